@@ -151,12 +151,19 @@ class TensorDtype(StrEnum):
 
 
 class ServingDtype(StrEnum):
-    """Number format of the forward pass; `auto` is float32 on a CPU and bfloat16 on CUDA."""
+    """Number format of the forward pass; `auto` is bfloat16 on CUDA devices that compute it."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+
+
+class Kernels(StrEnum):
+    """The operations of the forward pass: the fastest of the device, or torch's own alone."""
+
+    AUTO = "auto"
+    PLAIN = "plain"
 
 
 class LogFormat(StrEnum):

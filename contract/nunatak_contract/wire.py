@@ -306,5 +306,9 @@ class ServerInfo(Result):
     backbone: dict[str, JsonValue]
     device: str
     dtype: str
+    kernels: Annotated[
+        tuple[str, ...],
+        Field(description="fast kernels in use; all else runs torch's own operations"),
+    ] = ()
     registry: str
     limits: dict[str, int]

@@ -27,7 +27,13 @@ from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, Unsu
 from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
 from nunatak_model.heads import HeadSpec, default_head
 from nunatak_model.methods import maths_of
-from nunatak_model.ops.device import BesideCompute, compute_with, compute_without_helpers, has_cuda
+from nunatak_model.ops.device import (
+    BesideCompute,
+    compute_with,
+    compute_without_helpers,
+    has_cuda,
+    on_device,
+)
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
@@ -89,6 +95,7 @@ __all__ = [
     "load_backbone",
     "maths_of",
     "model_size",
+    "on_device",
     "pack_backbone",
     "parameter_shapes",
     "parameters_saved",

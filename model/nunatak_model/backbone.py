@@ -10,16 +10,9 @@ from torch import Tensor
 from nunatak_contract.enums import Pooling
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.ops.attention import (
-    PlanAttention,
-    attention_by_runs,
-    can_attend_varlen,
-    varlen_attention,
-)
-from nunatak_model.ops.grouped import SlotBanks, can_group
+from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
 from nunatak_model.ops.int8 import SCALE, quantized, restored
 from nunatak_model.ops.linear import can_pack, packed, plain
-from nunatak_model.ops.rows import SumRows, sum_by_index, sum_by_segment
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
 
@@ -27,8 +20,6 @@ INT8_SUFFIX = "+int8"
 """Suffix of the name and of the source of a quantized backbone."""
 QUANTIZATION = "int8: symmetric, weights by output, inputs by token, version 1"
 """Part of the digest. Another quantization needs another text."""
-PAGE_SHARE = 1 / 64
-"""Largest share of a device's memory for one page of slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,37 +45,6 @@ def left_out_of(tensor: Tensor, *, num_bytes: int) -> LeftOut:
 def _digest(tensor: Tensor) -> str:
     values = tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
     return hashlib.sha256(values.data).hexdigest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ops:
-    """The operations of a device, one choice for each purpose.
-
-    Plans do not depend on the choices.
-    """
-
-    attention: PlanAttention = attention_by_runs
-    sum_rows: SumRows = sum_by_index
-    banks: SlotBanks | None = None
-    """Pages of slots, for products grouped over tasks; None if each task runs alone."""
-
-
-PLAIN_OPS = Ops()
-"""The operations that run on every device, also in training."""
-
-
-def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
-    """The fastest operations to serve such a backbone on this device."""
-    varlen = can_attend_varlen(dtype, device, head_width=config.head_width)
-    banks = None
-    if can_group(config, dtype=dtype, device=device):
-        _, memory = torch.cuda.mem_get_info(device)
-        banks = SlotBanks(dtype=dtype, device=device, page_bytes=int(PAGE_SHARE * memory))
-    return Ops(
-        attention=varlen_attention if varlen else attention_by_runs,
-        sum_rows=sum_by_index if device.type == "cpu" else sum_by_segment,
-        banks=banks,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +76,11 @@ class Backbone:
     """Whether linear maps have the layout for serving, which takes no gradients."""
     ops: Ops = PLAIN_OPS
     """The operations of its device."""
+
+    @property
+    def fast_kernels(self) -> tuple[str, ...]:
+        """The names of the kernels that stand in place of torch's own operations."""
+        return (*(("packed_weights",) if self.is_packed else ()), *self.ops.fast_kernels())
 
     @property
     def is_quantized(self) -> bool:
@@ -233,10 +198,16 @@ def pack_backbone(backbone: Backbone) -> Backbone:
     """Prepare a backbone to be served; `convert_branch` prepares its branches.
 
     On a CPU, large linear maps are packed. On other devices, the backbone gets the operations that
-    are fastest there.
+    should be fastest there, each of which first proves itself on the device.
+
+    Raises:
+        NunatakError: `invalid_settings`, an operation has stopped the device.
     """
-    if not can_pack(backbone.dtype, backbone.device):
-        ops = ops_for(backbone.config, dtype=backbone.dtype, device=backbone.device)
+    device, dtype = backbone.device, backbone.dtype
+    if not can_pack(dtype, device):
+        ops = ops_for(backbone.config, dtype=dtype, device=device)
+        maps = _map_widths(backbone.layers[0])
+        ops = proven_ops(ops, backbone.config, maps=maps, dtype=dtype, device=device)
         return replace(backbone, ops=ops)
     parameters = packed(backbone.parameters)
     return replace(
@@ -245,3 +216,9 @@ def pack_backbone(backbone: Backbone) -> Backbone:
         layers=tuple(layer_from(parameters, index) for index in range(len(backbone.layers))),
         is_packed=True,
     )
+
+
+def _map_widths(layer: LayerWeights) -> list[tuple[int, int]]:
+    """Output and input width of each linear map of a layer."""
+    maps = (layer.qkv, layer.attention_output, layer.feedforward_in, layer.feedforward_out)
+    return [(linear.weight.shape[0], linear.weight.shape[1]) for linear in maps]

@@ -43,6 +43,8 @@ class BackboneConfig:
     activation: Activation
     counts_positions_from_padding: bool
     """Whether padding tokens in a text all share one position, as in RoBERTa."""
+    reach: int | None = None
+    """Tokens to either side that a token of a local layer sees; None without local layers."""
 
     @property
     def head_width(self) -> int:

@@ -16,14 +16,19 @@ from importlib.metadata import version
 import torch
 
 from nunatak_artifact import PARAMETERS_ROLE
-from nunatak_contract.methods import TopK
+from nunatak_contract.enums import HeadKind, Kernels
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
     BranchSpec,
     Encoding,
     TrunkCache,
+    build_branch,
+    convert_branch,
+    default_head,
     embedding_branch,
+    initial_parameters,
     keep_lowest_layers,
     load_backbone,
     pack_backbone,
@@ -32,7 +37,7 @@ from nunatak_model import (
 from nunatak_model.layer import OwnLayer
 from nunatak_registry import Registry
 from nunatak_server.catalog import Catalog
-from nunatak_server.devices import resolve_device, resolve_dtype
+from nunatak_server.devices import describe_device, resolve_device, resolve_dtype
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.engine.outcomes import BatchObservers
@@ -64,6 +69,13 @@ from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
 
 WARM_UP_TEXT = "ready " * 128
+WARM_UP_METHODS: tuple[Method, ...] = (
+    HeadOnly(),
+    Lora(rank=8, alpha=8.0, targets=QUERY_AND_VALUE),
+    Bottleneck(size=8),
+    TopK(num_layers=1),
+)
+"""The methods of the mixed batch that loads the kernels of a CUDA device; of each, two tasks."""
 WARM_UP_TOKENS = (8, 128, 12, 96)
 """The warm-up rows have different sizes, so that the time model knows a batch's fixed time."""
 
@@ -88,6 +100,24 @@ def warm_up_branch(backbone: Backbone) -> Branch:
     )
 
 
+def warm_up_tasks(backbone: Backbone) -> list[Branch]:
+    """Return two random tasks of each method, whose batch runs all kernels of a CUDA device.
+
+    There are none without fast kernels, which are loaded at their first use. If layers are not in
+    memory, there are none either, because the tasks would need them.
+    """
+    config = backbone.config
+    if not backbone.ops.fast_kernels() or len(backbone.layers) < config.num_layers:
+        return []
+    head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2)
+    generator, tasks = torch.Generator().manual_seed(0), list[Branch]()
+    for method in (*WARM_UP_METHODS, *WARM_UP_METHODS):
+        spec = BranchSpec(method=method, head=head)
+        parameters = initial_parameters(spec, backbone, generator=generator)
+        tasks.append(convert_branch(build_branch(spec, config, parameters), backbone))
+    return tasks
+
+
 POLLS_PER_HOLD = 20
 """Number of polls of the registry for each possible write of a hold."""
 
@@ -106,7 +136,16 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
     backbone = load_backbone(settings.backbone, dtype=dtype, device=device)
     if settings.backbone_layers is not None:
         backbone = keep_lowest_layers(backbone, settings.backbone_layers)
-    return pack_backbone(backbone)
+    if settings.kernels is Kernels.AUTO:
+        backbone = pack_backbone(backbone)
+    logger.info(
+        "serving on %s in %s, torch %s, fast kernels: %s",
+        describe_device(device),
+        str(dtype).removeprefix("torch."),
+        torch.__version__,
+        ", ".join(backbone.fast_kernels) or "none",
+    )
+    return backbone
 
 
 def _stopwatch_of(device: torch.device) -> Callable[[], float]:
@@ -148,10 +187,15 @@ class Runtime:
             dtype=str(backbone.dtype).removeprefix("torch."),
         )
         self._on_fatal = on_fatal
+        self._graphs = (
+            trunk_graphs(backbone, max_rows=settings.max_batch_rows)
+            if settings.cuda_graphs
+            else None
+        )
         compute = BatchCompute(
             backbone,
             trunk=self.trunk_cache if settings.trunk_cache_bytes else None,
-            graphs=trunk_graphs(backbone) if settings.cuda_graphs else None,
+            graphs=self._graphs,
         )
         self.tracing = tracing
         batch_limits = settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
@@ -188,6 +232,9 @@ class Runtime:
             partial(registry.read_blob, role=PARAMETERS_ROLE, pause=throttle),
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
         )
+        budget_bytes = task_memory_budget(settings.task_memory_bytes, backbone.device)
+        if backbone.ops.banks is not None:
+            backbone.ops.banks.limit(budget_bytes)
         self.residency = Residency(
             resolve=self.catalog.traffic,
             loader=Loader(
@@ -197,7 +244,7 @@ class Runtime:
                 num_threads=settings.load_threads,
                 on_fatal=self._fail,
             ),
-            budget_bytes=task_memory_budget(settings.task_memory_bytes, backbone.device),
+            budget_bytes=budget_bytes,
             observer=self.metrics,
         )
         self.rollouts = Rollouts(
@@ -265,6 +312,8 @@ class Runtime:
             self.backbone.device,
             self.host_tier.stats().budget_bytes,
         )
+        if self._graphs is not None:
+            await asyncio.to_thread(self._graphs.record)
         self._engine.start()
         await self._warm_up()
         await pin_at_start(
@@ -289,6 +338,11 @@ class Runtime:
             task_bytes=self.residency.task_bytes(),
             host=self.host_tier.stats(),
         )
+
+    def kernels(self) -> tuple[str, ...]:
+        """Return the names of the fast kernels in use."""
+        is_recorded = self._graphs is not None and self._graphs.is_on
+        return (*self.backbone.fast_kernels, *(("cuda_graphs",) if is_recorded else ()))
 
     def warnings(self) -> list[str]:
         """Return the problems that do not keep the server from answering."""
@@ -343,14 +397,19 @@ class Runtime:
     async def _warm_up(self) -> None:
         """Run the warm-up rows, which prove that this process can compute."""
         backbone = self.backbone
-        branch = warm_up_branch(backbone)
-        for num_tokens in WARM_UP_TOKENS:
+        tasks = await asyncio.to_thread(warm_up_tasks, backbone)
+        batches = [(WARM_UP_TOKENS[0], tasks)] if tasks else []
+        batches += [(num_tokens, [warm_up_branch(backbone)]) for num_tokens in WARM_UP_TOKENS]
+        for num_tokens, branches in batches:
             max_length = min(num_tokens, backbone.config.max_tokens)
             (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=max_length)
-            await self._warm_up_with(encoding, branch)
+            rows = [self._warm_up_row(encoding, branch) for branch in branches]
+            self._engine.submit(rows)
+            for row in rows:
+                backbone_answer(await row.future)
 
-    async def _warm_up_with(self, encoding: Encoding, branch: Branch) -> None:
-        row = PendingRow(
+    def _warm_up_row(self, encoding: Encoding, branch: Branch) -> PendingRow:
+        return PendingRow(
             spec=RowSpec(
                 encoding=encoding,
                 group=-1,
@@ -365,8 +424,6 @@ class Runtime:
             submitted_at=0.0,
             future=asyncio.get_running_loop().create_future(),
         )
-        self._engine.submit([row])
-        backbone_answer(await row.future)
 
     def _fail(self, error: EngineFailedError) -> None:
         # Batches and loads may both report the same lost device.

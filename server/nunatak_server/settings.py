@@ -21,7 +21,7 @@ from typing import Annotated, Final
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from nunatak_contract.enums import LogFormat, ServingDtype
+from nunatak_contract.enums import Kernels, LogFormat, ServingDtype
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_model import DEFAULT_BACKBONE
@@ -72,12 +72,18 @@ class ServerSettings(BaseSettings):
     device: str = Field(default="auto", description="`auto`, `cpu`, `cuda` or `cuda:1`")
     dtype: ServingDtype = Field(
         default=ServingDtype.AUTO,
-        description="number format; `auto` is float32 on a CPU and bfloat16 on CUDA",
+        description="number format; `auto` is bfloat16 on CUDA devices of compute capability 8.0 and "
+        "above, and float32 elsewhere",
+    )
+    kernels: Kernels = Field(
+        default=Kernels.AUTO,
+        description="`auto`: the fast kernels that agree with torch's own operations at the start; "
+        "`plain`: torch's own operations alone",
     )
     cuda_graphs: bool = Field(
         default=False,
-        description="replay recorded trunk stages as CUDA graphs; CUDA only. `make gpu` measures "
-        "the gain on a device",
+        description="record the layers of the trunk as CUDA graphs at the start, and replay them; CUDA "
+        "only. `make gpu` measures the gain on a device",
     )
 
     max_body_bytes: Count = Field(default=1024 * 1024, description="body of one request")

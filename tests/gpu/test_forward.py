@@ -22,6 +22,7 @@ from doubles.gpu import (
 )
 from doubles.published import Twin
 from nunatak_model import trunk_graphs
+from nunatak_model.ops.grouped import GROUPED_CAPABILITIES
 
 FP32_TOLERANCE = 1e-4
 BF16_TOLERANCE = 0.1
@@ -131,7 +132,7 @@ def test_a_replayed_trunk_keeps_nothing_of_an_earlier_batch(fast: Served) -> Non
 
 def test_the_device_serves_with_its_own_kernels(fast: Served) -> None:
     """Guards the tests above: without them they would compare torch's own kernels to themselves."""
-    if torch.cuda.get_device_capability(DEVICE)[0] not in {9, 10}:
+    if torch.cuda.get_device_capability(DEVICE) not in GROUPED_CAPABILITIES:
         pytest.skip("this device has no grouped kernel")
 
     assert fast.backbone.ops != replace(fast.backbone.ops, banks=None)

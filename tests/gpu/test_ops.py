@@ -16,13 +16,13 @@ TOLERANCE = 0.02
 
 @pytest.fixture(scope="module")
 def _flash() -> None:
-    if torch.cuda.get_device_capability(DEVICE)[0] < FLASH_CAPABILITY:
+    if torch.cuda.get_device_capability(DEVICE) < FLASH_CAPABILITY:
         pytest.skip("no flash kernels on this device")
 
 
 @pytest.fixture(scope="module")
 def _grouping() -> None:
-    if torch.cuda.get_device_capability(DEVICE)[0] not in GROUPED_CAPABILITIES:
+    if torch.cuda.get_device_capability(DEVICE) not in GROUPED_CAPABILITIES:
         pytest.skip("no grouped kernel on this device")
 
 

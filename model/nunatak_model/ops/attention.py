@@ -24,8 +24,8 @@ from torch.nn import functional
 from nunatak_model.ops.device import flattened, to_device
 
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
-FLASH_CAPABILITY = 8
-"""Major compute capability from which torch's flash kernels run (Ampere)."""
+FLASH_CAPABILITY = (8, 0)
+"""Compute capability from which torch's flash kernels run (Ampere)."""
 FLASH_ALIGNMENT, FLASH_WIDEST_HEAD = 8, 256
 """Head widths that the kernels take: multiples of the first, up to the second."""
 EVERYWHERE = (-1, -1)
@@ -223,5 +223,6 @@ def can_attend_varlen(dtype: torch.dtype, device: torch.device, *, head_width: i
         and dtype in FLASH_DTYPES
         and head_width % FLASH_ALIGNMENT == 0
         and head_width <= FLASH_WIDEST_HEAD
-        and torch.cuda.get_device_capability(device)[0] >= FLASH_CAPABILITY
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
     )

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -69,6 +69,11 @@ class BesideCompute:
         finally:
             # Also after a failure: freed memory must not be written any more.
             stream.record_event().synchronize()
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a CUDA device the current device of the calling thread, which begins with device 0."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def compute_without_helpers() -> None:

@@ -33,9 +33,10 @@ from nunatak_model.weights import Shapes
 ALIGNMENT_BYTES = 16
 """The kernel needs operands whose widths are multiples of this."""
 GROUPED_DTYPE = torch.bfloat16
-GROUPED_CAPABILITIES = (9, 10)
-"""Major compute capabilities with the kernel (Hopper, Blackwell). On other devices torch loops, and
-waits for the device to read the bounds."""
+GROUPED_CAPABILITIES = ((9, 0), (10, 0))
+"""Compute capabilities for which torch builds the kernel (Hopper, Blackwell). torch also runs this
+kernel on 10.3, for which it is not built. On other devices torch loops, and waits for the device to
+read the bounds."""
 FIRST_SLOTS, MAX_SLOTS = 8, 64
 """Slots of a form's first page, and of each further page when the earlier ones are full.
 
@@ -100,10 +101,19 @@ class SlotBanks:
         self._dtype = dtype
         self._device = device
         self._page_bytes = page_bytes
+        self._budget_bytes: int | None = None
         self._numbers = count()
         # Weak, so that a page ends with its last slot.
         self._pages: dict[Hashable, list[weakref.ref[Page[Any]]]] = {}
         self._lock = threading.Lock()
+
+    def limit(self, budget_bytes: int) -> None:
+        """Let all pages together take this many bytes.
+
+        Later pages get only as many slots as the budget allows. A version for which no slot is left
+        still gets a page of its own: the owner of the budget decides which versions are in memory.
+        """
+        self._budget_bytes = budget_bytes
 
     def take(self, form: Hashable, shapes: Shapes, arrange: Arrange[StackT]) -> Slot[StackT]:
         """Take a free slot for parameters of this form, which decides shapes and arrangement."""
@@ -122,7 +132,10 @@ class SlotBanks:
     def num_bytes(self) -> int:
         """Bytes of all open pages, whether their slots are taken or free."""
         with self._lock:
-            pages = [page for form in self._pages for page in self._open_pages(form)]
+            return self._open_bytes()
+
+    def _open_bytes(self) -> int:
+        pages = [page for form in self._pages for page in self._open_pages(form)]
         return sum(tensor.nbytes for page in pages for tensor in page.tensors.values())
 
     def _open_pages(self, form: Hashable) -> list[Page[Any]]:
@@ -133,7 +146,10 @@ class SlotBanks:
         self, shapes: Shapes, arrange: Arrange[StackT], *, num_slots: int
     ) -> Page[StackT]:
         slot_bytes = sum(prod(shape) for shape in shapes.values()) * self._dtype.itemsize
-        num_slots = min(num_slots, max(1, self._page_bytes // slot_bytes))
+        allowed = self._page_bytes
+        if self._budget_bytes is not None:
+            allowed = min(allowed, self._budget_bytes - self._open_bytes())
+        num_slots = max(1, min(num_slots, allowed // slot_bytes))
         # Created outside inference mode, because later versions may write to the page in another
         # mode.
         with torch.inference_mode(mode=False):
@@ -231,5 +247,6 @@ def can_group(config: BackboneConfig, *, dtype: torch.dtype, device: torch.devic
         and dtype is GROUPED_DTYPE
         and config.hidden_width % alignment == 0
         and config.intermediate_width % alignment == 0
-        and torch.cuda.get_device_capability(device)[0] in GROUPED_CAPABILITIES
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device) in GROUPED_CAPABILITIES
     )

@@ -14,6 +14,7 @@ from nunatak_model import (
     TrunkGraphs,
     TrunkStates,
     forward,
+    on_device,
     trunk_source,
 )
 from nunatak_server.failures import device_failure
@@ -52,7 +53,7 @@ class BatchCompute:
             OutOfMemoryError: there is no memory for this batch; a smaller batch may succeed.
         """
         try:
-            with torch.inference_mode():
+            with on_device(self._backbone.device), torch.inference_mode():
                 outputs = forward(
                     self._backbone,
                     rows,

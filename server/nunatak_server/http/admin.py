@@ -122,6 +122,7 @@ async def info(request: Request) -> Response:
             },
             "device": str(backbone.device),
             "dtype": str(backbone.dtype).removeprefix("torch."),
+            "kernels": runtime.kernels(),
             "registry": registry_kind(runtime.settings),
             "limits": runtime.settings.model_dump(include=PUBLISHED_LIMITS),
         }

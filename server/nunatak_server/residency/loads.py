@@ -23,7 +23,12 @@ from typing import Protocol
 from nunatak_artifact import LoadedTask
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_server.errors import EngineFailedError, TaskDoesNotFitError, TaskUnhealthyError
+from nunatak_server.errors import (
+    EngineFailedError,
+    OutOfMemoryError,
+    TaskDoesNotFitError,
+    TaskUnhealthyError,
+)
 from nunatak_server.failures import device_failure
 from nunatak_server.residency.memory import INTERVAL_S
 from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
@@ -230,9 +235,8 @@ class Loads:
     async def _run(self, job: _Job) -> None:
         key, started = key_of(job.manifest), self._clock()
         self._failures.pop(key, None)
-        loop = asyncio.get_running_loop()
         try:
-            task = await loop.run_in_executor(self._pool, self._loader.load, job.manifest)
+            task = await self._load(job.manifest)
         except Exception as error:
             failure = _as_known(error, key)
             # A known error needs only its message. An unexpected error needs its traceback.
@@ -257,6 +261,26 @@ class Loads:
             self._return_soon()
             job.is_held = True
             self._conclude(job, None)
+
+    async def _load(self, manifest: TaskManifest) -> LoadedTask:
+        """Load a version; if there is no memory for it, evict and try once more.
+
+        All versions without leases and pins go, because the memory of a page of slots returns only
+        with the last version in the page.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, self._loader.load, manifest)
+        except Exception as error:
+            evicted = self._resident_set.evict_free() if _is_out_of_memory(error) else ()
+            if not evicted:
+                raise
+        # After the handler, because the error keeps the tensors of the failed load in memory.
+        logger.warning(
+            "no memory to load %s: %d versions are evicted for it", manifest.reference, len(evicted)
+        )
+        self.count_evicted(evicted)
+        return await loop.run_in_executor(self._pool, self._loader.load, manifest)
 
     def _conclude(self, job: _Job, error: Exception | None) -> None:
         del self._jobs[key_of(job.manifest)]
@@ -294,6 +318,10 @@ def _as_known(error: Exception, key: VersionKey) -> Exception:
     reason = f"cannot be loaded ({type(error).__name__})"
     unhealthy = TaskUnhealthyError(key.task, key.version, reason)
     return device_failure(error) or unhealthy
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(device_failure(error), OutOfMemoryError)
 
 
 REST = 2.0

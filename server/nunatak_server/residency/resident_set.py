@@ -254,6 +254,13 @@ class ResidentSet:
             self._drop(key)
         return tuple(keys)
 
+    def evict_free(self) -> tuple[VersionKey, ...]:
+        """Evict all versions that are neither leased nor pinned, and return them."""
+        keys = tuple(key for key, entry in self._entries.items() if entry.may_go)
+        for key in keys:
+            self._drop(key)
+        return keys
+
     def _matching(self, task: str, version: int | None) -> list[VersionKey]:
         return [key for key in self._entries if key.task == task and version in (None, key.version)]
 

@@ -208,13 +208,14 @@ def test_a_version_that_overflows_fails_its_probe(backbone: Backbone) -> None:
         load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
 
 
-def test_float32_allows_what_was_recorded_and_half_precision_more() -> None:
+def test_float32_allows_what_was_recorded_and_other_formats_a_share_of_the_largest_logit() -> None:
     plain = tiny_backbone(num_layers=1)
     bfloat16, float16 = (
         tiny_backbone(num_layers=1, dtype=dtype) for dtype in (torch.bfloat16, torch.float16)
     )
 
-    assert probe_tolerance(1e-4, (100.0, -1.0), plain) == 1e-4
+    assert probe_tolerance(1e-4, (5.0, -1.0), plain) == 1e-4
+    assert probe_tolerance(1e-4, (4.0, -400.0), plain) == pytest.approx(4e-3)
     assert probe_tolerance(1e-4, (0.5, -1.0), bfloat16) == pytest.approx(0.1)
     assert probe_tolerance(1e-4, (5.0, -10.0), float16) == pytest.approx(0.2)
     assert probe_tolerance(1e-4, (5.0, -10.0), quantize_backbone(plain)) == pytest.approx(0.2)

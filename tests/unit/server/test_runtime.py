@@ -1,26 +1,30 @@
 """The assembly of a server's parts."""
 
 import asyncio
-from collections.abc import Callable, Generator
+import logging
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-from doubles.backbones import tiny_backbone
+from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.refusals import raises
 from doubles.serving import make_settings
-from doubles.tasks import publish_tiny_task
-from nunatak_model import Backbone
+from doubles.serving_kernels import Recorder, banks_of, with_gpu_kernels
+from doubles.tasks import publish_tiny_task, random_parameters, spec_of
+from nunatak_contract.methods import Bottleneck, HeadOnly, Lora, TopK
+from nunatak_model import Backbone, Branch, Row, TrunkGraphs, build_branch, convert_branch
 from nunatak_registry import Registry
+from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.following import HoldRenewal, RegistryWatch
-from nunatak_server.readiness import State
+from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.residency import Residency
-from nunatak_server.runtime import Runtime
+from nunatak_server.runtime import Runtime, load_serving_backbone
 
 
 @contextmanager
@@ -29,10 +33,11 @@ def runtime_of(
     backbone: Backbone,
     *,
     on_fatal: Callable[[EngineFailedError], None] = lambda _: None,
+    **changes: object,
 ) -> Generator[Runtime]:
     with Registry.open(folder) as registry:
         yield Runtime(
-            settings=make_settings(registry=str(folder)),
+            settings=make_settings(registry=str(folder), **changes),
             backbone=backbone,
             registry=registry,
             on_fatal=on_fatal,
@@ -111,3 +116,90 @@ async def test_a_backbone_that_computes_nothing_finite_is_reported_at_the_start(
         parameter.fill_(torch.nan)
     with runtime_of(tmp_path, backbone) as runtime:
         await asyncio.wait_for(serve(runtime), 20)
+
+
+class CountingRecorder(Recorder):
+    """Notes whether the server was ready while it recorded."""
+
+    def __init__(self, readiness: Callable[[], Readiness]) -> None:
+        super().__init__()
+        self._readiness, self.ready = readiness, set[bool]()
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.ready.add(self._readiness().is_ready)
+        return super().__call__(run)
+
+
+async def test_layers_are_recorded_before_the_server_is_ready_and_never_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = CountingRecorder(lambda: runtime.readiness)
+
+    def graphs_of(backbone: Backbone, *, max_rows: int) -> TrunkGraphs:
+        return TrunkGraphs(backbone, record=record, max_rows=max_rows, sizes=(32, 128))
+
+    monkeypatch.setattr("nunatak_server.runtime.trunk_graphs", graphs_of)
+    backbone = with_gpu_kernels(tiny_backbone(num_layers=1))
+    with runtime_of(tmp_path, backbone, cuda_graphs=True) as runtime:
+        assert "cuda_graphs" not in runtime.kernels()
+        await runtime.start()
+        recorded, replayed = record.num_recorded, record.num_replayed
+        assert "cuda_graphs" in runtime.kernels()
+        await asyncio.wait_for(runtime.aclose(), 20)
+
+    assert record.ready == {False}
+    assert recorded == record.num_recorded > 0
+    assert replayed > 0
+
+
+async def test_the_first_batch_of_a_device_with_fast_kernels_mixes_tasks_of_many_methods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = list[list[Branch]]()
+    compute = BatchCompute.__call__
+
+    def note(self: BatchCompute, rows: Sequence[Row], **options: object) -> list[list[float]]:
+        batches.append([row.branch for row in rows])
+        return compute(self, rows, **options)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(BatchCompute, "__call__", note)
+    backbone = with_gpu_kernels(tiny_backbone())
+    with runtime_of(tmp_path, backbone) as runtime:
+        await runtime.start()
+        await asyncio.wait_for(runtime.aclose(), 20)
+
+    methods = [type(branch.spec.method) for branch in batches[0]]
+    assert set(methods) == {HeadOnly, Lora, Bottleneck, TopK}
+    assert len(set(batches[0])) == 2 * len(set(methods))
+    batches.clear()
+    assert banks_of(backbone).num_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("kernels", "expected"), [("auto", ("packed_weights",)), ("plain", ())], ids=str
+)
+def test_plain_kernels_are_torchs_own_operations_alone(
+    tmp_path: Path, kernels: str, expected: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = save_tiny_backbone(tmp_path)
+    settings = make_settings(backbone=str(folder), device="cpu", kernels=kernels)
+
+    with caplog.at_level(logging.INFO):
+        backbone = load_serving_backbone(settings)
+
+    assert backbone.fast_kernels == expected
+    assert backbone.is_packed == (kernels == "auto")
+    (line,) = [it.getMessage() for it in caplog.records]
+    assert line.startswith("serving on cpu in float32")
+    assert line.endswith(f"fast kernels: {', '.join(expected) or 'none'}")
+
+
+async def test_pages_of_slots_are_limited_by_the_budget_of_task_versions(tmp_path: Path) -> None:
+    backbone = with_gpu_kernels(tiny_backbone())
+    spec = spec_of(backbone, HeadOnly(), num_labels=2)
+    branch = build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+    with runtime_of(tmp_path, backbone, task_memory_bytes=1):
+        held = convert_branch(branch, backbone)
+
+    assert banks_of(backbone).num_bytes() == held.num_bytes

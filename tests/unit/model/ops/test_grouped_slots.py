@@ -107,3 +107,22 @@ def test_threads_never_take_the_same_slot(page_slots: int) -> None:
         slots = [it.result() for it in taken]
 
     assert len({slot.place for slot in slots}) == 100
+
+
+def test_pages_take_no_more_than_the_budget_and_a_version_always_finds_a_place() -> None:
+    limited = banks()
+    limited.limit((FIRST_SLOTS + 3) * SLOT_BYTES)
+
+    slots = [take(limited) for _ in range(FIRST_SLOTS + 3)]
+    assert limited.num_bytes() == (FIRST_SLOTS + 3) * SLOT_BYTES
+    slots += [take(limited, "b"), take(limited, "b")]
+
+    assert limited.num_bytes() == len(slots) * SLOT_BYTES
+    assert len({slot.place for slot in slots}) == len(slots)
+
+
+def test_the_first_page_of_a_form_is_no_larger_than_the_budget() -> None:
+    limited = banks()
+    limited.limit(3 * SLOT_BYTES)
+
+    assert take(limited).page.num_slots == 3

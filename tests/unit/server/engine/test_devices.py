@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,7 +14,10 @@ def test_auto_is_a_device_this_machine_has() -> None:
     assert resolve_device("auto").type == expected
 
 
-@pytest.mark.parametrize("name", ["", "warp-drive", "cpu:x", "mps", "xpu", "meta", "hpu"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "warp-drive", "cpu:x", "cpu:1", "mps", "xpu", "meta", "hpu", "cuda:", "cuda:x"],
+)
 def test_a_device_that_does_not_exist_is_refused(name: str) -> None:
     with raises("invalid_settings", match="device"):
         resolve_device(name)
@@ -39,7 +44,6 @@ def test_a_cuda_device_that_cannot_compute_is_refused_by_name_and_passed_over_by
     ("choice", "device", "dtype"),
     [
         (ServingDtype.AUTO, "cpu", torch.float32),
-        (ServingDtype.AUTO, "cuda", torch.bfloat16),
         (ServingDtype.BFLOAT16, "cpu", torch.bfloat16),
         (ServingDtype.FLOAT16, "cuda", torch.float16),
         (ServingDtype.FLOAT32, "cuda", torch.float32),
@@ -49,3 +53,54 @@ def test_auto_dtype_follows_the_device(
     choice: ServingDtype, device: str, dtype: torch.dtype
 ) -> None:
     assert resolve_dtype(choice, torch.device(device)) is dtype
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        ((6, 1), torch.float32),
+        ((7, 0), torch.float32),
+        ((7, 5), torch.float32),
+        ((8, 0), torch.bfloat16),
+        ((8, 6), torch.bfloat16),
+        ((9, 0), torch.bfloat16),
+        ((12, 0), torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_auto_dtype_is_one_that_the_device_computes_itself(
+    capability: tuple[int, int], dtype: torch.dtype
+) -> None:
+    found = resolve_dtype(
+        ServingDtype.AUTO, torch.device("cuda"), find_capability=lambda _: capability
+    )
+
+    assert found is dtype
+
+
+def test_a_number_format_that_the_device_emulates_is_served_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    chosen = [
+        resolve_dtype(
+            ServingDtype.BFLOAT16, torch.device("cuda"), find_capability=lambda _, it=it: it
+        )
+        for it in ((7, 5), (8, 0))
+    ]
+
+    assert chosen == [torch.bfloat16] * 2
+    assert [it.levelname for it in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_auto_says_when_torch_does_not_see_the_device_of_the_driver(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, has_driver: bool
+) -> None:
+    nvidia_device = tmp_path / "nvidia0"
+    if has_driver:
+        nvidia_device.touch()
+
+    assert resolve_device("auto", nvidia_device=nvidia_device).type == "cpu"
+
+    assert [it.levelname for it in caplog.records] == ["WARNING"] * has_driver

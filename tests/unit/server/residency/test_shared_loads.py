@@ -7,10 +7,12 @@ from doubles.events import logged_events
 from doubles.leases import lease, names, run, settle, use
 from doubles.refusals import raises
 from doubles.serving import FakeStore, ManualClock, RecordingObserver, make_residency
+from nunatak_artifact import LoadedTask
+from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError, TaskUnhealthyError
 from nunatak_server.residency.loads import FAILURE_MEMORY_S
-from nunatak_server.residency.residency import Lease
+from nunatak_server.residency.residency import Lease, Residency
 
 
 def test_many_requests_for_a_cold_version_load_it_once(store: FakeStore) -> None:
@@ -339,6 +341,49 @@ def test_a_failure_that_nobody_foresaw_is_logged_with_its_place_and_without_its_
         (event,) = events.named(f"cannot load tone/1: {failure.value}")
         assert event["exception"].endswith("OSError")
         assert "swordfish" not in "".join(events.lines)
+        await residency.aclose()
+
+    run(scenario())
+
+
+class FullDevice:
+    """Loads of `tone` find no memory as long as `blocker` is held."""
+
+    residency: Residency
+
+    def __init__(self, store: FakeStore, blocker: str) -> None:
+        self._load, self._blocker = store.load, blocker
+        self.attempts = list[str]()
+
+    def __call__(self, manifest: TaskManifest) -> LoadedTask:
+        self.attempts.append(manifest.task)
+        held = {it.manifest.task for it in self.residency.resident()}
+        if manifest.task == "tone" and self._blocker in held:
+            raise torch.OutOfMemoryError("no room for a page of slots")
+        return self._load(manifest)
+
+
+@pytest.mark.parametrize("is_in_use", [False, True])
+def test_a_load_without_memory_evicts_what_is_free_and_is_tried_once_more(
+    store: FakeStore, *, is_in_use: bool
+) -> None:
+    async def scenario() -> None:
+        device = FullDevice(store, "mood")
+        store.load = device  # pyright: ignore[reportAttributeAccessIssue] - the store is a double
+        residency = device.residency = make_residency(store)
+        held = await lease(residency, store.add("mood"))
+        await use(residency, store.add("spam"))
+        if not is_in_use:
+            held.release()
+
+        if is_in_use:
+            with pytest.raises(OutOfMemoryError):
+                await lease(residency, store.add("tone"))
+            assert names(residency) == ["mood/1"]
+        else:
+            await use(residency, store.add("tone"))
+            assert names(residency) == ["tone/1"]
+        assert device.attempts == ["mood", "spam", "tone", "tone"]
         await residency.aclose()
 
     run(scenario())

@@ -1,0 +1,223 @@
+"""The operations of a device: fast kernels that are proven, and torch's own for the rest.
+
+A build of torch may lack a kernel, and a kernel may be wrong on a device that nobody has tested. So
+each fast kernel is compared with the plain form before the server is ready: on its device, at the
+widths and in the number format of the backbone. A kernel that fails or differs is replaced by the
+plain form, with one warning.
+
+Axes: tokens = packed tokens of the rows, slots = places of a page, in, out = widths of a map.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nunatak_contract.errors import NunatakError
+from nunatak_model.config import BackboneConfig
+from nunatak_model.ops.attention import (
+    PlanAttention,
+    attention_by_runs,
+    can_attend_varlen,
+    varlen_attention,
+)
+from nunatak_model.ops.device import to_device
+from nunatak_model.ops.grouped import (
+    ALIGNMENT_BYTES,
+    SlotBanks,
+    can_group,
+    grouped_product,
+    slot_groups,
+)
+from nunatak_model.ops.rows import SumRows, sum_by_index, sum_by_segment
+
+PAGE_SHARE = 1 / 64
+"""Largest share of a device's memory for one page of slots."""
+TOLERANCE = 0.02
+"""Largest difference of a token's results, as a share of their norm.
+
+Half-precision formats round to a 256th; a kernel that reads a wrong token or weight is off by about
+the whole norm.
+"""
+EXACT_TOLERANCE = 1e-4
+"""The same for sums in float32."""
+LENGTHS = (1, 2, 7, 7, 33, 129, 512)
+"""Rows of the comparison: shorter and longer than the blocks of a kernel, and two of one length."""
+MEMBERS = ((0, 3), (2, 33), (3, 129))
+"""Slots of the comparison, each with its number of tokens: the first, the last, and an empty one."""
+NUM_SLOTS = 4
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """The operations of a device, one choice for each purpose.
+
+    Plans do not depend on the choices.
+    """
+
+    attention: PlanAttention = attention_by_runs
+    sum_rows: SumRows = sum_by_index
+    banks: SlotBanks | None = None
+    """Pages of slots, for products grouped over tasks; None if each task runs alone."""
+
+    def fast_kernels(self) -> tuple[str, ...]:
+        """The names of the kernels that stand in place of torch's own operations."""
+        chosen = {
+            "flash_attention": self.attention is not attention_by_runs,
+            "segment_sums": self.sum_rows is not sum_by_index,
+            "grouped_products": self.banks is not None,
+        }
+        return tuple(name for name, is_chosen in chosen.items() if is_chosen)
+
+
+PLAIN_OPS = Ops()
+"""The operations that run on every device, also in training."""
+
+
+def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
+    """The operations that should be the fastest for such a backbone on this device; unproven."""
+    varlen = can_attend_varlen(dtype, device, head_width=config.head_width)
+    banks = None
+    if can_group(config, dtype=dtype, device=device):
+        _, memory = torch.cuda.mem_get_info(device)
+        banks = SlotBanks(dtype=dtype, device=device, page_bytes=int(PAGE_SHARE * memory))
+    return Ops(
+        attention=varlen_attention if varlen else attention_by_runs,
+        sum_rows=sum_by_segment if device.type == "cuda" else sum_by_index,
+        banks=banks,
+    )
+
+
+def proven_ops(
+    ops: Ops,
+    config: BackboneConfig,
+    *,
+    maps: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Ops:
+    """The same operations, with the plain form of each kernel that fails or differs.
+
+    Args:
+        ops: the proposed operations.
+        config: the shape of the backbone.
+        maps: output and input width of each linear map of a layer.
+        dtype: the number format of the backbone.
+        device: the device of the backbone.
+
+    Raises:
+        NunatakError: `invalid_settings`, a kernel has stopped the device.
+    """
+    if ops.attention is not PLAIN_OPS.attention:
+        proof = partial(_attends_alike, ops.attention, config, dtype, device)
+        if not _is_proven("flash attention", proof, device):
+            ops = replace(ops, attention=PLAIN_OPS.attention)
+    if ops.sum_rows is not PLAIN_OPS.sum_rows:
+        proof = partial(_sums_alike, ops.sum_rows, config, device)
+        if not _is_proven("the sum by segments", proof, device):
+            ops = replace(ops, sum_rows=PLAIN_OPS.sum_rows)
+    if ops.banks is not None:
+        proof = partial(_groups_alike, maps, dtype, device)
+        if not _is_proven("the grouped product", proof, device):
+            ops = replace(ops, banks=None)
+    return ops
+
+
+def _is_proven(name: str, proof: Callable[[], bool], device: torch.device) -> bool:
+    try:
+        problem = None if proof() else "gives other results than torch's own operations"
+    except (RuntimeError, TypeError, ValueError, AttributeError, ImportError) as error:
+        problem = f"fails ({error})"
+        _check_alive(name, device, error)
+    if problem is not None:
+        logger.warning(
+            "%s %s on %s; torch's own operations serve instead, slower and right",
+            name, problem, device,
+        )  # fmt: skip
+    return problem is None
+
+
+def _check_alive(name: str, device: torch.device, error: Exception) -> None:
+    """Raise if the device computes nothing any more; no other operation could serve then."""
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"{name} has stopped {device} ({error}); start again with "
+            "NUNATAK_KERNELS=plain, which does not use it",
+        ) from error
+
+
+def _attends_alike(
+    attention: PlanAttention, config: BackboneConfig, dtype: torch.dtype, device: torch.device
+) -> bool:
+    lengths = [min(length, config.max_tokens) for length in LENGTHS]
+    qkv = _random(sum(lengths), 3 * config.hidden_width, device=device).to(dtype)
+    fast, plain = attention(lengths, device), attention_by_runs(lengths, device)
+    if not torch.equal(fast.positions(), plain.positions()):
+        return False
+    pairs = [(fast, plain)]
+    if config.reach is not None:
+        pairs.append((fast.narrow(config.reach), plain.narrow(config.reach)))
+    return all(
+        _is_near(
+            one(qkv, num_heads=config.num_heads, dropout=0.0),
+            other(qkv.float(), num_heads=config.num_heads, dropout=0.0),
+            TOLERANCE,
+        )
+        for one, other in pairs
+    )
+
+
+def _sums_alike(sum_rows: SumRows, config: BackboneConfig, device: torch.device) -> bool:
+    hidden = _random(sum(LENGTHS), config.hidden_width, device=device)
+    lengths = to_device(LENGTHS, device)
+    return _is_near(sum_rows(hidden, lengths), sum_by_index(hidden, lengths), EXACT_TOLERANCE)
+
+
+def _groups_alike(
+    maps: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device
+) -> bool:
+    groups = slot_groups(MEMBERS, num_slots=NUM_SLOTS, device=device)
+    num_tokens = sum(count for _, count in MEMBERS)
+    for out, into in _products(maps, dtype):
+        weight = _random(NUM_SLOTS, out, into, device=device, seed=1).to(dtype)
+        # The tokens of a page are a range inside a batch.
+        x = _random(1 + num_tokens, into, device=device).to(dtype)[1:]
+        parts = torch.split(x.float(), [count for _, count in MEMBERS])
+        loop = [
+            part @ weight[slot].float().t() for part, (slot, _) in zip(parts, MEMBERS, strict=True)
+        ]
+        if not _is_near(grouped_product(x, weight, groups), torch.cat(loop), TOLERANCE):
+            return False
+    return True
+
+
+def _products(maps: Sequence[tuple[int, int]], dtype: torch.dtype) -> Iterator[tuple[int, int]]:
+    """The maps themselves, and maps from and to the narrowest rank that a slot holds."""
+    narrow = ALIGNMENT_BYTES // dtype.itemsize
+    every = [it for out, into in maps for it in ((out, into), (narrow, into), (out, narrow))]
+    yield from dict.fromkeys(every)
+
+
+def _random(*shape: int, device: torch.device, seed: int = 0) -> Tensor:
+    """The same numbers on every device."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+def _is_near(
+    seen: Float[Tensor, "tokens out"], expected: Float[Tensor, "tokens out"], tolerance: float
+) -> bool:
+    """Whether each token's results are equal up to rounding; waits for the device."""
+    difference = (seen.float() - expected).square().sum(1)
+    # A comparison with NaN is false, so a result that is no number proves nothing.
+    return bool((difference <= tolerance**2 * expected.square().sum(1)).all())

@@ -1,0 +1,208 @@
+"""Which kernels serve: those that agree with torch's own operations on this device."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from doubles.backbones import Family, tiny_backbone
+from doubles.serving_kernels import with_gpu_kernels
+from nunatak_model import Backbone
+from nunatak_model.ops.attention import (
+    Attention,
+    VarlenAttention,
+    attention_by_runs,
+    can_attend_varlen,
+    varlen_attention,
+)
+from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
+from nunatak_model.ops.grouped import can_group
+
+MAPS = [(96, 32), (32, 32), (48, 32), (32, 48)]
+CUDA = torch.device("cuda:0")
+HALF = torch.bfloat16
+
+
+def prove(backbone: Backbone, ops: Ops) -> Ops:
+    return proven_ops(ops, backbone.config, maps=MAPS, dtype=backbone.dtype, device=backbone.device)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_kernels_that_are_right_serve(
+    family: Family, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    backbone = with_gpu_kernels(tiny_backbone(family=family, dtype=dtype))
+
+    ops = prove(backbone, backbone.ops)
+
+    assert ops == backbone.ops
+    assert ops.fast_kernels() == ("flash_attention", "segment_sums", "grouped_products")
+    assert caplog.records == []
+
+
+def test_torchs_own_operations_need_no_proof() -> None:
+    backbone = tiny_backbone()
+
+    assert prove(backbone, PLAIN_OPS) is PLAIN_OPS
+    assert PLAIN_OPS.fast_kernels() == ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """Attention whose results or positions a test changes."""
+
+    inner: Attention
+    change: Callable[[Tensor], Tensor] = lambda context: context
+    shift: int = 0
+    is_wide: bool = False
+    """Whether every token sees its whole row."""
+
+    def positions(self) -> Tensor:
+        return self.inner.positions() + self.shift
+
+    def narrow(self, reach: int) -> Attention:
+        return self if self.is_wide else replace(self, inner=self.inner.narrow(reach))
+
+    def __call__(self, qkv: Tensor, *, num_heads: int, dropout: float) -> Tensor:
+        return self.change(self.inner(qkv, num_heads=num_heads, dropout=dropout))
+
+
+def spoil_last_token(values: Tensor) -> Tensor:
+    spoilt = values.clone()
+    spoilt[-1] *= 1.1
+    return spoilt
+
+
+def forget_bounds(lengths: Sequence[int], device: torch.device) -> Attention:
+    return varlen_attention([sum(lengths)], device)
+
+
+def refuse(_: Tensor) -> Tensor:
+    raise RuntimeError("no kernel image is available for execution on the device")
+
+
+def is_missing(_: Sequence[int], device: torch.device) -> VarlenAttention:
+    del device
+    raise ImportError("cannot import name 'varlen_attn'")
+
+
+def changed(**changes: object) -> Callable[[Sequence[int], torch.device], Attention]:
+    def plan(lengths: Sequence[int], device: torch.device) -> Attention:
+        return replace(Changed(inner=varlen_attention(lengths, device)), **changes)
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        changed(change=spoil_last_token),
+        changed(change=lambda context: torch.full_like(context, torch.nan)),
+        changed(change=refuse),
+        changed(shift=1),
+        changed(is_wide=True),
+        forget_bounds,
+        is_missing,
+    ],
+    ids=["one-token", "nan", "refuses", "positions", "window", "neighbours", "missing"],
+)
+def test_attention_that_fails_or_differs_is_replaced_with_one_warning(
+    attention: Callable[[Sequence[int], torch.device], Attention],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backbone = with_gpu_kernels(tiny_backbone(family="modernbert"))
+
+    ops = prove(backbone, replace(backbone.ops, attention=attention))
+
+    assert ops == replace(backbone.ops, attention=attention_by_runs)
+    assert ["flash attention" in it.getMessage() for it in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("spoil", [spoil_last_token, refuse], ids=["one-row", "refuses"])
+def test_sums_that_fail_or_differ_are_replaced_with_one_warning(
+    spoil: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    backbone = with_gpu_kernels(tiny_backbone())
+    right = backbone.ops.sum_rows
+
+    ops = prove(backbone, replace(backbone.ops, sum_rows=lambda x, n: spoil(right(x, n))))
+
+    assert ops == replace(backbone.ops, sum_rows=PLAIN_OPS.sum_rows)
+    assert len(caplog.records) == 1
+
+
+def of_the_next_slot(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
+    return RIGHT(x, weight.roll(1, 0), offs=offs)
+
+
+def without_the_last_token(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
+    return RIGHT(x, weight, offs=(offs - 1).clamp(min=0).to(torch.int32))
+
+
+def only_narrow(x: Tensor, weight: Tensor, *, offs: Tensor) -> Tensor:
+    if weight.shape[1] > 8:
+        raise RuntimeError("Arch conditional MMA instruction used without targeting")
+    return RIGHT(x, weight, offs=offs)
+
+
+RIGHT = functional.grouped_mm
+
+
+@pytest.mark.parametrize("product", [of_the_next_slot, without_the_last_token, only_narrow])
+def test_a_grouped_product_that_fails_or_differs_is_not_used(
+    product: Callable[..., Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    backbone = with_gpu_kernels(tiny_backbone())
+    monkeypatch.setattr(functional, "grouped_mm", product)
+
+    ops = prove(backbone, backbone.ops)
+
+    assert ops == replace(backbone.ops, banks=None)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("capability", "flash", "grouped"),
+    [
+        ((7, 5), False, False),
+        ((8, 0), True, False),
+        ((8, 6), True, False),
+        ((8, 9), True, False),
+        ((9, 0), True, True),
+        ((9, 4), True, False),
+        ((10, 0), True, True),
+        ((10, 3), True, False),
+        ((12, 0), True, False),
+    ],
+    ids=str,
+)
+def test_a_kernel_is_proposed_for_exactly_the_devices_it_is_built_for(
+    capability: tuple[int, int], *, flash: bool, grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_backbone().config
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**34, 2**34))
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
+
+    ops = ops_for(config, dtype=HALF, device=CUDA)
+
+    assert (ops.attention is varlen_attention) == flash
+    assert (ops.banks is not None) == grouped
+
+
+def test_no_kernel_is_proposed_that_the_build_of_torch_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    config = tiny_backbone().config
+
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
+    assert not can_attend_varlen(HALF, CUDA, head_width=config.head_width)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert not can_group(config, dtype=HALF, device=CUDA)
