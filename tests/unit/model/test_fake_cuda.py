@@ -5,15 +5,22 @@ the number of launches and of copies below ceilings, so that nothing becomes slo
 """
 
 import random
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from doubles.backbones import Family, tiny_backbone
 from doubles.fake_cuda import Count, Launches, fake_cuda, on_fake_device, trusting
+from doubles.refusals import raises
+from doubles.serving_kernels import REFUSED_IN_A_RECORDING
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
@@ -39,21 +46,24 @@ from nunatak_model import (
     pack_backbone,
     parameter_shapes,
 )
+from nunatak_model.cuda_graphs import TrunkGraphs
+from nunatak_model.ops.attention import VarlenAttention, varlen_attention
+from nunatak_model.ops.choice import proven_ops
+from nunatak_model.ops.grouped import SlotGroups, grouped_product
+from nunatak_server.engine.compute import BatchCompute
 
 CUDA = torch.device("cuda:0")
 METHODS: tuple[Method, ...] = (
     HeadOnly(),
     TopK(num_layers=1),
-    TopK(num_layers=2),
     Lora(rank=3, alpha=5.0, targets=QUERY_AND_VALUE),
     Lora(rank=8, alpha=5.0, targets=tuple(LinearMap), first_layer=1),
     Ia3(),
     Bottleneck(size=5),
     Full(),
 )
-CAPABILITIES = ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0))
-FAMILIES: tuple[Family, ...] = ("bert", "roberta", "modernbert")
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+GROUPED = {(9, 0), (10, 0)}
+FLASH_FROM = (8, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,18 +79,27 @@ class Case:
         return f"{major}.{minor}-{self.family}-{str(self.dtype).removeprefix('torch.')}"
 
 
-def covering_cases() -> list[Case]:
-    """Every pair of values of two of the three; the device decides the kernels with the dtype."""
-    return [
-        Case(capability=capability, family=FAMILIES[(row + column) % 3], dtype=dtype)
-        for row, capability in enumerate(CAPABILITIES)
-        for column, dtype in enumerate(DTYPES)
-    ]
+HALF, OTHER_HALF, WHOLE = torch.bfloat16, torch.float16, torch.float32
+CASES = [
+    Case(capability=capability, family=family, dtype=dtype)
+    for capability, family, dtype in (
+        ((7, 5), "bert", OTHER_HALF),
+        ((7, 5), "modernbert", WHOLE),
+        ((8, 0), "roberta", HALF),
+        ((8, 6), "modernbert", OTHER_HALF),
+        ((12, 0), "bert", HALF),
+        ((9, 0), "bert", HALF),
+        ((9, 0), "modernbert", HALF),
+        ((10, 0), "roberta", HALF),
+        ((10, 0), "bert", WHOLE),
+    )
+]
+"""Every device, family and number format, and every family with every choice of kernels."""
 
 
 @cache
 def on_the_host(family: Family) -> Backbone:
-    return tiny_backbone(family=family, num_layers=3)
+    return tiny_backbone(family=family, num_layers=2)
 
 
 @contextmanager
@@ -115,10 +134,10 @@ def text(num_tokens: int, *, seed: int = 0) -> Encoding:
 
 
 def mixed_rows(backbone: Backbone) -> list[Row]:
-    """Two tasks of each method, with texts of different lengths, some of them the same."""
+    """Tasks of each method, two where they are grouped, with texts of different lengths."""
+    methods = METHODS if backbone.ops.banks is None else (*METHODS, *METHODS)
     branches = [
-        random_branch(backbone, method, index=index)
-        for index, method in enumerate((*METHODS, *METHODS))
+        random_branch(backbone, method, index=index) for index, method in enumerate(methods)
     ]
     texts = [text(length, seed=length) for length in (1, 9, 9, 30, 64)]
     return [
@@ -130,19 +149,19 @@ def mixed_rows(backbone: Backbone) -> list[Row]:
 def run(
     backbone: Backbone, rows: Sequence[Row], **options: TrunkCache
 ) -> tuple[list[Tensor], Count]:
-    with torch.inference_mode(), Launches() as launches:
+    with torch.no_grad(), Launches() as launches:
         logits = forward(backbone, rows, **options)
     return logits, launches.count
 
 
-@pytest.mark.parametrize("case", covering_cases(), ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_method_runs_on_every_device_without_waiting_for_it(case: Case) -> None:
     with serving(case) as backbone:
         rows = mixed_rows(backbone)
         trunk = TrunkCache(max_bytes=2**20)
 
-        for options in ({}, {"trunk": trunk}, {"trunk": trunk}):
-            logits, _ = run(backbone, rows, **options)
+        for _ in range(2):
+            logits, _ = run(backbone, rows, trunk=trunk)
 
             for row, found in zip(rows, logits, strict=True):
                 head = row.branch.spec.head
@@ -151,11 +170,142 @@ def test_every_method_runs_on_every_device_without_waiting_for_it(case: Case) ->
                 assert (found.device, found.dtype) == (CUDA, torch.float32)
         assert trunk.stats.hits > 0
 
-    half = case.dtype is not torch.float32
-    is_grouped = case.capability in {(9, 0), (10, 0)} and case.dtype is torch.bfloat16
+    is_half = case.dtype is not WHOLE
     expected = {
-        "flash_attention": half and case.capability >= (8, 0),
+        "flash_attention": is_half and case.capability >= FLASH_FROM,
         "segment_sums": True,
-        "grouped_products": is_grouped,
+        "grouped_products": case.dtype is HALF and case.capability in GROUPED,
     }
     assert backbone.fast_kernels == tuple(name for name, is_fast in expected.items() if is_fast)
+
+
+HOPPER = Case(capability=(9, 0), family="bert", dtype=HALF)
+AMPERE = Case(capability=(8, 6), family="bert", dtype=HALF)
+LORA = Lora(rank=8, alpha=5.0, targets=QUERY_AND_VALUE)
+NUM_TASKS = 4
+CEILINGS = [
+    (HOPPER, HeadOnly(), (46, 8)),
+    (HOPPER, LORA, (62, 11)),
+    (HOPPER, Bottleneck(size=8), (106, 11)),
+    (HOPPER, TopK(num_layers=1), (71, 12)),
+    (AMPERE, HeadOnly(), (58, 9)),
+    (AMPERE, LORA, (92, 10)),
+    (AMPERE, Bottleneck(size=8), (140, 10)),
+    (AMPERE, TopK(num_layers=1), (88, 11)),
+]
+"""Most launches and copies of one forward of 4 texts to 4 tasks, on a backbone of 2 layers."""
+
+
+@pytest.mark.parametrize(
+    ("case", "method", "ceiling"), CEILINGS, ids=lambda it: str(getattr(it, "kind", it))
+)
+def test_launches_and_copies_stay_below_their_ceilings(
+    case: Case, method: Method, ceiling: tuple[int, int]
+) -> None:
+    with serving(case) as backbone:
+        rows = [
+            Row(
+                encoding=text(9 + index, seed=index),
+                branch=random_branch(backbone, method, index=len(HeadKind) * index),
+            )
+            for index in range(NUM_TASKS)
+        ]
+        _, count = run(backbone, rows)
+
+    assert count.launches <= ceiling[0], count.operators
+    assert count.copies <= ceiling[1], count.operators
+
+
+def read_back(hidden: Tensor) -> None:
+    hidden.sum().item()
+
+
+def test_a_number_that_the_host_reads_is_found() -> None:
+    with fake_cuda((9, 0)), Launches(), pytest.raises(Exception, match="_local_scalar_dense"):
+        read_back(torch.ones(2, device="cuda"))
+
+
+def test_what_a_device_refuses_is_refused_here() -> None:
+    with fake_cuda((9, 0)), torch.no_grad(), Launches():
+        x = torch.ones(6, 16, dtype=HALF, device=CUDA)
+        weight = torch.ones(2, 8, 16, dtype=HALF, device=CUDA)
+        ends = torch.ones(2, dtype=torch.int32, device=CUDA)
+        slot_of = torch.zeros(6, dtype=torch.int64, device=CUDA)
+        right = SlotGroups(ends=ends, slot_of=slot_of)
+        assert grouped_product(x, weight, right).shape == (6, 8)
+
+        with pytest.raises(RuntimeError, match="16 bytes"):
+            grouped_product(x[:, :3].contiguous(), weight[:, :, :3].contiguous(), right)
+        with pytest.raises(RuntimeError, match="BF16"):
+            grouped_product(x.float(), weight.float(), right)
+        with pytest.raises(RuntimeError, match="same device"):
+            x.index_select(0, torch.zeros(6, dtype=torch.int64))
+        with pytest.raises(AssertionError, match="reads a tensor of the host"):
+            torch.ops.aten.index(x, [torch.zeros(6, dtype=torch.int64)])
+        with pytest.raises(AssertionError, match="wait"):
+            x.to("cpu")
+        attention = varlen_attention([2, 4], CUDA)
+        assert attention(torch.ones(6, 96, dtype=HALF, device=CUDA), num_heads=4, dropout=0.0).shape
+        with pytest.raises(AssertionError, match="float32"):
+            attention(torch.ones(6, 96, device=CUDA), num_heads=4, dropout=0.0)
+
+
+class RefuseHost(TorchDispatchMode):
+    """Refuses what a device refuses while it records."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operands = [it for it in tree_leaves((args, kwargs)) if isinstance(it, Tensor)]
+        name = func.overloadpacket.__name__
+        if name in REFUSED_IN_A_RECORDING or any(not it.is_cuda for it in operands):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_what_is_recorded_takes_nothing_from_the_host(family: Family) -> None:
+    num_recorded = 0
+
+    def record(run: Callable[[], None]) -> Callable[[], None]:
+        nonlocal num_recorded
+        num_recorded += 1
+        run()
+        with RefuseHost():
+            run()
+        return lambda: None
+
+    with serving(replace(HOPPER, family=family)) as backbone, trusting():
+        graphs = TrunkGraphs(backbone, record=record, sizes=(32, 512))
+        graphs.record()
+
+        assert graphs.is_on
+    assert num_recorded == 2 * 3
+
+
+def test_a_kernel_that_stops_the_device_ends_the_start_with_the_way_out() -> None:
+    def stop(_: Sequence[int], device: torch.device) -> VarlenAttention:
+        raise torch.AcceleratorError(f"CUDA error: an illegal instruction was encountered {device}")
+
+    def synchronize(_: torch.device) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal instruction was encountered")
+
+    with serving(HOPPER) as backbone, trusting(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "synchronize", synchronize)
+        ops = replace(backbone.ops, attention=stop)
+        with raises("invalid_settings", match="NUNATAK_KERNELS=plain"):
+            proven_ops(ops, backbone.config, maps=[(32, 32)], dtype=HALF, device=CUDA)
+
+
+def test_a_batch_runs_on_the_device_of_its_backbone_whatever_thread_computes_it() -> None:
+    chosen = list[torch.device]()
+
+    def choose(device: torch.device) -> AbstractContextManager[None]:
+        chosen.append(device)
+        return nullcontext()
+
+    with serving(HOPPER) as backbone, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device", choose)
+        row = Row(encoding=text(3), branch=random_branch(backbone, HeadOnly()))
+        with pytest.raises(Exception, match="CUDA|item"):
+            BatchCompute(backbone)([row])
+
+    assert chosen == [CUDA]
