@@ -2,10 +2,12 @@
 
 The backbone has the shape of RoBERTa base, in bfloat16, with random weights; speed does not depend
 on their values. Each part runs in a process of its own under a time limit. All parts end within
-eight minutes, and a failed part does not stop the others. Without a device the benchmark measures
-nothing and prints so.
+eight minutes, and a failed part does not stop the others. `--out` names a folder for the figures
+and for the output of each part. Without a device the benchmark measures nothing and prints so;
+`--dry` tries everything out on the CPU, with a tiny backbone, and records no figure elsewhere.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,14 +43,18 @@ from nunatak_model import (
     pack_backbone,
     trunk_graphs,
 )
+from nunatak_model.ops.linear import plain
 
-NUM_TASKS, DRAWN_TASKS = 64, 8
-"""Tasks of a batch, and the number of distinct ones where drawing them all takes too long."""
+NUM_TASKS, NUM_DRY_TASKS, DRAWN_TASKS = 64, 4, 8
+"""Tasks of a batch, the same without a device, and the number of distinct ones where drawing them
+all takes too long."""
 MEAN_LENGTH, LENGTH_DEVIATION = 32, 8
 DTYPE = torch.bfloat16
 CEILING_WIDTH, CEILING_REPEATS = 8192, 20
 MODULE = "benchmarks.forward.gpu"
 TESTS = ROOT / "tests" / "gpu"
+DEVICE_VARIABLE = "NUNATAK_TEST_DEVICE"
+"""Names the device of the checks, `cuda` or `cpu`."""
 
 
 CHECKS_LIMIT_S, MEASURE_LIMIT_S = 170.0, 140.0
@@ -63,55 +69,110 @@ class Setting:
     host: Backbone
     served: Backbone
     graphs: TrunkGraphs | None
+    num_tasks: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where the systems compute."""
+        return self.served.device
+
+    def finish(self) -> None:
+        """Wait until the device has computed everything."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
 def main() -> None:
     """Run all parts, or measure one."""
     parser = figures_parser(__doc__, rounds=15)
     parser.add_argument("--part", choices=list(MEASURES), help="measure this alone, without limit")
+    parser.add_argument("--out", type=Path, help="folder for figures and the output of each part")
+    parser.add_argument("--dry", action="store_true", help="try everything out on the CPU")
     options, sheet = open_sheet(parser)
-    if not torch.cuda.is_available():
+    device = torch.device("cpu" if options.dry else "cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
         print("nothing was measured: torch finds no CUDA device here")
         return
-    if options.part is None:
-        sys.exit(run_parts(options.rounds, options.figures))
-    with_setting(partial(MEASURES[options.part], sheet))
+    if options.part is not None:
+        with_setting(partial(MEASURES[options.part], sheet), device)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        figures: Path = options.figures
+        if options.out is not None or options.dry:
+            figures = (options.out or Path(scratch)) / "figures.jsonl"
+        run = Run(figures=figures, rounds=options.rounds, out=options.out, device=device)
+        sys.exit(run.all_parts())
 
 
-def run_parts(rounds: int, figures: Path) -> int:
-    """Check, then measure, each under its limit; return 1 if any failed."""
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
-    failed = run_part("checks", ["-m", "pytest", "-q", str(TESTS)], limit_s=CHECKS_LIMIT_S)
-    for name in MEASURES:
-        options = ["--part", name, "--rounds", str(rounds), "--figures", str(figures)]
-        failed |= run_part(name, ["-m", MODULE, *options], limit_s=MEASURE_LIMIT_S)
-    return failed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of all parts."""
+
+    figures: Path
+    rounds: int
+    out: Path | None
+    device: torch.device
+
+    def all_parts(self) -> int:
+        """Check, then measure, each under its limit; return 1 if any failed."""
+        is_dry = self.device.type == "cpu"
+        name = "the CPU" if is_dry else torch.cuda.get_device_name()
+        print(f"{name}, torch {torch.__version__}", flush=True)
+        failed = self._part("checks", ["-m", "pytest", "-q", "-n", "0", str(TESTS)], CHECKS_LIMIT_S)
+        common = ["--rounds", str(self.rounds), "--figures", str(self.figures)]
+        common += ["--dry"] if is_dry else []
+        for part in MEASURES:
+            failed |= self._part(part, ["-m", MODULE, "--part", part, *common], MEASURE_LIMIT_S)
+        return failed
+
+    def _part(self, name: str, arguments: Sequence[str], limit_s: float) -> int:
+        """Run python with these arguments, and end it at its limit; return 1 if it failed."""
+        started, output = time.perf_counter(), b""
+        environment = {**os.environ, DEVICE_VARIABLE: self.device.type}
+        try:
+            result = subprocess.run(  # noqa: S603 - our own modules
+                [sys.executable, *arguments],
+                check=False,
+                timeout=limit_s,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            outcome, failed = f"ended with {result.returncode}", int(result.returncode != 0)
+            output = result.stdout
+        except subprocess.TimeoutExpired as late:
+            outcome, failed = f"was ended at its limit of {limit_s:g} s", 1
+            output = late.stdout or b""
+        text = output.decode(errors="replace")
+        print(text, end="", flush=True)
+        print(f"-- {name} {outcome} after {time.perf_counter() - started:.0f} s", flush=True)
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            (self.out / f"{name}.txt").write_text(f"{text}{outcome}\n", encoding="utf-8")
+        return failed
 
 
-def run_part(name: str, arguments: Sequence[str], *, limit_s: float) -> int:
-    """Run python with these arguments, and end it at its limit; return 1 if it failed."""
-    started = time.perf_counter()
-    try:
-        result = subprocess.run([sys.executable, *arguments], check=False, timeout=limit_s)  # noqa: S603
-        outcome, failed = f"ended with {result.returncode}", int(result.returncode != 0)
-    except subprocess.TimeoutExpired:
-        outcome, failed = f"was ended at its limit of {limit_s:g} s", 1
-    print(f"-- {name} {outcome} after {time.perf_counter() - started:.0f} s", flush=True)
-    return failed
-
-
-def with_setting(measure: Callable[[Setting], None]) -> None:
+def with_setting(measure: Callable[[Setting], None], device: torch.device) -> None:
     """Load both sides and measure."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    is_dry = device.type == "cpu"
+    shape = Shape.TINY_ROBERTA if is_dry else Shape.ROBERTA_BASE
     with tempfile.TemporaryDirectory() as name:
-        folder = backbone_folder(Shape.ROBERTA_BASE, Path(name))
-        served = pack_backbone(load_backbone(folder, dtype=DTYPE, device="cuda"))
+        folder = backbone_folder(shape, Path(name))
+        served = pack_backbone(load_backbone(folder, dtype=DTYPE, device=device))
+        print(f"fast kernels: {', '.join(served.fast_kernels) or 'none'}", flush=True)
+        graphs = trunk_graphs(served)
+        if graphs is not None:
+            graphs.record()
+            if not graphs.is_on:
+                raise RuntimeError("the layers cannot be recorded: the warning above says why")
         setting = Setting(
             folder=folder,
             host=load_backbone(folder, dtype=DTYPE),
             served=served,
-            graphs=trunk_graphs(served),
+            graphs=graphs,
+            num_tasks=NUM_DRY_TASKS if is_dry else NUM_TASKS,
         )
         measure(setting)
 
@@ -119,15 +180,15 @@ def with_setting(measure: Callable[[Setting], None]) -> None:
 def measure_mixed(sheet: Sheet, setting: Setting) -> None:
     """64 texts, each to a low-rank task of its own, against peft; and the trunk alone."""
     encodings = random_encodings(
-        normal_lengths(NUM_TASKS), vocabulary=setting.host.config.vocab_size
+        normal_lengths(setting.num_tasks), vocabulary=setting.host.config.vocab_size
     )
     tasks = [
         random_task(setting.host, Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE), seed=seed)
-        for seed in range(NUM_TASKS)
+        for seed in range(setting.num_tasks)
     ]
     rows = rows_of(encodings, [on_device(task, setting) for task in tasks])
-    adapted = peft_model(load_encoder(setting.folder), tasks).to("cuda")  # pyright: ignore[reportArgumentType]
-    named = moved(padded_batch(encodings, tasks, range(NUM_TASKS)))
+    adapted = peft_model(load_encoder(setting.folder), tasks).to(setting.device)  # pyright: ignore[reportArgumentType]
+    named = moved(padded_batch(encodings, tasks, range(setting.num_tasks)), setting.device)
     systems = [
         system("nunatak", partial(mixed, setting, rows)),
         system("peft.adapter_names", lambda: answer_by_adapter_names(adapted, [named]).cpu()),
@@ -150,10 +211,9 @@ def measure_trunk(sheet: Sheet, setting: Setting, encodings: Sequence[Encoding])
         systems.append(system("nunatak.graphs", replayed))
     clocks = {"products": partial(products_seconds, setting, sum(map(len_of, encodings)))}
     times = race(systems, rounds=sheet.rounds, clocks=clocks)
-    check_replayed(setting)
     prefix = "gpu.forward.trunk64.bf16"
     sheet.record_times(prefix, times)
-    peak = ceiling_flops()
+    peak = ceiling_flops(setting)
     sheet.record(f"{prefix}.peak", [peak / 1e12], unit="TFLOP/s of one large product")
     flops = product_flops(setting.served, sum(map(len_of, encodings)))
     for name in (it.name for it in systems):
@@ -163,22 +223,16 @@ def measure_trunk(sheet: Sheet, setting: Setting, encodings: Sequence[Encoding])
         sheet.record(f"{prefix}.share.{name}", shares, unit="of the speed of one large product")
 
 
-def check_replayed(setting: Setting) -> None:
-    """Raise if replays were turned off: the measured times would then be times of launches."""
-    if setting.graphs is not None and not setting.graphs.can_run([1]):
-        raise RuntimeError("a recording failed or differed: the warning above says why")
-
-
 def measure_fanout(sheet: Sheet, setting: Setting) -> None:
     """One text to 64 top-1 tasks, against one dedicated forward of transformers."""
     (encoding,) = random_encodings([MEAN_LENGTH], vocabulary=setting.host.config.vocab_size)
     tasks = drawn_tasks(setting, TopK(num_layers=1), DRAWN_TASKS)
-    branches = [on_device(tasks[index % len(tasks)], setting) for index in range(NUM_TASKS)]
-    rows = rows_of([encoding] * NUM_TASKS, branches)
+    branches = [on_device(tasks[index % len(tasks)], setting) for index in range(setting.num_tasks)]
+    rows = rows_of([encoding] * setting.num_tasks, branches)
     (alone,) = drawn_tasks(setting, HeadOnly(), 1)
     encoder = load_encoder(setting.folder)
-    encoder.to("cuda")  # pyright: ignore[reportArgumentType, reportUnknownMemberType] - untyped
-    batch = moved(padded_batch([encoding], [alone], [0]))
+    encoder.to(setting.device)  # pyright: ignore[reportArgumentType, reportUnknownMemberType] - untyped
+    batch = moved(padded_batch([encoding], [alone], [0]), setting.device)
     dedicated = partial(answer_dedicated, encoder, batch)
     systems = [system("nunatak", partial(mixed, setting, rows))]
     if setting.graphs is not None:
@@ -188,7 +242,6 @@ def measure_fanout(sheet: Sheet, setting: Setting) -> None:
     with torch.inference_mode():
         agree(own(), dedicated())
     times = race(systems, rounds=sheet.rounds, clocks={"dedicated": partial(seconds, dedicated)})
-    check_replayed(setting)
     unit = "times one dedicated forward"
     for identifier, name in (("", "nunatak"), (".graphs", "nunatak.graphs")):
         if name in times:
@@ -238,14 +291,14 @@ def on_device(task: Task, setting: Setting) -> Branch:
     return convert_branch(stored, setting.served)
 
 
-def moved(batch: PaddedBatch) -> PaddedBatch:
+def moved(batch: PaddedBatch, device: torch.device) -> PaddedBatch:
     """The batch on the device."""
     return PaddedBatch(
         indices=batch.indices,
-        inputs={name: tensor.cuda() for name, tensor in batch.inputs.items()},
+        inputs={name: tensor.to(device) for name, tensor in batch.inputs.items()},
         tasks=batch.tasks,
-        head_weight=batch.head_weight.cuda(),
-        head_bias=batch.head_bias.cuda(),
+        head_weight=batch.head_weight.to(device),
+        head_bias=batch.head_bias.to(device),
     )
 
 
@@ -270,30 +323,32 @@ def product_flops(backbone: Backbone, num_tokens: int) -> float:
 def products_seconds(setting: Setting, num_tokens: int) -> float:
     """Time of the frozen products alone, layer by layer."""
     config = setting.served.config
-    narrow = torch.randn(num_tokens, config.hidden_width, device="cuda", dtype=DTYPE)
-    wide = torch.randn(num_tokens, config.intermediate_width, device="cuda", dtype=DTYPE)
+    narrow = torch.randn(num_tokens, config.hidden_width, device=setting.device, dtype=DTYPE)
+    wide = torch.randn(num_tokens, config.intermediate_width, device=setting.device, dtype=DTYPE)
 
     def run() -> None:
         for layer in setting.served.layers:
             for linear in (layer.qkv, layer.attention_output, layer.feedforward_in):
-                functional.linear(narrow, linear.weight, linear.bias)
-            functional.linear(wide, layer.feedforward_out.weight, layer.feedforward_out.bias)
-        torch.cuda.synchronize()
+                functional.linear(narrow, plain(linear.weight), linear.bias)
+            last = layer.feedforward_out
+            functional.linear(wide, plain(last.weight), last.bias)
+        setting.finish()
 
     run()
     return seconds(run)
 
 
-def ceiling_flops() -> float:
+def ceiling_flops(setting: Setting) -> float:
     """Operations per second of one large product."""
-    x, y = (torch.randn(CEILING_WIDTH, CEILING_WIDTH, device="cuda", dtype=DTYPE) for _ in "xy")
+    width = CEILING_WIDTH if setting.device.type == "cuda" else CEILING_WIDTH // 32
+    x, y = (torch.randn(width, width, device=setting.device, dtype=DTYPE) for _ in "xy")
 
     def run() -> None:
         functional.linear(x, y)
-        torch.cuda.synchronize()
+        setting.finish()
 
     samples = [seconds(run, 1) for _ in range(CEILING_REPEATS)]
-    return 2.0 * CEILING_WIDTH**3 / median(samples[CEILING_REPEATS // 2 :])
+    return 2.0 * width**3 / median(samples[CEILING_REPEATS // 2 :])
 
 
 def load_encoder(folder: Path) -> RobertaModel:

@@ -15,6 +15,18 @@ from transformers import BertConfig, BertModel, PreTrainedModel, RobertaConfig, 
 from benchmarks.harness.workload import minilm_folder
 
 DEVIATION = 0.02
+TINY: dict[str, int] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+ROBERTA: dict[str, int] = {
+    "vocab_size": 50_265,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+    "pad_token_id": 1,
+}
 
 
 class Shape(StrEnum):
@@ -25,6 +37,8 @@ class Shape(StrEnum):
     ROBERTA_BASE = "roberta_base"
     TINY = "tiny"
     """Almost no weights, so that the process itself remains."""
+    TINY_ROBERTA = "tiny_roberta"
+    """The same in the layout of RoBERTa, to try a benchmark out."""
 
 
 def backbone_folder(shape: Shape, root: Path) -> Path:
@@ -36,13 +50,11 @@ def backbone_folder(shape: Shape, root: Path) -> Path:
         case Shape.BERT_BASE:
             config: BertConfig | RobertaConfig = BertConfig()
         case Shape.TINY:
-            config = BertConfig(
-                hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-            )
+            config = BertConfig(**TINY)
         case Shape.ROBERTA_BASE:
-            config = RobertaConfig(
-                vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1
-            )
+            config = RobertaConfig(**ROBERTA)
+        case Shape.TINY_ROBERTA:
+            config = RobertaConfig(**ROBERTA, **TINY)
     if not (folder / "config.json").exists():
         _write(folder, config)
     return folder

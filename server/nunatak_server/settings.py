@@ -72,8 +72,8 @@ class ServerSettings(BaseSettings):
     device: str = Field(default="auto", description="`auto`, `cpu`, `cuda` or `cuda:1`")
     dtype: ServingDtype = Field(
         default=ServingDtype.AUTO,
-        description="number format; `auto` is bfloat16 on CUDA devices of compute capability 8.0 and "
-        "above, and float32 elsewhere",
+        description="number format; `auto` is bfloat16 on CUDA devices from compute capability "
+        "8.0 on, and float32 elsewhere",
     )
     kernels: Kernels = Field(
         default=Kernels.AUTO,
@@ -82,8 +82,8 @@ class ServerSettings(BaseSettings):
     )
     cuda_graphs: bool = Field(
         default=False,
-        description="record the layers of the trunk as CUDA graphs at the start, and replay them; CUDA "
-        "only. `make gpu` measures the gain on a device",
+        description="record the layers of the trunk as CUDA graphs at the start, and replay "
+        "them; CUDA only. `make gpu` measures the gain on a device",
     )
 
     max_body_bytes: Count = Field(default=1024 * 1024, description="body of one request")

@@ -1,5 +1,6 @@
 """Tiny models on a CUDA device, and the same models in float32 on the CPU."""
 
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,8 @@ from nunatak_model import (
     pack_backbone,
 )
 
-DEVICE = torch.device("cuda")
+DEVICE = torch.device(os.environ.get("NUNATAK_TEST_DEVICE", "cuda"))
+"""`make gpu` names it; on a CPU the checks show only that they run."""
 NUM_LAYERS, MAX_TOKENS = 4, 64
 COPIES = 2
 """Tasks of each form, so that each is grouped."""

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - torch leaves the types of these hooks open
 """The kernels of a GPU server on the CPU: the same code, with a stand-in for the flash kernel."""
 
 from collections.abc import Callable

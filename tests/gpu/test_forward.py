@@ -1,6 +1,8 @@
 """The mixed forward on the device against transformers' and peft's own models."""
 
 import random
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from doubles.gpu import (
     served,
 )
 from doubles.published import Twin
-from nunatak_model import trunk_graphs
+from nunatak_model import TrunkCache, TrunkGraphs, forward, trunk_graphs
 from nunatak_model.ops.grouped import GROUPED_CAPABILITIES
 
 FP32_TOLERANCE = 1e-4
@@ -101,28 +103,33 @@ def test_no_bit_of_a_row_depends_on_what_the_others_ask(twins: list[Twin], fast:
     assert torch.equal(first, second)
 
 
-def test_replayed_trunks_answer_as_launched_ones(twins: list[Twin], fast: Served) -> None:
-    graphs = trunk_graphs(fast.backbone)
-    if graphs is None:
+@pytest.fixture(scope="module")
+def graphs(fast: Served) -> TrunkGraphs:
+    found = trunk_graphs(fast.backbone)
+    if found is None:
         pytest.skip("nothing can be recorded on this device")
+    found.record()
+    return found
+
+
+def test_replayed_trunks_answer_as_launched_ones(
+    twins: list[Twin], fast: Served, graphs: TrunkGraphs
+) -> None:
     for seed in range(3):
         questions = random_questions(seed, len(twins))
-        for _ in range(2):
-            replayed = fast.answers(questions, graphs=graphs)
-            assert error(replayed, fast.answers(questions)) <= BF16_TOLERANCE
-    assert graphs.can_run([1])
+        replayed = fast.answers(questions, graphs=graphs)
+        assert error(replayed, fast.answers(questions)) <= BF16_TOLERANCE
+    assert graphs.is_on
 
 
-def test_a_replayed_trunk_keeps_nothing_of_an_earlier_batch(fast: Served) -> None:
-    graphs = trunk_graphs(fast.backbone)
-    if graphs is None:
-        pytest.skip("nothing can be recorded on this device")
+def test_a_replayed_trunk_keeps_nothing_of_an_earlier_batch(
+    fast: Served, graphs: TrunkGraphs
+) -> None:
     chance = random.Random(2)
     asked, between = (
         [Question(task=0, encoding=random_encoding(chance, length))] for length in (13, 16)
     )
 
-    fast.answers(asked, graphs=graphs)
     first = fast.answers(asked, graphs=graphs)[0]
     fast.answers(between, graphs=graphs)
     second = fast.answers(asked, graphs=graphs)[0]
@@ -130,8 +137,49 @@ def test_a_replayed_trunk_keeps_nothing_of_an_earlier_batch(fast: Served) -> Non
     assert torch.equal(first, second)
 
 
+def test_a_batch_never_waits_for_the_device(twins: list[Twin], fast: Served) -> None:
+    rows = fast.rows(random_questions(3, len(twins)))
+    trunk = TrunkCache(max_bytes=2**24)
+    for _ in range(2):
+        with torch.inference_mode(), no_waiting():
+            logits = forward(fast.backbone, rows, trunk=trunk)
+        assert all(bool(it.isfinite().all()) for it in logits)
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_operations_of_older_devices_answer_here_as_well(
+    capability: tuple[int, int],
+    dtype: torch.dtype,
+    folder: Path,
+    twins: list[Twin],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    older = served(folder, [twin.branch for twin in twins], dtype=dtype)
+    questions = random_questions(1, len(twins))
+
+    assert older.backbone.ops.banks is None
+    assert error(older.answers(questions), expected_answers(twins, questions)) <= BF16_TOLERANCE
+
+
+@contextmanager
+def no_waiting() -> Generator[None]:
+    """Let torch raise wherever the host would wait for the device."""
+    if DEVICE.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_the_device_serves_with_its_own_kernels(fast: Served) -> None:
     """Guards the tests above: without them they would compare torch's own kernels to themselves."""
+    if DEVICE.type != "cuda":
+        pytest.skip("a CPU has none")
     if torch.cuda.get_device_capability(DEVICE) not in GROUPED_CAPABILITIES:
         pytest.skip("this device has no grouped kernel")
 

@@ -70,6 +70,7 @@ def test_a_version_loaded_next_to_the_batches_is_complete_when_its_load_returns(
                 torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
 
 
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="nothing counts the memory of a CPU")
 def test_memory_of_versions_that_are_gone_is_used_again(twins: list[Twin], fast: Served) -> None:
     beside = BesideCompute(DEVICE)
 

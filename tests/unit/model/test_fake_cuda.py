@@ -1,3 +1,4 @@
+# ruff: noqa: ANN401 - torch leaves the types of these hooks open
 """The mixed forward on every kind of CUDA device, by tensors without numbers.
 
 Torch checks devices, dtypes, shapes, strides and alignment as a device would. The tests also hold
@@ -305,7 +306,7 @@ def test_a_batch_runs_on_the_device_of_its_backbone_whatever_thread_computes_it(
     with serving(HOPPER) as backbone, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device", choose)
         row = Row(encoding=text(3), branch=random_branch(backbone, HeadOnly()))
-        with pytest.raises(Exception, match="CUDA|item"):
+        with pytest.raises(Exception, match=r"CUDA|item"):
             BatchCompute(backbone)([row])
 
     assert chosen == [CUDA]
