@@ -1,4 +1,6 @@
 # ruff: noqa: ANN401 - torch leaves the types of these hooks open
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 """A CUDA device without a device: the real forward over torch's fake tensors.
 
 Fake tensors have a device, a dtype, a shape and strides, but no numbers. Each operator checks its
@@ -7,7 +9,7 @@ the host reads, and the number of launches. The tests see no results.
 """
 
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,13 +32,23 @@ NO_LAUNCHES = {"dropout", "detach", "empty", "empty_like", "new_empty", "lift_fr
 """Operators that start no kernel."""
 
 
+def always(answer: object) -> Callable[[object], object]:
+    """A function of a device that gives this answer."""
+
+    def find(device: object) -> object:
+        del device
+        return answer
+
+    return find
+
+
 @contextmanager
 def fake_cuda(capability: tuple[int, int]) -> Generator[None]:
     """Let torch find one CUDA device of this capability, whose tensors are fake."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
-        patch.setattr(torch.cuda, "mem_get_info", lambda _device=None: (MEMORY_BYTES,) * 2)
-        patch.setattr(torch.cuda, "device", lambda _device: nullcontext())
+        patch.setattr(torch.cuda, "get_device_capability", always(capability))
+        patch.setattr(torch.cuda, "mem_get_info", always((MEMORY_BYTES, MEMORY_BYTES)))
+        patch.setattr(torch.cuda, "device", always(nullcontext()))
         patch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
         with FakeTensorMode(allow_non_fake_inputs=True), _Python():
             yield

@@ -1,4 +1,6 @@
 # ruff: noqa: ANN401 - torch leaves the types of these hooks open
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 """The kernels of a GPU server on the CPU: the same code, with a stand-in for the flash kernel."""
 
 from collections.abc import Callable

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from doubles.backbones import Family
+from doubles.fake_cuda import always
 from doubles.gpu import (
     DEVICE,
     Question,
@@ -155,7 +156,7 @@ def test_the_operations_of_older_devices_answer_here_as_well(
     twins: list[Twin],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", always(capability))
     older = served(folder, [twin.branch for twin in twins], dtype=dtype)
     questions = random_questions(1, len(twins))
 

@@ -2,6 +2,7 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -54,7 +55,7 @@ def test_answers_over_http_are_right_while_versions_come_and_go(
     """The budget holds few of the tasks, so most requests load a version next to the batches."""
     settings = make_settings(
         backbone=str(folder), device=str(DEVICE), dtype="bfloat16", cuda_graphs=cuda_graphs,
-        task_memory_bytes=150_000,
+        task_memory_bytes=50_000,
     )  # fmt: skip
     served = load_serving_backbone(settings)
     with Registry.open(tmp_path) as registry:
@@ -71,7 +72,7 @@ def test_answers_over_http_are_right_while_versions_come_and_go(
             httpx.Client(base_url=address, timeout=60) as client,
             ThreadPoolExecutor(8) as pool,
         ):
-            answers = list(pool.map(lambda index: scores(client, index), range(NUM_REQUESTS)))
+            answers = list(pool.map(partial(scores, client), range(NUM_REQUESTS)))
             kernels = client.get("/info").json()["kernels"]
             metrics = client.get("/metrics").text
 

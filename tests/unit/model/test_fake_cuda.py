@@ -1,4 +1,6 @@
 # ruff: noqa: ANN401 - torch leaves the types of these hooks open
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 """The mixed forward on every kind of CUDA device, by tensors without numbers.
 
 Torch checks devices, dtypes, shapes, strides and alignment as a device would. The tests also hold
@@ -81,19 +83,19 @@ class Case:
 
 
 HALF, OTHER_HALF, WHOLE = torch.bfloat16, torch.float16, torch.float32
+DEVICES: tuple[tuple[tuple[int, int], Family, torch.dtype], ...] = (
+    ((7, 5), "bert", OTHER_HALF),
+    ((7, 5), "modernbert", WHOLE),
+    ((8, 0), "roberta", HALF),
+    ((8, 6), "modernbert", OTHER_HALF),
+    ((12, 0), "bert", HALF),
+    ((9, 0), "bert", HALF),
+    ((9, 0), "modernbert", HALF),
+    ((10, 0), "roberta", HALF),
+    ((10, 0), "bert", WHOLE),
+)
 CASES = [
-    Case(capability=capability, family=family, dtype=dtype)
-    for capability, family, dtype in (
-        ((7, 5), "bert", OTHER_HALF),
-        ((7, 5), "modernbert", WHOLE),
-        ((8, 0), "roberta", HALF),
-        ((8, 6), "modernbert", OTHER_HALF),
-        ((12, 0), "bert", HALF),
-        ((9, 0), "bert", HALF),
-        ((9, 0), "modernbert", HALF),
-        ((10, 0), "roberta", HALF),
-        ((10, 0), "bert", WHOLE),
-    )
+    Case(capability=capability, family=family, dtype=dtype) for capability, family, dtype in DEVICES
 ]
 """Every device, family and number format, and every family with every choice of kernels."""
 
@@ -148,10 +150,10 @@ def mixed_rows(backbone: Backbone) -> list[Row]:
 
 
 def run(
-    backbone: Backbone, rows: Sequence[Row], **options: TrunkCache
+    backbone: Backbone, rows: Sequence[Row], *, trunk: TrunkCache | None = None
 ) -> tuple[list[Tensor], Count]:
     with torch.no_grad(), Launches() as launches:
-        logits = forward(backbone, rows, **options)
+        logits = forward(backbone, rows, trunk=trunk)
     return logits, launches.count
 
 

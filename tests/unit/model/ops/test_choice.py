@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from doubles.backbones import Family, tiny_backbone
+from doubles.fake_cuda import always
 from doubles.serving_kernels import with_gpu_kernels
 from nunatak_model import Backbone
 from nunatak_model.ops.attention import (
@@ -20,6 +21,7 @@ from nunatak_model.ops.attention import (
 )
 from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
 from nunatak_model.ops.grouped import can_group
+from nunatak_model.ops.rows import sum_by_segment
 
 MAPS = [(96, 32), (32, 32), (48, 32), (32, 48)]
 CUDA = torch.device("cuda:0")
@@ -81,6 +83,10 @@ def forget_bounds(lengths: Sequence[int], device: torch.device) -> Attention:
     return varlen_attention([sum(lengths)], device)
 
 
+def without_numbers(values: Tensor) -> Tensor:
+    return torch.full_like(values, torch.nan)
+
+
 def refuse(_: Tensor) -> Tensor:
     raise RuntimeError("no kernel image is available for execution on the device")
 
@@ -101,7 +107,7 @@ def changed(**changes: object) -> Callable[[Sequence[int], torch.device], Attent
     "attention",
     [
         changed(change=spoil_last_token),
-        changed(change=lambda context: torch.full_like(context, torch.nan)),
+        changed(change=without_numbers),
         changed(change=refuse),
         changed(shift=1),
         changed(is_wide=True),
@@ -127,9 +133,11 @@ def test_sums_that_fail_or_differ_are_replaced_with_one_warning(
     spoil: Callable[[Tensor], Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
     backbone = with_gpu_kernels(tiny_backbone())
-    right = backbone.ops.sum_rows
 
-    ops = prove(backbone, replace(backbone.ops, sum_rows=lambda x, n: spoil(right(x, n))))
+    def sum_rows(hidden: Tensor, lengths: Tensor) -> Tensor:
+        return spoil(sum_by_segment(hidden, lengths))
+
+    ops = prove(backbone, replace(backbone.ops, sum_rows=sum_rows))
 
     assert ops == replace(backbone.ops, sum_rows=PLAIN_OPS.sum_rows)
     assert len(caplog.records) == 1
@@ -186,8 +194,8 @@ def test_a_kernel_is_proposed_for_exactly_the_devices_it_is_built_for(
     capability: tuple[int, int], *, flash: bool, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny_backbone().config
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**34, 2**34))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", always(capability))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", always((2**34, 2**34)))
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
 
     ops = ops_for(config, dtype=HALF, device=CUDA)
@@ -199,7 +207,7 @@ def test_a_kernel_is_proposed_for_exactly_the_devices_it_is_built_for(
 def test_no_kernel_is_proposed_that_the_build_of_torch_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", always((9, 0)))
     config = tiny_backbone().config
 
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: False)
