@@ -93,7 +93,7 @@ class Simulation:
 
     def take(self, plan: BatchPlan[WaitingRow]) -> None:
         """Let the batch of a plan begin."""
-        self.pending.remove(plan.batch)
+        self.pending.take(plan.batch)
         self.order = plan.order
 
     def preempt(self, running: BatchPlan[WaitingRow], preempted_by: float) -> float:

@@ -247,7 +247,7 @@ class Engine:
         self._order = plan.order
         if not plan.batch:
             return
-        self._queues.remove(row for row in plan.batch if not row.is_shadow)
+        self._queues.take([row for row in plan.batch if not row.is_shadow])
         self._batches.append(plan.batch)
         _answer(loop, self._compute_batch(loop, plan, may_stop=may_stop))
         # Only after success: after a failure, `_run` answers the rows that are still listed here.

@@ -72,8 +72,8 @@ class Queues(Generic[QueuedRow]):
         self._rows: dict[int, QueuedRow] = {}
         self._flows: dict[Flow, dict[int, QueuedRow]] = {}
         self._texts: dict[Hashable, dict[int, QueuedRow]] = {}
-        self._served: set[Flow] = set()
-        """Flows that wait with rows left over from a batch that took others of their rows."""
+        self._cut: set[Flow] = set()
+        """Flows of which a batch has taken a part of the rows."""
         self.add(rows)
 
     def __len__(self) -> int:
@@ -110,14 +110,17 @@ class Queues(Generic[QueuedRow]):
             flow = flow_of(row)
             _remove(self._flows, flow, number)
             _remove(self._texts, row.group, number)
-            if flow in self._flows:
-                self._served.add(flow)
-            else:
-                self._served.discard(flow)
+            if flow not in self._flows:
+                self._cut.discard(flow)
+
+    def take(self, rows: Collection[QueuedRow]) -> None:
+        """Remove the rows of a batch; each of the rows must be queued."""
+        self.remove(rows)
+        self._cut.update(self._flows.keys() & set(map(flow_of, rows)))
 
     def is_new(self, flow: Flow) -> bool:
-        """Return whether no row of a flow was taken since the flow last had no rows."""
-        return flow not in self._served
+        """Return whether no batch has taken a row of a flow since the flow last had no rows."""
+        return flow not in self._cut
 
     def of_flow(self, flow: Flow) -> Collection[QueuedRow]:
         """Return the rows of a flow, oldest first."""

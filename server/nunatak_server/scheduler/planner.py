@@ -4,9 +4,9 @@
 a caller. A row brings its siblings along, the rows of the same request for the same text, because
 they share a trunk row.
 
-A flow of a batch is heavy if half as many of its rows stay behind as the batch holds. Light rows do
-not wait for heavy rows: `plan_next` lets the light rows of a batch go first, in a batch of their own,
-and `plan_preemption` lets light rows that arrive later run before the next layer of a heavy batch.
+A flow of a batch is heavy if at least as many of its other rows wait as the batch holds. Light rows
+do not wait for heavy rows: `plan_next` lets the light rows of a batch go first, in a batch of their
+own. `plan_preemption` lets light rows that arrive later run between two layers of a heavy batch.
 
 The wait is bounded: every `OLDEST_EVERY`-th batch begins with the oldest row of all. A row behind
 n older rows is computed within `OLDEST_EVERY * (n + 1)` batches; preempting batches do not count.
@@ -18,6 +18,7 @@ shadow row is added while other rows wait, and no shadow row waits for a later b
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
@@ -34,9 +35,6 @@ from nunatak_server.scheduler.fairness import (
 from nunatak_server.scheduler.rows import Extent, work_added
 
 OLDEST_EVERY: Final = 8
-HEAVY_BACKLOG: Final = 0.5
-"""Waiting rows from which a flow of a batch is heavy, over the rows of the batch. With a lower value
-flows of equal load preempt each other by chance, and all wait longer."""
 MAX_PREEMPTION: Final = 4.0
 """Most work that preempts one batch, as a multiple of the work of the batch. With a bound, heavy
 flows make progress as well."""
@@ -184,29 +182,31 @@ def plan_next(
 ) -> BatchPlan[WaitingRow]:
     """Return the next batch, without heavy rows if it also holds light rows.
 
-    A flow is light if the batch takes all its rows, and no batch has left any of them behind. Rows
-    of one text stay together, and the oldest row keeps its place in every `OLDEST_EVERY`-th batch.
+    A flow is light if it is not heavy, and no batch has taken a part of its rows before: such a
+    rest would make one more short batch. The rows of one text stay together, and the oldest row
+    keeps its place in every `OLDEST_EVERY`-th batch.
     """
     whole = plan_batch(queues, limits=limits, order=order, rules=rules)
-    first = whole.batch[0].group if whole.batch and not whole.order.num_in_turn else None
-    light, is_any_light = list[WaitingRow](), False
-    if not _heavy_flows(whole.batch, queues, are_queued=True):
+    heavy_flows = _heavy_flows(whole.batch, queues, are_queued=True)
+    if not heavy_flows:
         return whole
-    for rows in _by_text(whole.batch):
-        is_light = all(
-            flow not in whole.backlog and queues.is_new(flow) for flow in map(flow_of, rows)
-        )
-        is_any_light |= is_light
-        if is_light or rows[0].group == first:
-            light.extend(rows)
-    if not is_any_light:
+
+    def is_light(row: WaitingRow) -> bool:
+        return flow_of(row) not in heavy_flows and queues.is_new(flow_of(row))
+
+    texts = _by_text(whole.batch)
+    light = [rows for rows in texts if all(map(is_light, rows))]
+    if not light:
         return whole
+    begins_with_oldest = not whole.order.num_in_turn
+    oldest = texts[0] if begins_with_oldest and texts[0] not in light else []
+    going = [*oldest, *chain.from_iterable(light)]
     return plan_batch(
-        Queues(light),
+        Queues(going),
         limits=limits,
         order=order,
         rules=rules,
-        waiting_elsewhere=queues.flows_without(light),
+        waiting_elsewhere=queues.flows_without(going),
     )
 
 
@@ -220,13 +220,13 @@ def plan_preemption(
     order: TurnOrder,
     rules: TurnRules[WaitingRow],
 ) -> BatchPlan[WaitingRow] | None:
-    """Plan a batch that runs before the remaining layers of a heavy batch; None if no row may go.
+    """Plan a batch that runs before the remaining layers of a batch; None if no row may go.
 
-    A row goes if all of these hold:
+    Only a batch whose flows are all heavy is preempted. A row goes if all of these hold:
 
     - No other row of its flow runs or waits.
     - No heavy flow of its caller has a higher priority.
-    - Its caller and its flow are ahead of the least served ones by less than the running batch.
+    - Its flow, and its caller if that is another one, are not ahead by the work of the batch.
     - All that preempts the batch is at most `MAX_PREEMPTION` times the work of the batch.
 
     The rows of one text of one request go together or not at all.
@@ -241,20 +241,20 @@ def plan_preemption(
         rules: weights, and which trunk states are cached.
     """
     heavy_flows = _heavy_flows(running.batch, queues)
-    if not heavy_flows:
+    if not heavy_flows.issuperset(map(flow_of, running.batch)):
         return None
-    ranks = {caller: priority.rank for caller, priority, _ in heavy_flows}
-    times, most = order.virtual_times, running.charged
+    times, charged = order.virtual_times, running.charged
+    of_caller = charged / max(rules.weights.get(caller, 1.0) for caller, _, _ in heavy_flows)
     kept = {*map(flow_of, running.batch), *queues.flows_without(arrived)}
 
     def may_go(flow: Flow) -> bool:
         caller, priority, _ = flow
-        return (
-            flow not in kept
-            and ranks.get(caller, priority.rank) >= priority.rank
-            and times.flows.get(flow, 0.0) < most
-            and times.callers.get(caller, 0.0) * rules.weights.get(caller, 1.0) < most
-        )
+        own_ranks = [it[1].rank for it in heavy_flows if it[0] == caller]
+        if flow in kept or times.flows.get(flow, 0.0) >= charged:
+            return False
+        if own_ranks:
+            return min(own_ranks) >= priority.rank
+        return times.callers.get(caller, 0.0) < of_caller
 
     room, going = MAX_PREEMPTION * running.charged - preempted_by, list[WaitingRow]()
     for rows in _by_text(arrived):
@@ -280,16 +280,14 @@ def plan_preemption(
 def _heavy_flows(
     batch: Sequence[WaitingRow], queues: Queues[WaitingRow], *, are_queued: bool = False
 ) -> frozenset[Flow]:
-    """Return the flows of a batch of which `HEAVY_BACKLOG` times its rows wait besides.
+    """Return the flows of a batch of which as many other rows wait as the batch holds.
 
     `are_queued` tells whether the rows of the batch are still in `queues`.
     """
     taken = Counter(map(flow_of, batch))
     waiting = {flow: len(queues.of_flow(flow)) for flow in taken if flow in queues.flows}
     return frozenset(
-        flow
-        for flow, count in waiting.items()
-        if count - are_queued * taken[flow] >= HEAVY_BACKLOG * len(batch)
+        flow for flow, count in waiting.items() if count - are_queued * taken[flow] >= len(batch)
     )
 
 
