@@ -1,4 +1,4 @@
-"""Measures what loading a registry's tasks adds to a process: shared, or one full model per task.
+"""Measures the memory that a registry's tasks add to a process: shared, or one model per task.
 
 Run as a script, it loads in one of the two ways and prints the growth of its own memory in bytes.
 """

@@ -1,7 +1,7 @@
-"""The demo: an LLM gateway that asks four questions of every prompt, from one backbone.
+"""The demo: an LLM gateway that runs four classifiers on every prompt, from one backbone.
 
-Trains four tasks by four methods, publishes them, serves them with `nunatak serve`, asks all four
-about fresh prompts in one call each, and shows what sharing saves in memory and in time.
+The demo trains four tasks by four methods, publishes them and serves them with `nunatak serve`. It
+sends each fresh prompt to all four in one call, and shows the memory and time that sharing saves.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Question:
     method: Method
     shown: str
     changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
-    """Of the default recipe."""
+    """Changes to the default recipe."""
 
 
 QUESTIONS = (
@@ -185,7 +185,7 @@ def answers_table(client: Client) -> Table:
 
 
 def memory_table(memory: MemoryReport, shared_growth: int, dedicated_growth: int) -> Table:
-    """The server's ledger, and the growth of real processes beside it."""
+    """The server's ledger, and the growth of real processes for comparison."""
     table = Table("memory", "shared (Nunatak)", "one full model per task", "saved")
     table.add_row(
         f"weights: backbone {megabytes(memory.backbone.bytes)} + "

@@ -1,4 +1,4 @@
-"""The picture of the web page in the README: the demo's tasks, asked in a real browser.
+"""The README's picture of the web page: the demo's tasks in a real browser.
 
 Needs the registry that `make demo` leaves behind, the `dev` extra and Chromium.
 """

@@ -8,11 +8,16 @@ import socket
 from collections.abc import Generator
 from ipaddress import ip_address
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jaxtyping
 import pytest
 
 from doubles.postgres import PostgresServer, find_binaries, private_postgres
+
+if TYPE_CHECKING:
+    from nunatak_model import Backbone
+    from nunatak_registry import Registry
 
 TESTS = Path(__file__).parent
 MODEL = TESTS.parent / "model"
@@ -65,6 +70,23 @@ def postgres() -> Generator[PostgresServer]:
         pytest.skip("no PostgreSQL server programs on this machine (Debian: postgresql)")
     with private_postgres(binaries) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def backbone() -> "Backbone":
+    """Return the tiny backbone of random weights."""
+    from doubles.backbones import tiny_backbone  # noqa: PLC0415 - many tests need no torch
+
+    return tiny_backbone()
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> "Generator[Registry]":
+    """Open an empty registry in a folder of the test, and close it afterwards."""
+    from nunatak_registry import Registry  # noqa: PLC0415 - many tests need no registry
+
+    with Registry.open(tmp_path / "registry") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session", autouse=True)

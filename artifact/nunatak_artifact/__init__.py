@@ -1,4 +1,4 @@
-"""Task versions between registry and model: manifest and bytes here, branches there."""
+"""Task versions as artifacts: from manifest and bytes to a branch that may be served, and back."""
 
 from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft, Provenance, draft_task
 from nunatak_artifact.errors import (

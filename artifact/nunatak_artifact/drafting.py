@@ -1,4 +1,4 @@
-"""Drafting: from trained parameters to what the registry publishes."""
+"""Drafting: trained parameters become a manifest and blobs that the registry can publish."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ PARAMETERS_ROLE = "parameters"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """How a task version came about, as far as it is known."""
+    """The origin of a task version, as far as it is known."""
 
     created_at: datetime
     data: DataRecord | None = None
@@ -45,7 +45,7 @@ class Draft:
     blobs: Mapping[str, bytes]
 
 
-def draft_task(  # noqa: PLR0913 - what a version is made of
+def draft_task(  # noqa: PLR0913 - a version has this many parts
     task: str,
     *,
     spec: BranchSpec,
@@ -62,7 +62,7 @@ def draft_task(  # noqa: PLR0913 - what a version is made of
 ) -> Draft:
     """Describe and serialise a task version of float32 parameters.
 
-    Counts and probe are taken from the serialised bytes, so they hold for what a server will read.
+    The parameter counts and the probe are computed from the serialised bytes, which a server reads.
 
     Raises:
         NoEffectError: the parameters leave every layer as the backbone has it.

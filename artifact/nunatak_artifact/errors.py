@@ -6,15 +6,15 @@ ArtifactError
 +-- NoEffectError             an adapter or own layers that change nothing
 +-- ProbeFailedError          the version does not reproduce its recorded logits
 +-- InvalidFolderError        a folder to import is not whole, or cannot be read
-|   +-- CorruptFileError      a file of it breaks its format or our limits
-|   +-- EscapingFileError     a file of it is a link that leads out of it
-|   +-- TensorMismatchError   its tensors are not those that its configuration calls for
-|   +-- UnknownLabelsError    nothing says what its logits stand for
-+-- UnsupportedImportError    a folder to import holds what has no counterpart here
-|   +-- PickledWeightsError   its weights are pickled
+|   +-- CorruptFileError      a file breaks its format or our limits
+|   +-- EscapingFileError     a file is a link that leads out of the folder
+|   +-- TensorMismatchError   the tensors do not fit the configuration
+|   +-- UnknownLabelsError    the folder does not name the labels of the logits
++-- UnsupportedImportError    a folder to import uses a feature that this package lacks
+|   +-- PickledWeightsError   the weights are pickled
 +-- ForeignBackboneError      a folder to import was made from another backbone
-+-- UnsupportedExportError    the wanted format has no place for what the version is made of
-+-- FolderInUseError          the folder to write to holds something already
++-- UnsupportedExportError    the wanted format cannot hold a part of the version
++-- FolderInUseError          the folder to write to is not empty
 +-- HubUnavailableError       the hub gave or took nothing
 """
 
@@ -119,7 +119,7 @@ class EscapingFileError(InvalidFolderError):
 
 
 class TensorMismatchError(InvalidFolderError):
-    """Tensors that are not exactly those that the configuration calls for."""
+    """The tensors of a folder do not match its configuration exactly."""
 
     code = "tensor_mismatch"
 
@@ -142,7 +142,7 @@ class TensorMismatchError(InvalidFolderError):
 
 
 class UnknownLabelsError(InvalidFolderError):
-    """Nothing says, or not rightly, what the logits stand for."""
+    """The folder does not name one label for each logit."""
 
     code = "unknown_labels"
 
@@ -157,7 +157,7 @@ class UnknownLabelsError(InvalidFolderError):
 
 
 class UnsupportedImportError(ArtifactError):
-    """A folder to import that holds what has no counterpart here."""
+    """A folder to import uses a feature that this package lacks."""
 
     code = "unsupported_import"
 
@@ -196,7 +196,7 @@ class ForeignBackboneError(ArtifactError):
 
 
 class UnsupportedExportError(ArtifactError):
-    """A version made of parts that the wanted format has no place for."""
+    """A version has a part that the wanted format cannot hold."""
 
     code = "unsupported_export"
 

@@ -1,11 +1,10 @@
-"""Whether a branch differs from the backbone at all.
+"""Loading: a manifest and verified bytes become a task version that may be served.
 
-An adapter whose keys were renamed, whose training never ran or whose layers were copied unchanged
-loads without complaint and answers like the bare backbone. Only here can that be seen.
+Loading fails closed: it refuses whatever does not fit exactly, before any caller can see it.
 
-Loading: from a manifest and verified bytes to a task version that may be served.
-
-Fails closed: whatever does not fit exactly is refused here, before any caller can see it.
+`check_effect` refuses a branch that changes nothing. An adapter with renamed keys, an adapter that
+was never trained, or copied layers would load without an error and answer like the bare backbone.
+No later check would notice.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +43,7 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
     Costs one pass over the parameters up to the first that differs.
 
     Raises:
-        NoEffectError: every layer computes exactly what the backbone's does.
+        NoEffectError: every layer computes exactly what the backbone's layer does.
     """
     method = branch.spec.method
     if isinstance(method, HeadOnly):
@@ -96,19 +95,19 @@ def load_task(
 ) -> LoadedTask:
     """Build a task version on `backbone` from its parameters, and prove that it answers right.
 
-    What it answers depends on manifest, parameters and backbone alone: `is_validated` says that the
-    same three were loaded in this process before, and only what the bytes say is checked again.
-    In slots, where others lay before it, a version is proven every time.
+    The answers depend on manifest, parameters and backbone alone. `is_validated` says that the same
+    three were loaded in this process before; then only the checks of the bytes run again. A version
+    in slots is proven every time, because other versions used the slots before.
 
-    `trunk` may hold the frozen part of the probe's inputs from earlier loads; `pause` is called
+    `trunk` may hold trunk states of the probe's inputs from earlier loads. `pause` is called
     between the parts of the work, for a caller that must not keep a core busy for long.
 
     Raises:
         BackboneMismatchError: it was trained on another backbone or tokenizer.
         UnservableTaskError: manifest, parameters and backbone contradict each other.
         NoEffectError: its parameters change nothing.
-        ProbeFailedError: it does not reproduce its recorded logits.
-        ModelError: the tensors are not those that method and head need, or not finite.
+        ProbeFailedError: the version does not reproduce its recorded logits.
+        ModelError: the tensors do not fit method and head, or are not finite.
     """
     _check_backbone(manifest, backbone)
     spec = branch_spec(manifest.head, manifest.method)

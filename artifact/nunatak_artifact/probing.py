@@ -1,4 +1,4 @@
-"""The parity probe: a few inputs with logits, recorded at publication, checked at loading."""
+"""The parity probe: a few inputs with their logits, recorded at publication, checked at loading."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -12,23 +12,23 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, TrunkStates, forward
 
 RELATIVE_TOLERANCE: Mapping[torch.dtype, float] = {
-    # Half-precision formats keep 8 or 11 significant bits per value; what a dozen layers make of
-    # that was measured at a few percent of the largest logit. A wrong label order, layer or
+    # Half-precision formats keep 8 or 11 significant bits per value. A dozen layers turn this
+    # rounding into a few percent of the largest logit (measured). A wrong label order, layer or
     # backbone is off by the size of the logits themselves.
     torch.bfloat16: 0.1,
     torch.float16: 0.02,
 }
 INT8_TOLERANCE = 0.02
-"""Of a quantized backbone: a last bit that comes out otherwise on another processor can move a
-number to the next integer, and through all layers above; measured below one percent."""
+"""Tolerance on a quantized backbone. Another CPU may round a last bit differently, which can move
+a number to the next integer in every layer above; the effect was measured below one percent."""
 
 
 def record_probe(
     branch: Branch, backbone: Backbone, inputs: Sequence[TextInput], *, max_length: int
 ) -> ProbeRecord:
-    """Record what a branch answers to `inputs`."""
+    """Record the logits of a branch for `inputs`."""
     encodings = backbone.tokenizer.encode(inputs, max_length=max_length)
-    # One at a time: a probe says what a row gives alone, whatever it is batched with later.
+    # One at a time: the probe records the logits of a row alone, whatever batch it joins later.
     logits = tuple(_recorded(_logits(backbone, branch, encoding)) for encoding in encodings)
     return ProbeRecord(inputs=tuple(inputs), logits=logits)
 
@@ -42,8 +42,8 @@ def run_probe(
 ) -> None:
     """Check that a branch answers as recorded, all inputs in one batch as a server would.
 
-    With `trunk`, what is frozen of inputs that were probed before is not computed again: it says
-    nothing about the branch.
+    With `trunk`, the trunk states of inputs that were probed before are not computed again: they do
+    not depend on the branch.
 
     Raises:
         ProbeFailedError: it does not.

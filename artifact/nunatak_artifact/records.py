@@ -1,4 +1,4 @@
-"""Heads as maths (`nunatak_model`) and as records of manifests (`nunatak_contract`), and back."""
+"""Heads as the model's values (`nunatak_model`) and as records (`nunatak_contract`), both ways."""
 
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
 from nunatak_contract.heads import HeadRecord

@@ -1,8 +1,8 @@
-"""Fan-out: one text asked of many tasks, in one mixed forward and by one dedicated model a task.
+"""Fan-out: one text for many tasks, in one mixed forward and with one dedicated model per task.
 
-Shape of BERT base, random weights: speed does not depend on what they are. The rivals at 8 tasks
-are transformers, onnxruntime (float32, and dynamic int8 as the fastest single model), and for
-bottleneck tasks the `Parallel` block of `adapters`, which shares its trunk too.
+The backbone has the shape of BERT base and random weights; speed does not depend on their values.
+The rivals at 8 tasks are transformers, onnxruntime (float32, and dynamic int8 as the fastest single
+model), and for bottleneck tasks the `Parallel` block of `adapters`, which shares its trunk too.
 """
 
 import tempfile
@@ -190,7 +190,7 @@ def top_tasks(backbone: Backbone, top_layers: int, count: int) -> list[Task]:
 def shallower_rows(
     setting: Setting, pool: Sequence[Task], top_layers: int, num_tasks: int
 ) -> list[Row]:
-    """The text asked of `num_tasks` tasks that own the highest layers of those in the pool."""
+    """One text for `num_tasks` tasks, which own the highest layers of the pool's tasks."""
     spec = BranchSpec(method=TopK(num_layers=top_layers), head=HEAD)
     names = parameter_shapes(spec, setting.backbone.config)
     cut = [

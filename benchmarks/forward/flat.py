@@ -1,6 +1,6 @@
-"""Flat in the number of tasks: 32 texts asked of 1 to 32 different tasks, on MiniLM.
+"""Flat in the number of tasks: 32 texts for 1 to 32 different tasks, on MiniLM.
 
-The texts stay the same, so whatever one more task costs is what it adds to the batch.
+The texts stay the same, so the difference is the cost that one more task adds to the batch.
 """
 
 from collections.abc import Sequence

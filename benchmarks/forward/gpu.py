@@ -1,8 +1,9 @@
 """The mixed forward on a CUDA device: first whether it is right, then how fast it is.
 
-Shape of RoBERTa base, bfloat16, random weights: speed does not depend on what they are. Each part
-runs in a process of its own under a limit of time, so that all of them end within eight minutes
-and one that fails takes no other with it. Without a device nothing is measured, and it says so.
+The backbone has the shape of RoBERTa base, in bfloat16, with random weights; speed does not depend
+on their values. Each part runs in a process of its own under a time limit. All parts end within
+eight minutes, and a failed part does not stop the others. Without a device the benchmark measures
+nothing and prints so.
 """
 
 import subprocess
@@ -42,7 +43,7 @@ from nunatak_model import (
 )
 
 NUM_TASKS, DRAWN_TASKS = 64, 8
-"""Tasks of a batch, and how many of them differ where drawing them all would take too long."""
+"""Tasks of a batch, and the number of distinct ones where drawing them all takes too long."""
 MEAN_LENGTH, LENGTH_DEVIATION = 32, 8
 DTYPE = torch.bfloat16
 CEILING_WIDTH, CEILING_REPEATS = 8192, 20
@@ -140,15 +141,15 @@ def measure_mixed(sheet: Sheet, setting: Setting) -> None:
 
 
 def measure_trunk(sheet: Sheet, setting: Setting, encodings: Sequence[Encoding]) -> None:
-    """What the trunk of the same texts reaches of the device's matrix products."""
+    """Speed of the trunk on the same texts, as a share of the device's matrix products."""
     (task,) = drawn_tasks(setting, HeadOnly(), 1)
     rows = rows_of(encodings, [on_device(task, setting)] * len(encodings))
     systems = [system("nunatak", partial(mixed, setting, rows))]
     if setting.graphs is not None:
         replayed = partial(mixed, setting, rows, graphs=setting.graphs)
         systems.append(system("nunatak.graphs", replayed))
-    beside = {"products": partial(products_seconds, setting, sum(map(len_of, encodings)))}
-    times = race(systems, rounds=sheet.rounds, beside=beside)
+    clocks = {"products": partial(products_seconds, setting, sum(map(len_of, encodings)))}
+    times = race(systems, rounds=sheet.rounds, clocks=clocks)
     check_replayed(setting)
     prefix = "gpu.forward.trunk64.bf16"
     sheet.record_times(prefix, times)
@@ -163,7 +164,7 @@ def measure_trunk(sheet: Sheet, setting: Setting, encodings: Sequence[Encoding])
 
 
 def check_replayed(setting: Setting) -> None:
-    """Raise where replays were turned off, for the times of replays are then those of launches."""
+    """Raise if replays were turned off: the measured times would then be times of launches."""
     if setting.graphs is not None and not setting.graphs.can_run([1]):
         raise RuntimeError("a recording failed or differed: the warning above says why")
 
@@ -186,7 +187,7 @@ def measure_fanout(sheet: Sheet, setting: Setting) -> None:
     own = partial(mixed, setting, rows_of([encoding], [on_device(alone, setting)]))
     with torch.inference_mode():
         agree(own(), dedicated())
-    times = race(systems, rounds=sheet.rounds, beside={"dedicated": partial(seconds, dedicated)})
+    times = race(systems, rounds=sheet.rounds, clocks={"dedicated": partial(seconds, dedicated)})
     check_replayed(setting)
     unit = "times one dedicated forward"
     for identifier, name in (("", "nunatak"), (".graphs", "nunatak.graphs")):
@@ -207,7 +208,7 @@ def answer_dedicated(encoder: RobertaModel, batch: PaddedBatch) -> Tensor:
 
 
 def agree(ours: Tensor, theirs: Tensor) -> None:
-    """Stop unless the dedicated model computes what the mixed forward does."""
+    """Stop unless the dedicated model gives the same answer as the mixed forward."""
     difference = ((ours - theirs).abs().max() / theirs.abs().max()).item()
     if not difference <= BF16_TOLERANCE:
         raise SystemExit(f"the dedicated model differs by {difference:.2g} of its largest logit")
@@ -260,7 +261,7 @@ def len_of(encoding: Encoding) -> int:
 
 
 def product_flops(backbone: Backbone, num_tokens: int) -> float:
-    """Operations of the frozen products of all layers; those of attention are not counted."""
+    """Operations of the frozen products of all layers, without the operations of attention."""
     config = backbone.config
     by_token = 4 * config.hidden_width**2 + 2 * config.hidden_width * config.intermediate_width
     return 2.0 * num_tokens * by_token * config.num_layers

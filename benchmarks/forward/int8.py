@@ -1,8 +1,8 @@
-"""The backbone in 8-bit integers against itself in floating point.
+"""The backbone in 8-bit integers, compared with itself in floating point.
 
-Speed: 32 texts of log-normal lengths, asked of one head, of 32 LoRA tasks and of four top-2 tasks,
-on MiniLM and on the shape of BERT base (random weights, half as many texts). All number formats
-run in turns.
+Speed: 32 texts of log-normal lengths for one head, for 32 LoRA tasks and for four top-2 tasks, on
+MiniLM and on the shape of BERT base (random weights, half as many texts). All number formats run in
+turns.
 """
 
 import tempfile

@@ -1,9 +1,9 @@
-"""Memory: what one more task takes, and what a batch takes while it runs, on MiniLM.
+"""Memory of one more task, and of a batch while it runs, on MiniLM.
 
-A task's share is a slope over many tasks, each loaded from bytes as a server loads it and asked
-once, in a fresh process. Two things are counted: the bytes of all tensors alive, which is what lies
-on the device and holds whatever a forward keeps; and the resident memory of the process, to which
-Python's objects and what the allocator rounds up belong too.
+The memory of a task is a slope over many tasks, each loaded from bytes as a server loads it and run
+once, in a fresh process. Two things are counted. The bytes of all live tensors count the memory on
+the device and whatever a forward keeps. The resident memory of the process also counts Python's
+objects and the allocator's rounding.
 """
 
 import gc
@@ -38,7 +38,7 @@ ROW_LENGTHS, TOKEN_BUDGETS = (16, 32, 128), (256, 512, 1024, 2048, 4096, 8192)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """A method and how many tasks of it make a slope."""
+    """A method and the numbers of tasks for its slope."""
 
     method: Method
     num_tasks: int
@@ -87,7 +87,7 @@ def record_slope(sheet: Sheet, name: str, dtype_name: str) -> None:
 
 
 def measure_slopes(backbone: Backbone, series: Series) -> Slopes:
-    """Load tasks and ask each; what they add to the memory, by their parameter bytes."""
+    """Load tasks and run each; return the memory they add, by their parameter bytes."""
     task = random_task(backbone, series.method, seed=0)
     task_bytes = sum(tensor.nbytes for tensor in task.parameters.values())
     # Tasks are stored in float32, whatever they are served in.
@@ -119,7 +119,7 @@ def tensor_bytes() -> int:
 
 
 def storage(tensor: Tensor) -> tuple[int, int]:
-    """What tells a tensor's storage from others, and its bytes; packed ones show only theirs."""
+    """The identity of a tensor's storage, and its bytes; packed tensors show their own only."""
     if tensor.is_mkldnn:
         return id(tensor), tensor.numel() * tensor.element_size()
     held = tensor.untyped_storage()
@@ -127,7 +127,7 @@ def storage(tensor: Tensor) -> tuple[int, int]:
 
 
 def record_activations(sheet: Sheet) -> None:
-    """Peak of what one forward allocates, over the number of its tokens."""
+    """Peak memory that one forward allocates, over the number of its tokens."""
     backbone = served_backbone(dtype=torch.float32)
     for length in ROW_LENGTHS:
         tasks = [
@@ -147,7 +147,7 @@ def record_activations(sheet: Sheet) -> None:
 
 
 def peak_bytes(backbone: Backbone, rows: list[Row]) -> int:
-    """Most bytes that one forward holds at once beyond what it found, by the profiler."""
+    """Most bytes that one forward allocates at once, by the profiler."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with (
         torch.inference_mode(),

@@ -1,7 +1,7 @@
-"""Overhead: what planning and packing take of a forward, and what one short request takes.
+"""Overhead: the share of planning and packing in a forward, and the cost of one short request.
 
-Planning is timed by clocks around the functions that plan and pack, which a forward calls a few
-times each. The page of profiles beside the figures says where the rest goes.
+Planning is timed by clocks around the functions that plan and pack; a forward calls each a few
+times. A page of profiles shows the rest.
 """
 
 import cProfile
@@ -35,7 +35,7 @@ MODULES = (
     "nunatak_model.ops.attention",
     "nunatak_model.architectures.bert",
 )
-"""Where a forward finds the functions that it calls, as far as there are such modules."""
+"""Modules in which a forward finds the functions that it calls, as far as they exist."""
 PLANNING = (
     "_distinct",
     "_traits",
@@ -46,7 +46,7 @@ PLANNING = (
     "layer_spans",
     "mix_layer",
 )
-"""Functions that a forward calls to plan and pack; none of them calls another of them."""
+"""Functions that a forward calls to plan and pack; none of them calls another one."""
 SINGLE_TOKENS, SINGLE_REPEATS = 16, 15
 SINGLE: dict[str, Method] = {
     "topk": TopK(num_layers=2),
@@ -135,7 +135,7 @@ def timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any
 
 
 def record_single(sheet: Sheet, backbone: Backbone, dtype_name: str) -> None:
-    """One short request to one task, beside the bare forward of its own transformers model."""
+    """One short request to one task, compared with the bare forward of its transformers model."""
     encodings = random_encodings([SINGLE_TOKENS], vocabulary=backbone.config.vocab_size)
     encoder = load_encoder(minilm_folder(), backbone.dtype)
     allowed = tolerance(dtype_name)

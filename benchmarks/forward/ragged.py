@@ -1,7 +1,7 @@
-"""Ragged mixed batches: 32 texts of different lengths, each asked of another task, on MiniLM.
+"""Ragged mixed batches: 32 texts of different lengths, each for another task, on MiniLM.
 
-The rivals are given their best reasonable use: one padded batch, and length-sorted batches of
-eight, whichever is faster on this machine; heads as one batched product; inputs made beforehand.
+Each rival is used as well as possible: as one padded batch or as length-sorted batches of eight,
+whichever is faster on this machine, with heads as one batched product and inputs made beforehand.
 """
 
 from collections.abc import Callable, Sequence
@@ -93,7 +93,7 @@ def main() -> None:
 def race_lora(sheet: Sheet, settings: Sequence[Setting]) -> None:
     """32 low-rank tasks: peft in all its ways, a model a task, and the products alone."""
     systems = [system for setting in settings for system in lora_systems(setting)]
-    times = race(systems, rounds=sheet.rounds, beside=ceilings(settings))
+    times = race(systems, rounds=sheet.rounds, clocks=ceilings(settings))
     for setting in settings:
         record_lora(sheet, setting, times)
     if len(settings) > 1:
@@ -178,7 +178,7 @@ def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
 
 
 def race_all_methods(sheet: Sheet, setting: Setting) -> None:
-    """All methods in one batch, which no peer can run, beside one forward a text.
+    """All methods in one batch, which no peer can run, compared with one forward per text.
 
     The dedicated side runs bottleneck tasks without their adapters, which is less than they cost.
     """

@@ -97,7 +97,7 @@ the same forward. `single` compares one request of 16 tokens with its task's own
         (),
     ),
 }
-"""What an identifier starts with: title, text and plots of its section."""
+"""The start of an identifier -> title, text and plots of its section."""
 ALTS = {
     "fanout-rivals.svg": "Milliseconds for one text and 8 tasks, of every system",
     "fanout-curve.svg": "How many times faster than dedicated forwards, over the number of tasks",
@@ -105,7 +105,7 @@ ALTS = {
     "flat.svg": "Cost of a batch over the number of its tasks, with the goal",
     "activations.svg": "Peak memory of activations over the tokens of a batch",
 }
-"""What a plot shows, in words."""
+"""The content of a plot in words."""
 
 
 def write_forward(figures: Mapping[str, Figure], folder: Path = FIGURES.parent) -> None:

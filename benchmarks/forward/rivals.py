@@ -66,7 +66,7 @@ def padded_batch(
 
 
 def task_name(index: int) -> str:
-    """What peers call the task of request `index`."""
+    """The peers' name for the task of request `index`."""
     return f"task{index}"
 
 
@@ -120,7 +120,7 @@ def answer_alone(models: Sequence[DedicatedModel], encodings: Sequence[Encoding]
 
 
 def own_weights(encoder: BertModel, task: Task) -> dict[str, Tensor]:
-    """What a task's own model has in place of the encoder's weights, by transformers' names."""
+    """The weights of a task's own model that replace the encoder's, by transformers' names."""
     weights = dict[str, Tensor]()
     if isinstance(task.method, Lora):
         stored = encoder.state_dict()

@@ -1,9 +1,9 @@
-"""The trunk cache: what a hit saves, and what a miss pays for it.
+"""The trunk cache: the time that a hit saves, and the time that a miss costs.
 
-A hit: one text asked again of a top-3 task, against the same text for the first time; shape of BERT
-base, random weights, for speed does not depend on what they are. A miss: a fresh text with a cache
-to look into and to fill, against a forward without one; on the embedded backbone, whose forward is
-short. Both sides of a ratio run in turns, in shuffled order.
+A hit: one text for a top-3 task, again and for the first time, on the shape of BERT base with
+random weights (speed does not depend on their values). A miss: a fresh text, with a cache to look
+into and to fill, and without one, on the embedded backbone, whose forward is short. Both sides of a
+ratio run in turns, in shuffled order.
 """
 
 import tempfile

@@ -33,7 +33,7 @@ class Peer(StrEnum):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What its environment holds, beside the torch of the project."""
+        """The packages of its environment, in addition to the project's torch."""
         match self:
             case Peer.ADAPTERS:
                 return ("adapters==1.3.0", "transformers==4.57.6")

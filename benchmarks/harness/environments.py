@@ -1,6 +1,6 @@
-"""Virtual environments below `.bench`, for packages that the project lacks or has otherwise pinned.
+"""Virtual environments below `.bench`, for packages that the project lacks or pins differently.
 
-Making one takes some minutes, once.
+Creating one takes some minutes, once.
 """
 
 import subprocess

@@ -1,7 +1,7 @@
 """Tasks for the measurements: random but valid parameters, published many at a time.
 
-What is published is what training would publish, probe included, so a server loads and checks it
-as it does any task. Baselines get the same tasks in the layouts of transformers and peft.
+A published task has everything that training would publish, probe included, so a server loads and
+checks it like any task. Baselines get the same tasks in the layouts of transformers and peft.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ LORA, TOP_LAYER, BOTTLENECK = (
 CHUNK = 256
 """Tasks of one transaction: with all of them in one, memory would be the limit."""
 WRITERS = 8
-"""Blobs that are written at once; each waits for the disk, hardly for the processor."""
+"""Blobs that are written at once; each waits for the disk and hardly for the CPU."""
 DEVIATION = 0.02
 
 
@@ -97,7 +97,7 @@ def draft(plan: TaskPlan, backbone: Backbone) -> Draft:
 
 
 def publish_missing(folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone) -> int:
-    """Publish the tasks that the registry does not have yet; returns how many those were.
+    """Publish the tasks that the registry does not have yet; returns their number.
 
     Many versions share one transaction here, which no call of the registry offers: publishing them
     one by one pays for a synchronous write of the index each.

@@ -1,10 +1,10 @@
-"""Cores of their own for what is measured: whoever asks takes no processor from whoever answers."""
+"""Cores for the measured processes alone, so that clients take no CPU time from servers."""
 
 import os
 from collections.abc import Sequence
 
 Cores = tuple[int, ...] | None
-"""None: wherever there is room."""
+"""None means any core."""
 
 
 def cores_of(text: str) -> Cores:

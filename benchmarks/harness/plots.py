@@ -1,4 +1,4 @@
-"""Plots of the figures of the forward and the server, as SVG files beside docs/results.
+"""Plots of the figures of the forward and the server, as SVG files for docs/results.
 
 Each reads the newest figures alone, and is left out while there are none of its own.
 """
@@ -20,10 +20,10 @@ from benchmarks.harness.recording import Figure
 
 Figures = Mapping[str, Figure]
 NUM_LAYERS = 12
-"""Of the fan-out, which runs the shape of BERT base."""
+"""Layers of the fan-out's backbone, which has the shape of BERT base."""
 DTYPES = ("fp32", "bf16")
 ROOM = 16
-"""For so many tasks, in the measurement of more tasks than fit."""
+"""Number of tasks that fit, in the measurement of more tasks than fit."""
 LAWS = {"uniform": "all asked alike", "zipf": "by Zipf's law"}
 INK, SPARE = "black", "#8a8f96"
 COLOURS = {
@@ -33,7 +33,7 @@ COLOURS = {
     "peft.set_adapter": LOOKS["peft_switch"].colour,
     "ceiling": "white",
 }
-"""Of a system whose name starts like this: in every plot the same; the ceiling is no system."""
+"""Colour of systems by the start of their name, the same in every plot; the ceiling is none."""
 # Equal figures give equal bytes: no date, no random ids.
 mpl.rcParams |= {"svg.hashsalt": "figures", "svg.fonttype": "none"}
 
@@ -116,7 +116,7 @@ def draw_curve(axes: Axes, top_layers: int, line: Sequence[tuple[int, Figure]]) 
     """
     tasks = [num_tasks for num_tasks, _ in line]
     look = SERIES[(top_layers - 1) % len(SERIES)]
-    errors = deciles_beside([figure for _, figure in line])
+    errors = decile_distances([figure for _, figure in line])
     values = [figure.value for _, figure in line]
     axes.errorbar(
         tasks,
@@ -133,7 +133,7 @@ def draw_curve(axes: Axes, top_layers: int, line: Sequence[tuple[int, Figure]]) 
     axes.plot(tasks, bounds, ls="--", lw=1, color=look.colour)
 
 
-def deciles_beside(figures: Sequence[Figure]) -> list[list[float]]:
+def decile_distances(figures: Sequence[Figure]) -> list[list[float]]:
     """How far first and last decile lie from the median."""
     below = [max(0.0, figure.value - figure.low) for figure in figures]
     above = [max(0.0, figure.high - figure.value) for figure in figures]
@@ -152,7 +152,7 @@ def draw_bars(figures: Figures, prefix: str, title: str) -> Drawing | None:
     axes.barh(
         names,
         [it.value for it in times],
-        xerr=deciles_beside(times),
+        xerr=decile_distances(times),
         color=[colour_of(it) for it in names],
         edgecolor=INK,
         linewidth=0.6,
@@ -187,7 +187,7 @@ def draw_line(
     axes.errorbar(
         [count for count, _ in ordered],
         [figure.value for _, figure in ordered],
-        yerr=deciles_beside([figure for _, figure in ordered]),
+        yerr=decile_distances([figure for _, figure in ordered]),
         marker=look.marker,
         color=look.colour,
         ls=dashes,
@@ -218,7 +218,7 @@ def draw_flat(figures: Figures) -> Drawing | None:
 
 
 def draw_activations(figures: Figures) -> Drawing | None:
-    """Peak of what a forward allocates, over its tokens, for short and long rows.
+    """Peak memory of a forward, over its tokens, for short and long rows.
 
     Lines that coincide remain visible: each next one is thinner, its marks smaller.
     """
@@ -253,7 +253,7 @@ def draw_activations(figures: Figures) -> Drawing | None:
 
 
 def draw_cliff(figures: Figures) -> Drawing | None:
-    """What callers wait while more tasks are asked than memory has room for."""
+    """The wait of callers while requests name more tasks than memory has room for."""
     found = points(figures, r"server\.cliff\.(uniform|zipf)\.a(\d+)\.(p50|p99)_ms")
     if not found:
         return None

@@ -1,7 +1,7 @@
 """Figures: every measured number that a document quotes, one JSON line each.
 
 A benchmark appends its figures itself; `render_figures` makes tables of them. Identifiers are
-stable, so that a later run can be held against an earlier one.
+stable, so that a later run can be compared with an earlier one.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import cast
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "results" / "figures.jsonl"
 VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS")
-"""Of the environment, which a command needs to measure the same."""
+"""Environment variables that a command needs to measure the same."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft")
 
 
@@ -34,7 +34,7 @@ class Figure:
     value: float
     unit: str
     goal: str | None
-    """What it is held against, such as `>= 2.7`; None if it is only reported."""
+    """The goal of the value, such as `>= 2.7`; None if the value is only reported."""
     met: bool | None
     low: float
     high: float
@@ -86,7 +86,7 @@ def record(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """Where one benchmark writes its figures, and the command that makes them."""
+    """The file of one benchmark's figures, and the command that makes them."""
 
     command: str
     file: Path
@@ -127,7 +127,7 @@ def figures_parser(
 ) -> argparse.ArgumentParser:
     """The options that all benchmarks share; a benchmark adds its own before `open_sheet`.
 
-    Without `rounds` there is no such option, for what is not measured in rounds.
+    Without `rounds` there is no such option; some benchmarks do not measure in rounds.
     """
     parser = argparse.ArgumentParser(description=description)
     if rounds is not None:
@@ -137,7 +137,7 @@ def figures_parser(
 
 
 def open_sheet(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Sheet]:
-    """Read the options; the command of the figures names all of them, also those by default."""
+    """Read the options; the figures' command names all of them, also the defaults."""
     options = parser.parse_args()
     rounds = getattr(options, "rounds", 1)
     return options, Sheet(command=command_of(vars(options)), file=options.figures, rounds=rounds)

@@ -1,8 +1,8 @@
 """Races: several systems answer the same requests, in turns.
 
-One round runs every system once, in shuffled order, so that whatever else the machine does falls on
-all of them alike. Ratios are taken within a round. Before a race every system has to give the same
-answers: a wrong answer has no speed.
+One round runs every system once, in shuffled order, so that other load on the machine slows all
+systems alike. Ratios are taken within a round. Before a race every system must give the same
+answers, because the speed of a wrong answer means nothing.
 """
 
 import random
@@ -38,7 +38,7 @@ class DisagreementError(Exception):
 
 
 def tolerance(dtype_name: str) -> float:
-    """What two systems may differ by at this number format, `fp32` or `bf16`."""
+    """Largest allowed difference of two systems at this number format, `fp32` or `bf16`."""
     return {"fp32": FP32_TOLERANCE, "bf16": BF16_TOLERANCE}[dtype_name]
 
 
@@ -72,23 +72,23 @@ def race(
     systems: Sequence[System],
     *,
     rounds: int,
-    beside: Mapping[str, Callable[[], float]] | None = None,
+    clocks: Mapping[str, Callable[[], float]] | None = None,
     seed: int = 0,
 ) -> Times:
     """Check that all systems agree with the first, then let them run in turns.
 
     Args:
-        systems: who takes part.
-        rounds: how often each of them runs, after one round to warm up.
-        beside: further clocks to read once a round, of what gives no answers.
-        seed: of the order within rounds.
+        systems: the racing systems.
+        rounds: how often each system runs, after one round to warm up.
+        clocks: further times to read once per round, of work that gives no answers.
+        seed: seeds the order within rounds.
 
     Raises:
         DisagreementError: an answer differs from the first system's by more than its tolerance.
     """
     with torch.inference_mode():
         check_agreement(systems)
-        runs = {system.name: system.seconds for system in systems} | dict(beside or {})
+        runs = {system.name: system.seconds for system in systems} | dict(clocks or {})
         return interleave(runs, rounds, seed=seed)
 
 

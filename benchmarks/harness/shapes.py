@@ -1,7 +1,7 @@
 """Backbones to measure on: the embedded one, and the shapes of BERT base and RoBERTa base.
 
-Neither memory nor speed depends on what the weights are, so those of the larger shapes are random;
-both read text with the embedded backbone's tokenizer, whose vocabulary fits into theirs.
+Neither memory nor speed depends on the values of the weights, so the larger shapes have random
+weights. They read text with the embedded backbone's tokenizer, whose vocabulary fits into theirs.
 """
 
 import json
@@ -24,7 +24,7 @@ class Shape(StrEnum):
     BERT_BASE = "bert_base"
     ROBERTA_BASE = "roberta_base"
     TINY = "tiny"
-    """Next to no weights: what is left is the process itself."""
+    """Almost no weights, so that the process itself remains."""
 
 
 def backbone_folder(shape: Shape, root: Path) -> Path:

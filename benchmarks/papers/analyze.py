@@ -21,7 +21,7 @@ from benchmarks.papers.analysis.rsa import NUM_TOKENS
 from benchmarks.papers.analysis.trained import analyze_landscape, analyze_rsa, analyze_transfer
 from nunatak_model import ModelError
 from nunatak_training.errors import TrainingError
-from nunatak_training.sweeps import Bench, ResultsFolder, Run, RunRecord, plan_runs, read_grid
+from nunatak_training.sweeps import ResultsFolder, Run, RunContext, RunRecord, plan_runs, read_grid
 
 OF_RESULTS: Mapping[str, tuple[str, Callable[[Sequence[RunRecord]], Findings]]] = {
     "curves": ("dev loss and score while training goes on", analyze_curves),
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def add_sweep_options(command: argparse.ArgumentParser) -> None:
-    """What chooses the runs that are trained."""
+    """Add the options that choose the runs to train."""
     command.add_argument("file", type=Path, help="sweep file; its runs are trained here")
     command.add_argument("--out", type=Path, required=True)
     command.add_argument("--task", action="append", help="this task alone; repeatable")
@@ -93,18 +93,18 @@ def find(options: argparse.Namespace) -> Findings:
     if options.analysis in OF_RESULTS:
         _, analyze = OF_RESULTS[options.analysis]
         return analyze(ResultsFolder(options.results).records())
-    runs, bench = planned(options)
+    runs, context = planned(options)
     match options.analysis:
         case "rsa":
-            return analyze_rsa(runs, bench, num_tokens=options.tokens)
+            return analyze_rsa(runs, context, num_tokens=options.tokens)
         case "landscape":
-            return analyze_landscape(runs, bench)
+            return analyze_landscape(runs, context)
         case _:
-            return analyze_transfer(runs, bench, dict(options.test))
+            return analyze_transfer(runs, context, dict(options.test))
 
 
-def planned(options: argparse.Namespace) -> tuple[tuple[Run, ...], Bench]:
-    """The runs of the sweep file, and the bench that trains them."""
+def planned(options: argparse.Namespace) -> tuple[tuple[Run, ...], RunContext]:
+    """The runs of the sweep file, and the context that trains them."""
     changes: dict[str, JsonValue] = {}
     if options.seed is not None:
         changes["seeds"] = [options.seed]
@@ -118,8 +118,8 @@ def planned(options: argparse.Namespace) -> tuple[tuple[Run, ...], Bench]:
             sys.exit(f"--task: expected one of {known}, got {min(unknown)!r}")
         kept = tuple(task for task in grid.tasks if task.name in options.task)
         grid = grid.model_copy(update={"tasks": kept})
-    bench = Bench(device=options.device)
-    return plan_runs(grid, backbone_of=bench.backbone, data_of=bench.data), bench
+    context = RunContext(device=options.device)
+    return plan_runs(grid, backbone_of=context.backbone, data_of=context.data), context
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What sharing the frozen layers saves in a running server, beside the paper's formula.
+"""Memory that shared frozen layers save in a running server, next to the paper's formula.
 
 Trains each task of the Elsa sweep once more as its results say (the same data and recipe give the
 same bytes), publishes all with the same number of frozen layers, serves them from one process, and
-reads its ledger of resident bytes.
+reads the server's ledger of resident bytes.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from nunatak_model import default_head, model_size, parameters_saved
 from nunatak_registry import Registry
 from nunatak_training import publish
 from nunatak_training.sweeps import (
-    Bench,
     Finished,
     ResultsFolder,
     Run,
+    RunContext,
     plan_runs,
     read_grid,
 )
@@ -41,16 +41,16 @@ def main() -> None:
     parser.add_argument("--frozen", type=int, default=4)
     parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append to")
     arguments = parser.parse_args()
-    bench = Bench()
+    context = RunContext()
     grid = read_grid(arguments.sweep, {"data_root": str(arguments.data), "seeds": [SEED]})
-    planned = plan_runs(grid, backbone_of=bench.backbone, data_of=bench.data)
+    planned = plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
     runs = [run for run in planned if num_frozen(run.description) == arguments.frozen]
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "registry"
-        publish_all(runs, bench, folder, ResultsFolder(arguments.results))
+        publish_all(runs, context, folder, ResultsFolder(arguments.results))
         tasks = [run.description.task for run in runs]
         memory = served_memory(folder, tasks, frozen=arguments.frozen)
-    formula = mean_formula(runs, bench, frozen=arguments.frozen)
+    formula = mean_formula(runs, context, frozen=arguments.frozen)
     told = f"{len(runs)} full models, saved with {arguments.frozen} layers frozen"
     record(
         "paper.elsa.saved_deployed",
@@ -69,10 +69,10 @@ def main() -> None:
     print(f"{memory.shared_bytes:,} bytes in place of {memory.dedicated_bytes:,}")
 
 
-def mean_formula(runs: Sequence[Run], bench: Bench, *, frozen: int) -> float:
+def mean_formula(runs: Sequence[Run], context: RunContext, *, frozen: int) -> float:
     """The paper's formula, averaged over the tasks: their heads differ a little in size."""
-    backbone = bench.backbone(runs[0].backbone)
-    kinds = [bench.data(run.source).data for run in runs]
+    backbone = context.backbone(runs[0].backbone)
+    kinds = [context.data(run.source).data for run in runs]
     heads = [
         default_head(
             backbone,
@@ -87,16 +87,18 @@ def mean_formula(runs: Sequence[Run], bench: Bench, *, frozen: int) -> float:
     )
 
 
-def publish_all(runs: Sequence[Run], bench: Bench, folder: Path, results: ResultsFolder) -> None:
-    """Train and publish; says where a score is not that of the sweep."""
+def publish_all(
+    runs: Sequence[Run], context: RunContext, folder: Path, results: ResultsFolder
+) -> None:
+    """Train and publish; prints a line where a score differs from the sweep's."""
     known = {it.run.digest: it.outcome for it in results.records()}
     with Registry.open(folder) as registry:
         for run in runs:
-            trained = bench.fit(run)
+            trained = context.fit(run)
             publish(
                 trained,
                 registry,
-                bench.backbone(run.backbone),
+                context.backbone(run.backbone),
                 task=run.description.task,
                 created_at=datetime.now(UTC),
             )

@@ -1,7 +1,8 @@
 """The table of Lee, Tang and Lin 2019/2020, "What Would Elsa Do?", from a sweep's results.
 
-Relative performance: the mean score of the seeds with the lowest N layers frozen, over that of full
-fine-tuning (sec. 3), averaged over tasks. The operating point is the largest N that keeps 95 %.
+Relative performance: the mean score of the seeds with the lowest N layers frozen, divided by the
+score of full fine-tuning (sec. 3), averaged over tasks. The operating point is the largest N that
+keeps 95 %.
 """
 
 # matplotlib leaves the keyword arguments of its methods untyped.
@@ -22,7 +23,7 @@ from nunatak_training.sweeps.tables import deviation, num_frozen
 
 TARGET = 0.95
 FIRST_TARGET, LEFT_OUT = 0.9, "cola"
-"""Those of the paper's first version, which leaves the set out that freezing hurts most."""
+"""The sets of the paper's first version, without the set that freezing hurts most."""
 FULL = None
 """Stands for full fine-tuning where others have a number of frozen layers."""
 

@@ -16,7 +16,7 @@ from nunatak_training.sweeps.tables import COLUMNS, deviation
 
 TASK, VARIANT = (tuple(COLUMNS).index(name) for name in ("task", "regularizer"))
 SFT = "dropout 0.2"
-"""What the sweep calls standard fine-tuning with dropout at the rate of GradDrop."""
+"""The sweep's name for standard fine-tuning with dropout at the rate of GradDrop."""
 
 
 def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
@@ -26,7 +26,7 @@ def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
 
 
 def graddrop_markdown(cells: Sequence[Cell]) -> str:
-    """A row a variant: mean and deviation for each task, and the average with that of SFT."""
+    """One row per variant: mean and deviation per task, and the average compared with SFT's."""
     by_key = {(cell.axes[VARIANT], cell.axes[TASK]): cell for cell in cells}
     tasks = sorted({task for _, task in by_key})
     variants = list(dict.fromkeys(variant for variant, _ in by_key))

@@ -1,8 +1,8 @@
 """Real data, end to end: train five tasks, publish, serve, and score the answers over HTTP.
 
-The dev examples of all tasks are sent to one server as one shuffled stream, in requests that mix
-nothing but belong to different tasks, from several threads at once: the server makes mixed batches
-of them. For each task the metric of the served answers must equal the metric in its manifest.
+Several threads send the dev examples of all tasks to one server as one shuffled stream. Each
+request belongs to one task, and the server makes mixed batches of them. For each task the metric of
+the served answers must equal the metric in its manifest.
 """
 
 import argparse
@@ -40,7 +40,7 @@ PAGE = FIGURES.parent / "real-data.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealTask:
-    """One data set, how it is learnt, and what it should reach."""
+    """One data set, its recipe, and the score that it should reach."""
 
     name: str
     method: Method
@@ -52,7 +52,7 @@ class RealTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What training recorded, and what the server gave."""
+    """The metric that training recorded, and the metric of the served answers."""
 
     task: RealTask
     outcome: TrainOutcome

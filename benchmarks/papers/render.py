@@ -34,7 +34,7 @@ SWEEPS = Path(__file__).parent
 PAGE = FIGURES.parent / "papers.md"
 PLOTS = FIGURES.parent / "plots"
 READING = SWEEPS / "findings.md"
-"""What the tables say, in words; written by people once there is something to say."""
+"""The conclusions of the tables; people write them once there are results."""
 HEAD = """# The papers' tables
 
 MiniLM (6 layers, width 384), trained by `nunatak sweep` on capped data sets. Unless noted, scores
@@ -96,7 +96,7 @@ def elsa_part(records: Sequence[RunRecord]) -> str:
 
 
 def savings() -> str:
-    """What was measured of a deployment, if it was, beside the formula."""
+    """The measurement of a deployment, if there is one, next to the formula."""
     figures = latest()
     if not {DEPLOYED, FORMULA} <= figures.keys():
         return ""
@@ -139,7 +139,7 @@ def _is_mixed(record: RunRecord) -> bool:
 
 
 def _off_and_on(off: Sequence[RunRecord], on: Sequence[RunRecord]) -> list[RunRecord]:
-    """Runs with something, after those without it on the same tasks by the same methods."""
+    """Runs with an option, each after the runs without it on the same tasks by the same methods."""
     compared = {(it.run.task, it.run.recipe.method) for it in on}
     return [*(it for it in off if (it.run.task, it.run.recipe.method) in compared), *on]
 
@@ -156,7 +156,7 @@ def robustness_section(records: Sequence[RunRecord]) -> str:
 
 
 def inside_section(folder: Path) -> str:
-    """What training moved: similarity by layer, and the loss around the trained parameters."""
+    """Effects of training: similarity by layer, and the loss around the trained parameters."""
     text = "## Inside the models\n\nSST-2 at 1k examples, seed 0, by the recipes of adapter.yaml.\n"
     rsa, landscape = folder / "rsa" / "rsa.csv", folder / "landscape" / "landscape.csv"
     if rsa.exists():
@@ -211,7 +211,7 @@ def graddrop_section(records: Sequence[RunRecord]) -> str:
 
 
 def section(title: str, name: str, records: Sequence[RunRecord], text: str) -> str:
-    """One table with what it ran on: the sweep file, how much is done, and how long that took."""
+    """One table with its sweep file, the share of finished runs, and the time they took."""
     sweep = (SWEEPS / f"{name}.yaml").read_text(encoding="utf-8")
     if not records:
         return not_measured(title, name)

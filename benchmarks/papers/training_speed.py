@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def check_scores(scores: dict[str, list[float]]) -> None:
-    """Stop unless ours and frozen Trainer's dev scores are the same but for chance."""
+    """Stop unless the dev scores of ours and the frozen Trainer differ by chance only."""
     for ours, theirs in (("nunatak", "trainer_frozen"), ("nunatak sweep", "trainer sweep")):
         difference = abs(mean(scores[ours]) - mean(scores[theirs]))
         if difference > SCORE_TOLERANCE:

@@ -1,8 +1,8 @@
-"""Tortures the registry: the long form of tests/torture, with its figures.
+"""Fault injection into the registry: the long form of tests/torture, with its figures.
 
-Each campaign prints what it injected, what was survived, and what was lost, wrong or dangling, with
-its seed. Kills and damage run on a file system in memory where there is one: a killed process loses
-no page cache, so no disk is needed. Races and timings run on the disk.
+Each campaign prints the injected faults, the survived ones, and the lost, wrong or dangling data,
+with its seed. Kills and damage run on a file system in memory where there is one: a killed process
+loses no page cache, so no disk is needed. Races and timings run on the disk.
 """
 
 import argparse
@@ -180,7 +180,7 @@ def concurrency() -> bool:
 
 
 def scale() -> bool:
-    """A registry of 10,000 versions beside one of 100."""
+    """A registry of 10,000 versions compared with one of 100."""
     with scratch(in_memory=False) as folder:
         fill(folder / "small", 100)
         fill(folder / "large", NUM_VERSIONS)

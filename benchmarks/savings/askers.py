@@ -1,4 +1,4 @@
-"""Asking the baselines: the plain route that all of them have, one attempt, checked answers."""
+"""Requests to the baselines: their common plain route, one attempt, answers checked."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ class PlainAsker:
 
 @asynccontextmanager
 async def asking(started: Started) -> AsyncGenerator[Asker]:
-    """Whoever asks this system as its users would."""
+    """Yield a client that sends requests to this system as its users would."""
     if started.system.is_ours:
         (address,) = set(started.addresses.values())
         async with NunatakAsker(address, timeout_s=TIMEOUT_S) as asker:
@@ -68,7 +68,7 @@ async def asking(started: Started) -> AsyncGenerator[Asker]:
 
 
 def answers(started: Started, tasks: Sequence[str], text: str) -> list[list[float]]:
-    """What a system says, in one shape for all, to hold them against each other."""
+    """The answers of a system, in one shape for all systems, for comparison."""
     if started.system.is_ours:
         (address,) = set(started.addresses.values())
         with Client(address) as client:

@@ -1,4 +1,4 @@
-"""Where a part of the savings report works, how much it measures, and where its results go."""
+"""The desk of a part of the savings report: its workplace, its extent, its results' folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ SMOKE = Extent(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desk:
-    """What every part gets."""
+    """The arguments of every part."""
 
     work: Path
     """Backbones, registries and exported tasks; made on demand, kept for the next run."""
@@ -99,7 +99,7 @@ class Desk:
     extent: Extent
     cores: tuple[int, ...] | None
     price_per_hour: float
-    """Of the machine, in any currency."""
+    """Price of the machine per hour, in any currency."""
     resumes: bool = False
 
     def backbone(self, shape: Shape) -> Backbone:
@@ -116,7 +116,7 @@ class Desk:
         full_models: Sequence[TaskPlan] = (),
         adapters: Sequence[TaskPlan] = (),
     ) -> Deployment:
-        """Publish what is missing, export what baselines need, and say where it lies."""
+        """Publish missing tasks, export folders for the baselines, and return their locations."""
         folder = self.work / f"{shape}-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         backbone = self.backbone(shape)
@@ -136,7 +136,7 @@ class Desk:
         )
 
     def origin(self) -> Origin:
-        """What makes the results of this run."""
+        """The command and machine behind the results of this run."""
         return Origin(
             command=self.sheet.command,
             commit=commit(),
@@ -146,7 +146,7 @@ class Desk:
         )
 
     def is_done(self, name: str) -> bool:
-        """Whether a run that was cut short has left this result, and this one goes on from it."""
+        """Whether an earlier run left this result, and this run continues from it."""
         return self.resumes and (self.out / f"{name}.json").exists()
 
     def keep(self, name: str, result: AnyResult) -> None:

@@ -13,7 +13,7 @@ SCENARIO = Scenario(name="fanout", texts=NormalLengths(mean=32, deviation=0))
 
 
 def speed_ups(deployment: Deployment, counts: Sequence[int], *, rounds: int) -> list[list[float]]:
-    """By round, the time of T single requests over that of one with T tasks; texts are all new."""
+    """By round: time of T single requests over one request with T tasks; all texts are new."""
     texts = text_source(SCENARIO, random.Random(0))
     with running(System.NUNATAK, deployment) as started:
         (address,) = set(started.addresses.values())

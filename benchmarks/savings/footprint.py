@@ -17,7 +17,7 @@ WITHOUT_CACHE = ("--trunk-cache-bytes", "0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What was measured, and the straight line through it."""
+    """The measured points, and the straight line through them."""
 
     points: tuple[MemoryPoint, ...]
     base_bytes: float
@@ -47,7 +47,7 @@ def memory_points(
 
 
 def runtime_bytes(system: System, tiny: Deployment, *, settling_s: float) -> int:
-    """PSS of a system beside its weights, which are few: interpreter, libraries, threads."""
+    """PSS of a system with next to no weights: interpreter, libraries, threads."""
     weights = (tiny.backbone / "model.safetensors").stat().st_size
     with running(system, tiny) as started:
         return _asked(started, tiny.tasks, settling_s).pss_bytes - weights

@@ -55,7 +55,7 @@ def measure_many(
             scenario = Scenario(
                 name=name, popularity=popularity, texts=NormalLengths(), duration_s=seconds
             )
-            # Until batches of many sizes have run, the server does not know which are worth while.
+            # Before batches of many sizes have run, the server does not know which sizes pay off.
             _throughput(started, scenario, deployment.tasks, seed=rounds, burst=burst)
             for number in range(rounds):
                 rates[name].append(
@@ -73,7 +73,7 @@ def measure_many(
 def measure_cold(
     deployment: Deployment, *, room: int, seconds: float, burst: int
 ) -> list[ManyPoint]:
-    """Ask all tasks of a server that has room for so many of them, of equal size."""
+    """Send requests to all tasks of a server with room for `room` of them, of equal size."""
     with Registry.open(deployment.registry) as registry:
         num_bytes = size_in_memory(registry.resolve(deployment.tasks[0]), dtype=torch.float32)
     options = (*deployment.options, "--task-memory-bytes", str(room * num_bytes))
@@ -94,7 +94,7 @@ def measure_cold(
 
 
 def start_seconds(deployment: Deployment) -> float:
-    """From the start of a server until it takes requests."""
+    """Seconds from the start of a server until it takes requests."""
     began = time.monotonic()
     with running(System.NUNATAK, deployment):
         return time.monotonic() - began

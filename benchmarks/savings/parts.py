@@ -73,9 +73,9 @@ def memory(desk: Desk) -> None:
 def saved(desk: Desk) -> None:
     """The paper's table in deployment: growth of our server against as many full models.
 
-    The formula counts parameters, so the models have theirs in memory, as after a while of traffic;
-    beside it stands what is saved against models whose files are mapped and whose embeddings no
-    text has touched yet. Our server holds the layers of the backbone that its tasks read.
+    The formula counts parameters, so the models have theirs in memory, as after a while of traffic.
+    A second figure compares with models whose files are mapped and whose embeddings no text has
+    touched yet. Our server holds the backbone layers that its tasks read.
     """
     shape, extent = desk.extent.saved_shape, desk.extent
     backbone = desk.backbone(shape)
@@ -181,7 +181,7 @@ def races(desk: Desk) -> None:
 
 
 def many(desk: Desk) -> None:
-    """Throughput of very many tasks against that of a few, in one server."""
+    """Throughput of very many tasks compared with a few, in one server."""
     counts = desk.extent.many
     shape = _race_shape(desk)
     wanted = plans(max(counts), (LORA,), prefix="many", head=SMALL_HEAD)

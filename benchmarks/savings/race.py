@@ -1,9 +1,9 @@
 """Races of whole systems: the highest rate of requests whose p99 keeps the objective, in turns.
 
-One round starts every system once, in shuffled order, alone on its cores. A burst tells what it can
-do at most; then rates are tried downwards from there, in the open loop, until one keeps the
-objective, and once more halfway up to the one that failed. A rate that keeps it at a short look is
-asked on for as many requests as a p99 needs, and only counts if it keeps it then as well.
+One round starts every system once, in shuffled order, alone on its cores. A burst shows the
+system's highest rate. Lower rates are then tried in the open loop until one keeps the objective;
+then a rate halfway up to the last failed one is tried. A rate that keeps the objective in a short
+trial must also keep it for as many requests as a p99 needs.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from nunatak_loadtest.scenario import Poisson, Scenario
 from nunatak_loadtest.traffic import Planned, Requests
 
 BURST = 64
-"""Requests sent at once to find out what a system can do at most."""
+"""Requests sent at once to find the highest rate of a system."""
 WARM_AFTER_S = 5.0
 """A burst that takes longer needs no other before it."""
 STEPS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
-"""Shares of that which are tried, until one keeps the objective."""
+"""Shares of the highest rate that are tried, until one keeps the objective."""
 AGREEMENT, AGREEMENT_BFLOAT16 = 2e-3, 5e-2
 """Largest difference of two systems' probabilities, both in float32, or one in bfloat16."""
 
@@ -53,7 +53,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one system did in one round."""
+    """The results of one system in one round."""
 
     best: Round
     rates: tuple[Rate, ...]
@@ -73,7 +73,7 @@ def run_round(
     """Let every system take its turn.
 
     Raises:
-        DisagreementError: two of them answer differently.
+        DisagreementError: two systems answer differently.
     """
     turns, said = dict[System, Turn](), dict[System, list[list[float]]]()
     for system in random.Random(seed).sample(list(systems), len(systems)):
@@ -187,7 +187,7 @@ async def hold(
     seconds: float,
     seed: int,
 ) -> tuple[Rate, Round]:
-    """Ask at a rate for so long and hold what comes against the objective."""
+    """Send requests at a rate for some time and compare the results with the objective."""
     samples = await ask_at(asker, scenario, tasks, rate_per_s, seconds=seconds, seed=seed)
     latency = Latency.of(it.response_ms for it in samples if it.error is None)
     p50_ms, p99_ms = (latency.p50_ms, latency.p99_ms) if latency else (0.0, 0.0)

@@ -1,7 +1,7 @@
 """The savings report: what one shared backbone saves in deployment, part by part, then the pages.
 
-Each part is measured alone and kept as JSON below `--out`; parts are named to measure some of them,
-`page` alone draws the pages anew, also those of runs that `nunatak loadtest run --out` kept below
+Each part is measured alone and kept as JSON below `--out`. Naming parts measures only these parts.
+`page` alone draws the pages again, also for runs that `nunatak loadtest run --out` kept below
 `--out`. Figures are appended as each part ends.
 """
 
@@ -40,7 +40,7 @@ PARTS: Mapping[str, Callable[[Desk], None]] = {
 
 
 def main() -> None:
-    """Measure, record and draw what is asked for."""
+    """Measure, record and draw the requested parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
     parser.add_argument("--extent", choices=EXTENTS, default="full")

@@ -1,6 +1,6 @@
-"""What a folder of results holds: one JSON file per measurement, each told by its `kind`.
+"""The content of a folder of results: one JSON file per measurement, with its `kind`.
 
-What `nunatak loadtest run --out` keeps is such a file too.
+`nunatak loadtest run --out` keeps such files too.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ class Result(BaseModel):
 
 
 class Origin(Result):
-    """What made a measurement, so that anybody can make it again."""
+    """The command and machine of a measurement, so that anybody can repeat it."""
 
     command: str
     commit: str
@@ -179,7 +179,7 @@ def load_results(folder: Path) -> dict[str, AnyResult]:
     """Read every measurement of a folder, by name; `report.json` is none.
 
     Raises:
-        InvalidSettingsError: the folder has none, or a file of it is none.
+        InvalidSettingsError: the folder has no results, or a file is not a result.
     """
     found = dict[str, AnyResult]()
     for path in sorted(folder.glob("*.json")):

@@ -1,7 +1,7 @@
-"""The systems of the measurements: how each is started with its tasks, and asked.
+"""The systems of the measurements: how each is started with its tasks, and how it is called.
 
-All are pinned to the same cores and get one thread per core. What a baseline is, its own file below
-`peers` says.
+All systems are pinned to the same cores and get one thread per core. Each file below `peers`
+describes its baseline.
 """
 # psutil carries no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -46,12 +46,12 @@ class System(StrEnum):
 
     @property
     def heading(self) -> str:
-        """What a reader calls it."""
+        """The system's name for readers."""
         return TITLES[self]
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is no baseline."""
+        """Whether it is ours, and no baseline."""
         return self in {System.NUNATAK, System.NUNATAK_BFLOAT16}
 
     @property
@@ -87,7 +87,7 @@ FOREIGN_PACKAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What is to be served, in the layouts of all systems, and on which cores."""
+    """The tasks to serve, in the layouts of all systems, and the cores to use."""
 
     backbone: Path
     registry: Path
@@ -123,7 +123,7 @@ class Started:
     pids: tuple[int, ...]
 
     def memory(self) -> tuple[int, int, int]:
-        """PSS, RSS and USS of all its processes, with those that they started."""
+        """PSS, RSS and USS of all its processes and their children."""
         processes = {it.pid: it for pid in self.pids for it in _family(pid)}
         full = [it.memory_full_info() for it in processes.values()]
         return (

@@ -1,4 +1,4 @@
-"""Abuses a real server process: bad requests by the thousand, and slow clients beside normal ones.
+"""Abuses a real server process: bad requests by the thousand, and slow clients among normal ones.
 
 A bad request counts as wrong if it was taken for a good one, answered by a failure of the server,
 or left hanging; so does a server that answers differently afterwards. Requests that the server's
@@ -28,10 +28,9 @@ from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios
 from doubles.access import add_key
 from doubles.backbones import save_tiny_backbone
+from doubles.bad_requests import corpus
 from doubles.processes import SCRIPT, server_process
-from doubles.raw_request import GOOD_BODY, PREDICT
-from doubles.raw_requests import corpus
-from doubles.raw_sockets import send_all
+from doubles.raw_request import GOOD_BODY, PREDICT, send_all
 from doubles.schema_cases import TRIALS, Target
 from doubles.slow_clients import Tally, normal_traffic, slow_process
 from doubles.tasks import publish_tiny_task
@@ -100,7 +99,7 @@ async def send_bad_input(address: str, *, num_mutations: int) -> tuple[int, int]
 def send_by_schema(
     address: str, headers: Mapping[str, str], *, num_examples: int
 ) -> tuple[int, int]:
-    """Send what the schema allows and forbids; return how many requests, and how much went wrong.
+    """Send requests that the schema allows or forbids; return their number, and the wrong ones.
 
     The headers let a caller in.
     """
@@ -127,7 +126,7 @@ def send_by_schema(
 
 
 def be_slow(address: str, sheet: Sheet, *, num_requests: int) -> None:
-    """Ask as normal clients do beside slow ones and alone, in turns, and record what differs."""
+    """Measure normal clients with and without slow ones, in turns, and record the difference."""
     beside = list[Tally]()
 
     def ask() -> Tally:
@@ -166,7 +165,7 @@ def p99_s(tally: Tally) -> float:
 
 
 def still_answers(address: str, expected: object, headers: Mapping[str, str] | None = None) -> bool:
-    """Whether the server lives, and says the same to a good request as before."""
+    """Whether the server lives, and still gives the same answer to a good request."""
     try:
         return answer_of(address, headers) == expected
     except httpx.HTTPError:
@@ -174,7 +173,7 @@ def still_answers(address: str, expected: object, headers: Mapping[str, str] | N
 
 
 def answer_of(address: str, headers: Mapping[str, str] | None = None) -> object:
-    """What the server says to a good request."""
+    """Return the server's answer to a good request."""
     sent = {"content-type": "application/json", **(headers or {})}
     return httpx.post(address + PREDICT, content=GOOD_BODY, headers=sent, timeout=30).json()
 

@@ -1,19 +1,17 @@
-"""A server that counts its processor time: the child process of `serving_overhead`.
+"""A server that counts its CPU time: the child process of `serving_overhead`.
 
-Its argument is the kind of server, for `computing` with the number of tokens:
+Its argument is the kind of server; `computing` also needs the number of tokens:
 
     served      the server, configured by NUNATAK_* variables
-    idle        the same, whose forward passes take no time
-    bare        a route of the same framework, at once answered
-    computing   the same route, before a forward pass on a thread
+    idle        the same, but its forward passes take no time
+    bare        a route of the same framework that answers at once
+    computing   the same route, after a forward pass on a thread
 
-`idle` answers with the logits that the same branches gave first. `computing` reads no text: it runs
-one row of that many tokens. What it uses outside of that is the least
-that a server of this framework can use beside a forward pass.
+`idle` answers with logits that its branches computed first. `computing` reads no text and runs one
+row of that many tokens; the rest of its CPU time is the least that this framework needs.
 
-It prints its address once it takes requests, and one line of JSON for each line that it reads: the
-seconds of the processor that the process has used, and what its forward passes have used of them,
-took, and computed.
+The server prints its address once it takes requests. For each line that it reads, it prints a line
+of JSON: the CPU seconds of the process, and the CPU seconds, duration and rows of its forwards.
 """
 
 import asyncio
@@ -50,12 +48,12 @@ from nunatak_server.serving import serve
 from nunatak_server.settings import ServerSettings
 
 FORWARD = "forward"
-"""What the compute module calls the function that is counted."""
+"""Name of the counted function in the compute module."""
 ANSWER = [{"label": "calm", "score": 0.9}, {"label": "urgent", "score": 0.1}]
 
 
 class Question(BaseModel):
-    """What the bare route is asked."""
+    """The body of a request to the bare route."""
 
     inputs: str
     parameters: dict[str, Any]
@@ -137,7 +135,7 @@ async def at_once() -> None:
 
 
 def computing(run: Callable[..., Any], num_tokens: int) -> Callable[[], Awaitable[None]]:
-    """What runs one row through the forward pass, on a thread of its own."""
+    """Return a function that runs one row through the forward pass, on a thread of its own."""
     settings = ServerSettings()
     torch.set_num_threads(settings.compute_threads or torch.get_num_threads())
     backbone = load_serving_backbone(settings)

@@ -1,12 +1,12 @@
-"""Contention: a noisy task beside quiet ones, and more load than can be answered.
+"""Contention: a noisy task next to quiet ones, and more load than the server can answer.
 
 Tasks of one top layer on the embedded backbone, real HTTP, an open loop, texts that no cache holds.
-What is compared runs in turns within each round, in another order each time. The noisy client is a
-process of its own with connections of its own: quiet ones wait for the server, not for it.
+Compared parts run in turns within each round, in another order each time. The noisy client is a
+process with connections of its own, so that quiet clients wait for the server only.
 
-A p99 needs a thousand requests to rest on ten of them: shorter parts than the default, or a slower
-machine, leave it to chance. The server has cores of its own and clients have the others, as if they
-were elsewhere: else a flood would take processor time from the server twice, as a client too.
+A p99 rests on ten requests of a thousand; shorter parts or a slower machine leave it to chance. The
+server has cores of its own and clients have the others. Otherwise a flood would also take CPU time
+from the server as a client.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from nunatak_server.residency.memory import size_in_memory
 
 QUIET = tuple(f"quiet-{index}" for index in range(9))
 QUIET_SHARES, NOISE = (0.3, 0.1), 2.0
-"""Quiet tasks ask for these parts of what the server can do together, the noisy one for this much.
-What it can do is measured in batches; one short text alone costs it two to three times as much."""
+"""Shares of the server's highest rate: of all quiet tasks together, and of the noisy task. The
+highest rate is measured in batches; one short text alone costs two to three times as much."""
 OVERLOAD = 3.0
 AT_ONCE = 32
 HEAD_START_S = 1.0
-"""For two clients to be ready to send."""
+"""Time for two clients to get ready to send."""
 NO_DEADLINE_MS, DEADLINE_MS = 60_000, 30_000
 TEXTS = NormalLengths(mean=14, deviation=0)
 """16 tokens with the special ones."""
@@ -46,7 +46,7 @@ SEEDS = itertools.count(1)
 
 
 def main() -> None:
-    """Measure and record what is asked for."""
+    """Measure and record the requested parts."""
     parser = figures_parser(__doc__, rounds=4)
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
     parser.add_argument("--seconds", type=float, default=15, help="of each part of a round")
@@ -67,10 +67,10 @@ def main() -> None:
 
 
 def fairness(address: str, sheet: Sheet, seconds: float) -> None:
-    """p99 of quiet tasks beside one that asks for twice what there is, over theirs alone.
+    """p99 of quiet tasks next to a noisy one at twice the highest rate, over their p99 alone.
 
-    The figure with the goal is that of a noisy client that sends on whatever it is told; beside it
-    stands that of one that heeds Retry-After.
+    The figure with the goal has a noisy client that ignores every refusal. Another figure has a
+    noisy client that follows Retry-After.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
         other.submit(time.perf_counter).result()
@@ -85,7 +85,7 @@ def fairness(address: str, sheet: Sheet, seconds: float) -> None:
 def fairness_round(
     address: str, share: float, seconds: float, number: int, other: Executor
 ) -> dict[Manner | None, float]:
-    """p99 in ms of quiet tasks alone (None), and beside noise of either manner."""
+    """p99 in ms of quiet tasks alone (None), and next to each kind of noisy client."""
     peak = saturate(address, ["noisy"], seconds=seconds / 4)
     quiet = poisson(QUIET, share * peak, seconds)
     noise = poisson(["noisy"], NOISE * peak, seconds)
@@ -138,7 +138,7 @@ def send_beside(
 
 
 def overload(address: str, sheet: Sheet, seconds: float) -> None:
-    """Answers in time at three times what can be answered, and how soon others are told."""
+    """Answers in time at three times the highest rate, and the time until refusals arrive."""
     ratios, refusals_ms = list[float](), list[float]()
     for _ in range(sheet.rounds):
         before = saturate(address, QUIET, seconds=seconds)
@@ -146,7 +146,7 @@ def overload(address: str, sheet: Sheet, seconds: float) -> None:
         samples = send(address, planned, deadline_ms=DEADLINE_MS)
         # The queue fills during the first half, and is full in the second.
         late = [it for it, due in zip(samples, planned, strict=True) if seconds <= due.due_s]
-        # On either side, for the machine's speed may change meanwhile.
+        # Before and after, since the machine's speed may change meanwhile.
         peak = (before + saturate(address, QUIET, seconds=seconds)) / 2
         good = sum(it.error is None and it.response_ms <= DEADLINE_MS for it in late)
         ratios.append(good / seconds / peak)

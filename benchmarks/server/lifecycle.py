@@ -1,7 +1,7 @@
 """Ends of servers: requests lost by SIGTERM, and wrong answers around SIGKILL.
 
-Real processes on a tiny random backbone, each answer held against the forward of its task alone.
-The scenarios are those of `tests/e2e/test_lifecycle.py`, many times over.
+Real processes serve a tiny random backbone, and each answer is compared with the forward of its
+task alone. The scenarios of `tests/e2e/test_lifecycle.py` run many times.
 """
 
 import tempfile

@@ -1,7 +1,7 @@
-"""An asker for the load generator that does next to nothing but send.
+"""A client for the load generator that does almost nothing but send.
 
-The client shares the machine with the server it measures, and so does as little as it can: answers
-are read as far as their status.
+The client shares the machine with the measured server, so it does as little as possible: it reads
+each answer only up to the status.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ ResultT = TypeVar("ResultT")
 
 
 class Manner(StrEnum):
-    """What a client does when it is refused."""
+    """The reaction of a client to a refusal."""
 
     CARELESS = "careless"
-    """It sends on."""
+    """The client keeps sending."""
     OBEYING = "obeying"
-    """It sends nothing until the time of Retry-After is over, and what was due then never."""
+    """The client drops every request that is due before the time of Retry-After is over."""
 
 
 class RefusedError(NunatakClientError):
@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._answer.set_result(Answer(status=status, retry_after_s=int(wait[1]) if wait else 0))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what waits for an answer."""
+        """Fail the requests that wait for an answer."""
         answer: asyncio.Future[Answer] | None = getattr(self, "_answer", None)
         if answer is not None and not answer.done():
             answer.set_exception(ConnectionFailedError(f"closed before the answer: {exc}"))
@@ -108,7 +108,7 @@ class Connections:
         return answer
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         while self._idle:
             self._idle.pop().close()
 

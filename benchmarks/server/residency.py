@@ -1,4 +1,4 @@
-"""Residency: more tasks than fit, cold loads beside hot tasks, truth under change, swaps, memory.
+"""Residency: more tasks than fit, cold loads next to hot tasks, truth under change, swaps, memory.
 
 64 tasks of one top layer on the embedded backbone, a server with bytes for 16 of them, real HTTP.
 Parts that are compared run in turns within each round.
@@ -39,7 +39,7 @@ POLICIES = ("uniform", "zipf")
 
 
 def main() -> None:
-    """Measure and record what is asked for."""
+    """Measure and record the requested parts."""
     parser = figures_parser(__doc__, rounds=3)
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
     parser.add_argument("--seconds", type=float, default=20, help="of each part of a round")
@@ -71,7 +71,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What every part gets."""
+    """The arguments of every part."""
 
     address: str
     registry: Registry
@@ -98,7 +98,7 @@ def cliff(site: Site) -> None:
         for number in range(site.sheet.rounds):
             for active in ACTIVE:
                 draw = popular(popularity, active)
-                # The tasks that this part asks come in first; what comes after is its rate.
+                # The tasks of this part come in first; the rate is measured after them.
                 site.ask_for(draw, seed=number, seconds=site.options.seconds / 5)
                 answers = site.ask_for(draw, seed=number)
                 latencies = checked_latencies(answers)
@@ -115,14 +115,14 @@ def cliff(site: Site) -> None:
 
 
 def cold_load(site: Site) -> None:
-    """Loads of versions that were in memory before, beside hot tasks."""
+    """Loads of versions that were in memory before, next to hot tasks."""
     names, caller = [f"task-{index}" for index in range(ROOM, NUM_TASKS)], Caller(site.address)
     checked_latencies([caller.ask(name, TEXTS[0]) for name in names])
     hot_beside_loads(site, cycle(names), suffix="")
 
 
 def first_load(site: Site) -> None:
-    """Loads of versions that this server has never seen, beside hot tasks."""
+    """Loads of versions that this server has never seen, next to hot tasks."""
     backbone = load_backbone(DEFAULT_BACKBONE)
     names = [
         f"new-{index}"
@@ -135,7 +135,7 @@ def first_load(site: Site) -> None:
 
 
 def hot_beside_loads(site: Site, cold: Iterator[str], *, suffix: str) -> None:
-    """p99 of hot tasks beside cold loads, over theirs without; what a cold request waits."""
+    """p99 of hot tasks with cold loads, over their p99 without; the wait of a cold request."""
     operator, waits = Caller(site.address), list[float]()
     ratios, extra = list[float](), list[float]()
 
@@ -208,7 +208,7 @@ def swap(site: Site) -> None:
             task = f"task-{index % NUM_TASKS}"
             caller.ask(task, TEXTS[0])
             caller.call("POST", f"/v1/tasks/{task}/evict")
-        time.sleep(6)  # what was freed goes back every five seconds
+        time.sleep(6)  # freed memory goes back every five seconds
         return float(caller.call("GET", "/v1/memory")[1]["process"]["rss_bytes"])
 
     for index in range(NUM_TASKS):
@@ -239,7 +239,7 @@ def ask_several(caller: Caller, draw: random.Random) -> list[Asked]:
 
 
 def checked_latencies(answers: Sequence[Asked]) -> list[float]:
-    """Sorted milliseconds of the answers; stops the measurement if one of them is an error."""
+    """Sorted milliseconds of the answers; stops the measurement at an error."""
     failed = [asked for asked in answers if asked.status != 200]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed, the first with {failed[0].body}")

@@ -1,17 +1,15 @@
-"""Overhead: what serving adds to the forward pass, in time, processor time and throughput.
+"""Overhead: the time, CPU time and throughput that serving costs on top of the forward pass.
 
-Time and processor time: one caller, one short text at a time that was never asked before, on the
-embedded backbone, without a trunk cache. Beside it, in turns, two routes of the framework with
-nothing of ours: one that answers at once, and one that first runs a forward pass of as many tokens
-on a thread. The same code takes two to three times as long after a pause as in a tight loop, for
-caches and processors have gone cold, and only the second route has such pauses. So the server is
-also asked without them, with a forward that takes no time, to be compared with the first route.
+Time and CPU time: one caller sends one short new text at a time, on the embedded backbone, without
+a trunk cache. Two bare routes of the framework run in turns with it: one answers at once, and one
+first runs a forward pass of as many tokens on a thread. Code runs two to three times slower after a
+pause than in a tight loop, because caches and CPUs have gone cold, and only the second route has
+such pauses. So the server also runs without pauses, with a forward that takes no time, for
+comparison with the first route.
 
-Throughput: more callers than the server can answer, shape of BERT base with random weights, against
-the same rows through the mixed forward alone in batches of 64, in turns. What is lost is told by
-cause: the shorter batches (processor time of a row), and the time in which no forward ran.
-
-Processes are measured with one compute thread, so that a thread's time is a forward's time.
+Throughput: more callers than the server can answer, in turns with the same rows through the mixed
+forward alone in batches of 64; shape of BERT base with random weights. The loss has two causes:
+shorter batches (CPU time of a row), and time without a forward. Processes have one compute thread.
 """
 
 import itertools
@@ -48,7 +46,7 @@ ROWS_PER_FORWARD = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """What a server has used so far, and its forward passes of that; seconds of the processor."""
+    """The CPU seconds that a server has used so far, and the share of its forward passes."""
 
     total_s: float
     forward_s: float
@@ -56,7 +54,7 @@ class Used:
     num_rows: int
 
     def since(self, before: "Used") -> "Used":
-        """What was used in between."""
+        """The CPU seconds between two readings."""
         return Used(
             total_s=self.total_s - before.total_s,
             forward_s=self.forward_s - before.forward_s,
@@ -67,13 +65,13 @@ class Used:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockedServer:
-    """A server process that tells how much processor time it has used."""
+    """A server process that reports its CPU time."""
 
     process: "subprocess.Popen[str]"
     address: str
 
     def used(self) -> Used:
-        """What it has used so far."""
+        """The CPU time so far."""
         if self.process.stdin is None or self.process.stdout is None:
             raise RuntimeError("the server was started without pipes")
         print(file=self.process.stdin, flush=True)
@@ -117,7 +115,7 @@ def main() -> None:
 
 
 def one_caller(sheet: Sheet, num_requests: int) -> None:
-    """Time and processor time of one request, beyond its forward."""
+    """Time and CPU time of one request, beyond its forward."""
     texts, backbone = fresh_texts(), load_backbone(DEFAULT_BACKBONE)
     check_lengths(backbone)
     kinds = (("served",), ("bare",), ("computing", str(NUM_TOKENS)), ("idle",))
@@ -176,12 +174,12 @@ def ask_one(server: ClockedServer, texts: "itertools.count[int]", num_requests: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Of one round; processor time is that of the forward passes."""
+    """Figures of one round; the CPU time is the CPU time of the forward passes."""
 
     rows_per_s: float
     processor_s_per_row: float
     busy_share: float
-    """Of the round, in which a forward ran."""
+    """Share of the round in which a forward ran."""
 
 
 def saturation(sheet: Sheet, seconds: float) -> None:

@@ -50,7 +50,7 @@ class Asked:
     body: dict[str, Any]
     seconds: float
     compute_ms: float = 0.0
-    """Of the forward pass, as the answer's header says."""
+    """Milliseconds of the forward pass, from the answer's header."""
 
 
 class Caller:
@@ -60,7 +60,7 @@ class Caller:
         parts = urlsplit(address)
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
         self.compute_ms = 0.0
-        """Of the last answer."""
+        """Milliseconds of the forward pass of the last answer."""
 
     def call(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
         """Send one request and read its answer."""
@@ -118,7 +118,7 @@ def publish(
 
 
 def oracle_of(registry: Registry, versions: Sequence[TaskManifest], backbone: Backbone) -> Oracle:
-    """Logits of every version for every text, each computed with nothing beside it."""
+    """Logits of every version for every text, each computed alone."""
     found: Oracle = {}
     for manifest in versions:
         branch = load_task(manifest, registry.read_blob(manifest), backbone).branch
@@ -132,7 +132,7 @@ def oracle_of(registry: Registry, versions: Sequence[TaskManifest], backbone: Ba
 
 
 def is_wrong(asked: Asked, oracle: Oracle) -> bool:
-    """Whether an answer is none, or another than that of the version it names."""
+    """Whether an answer is missing, or differs from the answer of the version that it names."""
     if asked.status != http.client.OK or asked.body["task"] != asked.task:
         return True
     expected = oracle[asked.task, asked.body["version"], asked.text]

@@ -1,8 +1,8 @@
 r"""Free text of artefacts, files and servers, made safe to print.
 
-Whoever wrote a label, a note or an error message may have written control characters into it. They
-move a terminal's cursor, change its colours and title, end a line of a log, or turn the order of
-what is read. Printed text spells them out instead, as `\x1b` or `\u202e`.
+The author of a label, a note or an error message may have put control characters into it. Control
+characters move a terminal's cursor, change its colours and title, end a line of a log, or reverse
+the order of the characters. Printed text spells them out instead, as `\x1b` or `\u202e`.
 """
 
 import re
@@ -11,7 +11,7 @@ _LINE_END = "\n"
 _CONTROLS = re.compile(
     "["
     "\x00-\x1f\x7f-\x9f"  # C0 and C1, with tabs and line ends
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of what is read
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of text
     "\u2028\u2029"  # separators of lines and paragraphs
     "\ud800-\udfff"  # half characters, which no output takes
     "]"
@@ -19,7 +19,7 @@ _CONTROLS = re.compile(
 
 
 def visible(text: str) -> str:
-    """Spell out every control character, line ends included: what is returned is one line."""
+    """Spell out every control character, line ends included, so that the result is one line."""
     return _CONTROLS.sub(_spelt, text)
 
 

@@ -1,7 +1,7 @@
 """The load generator: sends the requests of a scenario and notes what became of each.
 
 Open loop: every request leaves when it is due, whatever became of the requests before it, and its
-time runs from the instant it was due. A request that the generator or the network held back counts
+time runs from the instant it was due. A request that the generator or the network delayed counts
 as slow, as it would for its sender. (Tene calls leaving such requests out coordinated omission;
 MLPerf's server scenario and wrk2 count as this generator does.)
 
@@ -25,14 +25,14 @@ from nunatak_loadtest.traffic import Planned, Requests, plan
 Sleep = Callable[[float], Awaitable[None]]
 Clock = Callable[[], float]
 USER_SEEDS = 1_000_003
-"""Seeds of users lie this far apart, so that no two users of two runs send the same texts."""
+"""Distance between the seeds of users, so that no two users of two runs send the same texts."""
 
 
 class Asker(Protocol):
     """Asks tasks about a text, once, and raises a `NunatakClientError` unless all answered."""
 
     async def ask(self, tasks: Sequence[str], text: str) -> Timings:
-        """Where the server spent the time, as far as the server reports it."""
+        """Send one request; return the time that the server reports to have spent, by part."""
         ...
 
 
@@ -85,7 +85,7 @@ async def drive(
 ) -> list[Sample]:
     """Send the scenario's load for so many seconds and wait for all answers.
 
-    The steps of a closed loop say themselves how long they last.
+    The steps of a closed loop have durations of their own.
     """
     match scenario.arrivals:
         case Closed(users=users, steps=steps):
@@ -130,7 +130,7 @@ async def drive_closed(
     clock: Clock = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> list[Sample]:
-    """Let users ask, each from a source of its own; samples in the order of users.
+    """Let users send requests, each with texts of its own; returns samples in the order of users.
 
     Args:
         asker: Sends the requests.
@@ -157,7 +157,7 @@ async def drive_closed(
 
 
 def spells(user: int, stages: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
-    """When the user of this number, from 0, begins and ends to ask: seconds from the start."""
+    """Begin and end of the requests of user `number` (from 0), in seconds from the start."""
     begin_s = 0.0
     for users, seconds in stages:
         if user < users:

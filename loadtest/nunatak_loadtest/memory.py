@@ -1,7 +1,7 @@
-"""Memory of a process over time, watched from outside it.
+"""Memory of a process over time, measured from outside the process.
 
-RSS counts shared pages in full, PSS in proportion to their users, USS not at all. What another
-process on the machine would lose is between USS and PSS.
+RSS counts shared pages in full, PSS in proportion to their users, USS not at all. If the process
+ended, the machine would regain an amount between USS and PSS.
 """
 
 # psutil carries no types.
@@ -23,7 +23,7 @@ from nunatak_loadtest.errors import ProcessNotFoundError
 
 
 class MemorySample(BaseModel):
-    """Memory of one process at one moment; `None` where the system does not tell."""
+    """Memory of one process at one moment; `None` where the system does not report it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -55,7 +55,7 @@ class MemorySampler:
 
     @property
     def samples(self) -> tuple[MemorySample, ...]:
-        """What has been measured so far."""
+        """The samples taken so far."""
         return tuple(self._samples)
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""A server process of one's own, for as long as a block of code runs."""
+"""A private server process for as long as a block of code runs."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ class ServerProcess:
     Args:
         registry: folder or URL of the registry to serve.
         options: further options of `nunatak serve`.
-        log: file for what the server logs; absent: its messages go to standard error.
+        log: file for the server's log; if absent, the log goes to standard error.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The result of a run, as a value, and the two files that keep it."""
+"""The result of a run as a value, and the two files that keep it."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -73,7 +73,7 @@ class ProcessPeak(BaseModel):
 
 
 class Verdict(BaseModel):
-    """The run held against its objectives; a request without an answer misses them."""
+    """The run compared with its objectives; a request without an answer misses them."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -123,7 +123,7 @@ class WarmedUp(BaseModel):
 
 
 class Asked(BaseModel):
-    """What was really asked, to be held against the scenario."""
+    """The load that was really sent, for comparison with the scenario."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -156,7 +156,7 @@ class LoadReport(BaseModel):
 
 
 class KeptRun(BaseModel):
-    """A run as its file holds it; `kind` tells it apart from other measurements."""
+    """A run as stored in its file; `kind` distinguishes it from other measurements."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -165,7 +165,7 @@ class KeptRun(BaseModel):
 
 
 def save_run(folder: Path, report: LoadReport, samples: Sequence[Sample]) -> Path:
-    """Write `run-NAME.json`, in place of an older one, and every request of the run beside it.
+    """Write `run-NAME.json`, in place of an older one, and next to it every request of the run.
 
     The requests go to `run-NAME.samples.jsonl`.
     """
@@ -190,12 +190,12 @@ def build_report(
     """Put the measurements together.
 
     Args:
-        job: What was asked for.
-        samples: What came of it.
-        server: What it was asked of.
-        memory: What the server said of its memory before and after.
-        watched: Its process, seen from outside.
-        warm_up: What came before the samples.
+        job: The scenario, the tasks and the server to load.
+        samples: The requests of the run.
+        server: The server's description of itself.
+        memory: The server's report of its memory, before and after the run.
+        watched: Samples of the server process, taken from outside.
+        warm_up: The warm-up before the samples.
     """
     span = span_s(samples)
     by_task: dict[str, list[Sample]] = {task: [] for task in job.tasks}
@@ -227,7 +227,7 @@ def build_report(
 
 
 def top_shares(counts: Sequence[float]) -> tuple[float, float]:
-    """The share of the most asked task, and of the most asked tenth of all tasks (at least one)."""
+    """Shares of requests: of the top task, and of the top tenth of all tasks (at least one)."""
     ordered = sorted(counts, reverse=True)
     total = math.fsum(ordered)
     if total == 0:

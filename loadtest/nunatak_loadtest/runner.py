@@ -1,4 +1,4 @@
-"""Runs one load test: prepares the server, sends the load, watches the memory, reports."""
+"""One load test: prepare the server, send the load, watch the memory, report."""
 
 import asyncio
 import random
@@ -41,9 +41,9 @@ def make_job(scenario: Scenario, *, server: str, tasks: Sequence[str] | None) ->
 
 
 def run(job: Job, *, pid: int | None = None) -> tuple[LoadReport, list[Sample]]:
-    """Load the server as the scenario says and report, with every request as it went.
+    """Send the scenario's load to the server; return the report and a sample of every request.
 
-    The tasks are preloaded first: what is measured is a server at work, not one at start.
+    The tasks are preloaded first: the run measures a server at work, and not its start.
 
     Args:
         job: What to do.
@@ -101,7 +101,7 @@ async def warm(
     clock: Clock = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> WarmedUp:
-    """Send the scenario's load in windows until their medians agree, or for as long as it says."""
+    """Send the scenario's load in windows until their medians agree or its time is over."""
     rule, medians = scenario.warm_up, list[float | None]()
     while (len(medians) + 1) * rule.window_s <= rule.longest_s:
         seed = WARM_UP_SEED * (scenario.seed + 1) + len(medians)

@@ -1,4 +1,4 @@
-"""What is kept of each request, and exact statistics over it."""
+"""Samples: the facts kept of each request, and exact statistics over them."""
 
 import math
 from collections import Counter

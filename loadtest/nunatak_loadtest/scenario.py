@@ -1,4 +1,4 @@
-"""A scenario: what is asked how often of how many tasks, for how long, and what would be good.
+"""A scenario: the requests of a load test, their rate, their duration, and the objectives.
 
 Every part is a frozen value; a scenario file is TOML with the same names. Some scenarios come with
 the package and are read by name, others by the path of their file.
@@ -20,19 +20,19 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Part(BaseModel):
-    """Base of every part: frozen, and no name that nobody reads."""
+    """Base of every part: frozen, and an unknown name is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Uniform(Part):
-    """Every task is asked equally often."""
+    """Every task gets equally many requests."""
 
     kind: Literal["uniform"] = "uniform"
 
 
 class Zipf(Part):
-    """The task of rank r is asked in proportion to `r ** -exponent`."""
+    """The task of rank r gets requests in proportion to `r ** -exponent`."""
 
     kind: Literal["zipf"] = "zipf"
     exponent: Annotated[float, Field(gt=0, le=5)] = 1.0
@@ -106,7 +106,7 @@ class BuiltInTexts(Part):
 
 
 class Width(Part):
-    """A share of requests that ask so many tasks about their text."""
+    """A number of tasks per request, and the share of requests with this number."""
 
     tasks: Annotated[int, Field(ge=1, le=4096)] = 1
     weight: Positive = 1.0
@@ -125,7 +125,7 @@ class WarmUp(Part):
 
 
 class Objectives(Part):
-    """What would be good enough."""
+    """The limits of a good run."""
 
     p99_ms: Positive = 200.0
     error_share: Share = 0.0

@@ -1,4 +1,4 @@
-"""The result of a run as tables for a terminal; figures are those of the report, only rounded."""
+"""The result of a run as tables for a terminal, with the report's figures rounded."""
 
 from rich.console import Group
 from rich.filesize import decimal
@@ -10,7 +10,7 @@ from nunatak_loadtest.samples import RequestStatistics
 from nunatak_loadtest.scenario import Arrivals, Closed, Gamma, Poisson
 
 MOST_TASKS = 24
-"""Tables of more tasks than this show these many, the most asked ones."""
+"""Most rows of the table of tasks, which shows the tasks with most requests."""
 
 
 def render(report: LoadReport) -> Group:

@@ -45,7 +45,7 @@ TRIES = 32
 
 
 class TextSource(Protocol):
-    """Where texts come from."""
+    """A source of texts."""
 
     def draw(self) -> str:
         """The next text."""
@@ -82,7 +82,7 @@ class Drawing:
         self._known = set[str]()
 
     def draw(self) -> str:
-        """A new text, or one of those before."""
+        """A new text, or an earlier one."""
         if self._sent and self._random.random() < self._repeated_share:
             return self._random.choice(self._sent)
         text = self._new()
@@ -100,7 +100,7 @@ class Drawing:
 
 
 def text_source(scenario: Scenario, chance: random.Random) -> TextSource:
-    """What the scenario's texts come from.
+    """Return the source of the scenario's texts.
 
     Raises:
         InvalidSettingsError: its file of texts cannot be read.

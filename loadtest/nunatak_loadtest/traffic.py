@@ -1,4 +1,4 @@
-"""What a scenario sends, and when: drawn before the run, from the seed alone."""
+"""The traffic of a scenario: requests and their times, drawn before the run from the seed alone."""
 
 import math
 import random
@@ -81,7 +81,7 @@ def arrival_times(
 
 
 def task_weights(popularity: Popularity, num_tasks: int) -> tuple[float, ...]:
-    """The share of requests of each task, the most asked first; they add up to one."""
+    """The share of requests of each task, the largest first; the shares add up to one."""
     match popularity:
         case Uniform():
             raw = [1.0] * num_tasks

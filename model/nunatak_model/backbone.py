@@ -24,11 +24,11 @@ from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
 
 INT8_SUFFIX = "+int8"
-"""Of the name of a quantized backbone, and of the source it is loaded from."""
+"""Suffix of the name and of the source of a quantized backbone."""
 QUANTIZATION = "int8: symmetric, weights by output, inputs by token, version 1"
-"""Part of the digest: what else is to be computed needs another text."""
+"""Part of the digest; another computation needs another text."""
 PAGE_SHARE = 1 / 64
-"""Of a device's memory, for one page of slots; how much may lie open for versions of one form."""
+"""Largest share of a device's memory for one page of slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +39,15 @@ class LeftOut:
     digest: str
     """SHA-256 of its values in `dtype`."""
     num_bytes: int
-    """That it would take as it is served."""
+    """Size of the weight in the served layout."""
 
     def equals(self, tensor: Tensor) -> bool:
-        """Whether a tensor has its values, rounded to its dtype."""
+        """Whether a tensor has the same values, rounded to the weight's dtype."""
         return _digest(tensor.to(self.dtype)) == self.digest
 
 
 def left_out_of(tensor: Tensor, *, num_bytes: int) -> LeftOut:
-    """Return what is to be kept of a weight that will be dropped."""
+    """Return the record of a weight that will be dropped."""
     return LeftOut(dtype=tensor.dtype, digest=_digest(tensor), num_bytes=num_bytes)
 
 
@@ -58,16 +58,16 @@ def _digest(tensor: Tensor) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
-    """What computes on a device, one choice for each concern; plans are the same under all."""
+    """The operations of a device, one choice for each concern; plans do not depend on them."""
 
     attention: PlanAttention = attention_by_runs
     sum_rows: SumRows = sum_by_index
     banks: SlotBanks | None = None
-    """Where tasks lie, for products grouped over them; None where each runs by itself."""
+    """Pages of slots, for products grouped over tasks; None where each task runs by itself."""
 
 
 PLAIN_OPS = Ops()
-"""What runs everywhere, and what training runs."""
+"""The operations that run everywhere, and in training."""
 
 
 def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
@@ -105,13 +105,13 @@ class Backbone:
     """All encoder weights by stored name; `embeddings` and `layers` are views of the same."""
     embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
-    """From the lowest up; fewer than the configuration says where only the lowest are held."""
+    """From the lowest up; fewer than configured if only the lowest layers are in memory."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict[str, LeftOut])
-    """What is known of the weights of the layers that are not held."""
+    """The records of the weights of layers that are not in memory."""
     is_packed: bool = False
     """Whether linear maps are laid out for serving, and take no gradients."""
     ops: Ops = PLAIN_OPS
-    """What computes on its device."""
+    """The operations of its device."""
 
     @property
     def is_quantized(self) -> bool:
@@ -125,7 +125,7 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.embeddings.word.device
 
     @property
@@ -149,7 +149,7 @@ class Backbone:
         return self.layers[index] if index < len(self.layers) else None
 
     def equals(self, name: str, tensor: Tensor) -> bool | None:
-        """Whether an encoder weight has these values, in its dtype; None if there is none such."""
+        """Whether an encoder weight has these values, in its dtype; None if it does not exist."""
         if name in self.left_out:
             return self.left_out[name].equals(tensor)
         frozen = self.floating(name)
@@ -158,9 +158,10 @@ class Backbone:
         return torch.equal(tensor.to(frozen.device, frozen.dtype), frozen)
 
     def floating(self, name: str) -> Tensor | None:
-        """The encoder weight of that name as plain numbers, or None if there is none.
+        """The encoder weight of that name as floating-point numbers, or None if there is none.
 
-        A packed one is laid out as it was, and of an integer one it is what it stands for.
+        A packed weight is returned in the plain layout. An integer weight is returned as the
+        numbers it stands for.
         """
         tensor = self.parameters.get(name)
         if tensor is None or tensor.is_floating_point():
@@ -171,8 +172,8 @@ class Backbone:
 def quantize_backbone(backbone: Backbone) -> Backbone:
     """The backbone whose layers multiply in 8-bit integers (see `nunatak_model.ops.int8`).
 
-    It computes other numbers, so it is another backbone, with a digest and a name of its own:
-    tasks are trained on it to be served on it, and those of the original are refused.
+    A quantized backbone computes other numbers, so it has a digest and a name of its own. Tasks
+    must be trained on it to be served on it; tasks of the original backbone are refused.
 
     Raises:
         UnsupportedBackboneError: it is packed or quantized, or not on the CPU.

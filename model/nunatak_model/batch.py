@@ -1,4 +1,4 @@
-"""The batch: from the plan's rows of single branches to what a device runs at once.
+"""The batch: the plan's rows of single branches become runs of a device.
 
 Branches in slots of one page run together, in the order of their slots; all others by themselves.
 
@@ -27,26 +27,26 @@ from nunatak_model.plan import Lane, Layout, Span
 Pair = tuple[int, int]
 """An input and a branch, by index."""
 NO_PLACE = (-1, 0)
-"""Of branches without slots; before that of any page."""
+"""The place of branches without slots; it sorts before the places of all pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpan:
-    """Tokens, and what they run at each layer."""
+    """Tokens, and their override at each layer."""
 
     span: TokenSpan
     layers: Layers
 
 
 def in_slot_order(branches: Iterable[Branch]) -> tuple[Branch, ...]:
-    """Distinct branches so that those of one page are neighbours, in the order of their slots."""
+    """Distinct branches; the branches of one page are adjacent, in the order of their slots."""
     return tuple(sorted(dict.fromkeys(branches), key=_place))
 
 
 def layer_spans(
     layout: Layout, branches: Sequence[Branch], device: torch.device
 ) -> tuple[LayerSpan, ...]:
-    """What the tokens of a stage run that is not frozen, in the order of the plan's lanes."""
+    """The spans of a stage's tokens that run overrides, in the order of the plan's lanes."""
     own = [span for span in layout.spans if span.lane is not Lane.TRUNK]
     found = list[LayerSpan]()
     for _, neighbours in groupby(own, lambda span: _page(span.branch, branches)):
@@ -87,7 +87,7 @@ class _HeadRun:
 
     pairs: tuple[Pair, ...]
     rows: tuple[int, ...]
-    """Of the last layout, one for each pair."""
+    """The row in the last layout of each pair."""
     head: Head
     groups: SlotGroups | None = None
 

@@ -1,9 +1,9 @@
-"""The branch: what one task version runs above its split depth, and its head.
+"""The branch: the layers of one task version above its split depth, and its head.
 
 On a device that groups tasks, a branch lies in slots in padded form: ranks, sizes and labels are
-rounded up, so that tasks of many shapes share one page. Padding is zeros and changes no answer:
-what is added to a rank or a bottleneck leads nowhere, and added labels are cut off. Padding is made
-once, when a version is loaded.
+rounded up, so that tasks of many shapes share one page. The padding is zeros and changes no answer:
+added ranks and added bottleneck units contribute nothing, and added labels are cut off. The padding
+is made once, when a version is loaded.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,13 @@ from nunatak_model.ops.linear import packed
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
 
 HEAD_PREFIX = "head."
+Layers = Mapping[int, LayerOverride]
+"""The override of each layer from the split depth up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchSpec:
-    """What a branch is made of, without its parameters."""
+    """The method and the head of a branch, without its parameters."""
 
     method: Method
     head: HeadSpec
@@ -42,13 +44,9 @@ class BranchSpec:
         return maths_of(self.method).split_depth(config)
 
 
-Layers = Mapping[int, LayerOverride]
-"""What runs at each layer from the split depth up."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchSlots:
-    """Where a branch lies on a device whose kernels read the parameters of many tasks at once."""
+    """The slots of a branch, on a device whose kernels read many tasks' parameters at once."""
 
     layers: Slot[Layers] | None
     """None where the branch is a head alone."""
@@ -70,7 +68,7 @@ class Branch:
     branch_parameters: int
     """Number of parameters of layers, adapters and embeddings; both numbers without padding."""
     slots: BranchSlots | None = None
-    """If it has any, its parameters are views of them, padded to their shapes."""
+    """If the branch has slots, its parameters are views of the slots, padded to their shapes."""
 
     @property
     def num_bytes(self) -> int:
@@ -85,7 +83,7 @@ class Branch:
             case TopK():
                 return self.split_depth
             case _:
-                # What is added to a frozen layer leaves it in use.
+                # Additions to a frozen layer leave the layer in use.
                 return config.num_layers
 
 
@@ -123,8 +121,8 @@ def build_branch(
 
     Raises:
         InvalidMethodError: the method does not fit the backbone.
-        ParameterMismatchError: the tensors are not exactly those of `parameter_shapes`, or not
-            all of one floating-point dtype.
+        ParameterMismatchError: the tensors do not match `parameter_shapes`, or are not all of one
+            floating-point dtype.
         NonFiniteParameterError: a tensor holds NaN or infinity.
     """
     _check_parameters(parameters, parameter_shapes(spec, config))
@@ -134,7 +132,7 @@ def build_branch(
 def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     """The same branch in the number format, place and layout of its backbone, to be served.
 
-    Its parameters are those that it was built from, so they are finite.
+    The branch was built from finite parameters, so only a conversion can make them infinite.
 
     Raises:
         NonFiniteParameterError: a parameter does not fit the number format.
@@ -145,7 +143,7 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
         name: tensor.to(device=backbone.device, dtype=backbone.dtype)
         for name, tensor in branch.parameters.items()
     }
-    # What stays as it is was looked at when the branch was built.
+    # Unchanged tensors were checked when the branch was built.
     _check_finite(
         {name: it for name, it in parameters.items() if it is not branch.parameters[name]}
     )

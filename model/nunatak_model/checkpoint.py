@@ -38,7 +38,7 @@ from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm
 DEFAULT_BACKBONE = "minilm"
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-"""Of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""
+"""Digest of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -62,7 +62,7 @@ def load_backbone(
         UnsupportedBackboneError: another architecture, or no safetensors or `tokenizer.json`, or
             `+int8` on another device than the CPU.
         CorruptBackboneError: a file is broken, tensors are missing or misshapen, or the embedded
-            default's bytes are not those of the hub.
+            default's bytes do not match the digest.
     """
     name = str(source)
     if name.endswith(INT8_SUFFIX):
@@ -94,7 +94,7 @@ def _minilm_folder() -> Path:
 
 
 def _download(hub_id: str) -> Path:
-    from huggingface_hub import (  # noqa: PLC0415 - slow to import, and seldom needed
+    from huggingface_hub import (  # noqa: PLC0415 - slow to import, and rarely needed
         snapshot_download,  # pyright: ignore[reportUnknownVariableType] - one argument is untyped
     )
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
@@ -283,7 +283,7 @@ def _find(stored: Stored, name: str) -> Tensor:
 
 
 def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
-    """What heads start from, under our names, as far as the checkpoint has it."""
+    """Return the initial tensors of heads, under our names, as far as the checkpoint has them."""
     prefix = _prefix(stored, config)
     for target, source in architecture_of(config).HEAD_SOURCES.items():
         for part in ("weight", "bias"):

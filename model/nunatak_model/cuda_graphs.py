@@ -1,12 +1,12 @@
-"""Graphs: the kernels of a trunk stage recorded once and replayed, without a launch for each.
+"""Graphs: the kernels of a trunk stage are recorded once and replayed without launching each.
 
 On a fast device a short batch takes longer to launch than to compute. A recording holds for one
-shape and reads fixed buffers, so shapes are rounded up to *buckets*: rows that are added are empty,
-and tokens that are added belong to no row. What they give is undefined, and cut off.
+shape and reads fixed buffers, so shapes are rounded up to *buckets*. Added rows are empty, and
+added tokens belong to no row; their results are undefined and cut off.
 
 No recording answers before it is proven: the stage runs once kernel by kernel, and the first replay
-has to give the same. A recording that cannot be made, or gives something else, ends all replays of
-the process, and stages run kernel by kernel from then on.
+must give the same result. If a recording cannot be made, or gives another result, the process stops
+all replays and runs stages kernel by kernel from then on.
 
 Axes: tokens = packed tokens of the rows, bounds = number of rows plus one, width = hidden width.
 """
@@ -36,7 +36,7 @@ STEPS = 8
 """Sizes between a power of two and the next: at most an eighth of the tokens is added."""
 
 TOLERANCE = 0.1
-"""By how much a token's state may differ between a replay and launches, as a share of its norm.
+"""Largest difference of a token's state between a replay and launches, as a share of its norm.
 
 Buckets of other shapes sum in another order, which moves a state in bfloat16 by about a hundredth;
 a replay that read or wrote the wrong memory is off by about the whole norm.
@@ -83,7 +83,7 @@ class _Recording:
         num_tokens = len(hidden)
         write_on_device(to_device(bounds, hidden.device, dtype=torch.int32), self.bounds)
         self.hidden[:num_tokens].copy_(hidden)
-        # A copy, for the next replay writes over it.
+        # A copy, since the next replay overwrites the output.
         return self.replay()[:num_tokens].clone()
 
 
@@ -102,7 +102,7 @@ class TrunkGraphs:
         self._is_off = False
 
     def can_run(self, lengths: Sequence[int]) -> bool:
-        """Whether rows of these lengths are few enough tokens, and recordings are to be trusted."""
+        """Whether rows of these lengths have few enough tokens, and recordings can be trusted."""
         return not self._is_off and sum(lengths) <= MAX_TOKENS
 
     def run(
@@ -123,7 +123,7 @@ class TrunkGraphs:
     def _first_run(
         self, hidden: Float[Tensor, "tokens width"], lengths: Sequence[int], key: _Key
     ) -> Float[Tensor, "tokens width"]:
-        """Run a stage kernel by kernel, and keep a recording of it that gives the same."""
+        """Run a stage kernel by kernel, and keep a recording of it if the replay gives the same."""
         begin, end, _ = key
         attention = self._backbone.ops.attention(lengths, hidden.device)
         launched = self._launch(hidden, attention, begin, end)
@@ -184,7 +184,7 @@ def trunk_graphs(backbone: Backbone) -> TrunkGraphs | None:
 
 
 def cuda_recorder(device: torch.device) -> Record:
-    """Recording by CUDA graphs on one device; they share the memory of what they compute."""
+    """Recording by CUDA graphs on one device; the graphs share one pool of memory."""
     pool = torch.cuda.graph_pool_handle()
 
     def record(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -217,7 +217,7 @@ def _is_same(
 ) -> bool:
     """Whether each token's states are equal up to the order of sums; waits for the device."""
     difference = (replayed.float() - launched.float()).square().sum(1)
-    # What is not finite compares as false, and so proves nothing.
+    # A comparison with NaN or infinity is false, so such a state proves nothing.
     return bool((difference <= TOLERANCE**2 * launched.float().square().sum(1)).all())
 
 

@@ -3,7 +3,7 @@
 ModelError
 +-- BackboneNotFoundError       no such folder, hub id or embedded backbone
 +-- UnsupportedBackboneError    a checkpoint of another architecture or in a format we do not read
-+-- CorruptBackboneError        the checkpoint's bytes are not those that were expected
++-- CorruptBackboneError        the checkpoint's bytes are not the expected ones
 +-- InvalidMethodError          a method's settings do not fit the backbone
 +-- InvalidHeadError            a head whose shape contradicts its kind
 +-- ParameterMismatchError      parameters are missing, unused or of another shape or dtype
@@ -43,7 +43,7 @@ class UnsupportedBackboneError(ModelError):
 
 
 class CorruptBackboneError(ModelError):
-    """The checkpoint's bytes are not those that were expected."""
+    """The checkpoint's bytes are not the expected ones."""
 
     code = "corrupt_backbone"
 

@@ -107,8 +107,8 @@ def forward(
 
     Sequence heads give one vector a row, [labels]; token heads one a token, [tokens, labels].
 
-    Each row's logits are what its task's own model gives for its input alone, whatever else is in
-    the batch. Equal inputs share their trunk; equal rows are computed once.
+    Each row's logits equal the logits of its task's own model for its input alone, whatever else is
+    in the batch. Equal inputs share their trunk; equal rows are computed once.
 
     Gradients flow to branch parameters that require them.
 
@@ -121,8 +121,8 @@ def forward(
             or below its split depths, and every state that a branch starts from and that had to be
             computed is offered. It changes no answer by more than the order of sums does.
         graphs: recorded kernels of this backbone, which run stages of trunk rows alone.
-        between_layers: may run another forward pass without `graphs`; neither touches the other.
-            What it raises ends this one.
+        between_layers: may run another forward pass without `graphs`; the two passes do not affect
+            each other. An exception of it ends this pass.
 
     Semantics:
         for row in rows:
@@ -170,7 +170,7 @@ def forward(
 
 
 def _distinct(rows: Sequence[Row]) -> _Batch:
-    # Inputs of one length become neighbours, which share a call of attention.
+    # Inputs of one length become adjacent, so that they share a call of attention.
     encodings = sorted(dict.fromkeys(row.encoding for row in rows), key=_num_tokens)
     inputs = {encoding: index for index, encoding in enumerate(encodings)}
     branches = in_slot_order(row.branch for row in rows)
@@ -278,8 +278,8 @@ def hidden_states(
 ) -> tuple[Float[Tensor, "tokens width"], ...]:
     """Return what each layer gives, from the lowest up: of a branch, or of the backbone itself.
 
-    For looking into a model; answers come from `forward`. The states of all inputs lie one after
-    another. The last is what the branch's head reads.
+    For inspecting a model; answers come from `forward`. The states of all inputs lie one after
+    another. The branch's head reads the last.
     """
     config = backbone.config
     architecture = architecture_of(config)

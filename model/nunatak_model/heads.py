@@ -51,7 +51,7 @@ class HeadSpec:
     pooling: Pooling | None = None
     dense: bool = False
     block: DenseBlock = TANH_BLOCK
-    """What the dense layer looks like, where there is one."""
+    """The form of the dense block, where the head has one."""
 
     def check(self) -> None:
         """Raise `InvalidHeadError` unless the shape fits the kind."""

@@ -1,8 +1,8 @@
 """The parts of a transformer layer over a mixed batch, from which architectures build theirs.
 
-An *override* is what runs at a layer of a branch in place of the frozen weights, or is added to
-them. Whatever tasks share with the backbone is one product over all their tokens; whatever is a
-task's own runs on its span alone.
+An *override* runs at a layer of a branch in place of the frozen weights, or is added to them.
+Weights that tasks share with the backbone run as one product over all tokens. A task's own weights
+run on the task's span alone.
 
 Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map,
 three_width = query, key and value side by side.
@@ -78,7 +78,7 @@ class TokenSpan:
 
     tokens: slice
     groups: SlotGroups | None = None
-    """Which of the stacked parameters each token runs; None where they are one task's."""
+    """The slot of each token in the stacked parameters; None for the parameters of one task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +244,7 @@ def _add_lora(
     """
     if not _has_lora(layer, target):
         return
-    # Rows of one lane are neighbours, so that one copy serves all their tasks.
+    # Rows of one lane are adjacent, so that one copy serves all their tasks.
     lane = slice(layer.lora[0][0].tokens.start, layer.lora[-1][0].tokens.stop)
     dtype = torch.float32 if y.device.type == "cpu" else y.dtype
     inputs, sums = x[lane].to(dtype), y[lane].to(dtype)

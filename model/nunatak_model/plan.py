@@ -34,7 +34,7 @@ _ORDER = attrgetter("lane", "branch", "input")
 
 
 class Lane(IntEnum):
-    """What a row shares with the backbone; rows of a stage are sorted by it."""
+    """The work that a row shares with the backbone; rows of a stage are sorted by lane."""
 
     TRUNK = 0
     LORA = 1
@@ -53,7 +53,7 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchTraits:
-    """What planning needs to know of a branch."""
+    """The facts of a branch that planning needs."""
 
     lane: Lane
     split_depth: int | None
@@ -108,7 +108,7 @@ class BatchPlan:
     """The rows that come from the embeddings; none if all inputs are held."""
     stages: tuple[Stage, ...]
     output_rows: tuple[int, ...]
-    """For each requested (input, branch) pair, its row in the last layout."""
+    """The row in the last layout of each requested (input, branch) pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +137,8 @@ def plan_batch(
 ) -> BatchPlan:
     """Plan the forward of (input, branch) pairs, given by index; equal pairs are computed once.
 
-    `held_depths` gives, for each input, the depths at which its trunk state is held; without it
-    none is. Each pair starts from the deepest of them that is not above its split depth.
+    `held_depths` gives, for each input, the depths of its trunk states in memory; by default there
+    are none. Each pair starts from the deepest state that is not above its split depth.
 
     Semantics:
         for input, branch in pairs:

@@ -1,8 +1,8 @@
 """Folders of sentence-transformers, releases 2 to 6: how their checkpoint embeds a text.
 
 A folder is a chain of modules, listed in `modules.json`: the encoder, its pooling and maybe a
-normalisation. What else a chain may hold is refused by name, since embeddings would not be those of
-the folder.
+normalisation. A chain with any other module is refused by the module's name, since its embeddings
+would differ.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 
 MODULES, SENTENCE_CONFIG = "modules.json", "config_sentence_transformers.json"
 OLD_POOLING = "1_Pooling"
-"""Where the pooling lies if nothing lists the modules."""
+"""The folder of the pooling if no file lists the modules."""
 ENCODER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -22,7 +22,7 @@ ENCODER_CONFIGS = tuple(
 """Settings of the encoder, by the names that releases gave the file; the first found counts."""
 EMBEDDER = "SentenceTransformer"
 FILES = (MODULES, SENTENCE_CONFIG, *ENCODER_CONFIGS, "*_Pooling/config.json")
-"""Patterns of what is read."""
+"""Patterns of the files that are read."""
 POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.FIRST}
 FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -53,7 +53,7 @@ class Embedding:
 
     pooling: Pooling
     max_tokens: int | None
-    """What longer texts are cut to; None: the folder does not say."""
+    """Length to which longer texts are cut; None if the folder gives none."""
 
 
 def read_embedding(

@@ -1,8 +1,8 @@
-"""`tokenizer_config.json`: what of it decides how transformers reads a text.
+"""`tokenizer_config.json`: the settings that decide how transformers reads a text.
 
-Judged as transformers 5 does. It builds a tokenizer of a class of its own anew from the vocabulary,
-so that settings win over what `tokenizer.json` says; the general class takes `tokenizer.json` as it
-is.
+The rules are those of transformers 5. It rebuilds a tokenizer of a specific class from the
+vocabulary, so that settings override `tokenizer.json`. The general class takes `tokenizer.json`
+unchanged.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ GIVES_TYPES = {
     **dict.fromkeys(("DistilBertTokenizer", "MPNetTokenizer", "BertJapaneseTokenizer"), False),
     **dict.fromkeys(("TokenizersBackend", "PreTrainedTokenizer"), False),
 }
-"""Whether a class, named without `Fast`, gives token types where the settings name no inputs."""
+"""Whether a class (without `Fast`) gives token types if the settings name no inputs."""
 
 
 def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
@@ -54,7 +54,7 @@ def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) ->
 def check_settings(
     config: Mapping[str, Any], settings: Mapping[str, Any], definition: Mapping[str, Any]
 ) -> None:
-    """Refuse settings by which transformers reads texts otherwise than `tokenizer.json` says.
+    """Refuse settings that make transformers read texts differently from `tokenizer.json`.
 
     Args:
         config: the `config.json`.

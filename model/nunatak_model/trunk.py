@@ -1,7 +1,7 @@
-"""Trunk states: what the trunk makes of an input, which may outlive the batch that computed it.
+"""Trunk states: the trunk's result for an input, which may outlive the batch that computed it.
 
-A state depends on nothing but frozen things, so it is good for every task and every version. The
-trunk cache holds the states read last, as many as a budget of bytes allows.
+A state depends on frozen parts only, so every task and every version can use it. The trunk cache
+holds the states read last, as many as a budget of bytes allows.
 
 Axes: tokens = tokens of one input, width = hidden width.
 """
@@ -21,7 +21,7 @@ from nunatak_model.text.encoding import Encoding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrunkSource:
-    """All that the trunk state of an input depends on, besides its depth."""
+    """Everything that an input's trunk state depends on, except its depth."""
 
     backbone: str
     """Digest over weights, configuration and tokenizer; the same at any dtype."""
@@ -32,7 +32,7 @@ class TrunkSource:
 
 
 def trunk_source(backbone: Backbone, encoding: Encoding) -> TrunkSource:
-    """Return what the states of this input on this backbone depend on."""
+    """Return the source of this input's states on this backbone."""
     return TrunkSource(
         backbone=backbone.digest,
         dtype=backbone.dtype,
@@ -55,7 +55,7 @@ class TrunkStates(Protocol):
         ...
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Take note of a state that was computed; a copy of it may be held from now on."""
+        """Take note of a computed state; the cache may hold a copy of it from now on."""
         ...
 
 
@@ -70,7 +70,7 @@ class TrunkActivations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrunkCacheStats:
-    """What a cache holds now, and what it has done since it was made."""
+    """The content of a cache now, and its counts since it was made."""
 
     num_states: int
     num_bytes: int
@@ -78,7 +78,7 @@ class TrunkCacheStats:
     hits: int
     """States that were read."""
     misses: int
-    """States that had to be computed."""
+    """Number of states that had to be computed."""
     evictions: int
     """States dropped to keep the budget."""
     saved_tokens: int
@@ -96,7 +96,7 @@ class TrunkCache:
         # Not cachetools' LRUCache: it hashes the long key several times more, so that `offer` takes
         # twice as long on the engine thread.
         self._states: OrderedDict[tuple[TrunkSource, int], Tensor] = OrderedDict()
-        """From the least to the most recently used."""
+        """Ordered from the least to the most recently used."""
         self._depths: dict[TrunkSource, set[int]] = {}
         self._num_bytes = 0
         self._hits = 0
@@ -138,7 +138,7 @@ class TrunkCache:
         self._misses += 1
         if state.nbytes > self._max_bytes or (source, depth) in self._states:
             return
-        # A copy, for a view of a batch would keep all of that batch in memory.
+        # A copy, since a view would keep the whole batch in memory.
         self._states[source, depth] = state.detach().clone()
         self._depths.setdefault(source, set()).add(depth)
         self._num_bytes += state.nbytes

@@ -25,7 +25,7 @@ class Linear:
     weight: Shaped[Tensor, "*slots out in"]
     bias: Float[Tensor, "*slots out"] | None
     scale: Float[Tensor, " out"] | None = None
-    """What one integer of a quantized weight stands for; None where the weight is no integer."""
+    """The value of one integer step of a quantized weight; None where the weight is no integer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingWeights:
-    """Embedding tables, of which some architectures have only the first, and their norm."""
+    """Embedding tables and their norm; some architectures have the word table only."""
 
     word: Float[Tensor, "vocab width"]
     position: Float[Tensor, "positions width"] | None
@@ -53,11 +53,11 @@ class LayerWeights:
     qkv: Linear
     attention_output: Linear
     attention_norm: Norm | None
-    """Of the attention block; None where the first layer reads embeddings that are normalised."""
+    """The norm of the attention block; None where the first layer reads normalised embeddings."""
     feedforward_in: Linear
     feedforward_out: Linear
     output_norm: Norm
-    """Of the feed-forward block."""
+    """The norm of the feed-forward block."""
     final_norm: Norm | None
     """Over the output of the last layer, where norms stand before their blocks."""
 

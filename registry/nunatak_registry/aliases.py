@@ -1,13 +1,12 @@
-"""The history of an alias, and the laws of rollback.
+"""Aliases: the history of an alias, and the candidates that run next to its version.
 
 The history is append-only. Read from its start it works a stack: a promotion pushes a version, a
-rollback pops back to an earlier one. So rollback after rollback goes further back, and a promotion
+rollback pops back to an earlier one. Repeated rollbacks therefore go further back, and a promotion
 after a rollback starts from where the rollback went.
 
-Candidates: versions that run beside the one an alias points to, before it is moved to them.
-
-A canary answers a share of the alias's requests; a shadow runs on a share of them and answers none.
-An alias has at most one of each. Its next move ends both: they were set beside what it pointed to.
+A candidate is a version that is tried before the alias moves to it. A canary answers a share of
+the alias's requests. A shadow runs on a share of the requests and answers none. An alias has at
+most one of each. A move of the alias ends both, since they were compared with its earlier version.
 """
 
 import math
@@ -68,7 +67,7 @@ def _promotions(history: Sequence[AliasEvent]) -> list[int]:
 
 
 class CandidateEventKind(StrEnum):
-    """What became of a candidate: set or changed, or ended."""
+    """The event of a candidate: set or changed, or ended."""
 
     SET = "set"
     END = "end"
@@ -76,7 +75,7 @@ class CandidateEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A version beside an alias, and the share of the alias's requests that it is given."""
+    """A version next to an alias, and the share of the alias's requests that the version gets."""
 
     task: str
     alias: str
@@ -87,7 +86,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateEvent:
-    """One change of a candidate; of an end, version and share are those it had."""
+    """One change of a candidate. An end records the version and share that the candidate had."""
 
     kind: CandidateEventKind
     candidate: Candidate
@@ -104,7 +103,7 @@ class SharedTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What runs for requests by one reference, as of one moment."""
+    """The versions that run for requests by one reference, as of one moment."""
 
     manifest: TaskManifest
     canary: SharedTraffic | None = None
@@ -112,7 +111,7 @@ class Traffic:
 
 
 def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskManifest) -> None:
-    """Refuse a candidate that could not stand beside the version `base` of its alias.
+    """Refuse a candidate that cannot run next to the version `base` of its alias.
 
     Raises:
         InvalidCandidateError: it is that version itself, answers other questions, or has no share.

@@ -1,12 +1,7 @@
-"""Tables in Markdown.
+"""Manifests for people: facts in words, the confusion matrix, comparisons and the task card.
 
-What parts of a manifest are called when people read them.
-
-The confusion matrix of a version, as it is shown.
-
-Two versions side by side.
-
-The task card: a manifest as a page of Markdown.
+In reading order: Markdown tables, wordings for parts of a manifest, the confusion matrix of a
+version, the comparison of two versions, and the task card (a manifest as a page of Markdown).
 """
 
 import json
@@ -25,6 +20,16 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_contract.plain_text import visible, visible_lines
 
+LONG_SHARE_TO_WARN_OF: Final = 0.01
+"""From this share of cut examples on, a report warns that their unread parts matter."""
+SHOWN_CONFUSED_LABELS = 12
+"""More columns than this no page and no terminal holds."""
+SHOWN_MISTAKES = 10
+SHOWN_LABELS = 100
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
+_LIST_OR_RULE = re.compile(r"^(\d*)([-+=.)])")
+"""Matches the start of a list, a rule or the underline of a heading."""
+
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return rows as a table, a line for each; cells hold no line break and no bare `|`."""
@@ -32,12 +37,8 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return next(lines) + f"|{'---|' * len(header)}\n" + "".join(lines)
 
 
-LONG_SHARE_TO_WARN_OF: Final = 0.01
-"""From so many examples on that do not fit, what is not read of them matters."""
-
-
 def method_text(method: Method) -> str:
-    """A method with the one setting that tells it from its like."""
+    """A method with its most important setting."""
     match method:
         case TopK():
             return f"topk, {method.num_layers} layer{'s' if method.num_layers > 1 else ''}"
@@ -54,7 +55,7 @@ def method_text(method: Method) -> str:
 
 
 def head_text(head: HeadRecord) -> str:
-    """What is predicted: `token classification`, `regression`."""
+    """The kind of prediction: `token classification`, `regression`."""
     if head.score is RankingScore.NONE:
         return "ranking, scored by its logits"
     return (head.problem_type or head.kind).value.replace("_", " ")
@@ -98,18 +99,18 @@ def stored_bytes(manifest: TaskManifest) -> int:
 
 
 def long_text(manifest: TaskManifest) -> str:
-    """What becomes of an input that is longer than the longest that is read at once."""
+    """Return the treatment of inputs that are longer than the maximum."""
     match manifest.reads_long:
         case OnLong.WINDOWS:
-            return "what is longer is read in overlapping windows"
+            return "longer inputs are read in overlapping windows"
         case OnLong.REFUSE:
-            return "what is longer is refused"
+            return "longer inputs are refused"
         case OnLong.CUT:
-            return "what is longer is cut"
+            return "longer inputs are cut"
 
 
 def long_examples_text(manifest: TaskManifest) -> str | None:
-    """How many examples did not fit, with a warning if they are many; None if nobody counted."""
+    """The number of examples that did not fit, with a warning if high; None if not counted."""
     data = manifest.data
     if data is None or data.num_train_long is None or data.num_dev_long is None:
         return None
@@ -125,11 +126,6 @@ def long_examples_text(manifest: TaskManifest) -> str | None:
         f"{told}. Warning: that is {share:.1%} of one part, and training and scoring read only "
         "the beginning of those examples; a larger max_length reads more of them."
     )
-
-
-SHOWN_CONFUSED_LABELS = 12
-"""More columns than this no page and no terminal holds."""
-SHOWN_MISTAKES = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +182,7 @@ class Compared:
 
     @property
     def differs(self) -> bool:
-        """Whether the versions differ in it."""
+        """Whether the versions differ in this fact."""
         return self.left != self.right
 
     @property
@@ -202,7 +198,7 @@ class Compared:
 
 
 def compare(left: TaskManifest, right: TaskManifest) -> tuple[Compared, ...]:
-    """Compare what tells versions apart: method, labels, scores, data, recipe and sizes.
+    """Compare the facts of versions: method, labels, scores, data, recipe and sizes.
 
     Of the recipes only the settings that differ are named.
     """
@@ -249,18 +245,12 @@ def _merged(
         yield Compared(name=shown, left=left.get(name), right=right.get(name))
 
 
-SHOWN_LABELS = 100
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
-_LIST_OR_RULE = re.compile(r"^(\d*)([-+=.)])")
-"""What begins a list, a rule or the underline of a heading at the start of a line."""
-
-
 def task_card(manifest: TaskManifest, *, source: str | None = None) -> str:
     """Write the card of a version.
 
     Args:
         manifest: of the version.
-        source: where `nunatak task pull` finds it, if it is to be found somewhere.
+        source: where `nunatak task pull` finds the task, if it was pushed.
     """
     sections = (
         _head(manifest),

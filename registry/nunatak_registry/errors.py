@@ -9,8 +9,8 @@ RegistryError
 +-- AliasConflictError        the alias moved since the caller looked (compare-and-swap failed)
 +-- NoPreviousVersionError    a rollback has nothing to go back to
 +-- VersionInUseError         a deletion of a version that an alias, candidate or reader holds
-+-- InvalidCandidateError     a version that cannot run beside the one an alias points to
-+-- CandidateNotFoundError    no candidate of that role beside the alias
++-- InvalidCandidateError     a version that cannot run next to the alias's version
++-- CandidateNotFoundError    the alias has no candidate of that role
 +-- CandidateConflictError    the candidate changed since the caller looked
 +-- CorruptBlobError          bytes on disk are missing or do not match their recorded digest
 +-- StoreUnavailableError     the index or the blob store cannot be reached or written
@@ -106,7 +106,7 @@ class NoPreviousVersionError(RegistryError):
 
 
 class VersionInUseError(RegistryError):
-    """A deletion of a version that an alias, a canary or shadow beside one, or a reader holds."""
+    """The version to delete is in use by an alias, a canary, a shadow or a reader."""
 
     code = "version_in_use"
 
@@ -133,7 +133,7 @@ class VersionInUseError(RegistryError):
 
 
 class InvalidCandidateError(RegistryError):
-    """A version that cannot run beside the one an alias points to."""
+    """A version that cannot run next to the alias's version."""
 
     code = "invalid_candidate"
 

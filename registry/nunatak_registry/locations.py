@@ -1,4 +1,4 @@
-"""Where a registry is: a folder, or a database URL that names the root of the blobs."""
+"""The location of a registry: a folder, or a database URL that names the root of the blobs."""
 
 import os
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Location:
 
 
 def default_location() -> str:
-    """Return what NUNATAK_REGISTRY says, else a folder in the user's data directory."""
+    """Return the value of NUNATAK_REGISTRY, else a folder in the user's data directory."""
     return os.environ.get(LOCATION_VARIABLE) or str(
         platformdirs.user_data_path("nunatak") / "registry"
     )

@@ -1,4 +1,4 @@
-"""What a publisher hands in, checked before anything is stored."""
+"""Checks of a publication, before anything is stored."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Rollouts: setting, changing and ending the candidates beside aliases."""
+"""Rollouts: setting, changing and ending the candidates of aliases."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -32,7 +32,7 @@ class Rollouts:
         self._clock = clock
 
     def set(self, candidate: Candidate, *, expected_version: int | None = None) -> CandidateEvent:
-        """Let a version run beside an alias, in the place of the candidate of its role.
+        """Let a version run next to an alias, in place of the earlier candidate of its role.
 
         Compare-and-swap: nothing changes unless `expected_version` is the candidate of that role
         now (0: there must be none; None: whatever there is). An equal candidate is left alone.
@@ -41,8 +41,8 @@ class Rollouts:
             TaskNotFoundError: no such task.
             AliasNotFoundError: the task has no such alias.
             VersionNotFoundError: the task has no such version.
-            InvalidCandidateError: the version cannot stand beside the one the alias points to.
-            CandidateConflictError: another candidate is there than expected.
+            InvalidCandidateError: the version cannot run next to the alias's version.
+            CandidateConflictError: the alias has another candidate than expected.
         """
         task, alias, role = _checked_place(candidate.task, candidate.alias, candidate.role)
         with self._writing() as change:
@@ -88,7 +88,7 @@ class Rollouts:
             return event
 
     def get(self, task: str, alias: str, role: CandidateRole) -> Candidate:
-        """Return the candidate of a role beside an alias.
+        """Return the candidate of a role of an alias.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -105,7 +105,7 @@ class Rollouts:
         return found
 
     def history(self, task: str, alias: str) -> list[CandidateEvent]:
-        """Return every change of the candidates beside an alias, oldest first.
+        """Return every change of the candidates of an alias, oldest first.
 
         Raises:
             TaskNotFoundError: no such task.

@@ -1,7 +1,7 @@
 """The registry: publish, resolve, promote, roll back and delete task versions.
 
 Order is what makes it safe: blobs are durable before the row that refers to them, and outlive it by
-a grace period. A process killed in between leaves at most a blob nobody refers to.
+a grace period. A process killed in between leaves at most a blob without a reference.
 """
 
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -143,7 +143,7 @@ class Registry:
             return find_version(snapshot, wanted).parse()
 
     def traffic(self, reference: TaskReference) -> Traffic:
-        """Return what `resolve` does, and what runs beside it, all as of one moment.
+        """Return what `resolve` does, and the candidates, all as of one moment.
 
         Raises:
             RegistryError: as `resolve`.
@@ -177,7 +177,7 @@ class Registry:
         return self._blobs.get(blob.sha256, blob.size_bytes, pause=pause)
 
     def tasks(self) -> list[TaskSummary]:
-        """Return every task, ordered by name, but those that `damaged_tasks` names."""
+        """Return every task, ordered by name, except the tasks that `damaged_tasks` names."""
         with self._index.reading() as snapshot:
             return [found for found in summarize(snapshot) if isinstance(found, TaskSummary)]
 
@@ -284,7 +284,7 @@ class Registry:
         Raises:
             TaskNotFoundError: no such task.
             VersionNotFoundError: the task has no such version.
-            VersionInUseError: an alias points to it, it runs beside one, or a reader holds it.
+            VersionInUseError: an alias, a candidate or a reader uses the version.
         """
         with self._writing() as change:
             require_version(change, check_task_name(task), version)
@@ -317,7 +317,7 @@ class Registry:
     def hold(
         self, reader: str, versions: Collection[tuple[str, int]], *, seconds: float
     ) -> frozenset[tuple[str, int]]:
-        """Keep versions (task and number) from being deleted for a while; return those held.
+        """Keep versions (task and number) from being deleted for a while; return the held ones.
 
         Replaces whatever the reader of this name held before, so an empty collection lets go of
         everything. Versions that do not exist are passed over. A reader that is killed lets go when
@@ -336,10 +336,10 @@ class Registry:
             return snapshot.held(reader, self._clock())
 
     def verify(self, task: str | None = None, *, quarantine: bool = False) -> list[Finding]:
-        """Check every version of one task or of all, and report what is wrong.
+        """Check every version of one task or of all, and report the faults.
 
         Reads every byte. Leftovers, strangers and the index as a whole are looked at only when all
-        tasks are checked. With `quarantine`, bad files are moved to the folder of that name beside
+        tasks are checked. With `quarantine`, bad files are moved to the folder of that name next to
         the blobs, never deleted. A version that is deleted and collected meanwhile may be reported
         as damaged.
 
@@ -353,16 +353,16 @@ class Registry:
         return self._upkeep.quarantine(findings) if quarantine and findings else findings
 
     def gc(self, grace_s: float = DEFAULT_GRACE_S) -> Collected:
-        """Remove what no version needs: blobs of deleted versions, leftovers of killed writers.
+        """Remove files that no version needs: blobs of deleted versions, rests of killed writers.
 
-        Nothing that was written, or that lost its last version, less than `grace_s` seconds ago is
-        removed. The grace period is what protects readers: it must be longer than any of them
-        takes from resolving a version to having read it, plus the difference of the hosts' clocks.
+        A file is removed only if it was written, and lost its last version, at least `grace_s`
+        seconds ago. The grace period protects readers: it must be longer than the time any reader
+        needs from resolving a version to having read it, plus the difference of the hosts' clocks.
         """
         return self._upkeep.collect(grace_s)
 
     def generation(self) -> Generation:
-        """Return what every publish, promotion, rollback, deletion and restore changes.
+        """Return the generation, which every change renews, a restore too.
 
         One tiny query; it sees the changes of other processes too.
         """

@@ -1,11 +1,9 @@
-"""Checks of a whole registry: does every version still hold what was published?
+"""Upkeep of a registry: verification, quarantine and garbage collection.
 
-Pure functions over records and blobs; `upkeep` reads them from the store and acts on what is found.
-
-Upkeep of a registry: verification, quarantine and garbage collection.
-
-Files are moved or removed only under the writers' lock, after a second look: what a publisher has
-healed or referred to in the meantime stays where it is.
+The functions at the top are pure: they check records and blobs, and report findings. `Upkeep` reads
+records and blobs from the store, and acts on the findings. Files are moved or removed only under
+the writers' lock, after a second look: a file that a publisher healed or referred to meanwhile
+stays in place.
 """
 
 import re
@@ -27,12 +25,17 @@ from nunatak_registry.errors import (
 from nunatak_registry.index.index import Change, Index
 from nunatak_registry.index.snapshot import Snapshot, VersionRecord
 
+DEFAULT_GRACE_S = 3600.0
+"""Longer than a load or a publish takes, also from a slow bucket."""
+_FILES_PER_LOCK = 64
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
 
 class FindingKind(StrEnum):
-    """What is wrong.
+    """The kind of fault.
 
-    Harmless to every version are only `ORPHAN` (a blob that no version refers to), `TEMPORARY`
-    (what a write that was cut short left) and `STRANGER` (nothing of the registry's).
+    Only three kinds harm no version: `ORPHAN` (a blob that no version refers to), `TEMPORARY` (the
+    rest of a write that was cut short) and `STRANGER` (a file that the registry did not write).
     """
 
     MANIFEST = "manifest"
@@ -45,7 +48,7 @@ class FindingKind(StrEnum):
 
     @property
     def is_error(self) -> bool:
-        """Whether a version cannot be served, or the index not be trusted, because of it."""
+        """Whether the finding makes a version unservable, or the index untrustworthy."""
         return self not in {FindingKind.ORPHAN, FindingKind.TEMPORARY, FindingKind.STRANGER}
 
 
@@ -57,13 +60,13 @@ class Finding:
     kind: FindingKind
     message: str
     key: str | None = None
-    """Where the bad file lies, relative to the root of the blobs, if a file is to blame."""
+    """Location of the bad file relative to the root of the blobs, if a file is to blame."""
     moved_to: str | None = None
-    """Where in quarantine it lies now."""
+    """Location of the bad file in quarantine."""
 
 
 def verify_version(record: VersionRecord, counted: set[str], blobs: BlobStore) -> Iterator[Finding]:
-    """Yield what is wrong with one version; reads all its blobs, one at a time.
+    """Yield the faults of one version; reads all its blobs, one at a time.
 
     `counted` are the digests that the index counts as the version's.
     """
@@ -146,16 +149,9 @@ def _check_blob(record: VersionRecord, blob: BlobRecord, blobs: BlobStore) -> Fi
     return None
 
 
-DEFAULT_GRACE_S = 3600.0
-"""Longer than a load or a publish takes, also from a slow bucket."""
-
-_FILES_PER_LOCK = 64
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What a garbage collection did."""
+    """The results of a garbage collection."""
 
     removed_blobs: tuple[str, ...]
     removed_temporary: int
@@ -164,7 +160,7 @@ class Collected:
 
 
 class Upkeep:
-    """Checks and cleans one registry. Safe beside readers and writers in other processes."""
+    """Checks and cleans one registry. Safe next to readers and writers in other processes."""
 
     def __init__(self, *, index: Index, blobs: BlobStore, clock: Callable[[], datetime]) -> None:
         self._index = index
@@ -172,7 +168,7 @@ class Upkeep:
         self._clock = clock
 
     def verify(self, task: str | None) -> list[Finding]:
-        """Return what is wrong with one task, or with the whole registry."""
+        """Return the faults of one task, or of the whole registry."""
         # Files are listed before the references are read, so that a publish which ends in between
         # is not taken for an orphan.
         stored = [] if task is not None else list(self._blobs.files())

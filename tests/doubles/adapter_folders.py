@@ -28,7 +28,7 @@ def loaded_task(
 
 
 def peft_folder(folder: Path, backbone: Backbone) -> Path:
-    """A sound LoRA folder of rank 2 over query and value, with labels beside it."""
+    """A sound LoRA folder of rank 2 over query and value, with labels."""
     export_peft(
         loaded_task(backbone, Lora(rank=2, alpha=4.0, targets=QUERY_AND_VALUE)), folder, backbone
     )

@@ -2,8 +2,9 @@
 
 import json
 import tempfile
+import threading
 from pathlib import Path
-from typing import Literal
+from typing import Literal, SupportsIndex, overload
 
 import torch
 from safetensors.torch import save
@@ -17,6 +18,7 @@ from torch import Tensor
 from nunatak_contract.enums import Pooling
 from nunatak_model import Backbone, BackboneConfig, load_backbone
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
+from nunatak_model.weights import LayerWeights
 
 Family = Literal["bert", "roberta", "modernbert"]
 
@@ -173,3 +175,18 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
     for name, shape in POOLER[config.model_type].items():
         stored[name] = torch.randn(shape, generator=generator) * 0.2
     return stored
+
+
+class HeldLayers(tuple[LayerWeights, ...]):
+    """The layers of a backbone on a device that waits until it may compute."""
+
+    __slots__ = ()
+    may_compute = threading.Event()
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> LayerWeights: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[LayerWeights, ...]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> LayerWeights | tuple[LayerWeights, ...]:
+        HeldLayers.may_compute.wait(timeout=60)
+        return super().__getitem__(index)

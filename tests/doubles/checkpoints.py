@@ -35,7 +35,7 @@ def save_checkpoint(
     num_labels: int = 3,
     problem_type: ProblemType | None = None,
 ) -> Twin:
-    """Write a fine-tuned model with its tokenizer; the twin says what it must answer."""
+    """Write a fine-tuned model with its tokenizer; the twin gives the expected answers."""
     twin = factory.twin(method or HeadOnly(), kind=kind, num_labels=num_labels)
     model = cast("PreTrainedModel", twin.model)
     model.config.problem_type = None if problem_type is None else problem_type.value
@@ -63,7 +63,7 @@ def branch_of(imported: ImportedTask, backbone: Backbone) -> Branch:
 
 
 def logits(backbone: Backbone, branch: Branch, encoding: Encoding) -> Tensor:
-    """What a branch answers to one input."""
+    """Return the answer of a branch to one input."""
     with torch.inference_mode():
         (output,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
     return output
@@ -96,7 +96,7 @@ def loaded_task(
 
 
 def published_logits(model: PreTrainedModel, encoding: Encoding) -> Tensor:
-    """What a model of transformers answers to one input."""
+    """Return the answer of a model of transformers to one input."""
     with torch.inference_mode():
         output = model(
             input_ids=torch.tensor([encoding.token_ids]),

@@ -1,4 +1,4 @@
-"""Tasks of every kind that neighbours' protocols are asked about, and how to ask them."""
+"""Tasks of every kind for tests of other servers' protocols, and helpers that send requests."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any

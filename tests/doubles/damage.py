@@ -1,4 +1,4 @@
-"""A registry folder looked into, and changed, behind the registry's back."""
+"""Looks into a registry folder, and changes in it, that bypass the registry."""
 
 import sqlite3
 from pathlib import Path

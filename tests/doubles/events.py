@@ -27,7 +27,7 @@ class EventList(logging.Handler):
 
 @contextlib.contextmanager
 def logged_events(level: int = logging.INFO) -> Generator[EventList]:
-    """Collect what the server logs while the block runs."""
+    """Collect the server's log events while the block runs."""
     logger, events = logging.getLogger("nunatak_server"), EventList()
     before = logger.level
     logger.addHandler(events)

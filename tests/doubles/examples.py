@@ -1,4 +1,4 @@
-"""A toy task any encoder can learn, and a report that remembers what it was told."""
+"""A toy task that any encoder can learn, and a report that records its calls."""
 
 import json
 import random
@@ -87,7 +87,7 @@ class RecordingReport:
 
 
 def toy_rows(kind: TaskKind, count: int, *, seed: int = 0) -> list[dict[str, JsonValue]]:
-    """Return rows of a toy task of any kind; what is right depends on the letters alone."""
+    """Return rows of a toy task of any kind; the right answer depends on the letters alone."""
     source = random.Random(seed)
     return [_toy_row(kind, number, source) for number in range(count)]
 

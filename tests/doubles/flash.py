@@ -1,7 +1,8 @@
-"""A processor's stand-in for the flash kernel, which torch has for CUDA alone.
+"""A stand-in on the CPU for the flash kernel, which torch has for CUDA alone.
 
-It is registered for torch's own operator, so that all that calls the kernel runs as it is. It
-computes the definition: every row by itself, every token over the keys within its window.
+The stand-in is registered for torch's own operator, so all code that calls the kernel runs
+unchanged. It computes the definition: every row by itself, every token over the keys within its
+window.
 """
 
 from functools import cache
@@ -17,7 +18,7 @@ OPERATOR = "torch_attn::_varlen_attn"
 
 @cache
 def install_flash_double() -> None:
-    """Let `varlen_attn` run on the processor, from now on in this process."""
+    """Let `varlen_attn` run on the CPU, from now on in this process."""
     if not callable(varlen.varlen_attn):
         raise TypeError("torch has no varlen_attn to stand in for")
     torch.library.register_kernel(OPERATOR, "cpu", _attend)  # pyright: ignore[reportUnknownMemberType] - torch leaves it open

@@ -1,4 +1,4 @@
-"""A real server on a real port that answers every prediction at once, but for one freeze."""
+"""A real server on a real port that answers every prediction at once, except during one freeze."""
 
 import asyncio
 import contextlib

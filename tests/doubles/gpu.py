@@ -1,4 +1,4 @@
-"""Tiny models on a CUDA device, beside the same models in float32 on the processor."""
+"""Tiny models on a CUDA device, and the same models in float32 on the CPU."""
 
 import random
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ KINDS = list(HeadKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A task by index, and what it is asked."""
+    """A task by index, and its input."""
 
     task: int
     encoding: Encoding
@@ -80,7 +80,7 @@ def make_twins(folder: Path, family: Family) -> list[Twin]:
 
 
 def served(folder: Path, branches: list[Branch], *, dtype: torch.dtype) -> Served:
-    """The backbone of a folder with the kernels of the device, and tasks beside it."""
+    """The backbone of a folder with the kernels of the device, and its tasks."""
     backbone = pack_backbone(load_backbone(folder, dtype=dtype, device=DEVICE))
     return _with(backbone, branches)
 
@@ -97,7 +97,7 @@ def random_encoding(chance: random.Random, num_tokens: int) -> Encoding:
 
 
 def random_questions(seed: int, num_tasks: int) -> list[Question]:
-    """Each task asked about texts of different lengths, some of them the same, shuffled."""
+    """Requests of each task with texts of different lengths, some of them the same, shuffled."""
     chance = random.Random(seed)
     lengths = [1, MAX_TOKENS, *(chance.randint(2, MAX_TOKENS) for _ in range(5))]
     encodings = [random_encoding(chance, length) for length in lengths]

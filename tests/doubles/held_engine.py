@@ -1,4 +1,4 @@
-"""An engine that answers when it is told to, under a service with tasks in memory."""
+"""An engine that answers on command, under a service with tasks in memory."""
 
 from collections.abc import Sequence
 

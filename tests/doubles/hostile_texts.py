@@ -1,4 +1,4 @@
-"""Texts that command a terminal, servers that send such texts, and what a terminal obeys."""
+"""Texts with terminal commands, servers that send such texts, and the commands a terminal obeys."""
 
 import json
 import re
@@ -26,7 +26,7 @@ _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_obeyed(character: str) -> bool:
-    """Whether a terminal acts on a character in place of showing it, by Unicode's own classes."""
+    """Whether a terminal obeys a character and does not show it, by Unicode's own classes."""
     return (
         unicodedata.category(character) in {"Cc", "Zl", "Zp", "Cs"}
         or unicodedata.bidirectional(character) in _DIRECTIONS

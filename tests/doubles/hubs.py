@@ -1,4 +1,4 @@
-"""A small hub over HTTP: as much of its interface as pushing and pulling a model needs."""
+"""A small hub over HTTP, with the part of its interface that pushing and pulling a model needs."""
 
 import base64
 import contextlib
@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 @dataclass(slots=True, kw_only=True)
 class FakeHub:
-    """What the hub holds, and where it listens."""
+    """The content of the hub, and its address."""
 
     address: str = ""
     repositories: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])

@@ -23,7 +23,7 @@ def answers(
     choices: ImportChoices = NO_CHOICES,
     parameters: Mapping[str, object] | None = None,
 ) -> Any:  # noqa: ANN401 - JSON
-    """What the server answers to inputs once the folder is imported as a task."""
+    """Return the server's answer to inputs once the folder is imported as a task."""
 
     async def ask(registry: Registry) -> Any:  # noqa: ANN401 - JSON
         async with running_client(backbone, registry) as client:

@@ -1,4 +1,4 @@
-"""Doubles for runs that die: a report that ends them, and a checkpoint that misses no step."""
+"""Training runs that die: a report that ends them, and a checkpoint that misses no step."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from doubles.examples import RecordingReport
 from nunatak_training import Checkpoint
 
 
-class Killed(Exception):  # noqa: N818 - what a signal would do, no error of ours
+class Killed(Exception):  # noqa: N818 - stands for a signal, which is no error
     pass
 
 

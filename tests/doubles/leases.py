@@ -1,4 +1,4 @@
-"""What scenarios of residency do all the time."""
+"""Leases of versions in memory: helpers for tests of residency."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -23,7 +23,7 @@ async def use(residency: Residency, *references: TaskReference) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what a thread brings about, and nothing tells of."""
+    """Wait for a condition that a thread makes true without an event."""
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0)

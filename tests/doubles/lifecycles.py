@@ -1,4 +1,4 @@
-"""Real server processes that are told to end, or killed, while they are asked."""
+"""Real server processes that are stopped or killed while they answer requests."""
 
 import asyncio
 import re
@@ -37,7 +37,7 @@ Oracle = Mapping[tuple[str, str], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A backbone and a registry on disk, and what its tasks say of each text."""
+    """A backbone and a registry on disk, and the expected answers of its tasks."""
 
     registry: Path
     backbone: Path
@@ -86,7 +86,7 @@ def make_site(folder: Path) -> Site:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What became of the calls."""
+    """The results of the calls."""
 
     statuses: Counter[int] = field(default_factory=Counter[int])
     num_cut: int = 0
@@ -142,15 +142,15 @@ def terminate_with_calls_in_flight(site: Site, num_calls: int) -> tuple[Tally, i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlasted:
-    """What became of a request and of a stream that took longer than the grace time."""
+    """The results of a request and of a stream that took longer than the grace time."""
 
     answer: httpx.Response
     lines: list[str]
-    """Of the stream."""
+    """Lines of the stream."""
     is_cut: bool
-    """Whether the stream ended as no whole answer does."""
+    """Whether the stream ended before its answer was whole."""
     status: int
-    """Of the process."""
+    """Exit status of the process."""
 
 
 def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:

@@ -1,4 +1,4 @@
-"""A scripted network, and both clients behind one face."""
+"""A scripted network, and both clients behind one interface."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

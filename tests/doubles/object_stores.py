@@ -30,7 +30,7 @@ class ObjectStore:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a client process needs in its environment to reach the server."""
+        """Environment variables that a client process needs to reach the server."""
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": self.address}
 
     def client(self) -> Any:  # noqa: ANN401 - boto3 makes its classes at run time

@@ -48,12 +48,12 @@ class PeftBase:
         return model.eval()
 
     def load(self, folder: Path, task_type: str, num_labels: int) -> PeftModel:
-        """What peft makes of an adapter folder."""
+        """Load an adapter folder with peft."""
         return PeftModel.from_pretrained(self.model(task_type, num_labels), str(folder)).eval()  # pyright: ignore[reportUnknownMemberType]
 
 
 def save(model: PeftModel, folder: Path, *, meaning: Mapping[str, object]) -> Path:
-    """Save an adapter as peft does, with a `config.json` that says what its logits mean."""
+    """Save an adapter as peft does, with a `config.json` that names the labels of its logits."""
     model.save_pretrained(str(folder))
     (folder / "config.json").write_text(json.dumps(meaning))
     return folder

@@ -62,7 +62,7 @@ def server_process(
 ) -> Generator[ServerProcess]:
     """Start a server process; it is killed at the end if it has not ended by itself.
 
-    What it logs goes to `log`, if that is given.
+    The server's log goes to `log`, if given.
     """
     values = {"registry": registry, "backbone": backbone, "port": 0, "compute_threads": 1}
     environment = {f"NUNATAK_{name.upper()}": str(v) for name, v in (values | settings).items()}

@@ -1,8 +1,8 @@
-"""Single-task models as their own libraries build them, each beside our branch of the same task.
+"""Single-task models as their own libraries build them, each with our branch of the same task.
 
-The oracle of the parity tests: a `Twin` holds a published implementation (transformers' classes,
-peft's, or transformers' modules with the adapter equation of He et al. written into them) and the
-branch made of the same parameters.
+The oracle of the parity tests. A `Twin` holds a published implementation and the branch made from
+the same parameters. The published implementations are transformers' classes, peft's, and
+transformers' modules with the adapter equation of He et al. written into them.
 """
 
 from collections.abc import Callable, Mapping
@@ -273,7 +273,7 @@ def _adapted_forward(block: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _adapted_output(block: nn.Module) -> Callable[..., Tensor | tuple[Tensor, ...]]:
-    """The same equation on what a whole block of a pre-norm layer adds to the residual."""
+    """The same equation on the sum that a pre-norm block adds to the residual."""
     plain: Callable[..., Tensor | tuple[Tensor, ...]] = block.forward
 
     def adapted(h: Tensor) -> Tensor:
@@ -332,7 +332,7 @@ def _head_name(part: str, family: Family, kind: HeadKind) -> str:
 
 
 def _third(update: Tensor, target: LoraTarget, spec: BranchSpec) -> Tensor:
-    """What one of query, key and value has of an update of all three."""
+    """The part of query, key or value in an update of all three."""
     assert isinstance(spec.method, Lora)
     rank, part = spec.method.rank, FUSED.index(target)
     columns = slice(part * rank, (part + 1) * rank)

@@ -1,6 +1,6 @@
 """The answers of transformers' question-answering pipeline, restated from its release 4.57.
 
-Release 5 has no such pipeline any more, so that the environment of the tests holds none.
+Release 5, which the tests install, has no such pipeline any more.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Requests that the schema allows and that it forbids, and whether a server treats them so.
+"""Requests that the schema allows or forbids, and a check that a server treats them so.
 
-schemathesis makes them and checks what it can; what it cannot know is said here.
+schemathesis makes the requests and checks them as far as it can. This file adds the rest.
 """
 
 # schemathesis annotates its public names in parts only.
@@ -26,7 +26,7 @@ SCHEMA = schemathesis.openapi.from_dict(create_app(make_settings()).openapi())
 # A caller whom the headers let in is nowhere a stranger.
 SCHEMA.config.checks.positive_data_acceptance.expected_statuses = ["2xx", "404", "409", "5xx"]
 KNOWN = {"task": "tone", "version": "1", "alias": "prod"}
-"""What is there, for half of the requests: names that are made up are nearly always unknown."""
+"""Existing names for half of the requests, since made-up names are nearly always unknown."""
 BEYOND_SCHEMAS = {
     "invalid_candidate",  # the version that the alias points to
     "invalid_name",  # an alias and a version at once, or a reference in a list
@@ -35,7 +35,7 @@ BEYOND_SCHEMAS = {
     "too_many_tasks",
     "wrong_input_kind",  # a question for a task that reads texts
 }
-"""Refusals of what a schema allows: limits of settings, rules between fields, kinds of tasks."""
+"""Refusals that no schema expresses: limits of settings, rules between fields, kinds of tasks."""
 BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     # A tensor's shape, its data and the other tensors of the request speak of each other.
     r"a tensor of \d+ texts has shape "
@@ -45,20 +45,20 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|query must have one element"
     # Parameters that go with other tensors; where none may be, the schema says so.
     r"|parameters here may be: (?!none)"
-    # Those of another kind of task.
+    # Parameters of another kind of task.
     r"|outputs here are: "
     # A path that names an alias, and a version in the query.
     r"|alias must be "
     # A question for a task that reads texts.
     r"|input \d+ is a \w+, a [\w ]+ task answers "
 )
-"""The same for neighbours, whose errors have no code."""
+"""The same for other servers' protocols, whose errors have no code."""
 NOT_AN_INTEGER = "Input should be a valid integer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """What a server says of what it refuses, in its own words or a neighbour's."""
+    """The server's words about a refusal, in its own protocol or another server's."""
 
     code: str = ""
     text: str = ""
@@ -66,7 +66,7 @@ class Refusal:
 
     @property
     def is_beyond_schemas(self) -> bool:
-        """Whether it may be said of what a schema allows."""
+        """Whether the refusal is right for a request that the schema allows."""
         if self.code:
             is_known = self.code in BEYOND_SCHEMAS
         else:
@@ -76,7 +76,7 @@ class Refusal:
 
 
 def refusal_in(content: object) -> Refusal:
-    """Read a problem, ours or a neighbour's."""
+    """Read a problem, in our protocol or another server's."""
     match content:
         case {"code": str(code), **rest}:
             faults = tuple(item["message"] for item in rest.get("errors", ()))
@@ -90,7 +90,7 @@ def refusal_in(content: object) -> Refusal:
 
 
 def faults_in(text: str) -> tuple[str, ...]:
-    """Return what is wrong with each field, which neighbours are told in one line."""
+    """Return the fault of each field; other servers' protocols put all faults in one line."""
     before, _, listed = text.partition(": ")
     if before != "the request does not follow its schema":
         return ()
@@ -130,7 +130,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """An operation, and whether it is asked for what its schema allows or for what it forbids."""
+    """An operation, and whether its requests follow its schema or violate it."""
 
     path: str
     method: str
@@ -163,7 +163,7 @@ class Trial:
 
 
 def can_be_wrong(operation: dict[str, Any]) -> bool:
-    """Whether something can be sent that is not as it should be; any string is a string."""
+    """Whether a request can violate the schema; any string is a string."""
     return any(
         item["schema"].keys() - {"title", "description"} != {"type"}
         or item["schema"]["type"] != "string"

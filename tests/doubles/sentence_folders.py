@@ -74,7 +74,7 @@ def edit(path: Path, changes: Mapping[str, object]) -> None:
 
 
 def their_vectors(folder: Path, texts: list[str]) -> Tensor:
-    """What sentence-transformers makes of texts."""
+    """Return the embeddings of sentence-transformers."""
     peer = SentenceTransformer(str(folder), device="cpu")
     return torch.as_tensor(peer.encode(texts, convert_to_tensor=True))  # pyright: ignore[reportUnknownMemberType] - its image types are not installed
 

@@ -1,4 +1,4 @@
-"""Doubles for the server: a clock set by hand, observers, a store, and a server on a real port."""
+"""Doubles for the server: a manual clock, observers, a store, and a server on a real port."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from nunatak_server.telemetry.tracing import Tracing
 
 
 class ManualClock:
-    """A clock that moves when told to."""
+    """A clock that moves when a test moves it."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -36,7 +36,7 @@ class ManualClock:
 
 
 class RecordingObserver:
-    """Remembers what it was told."""
+    """Records every report."""
 
     def __init__(self) -> None:
         self.batches: list[BatchReport] = []
@@ -69,9 +69,9 @@ class FakeStore:
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
         self.branches: dict[str, Branch] = {}
-        """Of versions that have one of their own."""
+        """The branches of versions that have one of their own."""
         self.sizes: dict[str, int] = {}
-        """Of tasks whose versions take more or less than the branch does, in branches."""
+        """Sizes of tasks in memory, in branches, where they differ from one."""
         self.manifests: dict[TaskReference, TaskManifest] = {}
         self.traffic: dict[TaskReference, Traffic] = {}
         self.num_resolved = 0
@@ -201,5 +201,5 @@ def running_server(
         server.should_exit = True
         thread.join()
         for handler in logging.getLogger("nunatak_server").handlers:
-            # What the end of a process does: lines of one test must not appear in another.
+            # As at the end of a process: log lines of one test must not appear in another.
             handler.flush()

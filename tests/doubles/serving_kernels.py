@@ -1,4 +1,4 @@
-"""What serves on a GPU, on the processor: the same code, with a stand-in for the flash kernel."""
+"""The kernels of a GPU server on the CPU: the same code, with a stand-in for the flash kernel."""
 
 from collections.abc import Callable
 from dataclasses import replace

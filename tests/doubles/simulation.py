@@ -27,14 +27,14 @@ class Machine:
     per_token_s: float
     per_task_s: float = 0.0
     num_layers: int = 1
-    """Between which batches can be preempted."""
+    """Layers; batches can be preempted between two of them."""
 
     def seconds(self, work: float, num_tasks: int = 1) -> float:
-        """Of a batch of so many tokens through all layers, and of rows of so many tasks."""
+        """Seconds of a batch: `work` tokens through all layers, in rows of `num_tasks` tasks."""
         return self.fixed_s + num_tasks * self.per_task_s + work * self.per_token_s
 
     def seconds_of(self, plan: BatchPlan[WaitingRow]) -> float:
-        """Of the batch of a plan."""
+        """Seconds of the batch of a plan."""
         return self.seconds(plan.work, _num_tasks(plan))
 
 
@@ -57,7 +57,7 @@ def rows_at(
 
 
 class Simulation:
-    """What waits, what time it is, and what was answered when."""
+    """The waiting rows, the simulated time, and the time of each answer."""
 
     def __init__(self, machine: Machine, rules: TurnRules[WaitingRow]) -> None:
         self.machine = machine
@@ -74,7 +74,7 @@ class Simulation:
         return replace(LIMITS, max_work=self.time_model.next_tokens)
 
     def arrivals(self) -> list[WaitingRow]:
-        """Take what has arrived by now."""
+        """Queue every row that has arrived by now."""
         found = list[WaitingRow]()
         while self.queue and self.queue[0][0] <= self.now:
             found.append(heapq.heappop(self.queue)[2])
@@ -129,7 +129,7 @@ def simulate(
     rules: TurnRules[WaitingRow] | None = None,
     until_s: float = 1e9,
 ) -> dict[int, float]:
-    """Return the seconds from arrival to answer of what is answered by `until_s`, by group."""
+    """Return the seconds from arrival to answer, for rows answered by `until_s`, by group."""
     simulation = Simulation(machine, rules or TurnRules())
     simulation.queue = [(it.at_s, it.row.group, it.row) for it in arrivals]
     heapq.heapify(simulation.queue)

@@ -1,4 +1,4 @@
-"""Slow clients, of every kind, beside normal ones."""
+"""Slow clients of every kind, next to normal ones."""
 
 import asyncio
 import contextlib
@@ -11,8 +11,7 @@ from typing import cast
 
 import httpx
 
-from doubles.raw_request import GOOD_BODY, PREDICT, post
-from doubles.raw_sockets import place_of
+from doubles.raw_request import GOOD_BODY, PREDICT, place_of, post
 
 PAUSE_S = 0.2
 HALF_HEAD = f"POST {PREDICT} HTTP/1.1\r\nhost: test\r\nx-half: ".encode()
@@ -24,17 +23,17 @@ UNREAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What became of the normal requests, and of the slow connections."""
+    """The results of the normal requests, and of the slow connections."""
 
     answered: int
     failures: tuple[str, ...]
-    """Why each of the others was not."""
+    """The reason of each failed request."""
     seconds: tuple[float, ...]
-    """Of each request, answered or not."""
+    """Seconds of each request, answered or not."""
 
     @property
     def failed(self) -> int:
-        """How many were not answered, or wrongly."""
+        """Number of requests with a wrong answer or none."""
         return len(self.failures)
 
 
@@ -71,14 +70,14 @@ async def _drip_unasked(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 async def _read_for_a_while(reader: asyncio.StreamReader) -> None:
-    # Not `wait_for`, which loses a cancellation that comes together with what it waits for.
+    # Not `wait_for`, which loses a cancellation that arrives together with the awaited result.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PAUSE_S):
             await reader.read(65_536)
 
 
 async def _unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Ask for much, and read nothing of it."""
+    """Request a large answer, and read nothing of it."""
     cast("asyncio.Transport", writer.transport).pause_reading()
     writer.write(UNREAD)
     await writer.drain()
@@ -113,7 +112,7 @@ def slow_process(address: str, count: int) -> Generator[None]:
     """Keep so many slow connections from a process of their own, which takes no time from ours.
 
     Raises:
-        RuntimeError: at the end, some of them could not be opened again.
+        RuntimeError: at the end, some connections could not be opened again.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
@@ -149,7 +148,7 @@ async def _keep_slow(address: str, behave: Behaviour) -> None:
 
 
 async def be_slow_once(address: str, behave: Behaviour) -> None:
-    """Open one slow connection, and return when the server has had enough of it."""
+    """Open one slow connection, and return when the server closes it."""
     reader, writer = await asyncio.open_connection(*place_of(address))
     try:
         with contextlib.suppress(ConnectionError):

@@ -1,4 +1,4 @@
-"""A tiny sweep over toy data, and reports that remember."""
+"""A tiny sweep over toy data, and reports that record their calls."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,11 +8,11 @@ from pydantic import JsonValue
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from nunatak_training.sweeps import (
-    Bench,
     Failed,
     Finished,
     Grid,
     Run,
+    RunContext,
     RunRecord,
     plan_runs,
     read_grid,
@@ -45,9 +45,11 @@ def toy_grid(folder: Path, **changes: JsonValue) -> Grid:
 
 
 def toy_runs(folder: Path, **changes: JsonValue) -> tuple[Run, ...]:
-    """The runs of such a sweep."""
-    bench = Bench()
-    return plan_runs(toy_grid(folder, **changes), backbone_of=bench.backbone, data_of=bench.data)
+    """The runs of the sweep."""
+    context = RunContext()
+    return plan_runs(
+        toy_grid(folder, **changes), backbone_of=context.backbone, data_of=context.data
+    )
 
 
 def record_of(run: Run, *scores: float) -> RunRecord:
@@ -87,7 +89,7 @@ class ScriptedRunner:
 
 
 class RecordingSweepReport:
-    """Remembers what a sweep tells."""
+    """Records the calls of a sweep."""
 
     def __init__(self) -> None:
         self.counts: list[tuple[int, int]] = []

@@ -88,7 +88,7 @@ def spec_of(
     num_labels: int,
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
 ) -> BranchSpec:
-    """Return what the branch of a tiny task is made of."""
+    """Return the method and head of a tiny task's branch."""
     outputs = kind.fixed_outputs or num_labels
     head = default_head(backbone, kind=kind, num_labels=outputs)
     return BranchSpec(method=method, head=head)

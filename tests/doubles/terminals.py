@@ -1,4 +1,4 @@
-"""The `nunatak` command run in this process, as a wide terminal without colours shows it."""
+"""The `nunatak` command run in this process, on a wide terminal without colours."""
 
 import json
 
@@ -12,7 +12,7 @@ _OBJECT: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
 
 class Ran:
-    """What a command left behind."""
+    """Exit code and output of a command."""
 
     def __init__(self, *, exit_code: int, stdout: str, stderr: str) -> None:
         self.exit_code = exit_code

@@ -24,7 +24,7 @@ OWN = TaskReference(task="tone")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficBench:
-    """A service, and what it stands on."""
+    """A service, and its parts."""
 
     service: PredictionService
     residency: Residency
@@ -80,7 +80,7 @@ def make_traffic_bench(
 def add_versions(
     store: FakeStore, *, canary: float | None = None, shadow: float | None = None
 ) -> tuple[TaskManifest, TaskManifest]:
-    """Let `tone` mean version 1, with version 2 beside it; return both."""
+    """Let `tone` mean version 1, with version 2 as its candidate; return both."""
     store.add("tone", version=2)
     candidate = store.manifests[OWN]
     store.add("tone", version=1)

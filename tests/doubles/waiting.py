@@ -1,4 +1,4 @@
-"""Rows that wait, without tensors and futures: all that a planner looks at."""
+"""Waiting rows without tensors and futures, with all that a planner reads."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from nunatak_server.scheduler.rows import ANONYMOUS, Priority
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WaitingRow:
-    """Half of its layers are trunk, unless it says otherwise."""
+    """A waiting row; by default half of its layers are trunk."""
 
     task: str
     group: int

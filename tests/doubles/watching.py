@@ -1,4 +1,4 @@
-"""Values that count how often something of them is looked at."""
+"""Values that count each access to an attribute."""
 
 from collections import Counter
 from dataclasses import fields
@@ -8,7 +8,7 @@ ValueT = TypeVar("ValueT")
 
 
 def watched(value: ValueT, looks: Counter[str]) -> ValueT:
-    """Return the same dataclass value; each look at an attribute of it is counted in `looks`."""
+    """Return the same dataclass value; each access to an attribute is counted in `looks`."""
     kind: Any = type(value)
 
     def look(self: object, name: str) -> object:

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.restores import FileSite
 from doubles.serving import make_settings, running_server
 from doubles.tasks import (
@@ -40,11 +39,6 @@ class Seen:
     asked_at: float
     version: int
     content: str
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @contextmanager

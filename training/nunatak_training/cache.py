@@ -1,9 +1,9 @@
-"""The cache folder: what training can compute again, and what it goes on from.
+"""The cache folder: files that training can compute again, and checkpoints of killed runs.
 
-<folder>/trunk/<key>.safetensors         trunk states of one data set; its metadata says of which
-<folder>/checkpoints/<key>.safetensors   where a killed run goes on
-<folder>/*/<key>*.partial                a file in the making, or what a killed process left of it
-<folder>/*/<key>.lock                    held by the process that makes or uses the files of a key
+<folder>/trunk/<key>.safetensors         trunk states of one data set, named in its metadata
+<folder>/checkpoints/<key>.safetensors   the state from which a killed run continues
+<folder>/*/<key>*.partial                a file in the making, or the rest of a killed write
+<folder>/*/<key>.lock                    locked by the process that makes or uses the key's files
 """
 
 # safetensors types its functions partly.
@@ -54,7 +54,7 @@ class StoredStates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
-    """Where a killed run would go on."""
+    """The state from which a killed run would continue."""
 
     path: Path
     num_bytes: int
@@ -67,19 +67,19 @@ class CacheContents:
 
     folder: Path
     states: tuple[StoredStates, ...]
-    """From the least to the most recently used."""
+    """Ordered from the least to the most recently used."""
     checkpoints: tuple[StoredCheckpoint, ...]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all of it."""
+        """Size of all files, in bytes."""
         return sum(stored.facts.num_bytes for stored in self.states) + sum(
             stored.num_bytes for stored in self.checkpoints
         )
 
 
 def default_cache_folder() -> Path:
-    """Return what NUNATAK_CACHE says, else a folder in the user's cache directory."""
+    """Return the value of NUNATAK_CACHE, else a folder in the user's cache directory."""
     named = os.environ.get(CACHE_VARIABLE)
     return Path(named).expanduser() if named else platformdirs.user_cache_path("nunatak")
 
@@ -121,7 +121,7 @@ def make_room(root: Path, *, budget: int) -> None:
 
 
 def sweep_unusable(root: Path) -> None:
-    """Remove what no process makes or can read: what killed processes left, and broken files."""
+    """Remove partial files that no process writes any more, and files that cannot be read."""
     for path in [*root.glob(f"*{PARTIAL}"), *root.glob(f"*{SUFFIX}")]:
         if path.suffix == SUFFIX and _read_states(path) is not None:
             continue
@@ -132,7 +132,7 @@ def sweep_unusable(root: Path) -> None:
 
 
 def cache_contents(folder: Path | None = None) -> CacheContents:
-    """Return what a cache folder holds; nothing if there is no such folder."""
+    """Return the content of a cache folder; an empty one if there is no such folder."""
     root = folder or default_cache_folder()
     return CacheContents(
         folder=root,
@@ -142,7 +142,7 @@ def cache_contents(folder: Path | None = None) -> CacheContents:
 
 
 def clear_cache(folder: Path | None = None) -> CacheContents:
-    """Remove what no process works on, and return what is left: checkpoints of running processes.
+    """Remove every file that no process works on, and return the rest: checkpoints in use.
 
     States that a process reads stay readable to that process.
     """
@@ -153,7 +153,7 @@ def clear_cache(folder: Path | None = None) -> CacheContents:
 
 
 def _read_states(path: Path) -> StoredStates | None:
-    """What a file of trunk states says of itself; None if it cannot be read."""
+    """Return the facts in a file of trunk states; None if it cannot be read."""
     try:
         used_at = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC)
         with safe_open(path, framework="np") as file:
@@ -176,13 +176,13 @@ def _unlink_unlocked(root: Path) -> None:
     for key, files in _files_by_key(root).items():
         lock = root / f"{key}{LOCK}"
         with suppress(Timeout), FileLock(lock).acquire(blocking=False):
-            # The lock goes last, while it is held: a process that opened it sees that it is gone.
+            # The lock file goes last, under its lock: a process that opened it sees the removal.
             for path in (*files, lock):
                 path.unlink(missing_ok=True)
 
 
 def _checkpoints(root: Path) -> Iterator[StoredCheckpoint]:
-    """The checkpoints by key, each with what a kill amid writing left of the next one."""
+    """The checkpoints by key, each with the partial file of a killed write."""
     for key, files in _files_by_key(root).items():
         facts = list[os.stat_result]()
         for path in files:

@@ -3,7 +3,7 @@
 TrainingError
 +-- DataError                   examples that cannot be trained on; the message starts with where
 |   +-- DataNotFoundError       no such file, folder, split or data set
-|   +-- UnreadableFileError     a file that is not what its name says (format, encoding)
+|   +-- UnreadableFileError     a file whose content does not match its name (format, encoding)
 |   +-- MissingColumnError      a file without a column that is needed
 |   +-- InvalidRowError         one row that breaks the rules of an example
 |   +-- UnknownLabelError       a dev row with a label that no train row has
@@ -14,7 +14,7 @@ TrainingError
 +-- UnpublishableError          a version's manifest has no room for something
 +-- AlreadyTrainingError        another process is at exactly this run
 +-- CacheError                  the cache folder cannot be read or written
-+-- InvalidSweepError           a sweep file or its options that say no sweep
++-- InvalidSweepError           a sweep file or options that describe no sweep
 +-- SweepRunningError           another sweep writes to the results folder
 +-- CorruptResultError          a file of the results folder that no sweep wrote
 """
@@ -63,7 +63,7 @@ class DataNotFoundError(DataError):
 
 
 class UnreadableFileError(DataError):
-    """A file that is not what its name says."""
+    """A file whose content does not match its name."""
 
     code = "unreadable_file"
 
@@ -131,7 +131,7 @@ class TrainingDivergedError(TrainingError):
 
 
 class TargetMissedError(TrainingError):
-    """No number of tuned layers keeps the share of full fine-tuning's score that was asked for."""
+    """No number of tuned layers keeps the requested share of full fine-tuning's score."""
 
     code = "target_missed"
 
@@ -153,7 +153,7 @@ class TargetMissedError(TrainingError):
 
 
 class UnpublishableError(TrainingError):
-    """Something that the manifest of a version has no room for; `place` names its part of it."""
+    """A version has a part that its manifest cannot hold; `place` names the part."""
 
     code = "unpublishable"
 
@@ -175,7 +175,7 @@ class AlreadyTrainingError(TrainingError):
         self.folder = folder
         super().__init__(
             f"another process trains the same task on the same data by the same recipe (its "
-            f"checkpoint in {folder} is in use); wait for it, or train beside it with --no-resume"
+            f"checkpoint in {folder} is in use); wait for it, or train anyway with --no-resume"
         )
 
 
@@ -194,7 +194,7 @@ class CacheError(TrainingError):
 
 
 class InvalidSweepError(TrainingError):
-    """A sweep file or its options that say no sweep; `where` names the file or the axis."""
+    """A sweep file or options that describe no sweep; `where` names the file or the axis."""
 
     code = "invalid_sweep"
 

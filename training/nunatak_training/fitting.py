@@ -1,4 +1,4 @@
-"""From examples to trained parameters of one task, on a loaded backbone."""
+"""Fitting: the parameters of one task are trained on a loaded backbone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,17 +38,17 @@ from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTask:
-    """The parameters of one task after its best epoch, and all that a manifest says of them."""
+    """The parameters of one task after its best epoch, and the facts for its manifest."""
 
     spec: BranchSpec
     recipe: Recipe
-    """With what the given recipe left open settled: its metric."""
+    """The given recipe, with its metric settled."""
     data: TaskData
     parameters: Mapping[str, Tensor]
     scores: Mapping[Metric, float]
     """On the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
-    """Of each score, at 95 % by bootstrap over the dev examples."""
+    """The interval of each score, at 95 %, by bootstrap over the dev examples."""
     confusion: Mapping[tuple[str, str], int] | None
     """On the dev examples, where each has one label: how often each pair of true and predicted
     label occurred."""
@@ -77,11 +77,11 @@ def fit_task(
     Args:
         data: train and dev examples.
         recipe: how to train.
-        backbone: what is trained on.
-        report: is told of every step and epoch.
-        trunks: where trunk states come from; to share it between runs spares each its trunk.
+        backbone: the frozen encoder.
+        report: receives every step and epoch.
+        trunks: the source of trunk states; runs that share it compute each trunk once.
             Absent: memory, for this run alone. The result is the same, bit for bit.
-        checkpoint: where a killed run goes on (see `held_checkpoint`); the caller discards it
+        checkpoint: holds the state of a killed run (see `held_checkpoint`); the caller discards it
             when the result is safe. Absent: a killed run is lost.
 
     Raises:
@@ -152,9 +152,9 @@ def starting_parameters(
         spec: the branch of the task.
         recipe: of the whole run.
         texts: the task's train texts, for pretraining.
-        backbone: what is trained on.
-        report: is told of every step of pretraining.
-        checkpoint: of the whole run; pretraining has one beside it.
+        backbone: the frozen encoder.
+        report: receives every step of pretraining.
+        checkpoint: holds the state of the whole run; pretraining has one of its own next to it.
 
     Raises:
         CacheError: the checkpoint cannot be written.
@@ -165,15 +165,17 @@ def starting_parameters(
     generator = torch.Generator().manual_seed(recipe.seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
     if recipe.tapt is not None:
-        beside = None if checkpoint is None else checkpoint.beside("tapt")
-        adapt(parameters, texts, recipe.tapt, recipe, backbone, report=report, checkpoint=beside)
+        pretraining = None if checkpoint is None else checkpoint.part("tapt")
+        adapt(
+            parameters, texts, recipe.tapt, recipe, backbone, report=report, checkpoint=pretraining
+        )
     return parameters
 
 
 def branch_spec(
     recipe: Recipe, backbone: Backbone, *, kind: HeadKind, num_outputs: int
 ) -> BranchSpec:
-    """Return the branch that a recipe asks for, with what it leaves open as the backbone has it.
+    """Return the branch of a recipe; the backbone settles what the recipe leaves open.
 
     `num_outputs` counts for heads with labels alone: others have as many as their kind.
     """
@@ -201,7 +203,7 @@ def branch_logits(
     encoding from its state there, where there is one.
 
     Raises:
-        ModelError: the parameters are not those of `spec`.
+        ModelError: the parameters do not fit `spec`.
     """
     branch = build_branch(spec, backbone.config, parameters)
 
@@ -226,7 +228,7 @@ def _trunk_states(
     depth = spec.split_depth(backbone.config)
     if not depth:
         return None
-    # Sets of their own, for tasks and runs may share dev examples and not train examples.
+    # Separate sets: tasks and runs may share their dev examples but not their train examples.
     parts = [
         store.states(backbone, part.encodings, depth=depth, progress=report.prepared)
         for part in sets

@@ -1,4 +1,4 @@
-"""Kinds of task: what a row of each holds, how a row tells its kind, and what scores tasks."""
+"""Kinds of task: the fields of a row of each kind, how to tell the kind, and the metrics."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -7,7 +7,7 @@ from nunatak_contract.enums import HeadKind, ProblemType
 
 
 class TaskKind(StrEnum):
-    """What is predicted for a text."""
+    """The kind of prediction for a text."""
 
     SINGLE_LABEL = "single-label"
     MULTI_LABEL = "multi-label"
@@ -18,7 +18,7 @@ class TaskKind(StrEnum):
 
     @property
     def head(self) -> HeadKind:
-        """The head that such a task needs."""
+        """The kind of head for such a task."""
         match self:
             case TaskKind.SINGLE_LABEL | TaskKind.MULTI_LABEL | TaskKind.REGRESSION:
                 return HeadKind.SEQUENCE_CLASSIFICATION
@@ -31,7 +31,7 @@ class TaskKind(StrEnum):
 
     @property
     def problem_type(self) -> ProblemType | None:
-        """What sequence classification predicts; None for other heads."""
+        """The problem type of a sequence classification; None for other heads."""
         match self:
             case TaskKind.SINGLE_LABEL:
                 return ProblemType.SINGLE_LABEL

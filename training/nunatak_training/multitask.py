@@ -1,7 +1,9 @@
 """Multi-task training of one encoder (MT-DNN), which then serves as the backbone of its tasks.
 
-Liu et al. 2019 (arXiv:1901.11504), sec. 3.3; Lee, Tang, Lin 2019 (arXiv:1911.03090), sec. 3.1,
+Liu et al. 2019 (arXiv:1901.11504), sec. 3.3. Lee, Tang, Lin 2019 (arXiv:1911.03090), sec. 3.1,
 freeze such an encoder below each task's own layers.
+
+`fit_encoder` trains on loaded tasks. `train_backbone` reads the tasks and writes a folder.
 """
 
 # torch types some of its functions partly.
@@ -45,10 +47,16 @@ from nunatak_training.recipes import Recipe, RegularizerName
 from nunatak_training.regularizers import random_source
 from nunatak_training.report import EpochResult, Report, SilentReport
 
+MIN_TASKS = 2
+EPOCHS_PER_SEED = 2**20
+"""More than any run has, so that no two epochs of seeds below 2**41 share their order."""
+SEED_MODULUS = 2**61 - 1
+"""Brings larger seeds into what torch takes; a prime, so that they fall between the others."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScores:
-    """What the dev examples of one task say."""
+    """The scores of one task on its dev examples."""
 
     loss: float
     metrics: Mapping[Metric, float]
@@ -69,7 +77,7 @@ class TaskInTraining:
     train: EncodedSet
     dev: EncodedSet
     head: Mapping[str, Tensor]
-    """By names that begin with `head.`."""
+    """The parameters by names that begin with `head.`."""
     logits: BatchLogits
 
     def loss(self, batch: Sequence[int], *, dropout: float) -> Float[Tensor, ""]:
@@ -79,7 +87,7 @@ class TaskInTraining:
         return self.objective.loss(self.logits(encodings, dropout=dropout), targets)
 
     def scores(self) -> TaskScores:
-        """What the dev examples say now."""
+        """Return the scores on the dev examples now."""
         logits = predict(self.logits, self.dev.encodings)
         statistics = self.objective.statistics(self.data.dev, self.dev, logits)
         return TaskScores(
@@ -119,21 +127,14 @@ def put_on(
     )
 
 
-MIN_TASKS = 2
-EPOCHS_PER_SEED = 2**20
-"""More than any run has, so that no two epochs of seeds below 2**41 share their order."""
-SEED_MODULUS = 2**61 - 1
-"""Brings larger seeds into what torch takes; a prime, so that they fall between the others."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedEncoder:
     """An encoder after the epoch in which its tasks did best together."""
 
     parameters: Mapping[str, Tensor]
-    """Of embeddings and layers, by our names; heads are thrown away."""
+    """The parameters of embeddings and layers, by our names; heads are thrown away."""
     scores: Mapping[str, TaskScores]
-    """Of each task, with the head that was trained along."""
+    """The scores of each task, with the head that was trained along."""
     best_epoch: int
     history: tuple[EpochResult, ...]
     """Scores and losses are means over the tasks."""
@@ -157,9 +158,9 @@ def fit_encoder(
     Args:
         tasks: by name; two or more.
         recipe: of the method `full`, without regularizer, pretraining or metric.
-        backbone: what training starts from; it is read and never written.
-        report: is told of every step and epoch.
-        checkpoint: where the state of the run is kept, and the beginning of a killed one is found.
+        backbone: training starts from its weights; it is read and never written.
+        report: receives every step and epoch.
+        checkpoint: keeps the state of the run; the run continues from it after a kill.
 
     Raises:
         InvalidRecipeError: the recipe does not fit, or there are fewer than two tasks.
@@ -225,7 +226,7 @@ def fit_encoder(
 
 def _batches(members: Iterable[TaskInTraining], recipe: Recipe, *, epoch: int) -> list[TrainBatch]:
     """The batches of all tasks in the order of an epoch, which seed and epoch alone determine."""
-    # A run that goes on in the middle of an epoch draws them again.
+    # A run that continues in the middle of an epoch draws them again.
     generator = torch.Generator().manual_seed(
         (recipe.seed * EPOCHS_PER_SEED + epoch) % SEED_MODULUS
     )
@@ -259,7 +260,7 @@ def _check(recipe: Recipe, tasks: Mapping[str, TaskData]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTask:
-    """Where the examples of one task are."""
+    """The source of one task's examples."""
 
     data: str | Path
     """A file, a folder, or the name of a data set (see `load_task_data`)."""
@@ -269,7 +270,7 @@ class SharedTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultitaskSettings:
-    """Which tasks train an encoder, how, and where the result goes."""
+    """The tasks that train an encoder, the recipe, and the folder of the result."""
 
     tasks: Mapping[str, SharedTask]
     recipe: Recipe
@@ -283,7 +284,7 @@ class MultitaskOutcome:
 
     folder: Path
     digest: str
-    """Of the new backbone, by which task versions will name it."""
+    """Digest of the new backbone; task versions name it."""
     fitted: FittedEncoder
     seconds: float
 
@@ -301,8 +302,8 @@ def train_backbone(
 
     Args:
         settings: which tasks, how, and where the result goes.
-        backbone: what training starts from.
-        report: is told of every step and epoch.
+        backbone: training starts from its weights.
+        report: receives every step and epoch.
         checkpoints: a cache folder; the same call after a kill goes on from there, to the same
             weights. Absent: it begins anew.
 

@@ -1,4 +1,4 @@
-"""From a trained task to a published version."""
+"""Publishing: a trained task becomes a version in the registry."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ def publish(
 
 
 def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, note: str) -> None:
-    """Return if a version can be published of what is known before training.
+    """Return if a version can be published, as far as can be known before training.
 
     Raises:
         UnpublishableError: the manifest has no room for the note, the labels or the data's name.
@@ -148,7 +148,7 @@ def _metric_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
 
 
 def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:
-    """The matrix, if the task has one and it has no more cells than a manifest holds."""
+    """The matrix, if the task has one that is small enough for a manifest."""
     if trained.confusion is None or len(trained.confusion) > MAX_CONFUSION_CELLS:
         return None
     # Sorted, so that equal training gives equal content.

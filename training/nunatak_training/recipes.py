@@ -1,9 +1,9 @@
 """Recipes: every setting of one training run, with defaults per method.
 
-The regularizers are those of the papers. GradDrop and its variants, GradFreeze: O'Neill and Dutta
-2023, "Gradient Sparsification For Masked Fine-Tuning of Transformers", sec. III and IV. Mixout:
-Lee, Cho and Kang 2020 (arXiv:1909.11299), as He et al. 2021 (arXiv:2106.03164), sec. 5 and table 7,
-use it.
+The settings of regularizers follow the papers. GradDrop, its variants and GradFreeze: O'Neill and
+Dutta 2023, "Gradient Sparsification For Masked Fine-Tuning of Transformers", sec. III and IV.
+Mixout: Lee, Cho and Kang 2020 (arXiv:1909.11299), as He et al. 2021 (arXiv:2106.03164), sec. 5 and
+table 7, use it.
 """
 
 import hashlib
@@ -31,6 +31,12 @@ from nunatak_training.kinds import Metric
 from nunatak_training.settings import Setting, nested, problems_in, settings_of
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
+MIN_STEPS = 300
+"""A few hundred examples are learnt in about so many steps, whatever the method."""
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+NOT_SET = frozenset({"backbone", "method", "layer_choice"})
+"""Fields of a recipe that no setting names, since they are chosen or found in another way."""
 
 
 class RegularizerName(StrEnum):
@@ -61,7 +67,7 @@ class UnregularizedSettings(_Settings):
 
 
 class GradDropSettings(_Settings):
-    """Gradients dropped in every batch: single entries (eq. 4), or those of whole layers."""
+    """Drops gradients in every batch: single entries (eq. 4), or whole layers."""
 
     name: Literal[RegularizerName.GRADDROP, RegularizerName.LAYER_GRADDROP]
     rate: Rate = Field(default=0.2, description="share that is masked; annealed: at first")
@@ -108,7 +114,7 @@ REPLACES_DROPOUT = frozenset(RegularizerName) - {
     RegularizerName.GRADFREEZE_TOPDOWN,
     RegularizerName.GRADFREEZE_BOTTOMUP,
 }
-"""With these there is no dropout (O'Neill and Dutta 2023, sec. IV; He et al. 2021, sec. 5)."""
+"""These regularizers replace dropout (O'Neill and Dutta 2023, sec. IV; He et al. 2021, sec. 5)."""
 
 
 class TaptSettings(BaseModel):
@@ -127,13 +133,6 @@ class TaptSettings(BaseModel):
     ] = 0.15
 
 
-MIN_STEPS = 300
-"""A few hundred examples are learnt in about so many steps, whatever the method."""
-
-LearningRate = Annotated[float, Field(gt=0, le=1)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
 class Optimizer(StrEnum):
     """How gradients become steps."""
 
@@ -143,7 +142,7 @@ class Optimizer(StrEnum):
 
 
 class Schedule(StrEnum):
-    """What becomes of the learning rate after its warm-up."""
+    """The course of the learning rate after its warm-up."""
 
     LINEAR = "linear"
     COSINE = "cosine"
@@ -216,7 +215,7 @@ class Recipe(BaseModel):
     default_label: str | None = Field(
         default=None,
         description="the label that means that nothing was found; null: of two, the more frequent",
-        # Younger than the digests of recipes, as `on_long`: without it they are what they were.
+        # Left out while null, as `on_long`: digests of older recipes must not change.
         exclude_if=lambda label: label is None,
     )
     on_long: OnLong | None = Field(
@@ -262,10 +261,6 @@ class Recipe(BaseModel):
     def settings(self) -> dict[str, JsonValue]:
         """Return all settings as JSON values."""
         return self.model_dump(mode="json")
-
-
-NOT_SET = frozenset({"backbone", "method", "layer_choice"})
-"""Fields of a recipe that are no settings by name: chosen otherwise, or found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

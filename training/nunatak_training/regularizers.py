@@ -1,24 +1,22 @@
-"""Regularizers: what keeps tuned weights near the pretrained ones, or frees them by and by.
+"""Regularizers: they keep tuned weights near the pretrained ones, or free the weights gradually.
 
 GradDrop and Layer-GradDrop, O'Neill and Dutta 2023, sec. III-A: after backpropagation the gradients
 of layer l are multiplied by a mask, `theta_l - alpha * g_l * m_l` (eq. 3), with
-`m ~ Bernoulli(1 - p) / (1 - p)` (eq. 4). The mask is on the gradient, as the paper writes, and not
-on the update: under Adam a dropped entry still moves by its moments. A mask that changes with every
-batch is noise on the gradient, unbiased through its scale, which Adam's averages are there to
-smooth; to stop the update as well would be another method.
+`m ~ Bernoulli(1 - p) / (1 - p)` (eq. 4). As in the paper, the mask is on the gradient and not on
+the update: under Adam a dropped entry still moves by its moments. A mask that changes with every
+batch is unbiased noise on the gradient, and Adam's averages smooth it.
 
-GradDrop-Epoch, its toggled form, and GradFreeze: what is frozen for a whole epoch is frozen, and
-neither Adam's moments nor weight decay move it. A mask on the gradient alone would not do: Adam
-would let the entries of the toggled form drift on when they are meant to rest, and decay would move
-what no epoch has freed yet.
+GradDrop-Epoch, its toggled form, and GradFreeze freeze entries for a whole epoch. Neither Adam's
+moments nor weight decay may move a frozen entry, so a mask on the gradient alone is not enough:
+Adam would move resting entries of the toggled form, and decay would move entries not freed yet.
 
 Mixout, Lee, Cho and Kang 2020, "Mixout: Effective Regularization to Finetune Large-scale Pretrained
 Language Models" (arXiv:1909.11299): in every forward pass a weight w is replaced with probability p
 by its pretrained value u, and the rest is scaled so that the mean stays w:
 `w' = u + M / (1 - p) * (w - u)`, M ~ Bernoulli(1 - p). The gradient of w is M / (1 - p) times the
-gradient of w'. As in the authors' code the matrices of all layers are mixed, and biases and norms
-are not. Here the head is not mixed either, for a head has no pretrained value; adapters go back to
-their initial values.
+gradient of w'. As in the authors' code the matrices of all layers are mixed; biases and norms are
+not. The head is not mixed here, because it has no pretrained value. Adapters go back to their
+initial values.
 """
 
 # torch types some of its functions partly.
@@ -47,6 +45,11 @@ from nunatak_training.recipes import (
 )
 
 LAYER_PREFIX = "layers."
+RateOfEpoch = Callable[[int], float]
+IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
+"""The entries that are free in an epoch, by the epoch that each entry was drawn for."""
+Layers = list[list[Tensor]]
+OrderOfLayers = Callable[[Layers], Layers]
 
 
 class Regularizer(Protocol):
@@ -57,11 +60,11 @@ class Regularizer(Protocol):
         ...
 
     def before_forward(self) -> None:
-        """The next forward pass reads the parameters as they are after this."""
+        """Change the parameters before the next forward pass reads them."""
         ...
 
     def after_backward(self) -> None:
-        """Gradients are there; the optimizer reads them as they are after this."""
+        """Change the gradients after the backward pass, before the optimizer reads them."""
         ...
 
     def after_step(self) -> None:
@@ -96,9 +99,6 @@ def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Te
         if name.startswith(LAYER_PREFIX):
             layers[int(name.split(".")[1])][name] = tensor
     return dict(sorted(layers.items()))
-
-
-RateOfEpoch = Callable[[int], float]
 
 
 def constant_rate(rate: float) -> RateOfEpoch:
@@ -166,22 +166,14 @@ class LayerGradDrop(Unregularized):
                     tensor.grad.mul_(bit)
 
 
-IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
-"""Which entries an epoch frees, from the epochs that the entries were drawn for."""
-
-
 def free_from_then_on(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"]:
-    """GradDrop-Epoch: what an epoch frees stays free; in the last one all is."""
+    """GradDrop-Epoch: an entry freed in one epoch stays free; in the last epoch all are free."""
     return drawn <= epoch
 
 
 def free_once(drawn: Int[Tensor, "*shape"], epoch: int) -> Bool[Tensor, "*shape"]:
-    """GradDrop-Epoch-Toggle: what an epoch frees is frozen again when the next one begins."""
+    """GradDrop-Epoch-Toggle: an entry freed in one epoch is frozen again in the next."""
     return drawn == epoch
-
-
-Layers = list[list[Tensor]]
-OrderOfLayers = Callable[[Layers], Layers]
 
 
 def top_down(layers: Layers) -> Layers:
@@ -219,7 +211,7 @@ class EpochGradDrop(Unregularized):
         self._kept: list[Tensor] = []
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw the line between free and frozen, and keep what is frozen as it stands."""
+        """Divide entries into free and frozen, and remember the values of the frozen ones."""
         self._free = [self._is_free(drawn, epoch) for drawn in self._drawn]
         self._kept = [tensor.detach().clone() for tensor in self._tensors]
 
@@ -241,7 +233,7 @@ def draw_epochs(
 ) -> Int[Tensor, "*shape"]:
     """Draw an epoch (from 1) for each entry: equally many for each epoch, in random places."""
     order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
-    # Which epochs the remainder goes to is drawn too, or small tensors would all move early.
+    # The epochs of the remainder are drawn too, or small tensors would all move early.
     first = torch.randint(num_epochs, (), generator=generator, device=tensor.device)
     return ((order + first) % num_epochs + 1).to(torch.int16).reshape(tensor.shape)
 
@@ -360,7 +352,7 @@ def _of_batches(
 
 
 def check_method(settings: RegularizerSettings, method: Method) -> None:
-    """Return if a method tunes what a regularizer is for.
+    """Return if a method tunes the parameters that a regularizer acts on.
 
     Raises:
         InvalidRecipeError: it tunes no layers, or too few to make a difference.

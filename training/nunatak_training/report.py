@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and two ways to listen."""
+"""Reports of a running training run: the interface, and two implementations."""
 
 import sys
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from nunatak_contract.plain_text import visible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:
-    """One pass over the train examples, and what the dev examples say after it.
+    """One pass over the train examples, and the scores on the dev examples after it.
 
     Of a run of very many epochs only some are scored and have a result.
     """
 
     epoch: int
-    """From 1."""
+    """Counted from 1."""
     step: int
     """Optimizer steps until then."""
     train_loss: float
@@ -28,7 +28,7 @@ class EpochResult:
 
 
 class Report(Protocol):
-    """Is told how a run goes, from the thread that trains."""
+    """Receives the progress of a run, from the thread that trains."""
 
     def prepared(self, done: int, num_inputs: int) -> None:
         """So many inputs have gone through the trunk; told only where they had not before."""
@@ -39,7 +39,7 @@ class Report(Protocol):
         ...
 
     def resumed(self, *, num_steps: int) -> None:
-        """Training goes on where an earlier process stopped, after so many steps."""
+        """Note that training continues an earlier process, after so many steps."""
         ...
 
     def stepped(self, *, loss: float) -> None:
@@ -56,7 +56,7 @@ class Report(Protocol):
 
 
 class SilentReport:
-    """Tells nobody."""
+    """Ignores the progress."""
 
     def prepared(self, done: int, num_inputs: int) -> None:
         """Do nothing."""

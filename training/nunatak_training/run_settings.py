@@ -1,4 +1,4 @@
-"""What a run is called to do, by name: its method, and what its recipe has in place of defaults.
+"""Run settings by name: the method of a run, and its changes to the recipe's defaults.
 
 Every name follows from a field: of the records of the methods, of `LayerSettings`, or of `Recipe`.
 """
@@ -61,10 +61,10 @@ class LayerSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """A method, and what a recipe has in place of the method's defaults."""
+    """A method, and changes to the recipe's defaults for that method."""
 
     record: Method
-    """Of the method; with `frozen` the backbone says how many layers that leaves."""
+    """The method; with `frozen`, the backbone gives its number of layers."""
     frozen: int | None
     layer_target: float | None
     """Given: the fewest layers are sought that keep this share of full fine-tuning's score."""
@@ -83,7 +83,7 @@ class RunSettings:
 
 
 def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
-    """Read the settings of a run by name: `method`, those of that method, those of the recipe.
+    """Read the settings of a run by name: `method`, settings of the method, settings of the recipe.
 
     This is how options, task files and sweep files become a method and a recipe. Texts are read by
     the type of their setting: `3`, `query,value`, `null`.
@@ -132,7 +132,7 @@ def method_settings(kind: str) -> Mapping[str, Setting]:
 
 
 def all_settings() -> tuple[Setting, ...]:
-    """Every setting that `read_settings` knows, those of methods first."""
+    """Every setting that `read_settings` knows; settings of methods come first."""
     method = Setting(
         name="method",
         values="|".join(METHODS),
@@ -157,7 +157,7 @@ def all_settings() -> tuple[Setting, ...]:
 
 
 def _is_of_recipe(name: str) -> bool:
-    """Whether a name is that of a setting, or of a group of settings, which may be null."""
+    """Whether a name is a setting of the recipe, or a group of its settings, which may be null."""
     return any(it == name or it.startswith(f"{name}.") for it in recipe_settings())
 
 

@@ -1,6 +1,6 @@
-"""Settings by name: what names the fields of a pydantic model have, and values by these names.
+"""Settings by name: the names of a pydantic model's fields, and values by these names.
 
-A field of a model within a model has both names with a dot between them: `tapt.epochs`.
+The name of a field in a nested model has a dot: `tapt.epochs`.
 """
 
 import tomllib
@@ -19,16 +19,16 @@ Schema = Mapping[str, Any]
 
 NOTHING = "null"
 LARGE = 2**53
-"""An end of a range that tells people nothing."""
+"""An end of a range that is too large to show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting, as people read of it and spell it."""
+    """One setting, as people read and spell it."""
 
     name: str
     values: str
-    """What it may be: names, or the ends of a range."""
+    """Allowed values: names, or the ends of a range."""
     default: str
     description: str
     is_list: bool = False
@@ -66,9 +66,9 @@ def flattened(named: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def overlaid(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return settings by names with dots, of which each layer takes the place of those before.
+    """Return settings by names with dots; a later layer replaces the values of earlier ones.
 
-    A layer that gives a group as a whole, or the `name` in it, drops what others say of the group.
+    A layer that gives a whole group, or the `name` in it, drops the group's earlier settings.
     """
     flat: dict[str, JsonValue] = {}
     for layer in layers:
@@ -84,7 +84,7 @@ def nested(named: Mapping[str, JsonValue], known: Mapping[str, Setting]) -> dict
     """Return values by names with dots as the model takes them.
 
     Raises:
-        InvalidRecipeError: a name is none of the known ones; the message has the nearest of them.
+        InvalidRecipeError: a name is unknown; the message gives the nearest known name.
     """
     found: dict[str, JsonValue] = {}
     for name, value in flattened(named).items():
@@ -117,7 +117,7 @@ def check_name(name: str, known: Collection[str]) -> None:
 
 
 def read_mapping(path: Path) -> dict[str, object]:
-    """Return what a YAML or TOML file says by name.
+    """Return the settings in a YAML or TOML file, by name.
 
     Raises:
         ValueError: there is no such file, it cannot be parsed, or a name stands twice in it.
@@ -141,7 +141,7 @@ def read_mapping(path: Path) -> dict[str, object]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would silently take the last."""
+    """Refuses a key that occurs twice, since YAML would silently take the last value."""
 
     def construct_mapping(
         self,
@@ -193,7 +193,7 @@ def _settings_in(
 
 
 def _variants(described: Schema, shared: Schema) -> list[Schema]:
-    """The schemas that a value may follow, all but that of nothing."""
+    """The schemas that a value may follow, without the schema of null."""
     if "$ref" in described:
         return _variants(shared[described["$ref"].rpartition("/")[2]], shared)
     for union in ("anyOf", "oneOf"):

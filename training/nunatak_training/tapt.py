@@ -1,7 +1,7 @@
 """Task-adaptive pretraining (TAPT): masked language modelling on a task's own texts, before tuning.
 
 Gururangan et al. 2020 (arXiv:2004.10964), sec. 4; with adapters only the adapters move, as in He
-et al. 2021 (arXiv:2106.03164), sec. 3.1. Which tokens are hidden: Devlin et al. 2019
+et al. 2021 (arXiv:2106.03164), sec. 3.1. The rule for hidden tokens: Devlin et al. 2019
 (arXiv:1810.04805), sec. 3.1, task 1. The head is `BertForMaskedLM`'s, tied to the word embeddings.
 
 Axes: tokens = tokens of a text, chosen = hidden tokens of a batch, width = hidden width,
@@ -44,7 +44,9 @@ from nunatak_training.report import Report
 
 MASKS = ("[MASK]", "<mask>")
 MASKED, REPLACED = 0.8, 0.1
-"""Of the chosen tokens: shown as the mask token, shown as a random one; the rest is shown."""
+"""Shares of the chosen tokens that become the mask token, or a random one; the rest stay."""
+NORM_WEIGHT, NORM_BIAS, OUTPUT_BIAS = "head.lm.norm", "head.lm.norm_bias", "head.lm.bias"
+WORDS = "embeddings.word"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +119,6 @@ class Masking:
         return token_ids.scatter(0, places, shown)
 
 
-NORM_WEIGHT, NORM_BIAS, OUTPUT_BIAS = "head.lm.norm", "head.lm.norm_bias", "head.lm.bias"
-
-
 def language_spec(method: Method, backbone: Backbone) -> BranchSpec:
     """The branch whose head is the first map of the language head: one vector for each token."""
     width = backbone.config.hidden_width
@@ -129,7 +128,7 @@ def language_spec(method: Method, backbone: Backbone) -> BranchSpec:
 
 
 def initial_decoder(backbone: Backbone) -> dict[str, Tensor]:
-    """What the language head has beside its first map and the word embeddings, in float32."""
+    """The language head without its first map and the word embeddings, in float32."""
     config, device = backbone.config, backbone.device
     return {
         NORM_WEIGHT: torch.ones(config.hidden_width, device=device),
@@ -162,8 +161,6 @@ def language_loss(
     )
 
 
-WORDS = "embeddings.word"
-
 LanguageLoss = Callable[[Sequence[MaskedText]], Float[Tensor, ""]]
 
 
@@ -177,20 +174,20 @@ def adapt(
     report: Report,
     checkpoint: Checkpoint | None = None,
 ) -> None:
-    """Move what the method owns of `parameters`, in place, by masked language modelling.
+    """Train the method's own part of `parameters`, in place, by masked language modelling.
 
     The backbone stays as it is, and so does the task's head. The language head starts from random
     numbers, tied to the word embeddings (the backbone's, or the task's own where it has a full
     copy), and is thrown away. The caller's random state is left as it was.
 
     Args:
-        parameters: of the task, in float32, as they are before tuning.
+        parameters: the task's parameters before tuning, in float32.
         encodings: the task's train texts.
         settings: how long, how fast and how many tokens are hidden.
         recipe: of the tuning that follows; optimizer, schedule and batch size are shared.
         backbone: the frozen encoder.
-        report: is told of every step.
-        checkpoint: holds how far it is, and at last what came out, for a run that goes on later.
+        report: receives every step.
+        checkpoint: holds the progress, and at the end the result, for a run that continues later.
 
     Raises:
         CacheError: the checkpoint cannot be written.
@@ -254,7 +251,7 @@ def _language_model(
     backbone: Backbone,
     generator: torch.Generator,
 ) -> tuple[dict[str, Tensor], LanguageLoss]:
-    """What is trained, and the loss that it gives on hidden tokens."""
+    """The trained parameters, and their loss on hidden tokens."""
     spec = language_spec(recipe.method, backbone)
     own = {name: it for name, it in parameters.items() if not name.startswith(HEAD_PREFIX)}
     fresh = initial_parameters(spec, backbone, generator=generator)

@@ -1,4 +1,4 @@
-"""One training run from data to published version: what the command line calls."""
+"""One training run from data to published version, as the command line calls it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -42,10 +42,10 @@ class ChosenTask:
 def choose_layers(
     backbone: Backbone, run: RunRecipe, *, target: float, changes: Mapping[str, JsonValue]
 ) -> ChosenTask:
-    """Train in full, then by halves the numbers of top layers, from a head alone to all of them.
+    """Train in full, then find the fewest top layers by bisection, from a head alone to all.
 
-    About log2 of the layers runs, besides the full one. All share `changes`; what these leave open
-    is as usual for each method.
+    About log2 of the number of layers runs, plus the full one. All runs share `changes`; each
+    method's defaults settle the rest.
 
     Raises:
         TargetMissedError: not even all layers reach the target, or full fine-tuning learns nothing.
@@ -101,7 +101,7 @@ def _score(trained: TrainedTask) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """What to train, on what, and how."""
+    """The task, the data and the recipe of a training run."""
 
     task: str
     data: str | Path
@@ -110,7 +110,7 @@ class TrainSettings:
     kind: TaskKind | None = None
     """Absent: the first train row tells it (see `docs/training.md`)."""
     dev: Path | None = None
-    """A file of dev examples, in place of those that `data` would give."""
+    """A file of dev examples, in place of the dev examples of `data`."""
     device: str = "cpu"
     note: str = ""
     layer_target: float | None = None
@@ -128,7 +128,7 @@ class TrainOutcome:
     metrics: Mapping[Metric, float]
     """On the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
-    """Of each metric, at 95 % by bootstrap over the dev examples."""
+    """The interval of each metric, at 95 %, by bootstrap over the dev examples."""
     best_epoch: int
     history: tuple[EpochResult, ...]
     layer_choice: LayerChoice | None
@@ -156,8 +156,8 @@ def train(
         registry: where the version is published.
         backbone: a loaded backbone, to train several tasks on one; then neither
             `settings.recipe.backbone` nor `settings.device` is looked at.
-        report: is told of every step and epoch.
-        trunks: where trunk states come from (see `fit_task`).
+        report: receives every step and epoch.
+        trunks: the source of trunk states (see `fit_task`).
         checkpoints: a cache folder; the same call after a kill goes on from there, to the same
             weights. Absent: it begins anew.
 
@@ -174,7 +174,7 @@ def train(
     )
     if backbone is None:
         backbone = load_backbone(settings.recipe.backbone, device=settings.device)
-    # What is recorded is the backbone's own name, never somebody's path to it.
+    # The record holds the backbone's own name, never a local path to it.
     recipe = changed_recipe(settings.recipe, {"backbone": backbone.name})
     check_publishable(data, recipe, backbone, note=settings.note)
     with ExitStack() as held:
@@ -252,6 +252,6 @@ class _Runs:
             raise
 
     def discard_checkpoints(self) -> None:
-        """Remove what is not needed any more."""
+        """Remove the checkpoints, which are not needed any more."""
         for checkpoint in self._checkpoints:
             checkpoint.discard()

@@ -1,5 +1,8 @@
 """Trunk states of whole data sets: computed once, kept in memory or on disk, read by every run.
 
+`compute_states` makes the states of an `InputSet`. `MemoryTrunkStore` and `DiskTrunkStore` keep
+them within a budget of bytes.
+
 Axes: tokens = packed tokens of a set, width = hidden width.
 """
 
@@ -37,16 +40,26 @@ from nunatak_training.cache import (
 from nunatak_training.errors import CacheError
 
 CHUNK_TOKENS = 4096
-"""Tokens of one pass through the trunk: enough to keep a processor busy, few enough to hold."""
+"""Tokens of one pass through the trunk: enough to keep a CPU busy, few enough for memory."""
+Progress = Callable[[int, int], None]
+"""Receives the number of inputs that are done, and the number of all inputs."""
+FORMAT = "1"
+"""Rises when the order of a set, or the result of its forward, changes within a release."""
+MAX_MEMORY_BYTES = 2 * 1024**3
+MAX_DISK_BYTES = 32 * 1024**3
+STATES = "states"
+"""The one tensor of a file."""
+FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+"""As safetensors calls them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputSet:
     """Distinct inputs, from the shortest to the longest, among equal lengths by their tokens.
 
-    The order, and with it the chunks that run together, is the same whoever asks and in whatever
-    order the examples lie. So the states of a set are the same bits whenever they are computed:
-    a row's sums may differ in the last bit with the rows beside it.
+    The order of the inputs, and so their division into chunks, does not depend on the order of the
+    examples. The states of a set therefore always have the same bits; with other rows in the batch,
+    a row's sums could differ in the last bit.
     """
 
     encodings: tuple[Encoding, ...]
@@ -94,15 +107,11 @@ def _order(encoding: Encoding) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     return encoding.num_tokens, encoding.token_ids, encoding.type_ids
 
 
-Progress = Callable[[int, int], None]
-"""Is told how many inputs are done, and of how many."""
-
-
 class SetStates:
     """The states of a set, where the forward looks for trunk states; they never change.
 
-    Whoever opens it says that the states are those of these inputs; a source of another backbone,
-    format or device is answered like an unknown input.
+    The caller states that the states belong to these inputs. A source of another backbone, format
+    or device is treated like an unknown input.
     """
 
     def __init__(
@@ -143,7 +152,7 @@ class SetStates:
         return self._packed[self._places[_key(source)]].to(self._backbone.device)
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Keep nothing: the set is complete as it is."""
+        """Keep nothing: the set is complete."""
 
 
 def compute_states(
@@ -173,12 +182,8 @@ def _key(source: TrunkSource) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return source.token_ids, source.type_ids
 
 
-FORMAT = "1"
-"""Rises when the order of a set, or what the forward makes of it, changes within a release."""
-
-
 class TrunkStore(Protocol):
-    """Gives the trunk states of a data set, computing them where nobody has yet."""
+    """Gives the trunk states of a data set; computes them if no earlier run did."""
 
     def states(
         self,
@@ -232,7 +237,7 @@ def states_key(backbone: Backbone, inputs: InputSet, depth: int) -> str:
 def numerics_of(backbone: Backbone) -> str:
     """Everything but weights and inputs that the bits of a trunk state depend on."""
     device = backbone.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
     layout = "packed" if backbone.is_packed else "plain"
     return (
         f"nunatak {version('nunatak')}, torch {torch.__version__}, {device.type} {name}, "
@@ -240,24 +245,16 @@ def numerics_of(backbone: Backbone) -> str:
     )
 
 
-def _processor() -> str:
+def _cpu_name() -> str:
     capability = torch.backends.cpu.get_cpu_capability()
     return f"{capability} with {torch.get_num_threads()} threads"
-
-
-MAX_MEMORY_BYTES = 2 * 1024**3
-MAX_DISK_BYTES = 32 * 1024**3
-STATES = "states"
-"""The one tensor of a file."""
-FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""As safetensors calls them."""
 
 
 class MemoryTrunkStore:
     """Holds the sets read last, as many as a budget of bytes allows.
 
-    Of a set that alone is above it the states read last are held, by batches: they may then differ
-    in the last bit from those of a whole pass.
+    If one set alone exceeds the budget, the store holds the states that were read last, by batches.
+    They may then differ in the last bit from the states of a whole pass.
     """
 
     def __init__(self, *, max_bytes: int = MAX_MEMORY_BYTES) -> None:
@@ -299,8 +296,8 @@ class DiskTrunkStore:
     Runs, processes and tasks on the same texts share the files, which are mapped to memory. A file
     appears whole or not at all, so a process may be killed at any time. Two processes that want the
     same set wait for each other, and the second finds the file made. A file is read only if its
-    metadata names this set and its digest is that of its states; any other is made anew. A set that
-    alone is above the budget goes to memory, under the rules there.
+    metadata names this set and the digest of its states is right; otherwise the file is made anew.
+    A set that alone exceeds the budget goes to memory, under the rules of `MemoryTrunkStore`.
     """
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_DISK_BYTES) -> None:
@@ -382,7 +379,7 @@ class DiskTrunkStore:
 
 
 def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
-    """Map a file to memory: its metadata and its states. What is done to the states stays there."""
+    """Map a file to memory: its metadata and its states. Changes to the states stay in memory."""
     # safetensors does not type its file.
     with safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
         opened = cast("Any", file)

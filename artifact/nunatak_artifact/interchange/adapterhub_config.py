@@ -1,7 +1,8 @@
-"""`adapter_config.json` and `head_config.json` of AdapterHub: what we read, what we refuse by name.
+"""AdapterHub's `adapter_config.json` and `head_config.json`: fields read here, and fields refused.
 
-Read from `adapters` 1.3 (`BnConfig`, `PredictionHead`); older files have the same fields or fewer.
-A field we do not know is accepted while it is off (null, false, empty), and refused otherwise.
+The fields are those of `adapters` 1.3 (`BnConfig`, `PredictionHead`). Older files have the same
+fields or fewer. An unknown field is accepted while it is off (null, false, empty). An unknown field
+that is on is refused.
 """
 
 from enum import StrEnum
@@ -43,11 +44,11 @@ TRAINING_ALONE = frozenset(
         *("phm_dim", "factorized_phm_W", "shared_W_phm", "shared_phm_rule", "phm_rank", "phm_bias"),
         *("factorized_phm_rule", "phm_c_init", "phm_init_range", "learn_phm"),
         *("hypercomplex_nonlinearity", "inv_adapter_reduction_factor"),
-        # Both orders of adding are one where no norm stands between them.
+        # Without a norm in between, both orders of adding give the same sum.
         "adapter_residual_before_ln",
     }
 )
-"""Settings that say nothing about what a trained adapter computes, or only of refused features."""
+"""Settings without effect on a trained adapter's results, and settings of refused features."""
 
 
 class Scaling(StrEnum):
@@ -161,7 +162,7 @@ def size_at(folder: Path, config: BottleneckConfig, layer: int, width: int) -> i
 
 
 def unsupported(folder: Path, found: str) -> UnsupportedImportError:
-    """A refusal with what is read."""
+    """A refusal that lists the supported settings."""
     return UnsupportedImportError(
         folder.name,
         found,

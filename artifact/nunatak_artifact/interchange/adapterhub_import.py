@@ -1,21 +1,15 @@
-"""The heads of AdapterHub folders as ours.
+"""Import of the bottleneck folders of AdapterHub (the `adapters` package).
 
-A head of `adapters`' own classes is a chain of dropout, linear map and non-linearity, whose
-positions in the chain are the names of its tensors. It may read the base's pooler instead of the
-first token. Folders of transformers' classes hold the head of the class, as peft's do.
+Heads first. A head of `adapters`' own classes is a chain of dropout, linear maps and
+non-linearities; the names of its tensors are positions in this chain. Such a head may read the
+pooler of the base model in place of the first token. Folders of transformers' classes hold the
+class's own head, as peft's folders do.
 
-Bottleneck adapters of unlike sizes as one `Bottleneck`, exactly.
-
-`Bottleneck` has one size, and adapters in every layer from its first. Smaller adapters are filled
-with zero rows of `down` and zero columns of `up`, and layers without one get zeros: whatever the
-non-linearity makes of zero is multiplied by zero.
-
-Reading the bottleneck folders of AdapterHub (the `adapters` package).
-
-Houlsby's kind (`double_seq_bn`) adapts both blocks before the residual addition, as ours does;
-Pfeiffer's (`seq_bn`) adapts the feed-forward block and reads the norm of its residual sum. Both
-leave the norms frozen. Sizes that differ by layer and layers left out are brought to one size
-(`bottleneck_normalising`); scaling is multiplied into `up`.
+Adapters next. Houlsby's adapters (`double_seq_bn`) adapt both blocks before the residual addition.
+Pfeiffer's (`seq_bn`) adapt the feed-forward block and read the norm of its residual sum. Both
+kinds leave the norms frozen. `Bottleneck` has one size and adapts every layer from its first, so
+smaller adapters and skipped layers are padded with zeros, which change no result. The scaling is
+multiplied into `up`.
 """
 
 from collections.abc import Mapping
@@ -95,11 +89,14 @@ HEAD_TYPES = {
 }
 FIRST_LINEAR, SECOND_LINEAR = "1", "4"
 """Positions in the chain: dropout, linear, tanh, dropout, linear."""
+PICKLE_ADVICE = "save it again with save_adapter(..., use_safetensors=True)"
+PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}
+"""Our names of the adapted blocks -> theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedHead:
-    """A head in our terms, with what the folder says about its labels."""
+    """A head as `HeadSpec`, with the labels that the folder names."""
 
     spec: HeadSpec
     parameters: Mapping[str, Tensor]
@@ -117,9 +114,9 @@ def flexible_head(
     """Read the head of a model class of `adapters`.
 
     Raises:
-        UnsupportedImportError: what no head of ours computes.
-        TensorMismatchError: the tensors are not those of the configuration.
-        ForeignBackboneError: it reads a pooler that the backbone does not have.
+        UnsupportedImportError: `HeadSpec` cannot describe the head.
+        TensorMismatchError: the tensors do not fit the configuration.
+        ForeignBackboneError: the head reads a pooler that the backbone does not have.
     """
     spec = _spec(folder, head)
     positions = {OUTPUT: FIRST_LINEAR}
@@ -144,9 +141,9 @@ def class_head(
     """Read the head of a model class of transformers.
 
     Raises:
-        UnsupportedImportError: a class whose head we do not have.
-        InvalidFolderError: the tensors are not those of the class.
-        ForeignBackboneError: it reads a pooler that the backbone does not have.
+        UnsupportedImportError: `HeadSpec` cannot describe the head of this class.
+        InvalidFolderError: the tensors do not fit the class.
+        ForeignBackboneError: the head reads a pooler that the backbone does not have.
     """
     task_type = task_type_of_class(file.model_class)
     if task_type is None:
@@ -210,7 +207,7 @@ def _unsupported(folder: Path, found: str) -> UnsupportedImportError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAdapter:
-    """The two maps of an adapter as they were stored."""
+    """The two stored maps of an adapter."""
 
     down: Linear
     up: Linear
@@ -249,11 +246,6 @@ def normalised_bottleneck(
     return method, parameters
 
 
-PICKLE_ADVICE = "save it again with save_adapter(..., use_safetensors=True)"
-PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}
-"""Our names of the adapted blocks -> theirs."""
-
-
 def import_adapterhub(
     folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
@@ -262,13 +254,13 @@ def import_adapterhub(
     Args:
         folder: holds `adapter_config.json`, `adapter.safetensors`, `head_config.json` and
             `model_head.safetensors`, as `save_adapter(..., use_safetensors=True)` writes them.
-        backbone: the base model it was trained on, of which AdapterHub records type and width.
-        choices: what the caller says in place of the head, and of a `config.json` in the folder.
+        backbone: the base model of the adapter. AdapterHub records its type and width.
+        choices: replace what the folder says of the head, and replace its `config.json`.
 
     Raises:
         InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
             configuration differ; or nothing names the labels.
-        UnsupportedImportError: what no method or head of ours computes.
+        UnsupportedImportError: no method or head here computes the same.
         ForeignBackboneError: the adapter fits another backbone.
         InvalidMethodError: a bottleneck is wider than our method takes.
     """

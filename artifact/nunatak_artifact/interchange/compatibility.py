@@ -1,8 +1,8 @@
-"""What an importer hands on, whatever format it read, and what its caller may decide.
+"""Parts that all importers share: choices, results, and checks of a folder against the backbone.
 
-Whether a folder was made from the backbone at hand: the same shape, the same token ids.
-
-The files of a model folder of transformers.
+An importer takes `ImportChoices` and returns an `ImportedTask`. The checks compare the shape of the
+model, its tokenizer and its reading settings with the backbone at hand. `write_model` writes a
+model folder in the layout of transformers.
 """
 
 import json
@@ -45,9 +45,17 @@ from nunatak_model.tokenizer_settings import (
     gives_token_types,
 )
 
+CONFIG: Final = "config.json"
+TOKENIZER: Final = "tokenizer.json"
+TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
+"""Parts that decide token ids. Saved truncation and padding do not: each task has its length."""
+MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
+"""That of XLM-R, the largest of the family, has 17 MB."""
+MASKS: Final = ("[MASK]", "<mask>")
+
 
 class LogitUse(StrEnum):
-    """What the one logit of a model is for."""
+    """The meaning of the one logit of a model."""
 
     CLASSIFICATION = "classification"
     RANKING = "ranking"
@@ -55,15 +63,15 @@ class LogitUse(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportChoices:
-    """What the caller decides; None: as the folder says."""
+    """Choices of the caller. Where a field is None, the folder decides."""
 
     labels: tuple[str, ...] | None = None
     """In the order of the logits."""
     problem_type: ProblemType | None = None
-    """Of a sequence classification; a model with one is no ranking."""
+    """Only for sequence classification: a model with a problem type is no ranking."""
     logit_use: LogitUse | None = None
     allows_other_base: bool = False
-    """Whether an adapter is taken that names another base than the backbone, or none."""
+    """Whether to accept an adapter that names another base than the backbone, or none."""
 
 
 AS_THE_FOLDER_SAYS: Final = ImportChoices()
@@ -71,7 +79,7 @@ AS_THE_FOLDER_SAYS: Final = ImportChoices()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedTask:
-    """What a foreign folder holds, in our terms.
+    """The content of a foreign folder as a method, a head and parameters.
 
     Everything `draft_task` needs but name, probe inputs and provenance.
     """
@@ -84,19 +92,11 @@ class ImportedTask:
     max_length: int | None
     """In tokens; None: the folder does not say."""
     source: str
-    """What was found, for people."""
+    """Findings of the import, for people."""
     score: RankingScore = RankingScore.SIGMOID
-    """Of a ranking: what its logits become."""
+    """Only for a ranking: the function that makes a score of the logit."""
     base: str | None = None
-    """Of an adapter: the base model that the folder names."""
-
-
-CONFIG: Final = "config.json"
-TOKENIZER: Final = "tokenizer.json"
-TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
-"""What decides token ids. Saved truncation and padding do not: each task has its own length."""
-MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
-"""That of XLM-R, the largest of the family, has 17 MB."""
+    """Only for an adapter: the base model that the folder names."""
 
 
 def check_exact(backbone: Backbone) -> None:
@@ -162,9 +162,9 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
 
 
 def check_reading(folder: Path, backbone: Backbone) -> None:
-    """Refuse settings by which transformers reads texts otherwise than the backbone here.
+    """Refuse settings that make transformers read texts differently from the backbone here.
 
-    Files that the folder lacks are taken to be the backbone's.
+    For files that the folder lacks, the backbone's files count.
 
     Raises:
         InvalidFolderError: a file is not sound.
@@ -216,11 +216,11 @@ def read_json(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonVa
 
 @contextmanager
 def import_errors(folder: Path) -> Generator[None]:
-    """Turn errors of reading a backbone into those of a folder to import.
+    """Turn the errors of reading a backbone into errors of a folder to import.
 
     Raises:
-        InvalidFolderError: a file is not sound.
-        UnsupportedImportError: it says what is not computed here.
+        InvalidFolderError: a file is damaged.
+        UnsupportedImportError: a file asks for a feature that the backbone here lacks.
     """
     try:
         yield
@@ -282,9 +282,6 @@ def _config(folder: Path, raw: dict[str, JsonValue]) -> BackboneConfig:
 def _normalised(definition: str) -> dict[str, JsonValue]:
     # Read and written by one version of the library: spellings of old versions become alike.
     return json.loads(Tokenizer.from_str(definition).to_str())
-
-
-MASKS: Final = ("[MASK]", "<mask>")
 
 
 def write_model(

@@ -1,8 +1,9 @@
 """Cross-encoders of sentence-transformers, releases 2 to 6: one logit that ranks pairs of texts.
 
-Release 6 says so in `config_sentence_transformers.json`, releases 4 and 5 by the key
-`sentence_transformers` in `config.json`, releases 2 and 3 by a key of their own there, which they
-write only where the activation was chosen.
+Each release marks a cross-encoder in its own place: release 6 in
+`config_sentence_transformers.json`, releases 4 and 5 with the key `sentence_transformers` in
+`config.json`, releases 2 and 3 with another key in `config.json`. Releases 2 and 3 write the key
+only if the user chose the activation.
 """
 
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ SCORES: Final[Mapping[str, RankingScore]] = {
     "Sigmoid": RankingScore.SIGMOID,
     "Identity": RankingScore.NONE,
 }
-"""By the name of the class in `torch.nn`."""
+"""Scores by the class name of the activation in `torch.nn`."""
 PATHS: Final[Mapping[RankingScore, str]] = {
     RankingScore.SIGMOID: "torch.nn.modules.activation.Sigmoid",
     RankingScore.NONE: "torch.nn.modules.linear.Identity",
@@ -51,7 +52,7 @@ PATHS: Final[Mapping[RankingScore, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossEncoder:
-    """What a folder says of a cross-encoder."""
+    """The cross-encoder settings of a folder."""
 
     score: RankingScore
     max_length: int | None
@@ -83,17 +84,17 @@ def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
 
 
 def score_of(cross_encoder: CrossEncoder | None) -> RankingScore:
-    """What the logit becomes; sigmoid where nothing says, as in sentence-transformers."""
+    """The score of the logit; sigmoid where the folder names none, as in sentence-transformers."""
     return RankingScore.SIGMOID if cross_encoder is None else cross_encoder.score
 
 
 def is_ranking(
     folder: Path, cross_encoder: CrossEncoder | None, choices: ImportChoices, *, num_outputs: int
 ) -> bool:
-    """Whether a sequence classification becomes a ranking: as the caller says, else the folder.
+    """Whether a sequence classification becomes a ranking: the caller decides before the folder.
 
     Raises:
-        UnsupportedImportError: the caller wants a ranking of what has several logits.
+        UnsupportedImportError: the caller wants a ranking, but the model has several logits.
     """
     if choices.logit_use is LogitUse.RANKING:
         if num_outputs != 1:
@@ -108,7 +109,7 @@ def is_ranking(
 
 
 def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
-    """What releases 4 and later read in the `config.json` of a cross-encoder."""
+    """The fields that releases 4 and later read in the `config.json` of a cross-encoder."""
     return {KEY: {ACTIVATION: PATHS[score]}}
 
 
@@ -124,7 +125,7 @@ def _check_modules(folder: Path, read: ReadJson, general: Mapping[str, Any]) -> 
 
 
 def _score(folder: Path, general: Mapping[str, Any], config: Mapping[str, Any]) -> RankingScore:
-    """What sentence-transformers applies to the logit, by its own order of places."""
+    """The activation of the logit, from the first place that sentence-transformers would read."""
     path = general.get(ACTIVATION)
     inner = config.get(KEY)
     if path is None and isinstance(inner, dict):

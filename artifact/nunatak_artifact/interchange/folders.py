@@ -1,10 +1,9 @@
-"""Writing a folder whole or not at all.
+"""Folders of other programs: writing them whole, and reading them with suspicion.
 
-Reading the weights of a whole model: one safetensors file, or shards with an index.
-
-What the logits of a foreign model mean: its labels, its kind of problem, its longest input.
-
-Reading adapter folders that other programs wrote: each file once, bounded, and suspicious.
+`new_folder` writes a folder whole or not at all. `read_checkpoint` reads the weights of a whole
+model: one safetensors file, or shards with an index. `read_model_config` and the functions after it
+find the labels, the problem type and the longest input. `read_bytes`, `read_model` and
+`read_weights` read each file once, within limits.
 """
 
 import json
@@ -35,6 +34,17 @@ from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
 from nunatak_registry import InvalidArtifactError
 from nunatak_registry.blobs.tensors import read_header
 
+FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+PICKLE_ADVICE: Final = (
+    "if you trust it, load it once with transformers and save it with save_pretrained, which "
+    "writes safetensors"
+)
+MAX_JSON_BYTES = 4 * 1024 * 1024
+MAX_WEIGHT_BYTES = 4 * 1024**3
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+Shapes = Mapping[str, tuple[int, ...]]
+Model = TypeVar("Model", bound=BaseModel)
+
 
 def check_new(target: Path) -> None:
     """Raise `FolderInUseError` if there is a file, or a folder that holds something."""
@@ -51,7 +61,7 @@ def new_folder(target: Path) -> Generator[Path]:
     """
     check_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its target, so that the move at the end stays within one file system.
+    # Next to the target, so that the move at the end stays within one file system.
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield made
@@ -68,13 +78,6 @@ def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
     """Write a JSON file that reads well."""
     text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / name).write_text(text + "\n", encoding="utf-8")
-
-
-FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
-PICKLE_ADVICE: Final = (
-    "if you trust it, load it once with transformers and save it with save_pretrained, which "
-    "writes safetensors"
-)
 
 
 class _Index(BaseModel):
@@ -121,7 +124,7 @@ def _weight_files(folder: Path) -> Iterable[str]:
 
 
 class ModelConfigFile(BaseModel):
-    """What we read of the `config.json` of a trained model: what its logits mean."""
+    """The fields that we read of a trained model's `config.json`: the meaning of its logits."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -130,7 +133,7 @@ class ModelConfigFile(BaseModel):
 
 
 class TokenizerConfigFile(BaseModel):
-    """What we read of `tokenizer_config.json`; "no limit" is a float of about 1e30."""
+    """The fields that we read of `tokenizer_config.json`; "no limit" is a float of about 1e30."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -138,7 +141,7 @@ class TokenizerConfigFile(BaseModel):
 
 
 def read_model_config(folder: Path) -> ModelConfigFile:
-    """Read the `config.json` beside the adapter, if there is one."""
+    """Read the `config.json` next to the adapter, if there is one."""
     if not has_file(folder, "config.json"):
         return ModelConfigFile()
     return read_model(folder, "config.json", ModelConfigFile)
@@ -153,9 +156,9 @@ def read_max_length(folder: Path, backbone: Backbone) -> int | None:
 
 
 def problem_type_of(head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
-    """What decides the scores, by the rule of transformers' text classification pipeline.
+    """Return the problem type, by the rule of transformers' text classification pipeline.
 
-    One logit is a number only where that is said; else it is the logit of a label, for sigmoid.
+    One logit is a regression only if `said` names one; else it is a label's logit, for sigmoid.
     """
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
@@ -170,9 +173,9 @@ def labels_in_order(
     given: tuple[str, ...] | None,
     stored: Mapping[int, str] | None,
 ) -> tuple[str, ...]:
-    """The labels of the logits: those that the caller names, else those of the folder.
+    """Return the labels of the logits: the caller's labels, else the folder's.
 
-    Heads whose kind decides what they give, such as question answering, have none.
+    A head whose kind fixes the meaning of its outputs, such as question answering, has no labels.
 
     Raises:
         UnknownLabelsError: there are none, too few, too many, or two that are equal.
@@ -189,16 +192,8 @@ def labels_in_order(
     return labels
 
 
-MAX_JSON_BYTES = 4 * 1024 * 1024
-MAX_WEIGHT_BYTES = 4 * 1024**3
-PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-
-Shapes = Mapping[str, tuple[int, ...]]
-Model = TypeVar("Model", bound=BaseModel)
-
-
 def has_file(folder: Path, name: str) -> bool:
-    """Whether the folder has an entry of this name, of whatever kind."""
+    """Whether the folder has an entry of this name, file or not."""
     return (folder / name).is_symlink() or (folder / name).exists()
 
 
@@ -245,8 +240,8 @@ def read_model(folder: Path, name: str, model: type[Model]) -> Model:
 def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
     """Read `stem`.safetensors as float32 tensors that own their memory.
 
-    The limits are those of what the registry stores. `advice` says how to get such a file where
-    there is only a pickle.
+    The limits equal the registry's limits for stored blobs. `advice` says how to get a safetensors
+    file where the folder has only a pickle.
 
     Raises:
         PickledWeightsError: there are only pickled weights.

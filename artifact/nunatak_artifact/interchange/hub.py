@@ -1,12 +1,10 @@
-"""The README of a task on the hub: the task card under the fields that the hub reads.
+"""Task versions on the Hugging Face hub, or in a local folder of the same layout.
 
-A task version as a folder or a repository of the hub.
+manifest.json             the manifest as the registry stores it
+parameters.safetensors    one file per blob, named by the blob's role
+README.md                 the task card, below the fields that the hub reads
 
-manifest.json             as the registry holds it
-parameters.safetensors    one file a blob, named by its role
-README.md                 the task card
-
-Folders here and repositories on the Hugging Face hub, called alike: places.
+A *place* is a local folder or a hub repository. `push` and `fetched` take either.
 """
 
 import tempfile
@@ -29,11 +27,14 @@ from nunatak_model import Backbone
 from nunatak_registry import task_card
 
 LIBRARY = "nunatak"
+MANIFEST, README = "manifest.json", "README.md"
+FILES = (MANIFEST, README, "*.safetensors")
+MAX_NOTE_CHARS = 4096
 
 
 def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
     """Write the README of a version; `source` is the repository it will be found in, if any."""
-    # Brings an HTTP client and YAML, which nobody else needs.
+    # It imports an HTTP client and YAML, which no other function needs.
     from huggingface_hub import EvalResult, ModelCardData  # noqa: PLC0415 - as above
 
     tag, name = pipeline_tag(manifest.head.kind), manifest.backbone.name
@@ -64,7 +65,7 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
 
 
 def pipeline_tag(kind: HeadKind) -> str:
-    """What the hub calls a head of this kind."""
+    """The hub's name for a head of this kind."""
     match kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
             return "text-classification"
@@ -76,14 +77,9 @@ def pipeline_tag(kind: HeadKind) -> str:
             return "text-ranking"
 
 
-MANIFEST, README = "manifest.json", "README.md"
-FILES = (MANIFEST, README, "*.safetensors")
-MAX_NOTE_CHARS = 4096
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubTask:
-    """What such a folder holds; its bytes are those that the manifest names."""
+    """The content of a task folder. Its bytes match the digests in the manifest."""
 
     manifest: TaskManifest
     blobs: Mapping[str, bytes]
@@ -120,10 +116,10 @@ def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin
     """Describe a foreign version as one to publish here, after validation that it answers right.
 
     Args:
-        found: what the folder holds.
-        backbone: must be the one it was trained on.
-        task: its name here; None: the name it has there.
-        origin: where it is from, for the note.
+        found: the content of the folder.
+        backbone: must be the backbone that the task was trained on.
+        task: the name in the registry; None keeps the name in the manifest.
+        origin: where the folder came from, for the note.
 
     Raises:
         ArtifactError: backbone or tokenizer are others, it changes nothing, or fails its probe.
@@ -196,7 +192,7 @@ class HuggingFaceHub:
 
     def upload(self, repository: str, folder: Path, *, message: str, private: bool) -> str:
         """Add a commit with the files of a folder."""
-        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and seldom needed
+        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
 
         api = HfApi(endpoint=self.endpoint)
         with _hub_errors(repository, "push to"):
@@ -208,7 +204,7 @@ class HuggingFaceHub:
         self, repository: str, folder: Path, *, revision: str | None, files: Sequence[str]
     ) -> str:
         """Copy files of one commit into a folder."""
-        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and seldom needed
+        from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
 
         api = HfApi(endpoint=self.endpoint)
         with _hub_errors(repository, "pull from"):
@@ -230,7 +226,7 @@ class Fetched:
 
 
 def is_folder(place: str) -> bool:
-    """Whether a place means a folder: there is one, or it is spelt as a path (`./x`, `/x`, `~/x`).
+    """Whether a place is a folder: it exists, or it is spelt as a path (`./x`, `/x`, `~/x`).
 
     Anything else is a repository on the hub.
     """
@@ -284,7 +280,7 @@ def fetched(
 
 @contextmanager
 def _hub_errors(repository: str, action: str) -> Generator[None]:
-    from huggingface_hub.errors import (  # noqa: PLC0415 - slow to import, and seldom needed
+    from huggingface_hub.errors import (  # noqa: PLC0415 - slow to import, and rarely needed
         HfHubHTTPError,
         HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of whichever library it uses
     )

@@ -1,4 +1,4 @@
-"""From any folder that can be imported to a draft."""
+"""Import of a folder of any known kind, up to a draft for the registry."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -39,7 +39,7 @@ PROBE_INPUTS: Final[tuple[TextInput, ...]] = (
 
 
 class ForeignKind(StrEnum):
-    """What a folder to import can be."""
+    """The kinds of folder that can be imported."""
 
     TRANSFORMERS = "transformers"
     PEFT = "peft"
@@ -55,7 +55,7 @@ class _AdapterConfig(BaseModel):
 
 
 def kind_of(folder: Path) -> ForeignKind:
-    """Tell by its files what a folder is.
+    """Tell the kind of a folder by its files.
 
     Raises:
         InvalidFolderError: nothing in it is known.
@@ -104,7 +104,7 @@ def import_folder(
     return imported
 
 
-def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer says of it
+def draft_imported(  # noqa: PLR0913 - an imported task, and what the caller adds to it
     task: str,
     imported: ImportedTask,
     backbone: Backbone,
@@ -117,7 +117,7 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the importer s
 ) -> Draft:
     """Describe an imported task as a version to publish; it has neither data nor scores.
 
-    Of two labels of which a text has one, the first is the default label unless one is named.
+    Of two exclusive labels, the first is the default label unless the caller names one.
 
     Raises:
         InvalidNameError: `task` is no name of a task.

@@ -1,22 +1,14 @@
-"""Regular expressions out of a stranger's file.
+"""`adapter_config.json` of peft: the fields read here, and the modules that an adapter changes.
 
-A short pattern can keep `re` busy for years, and nothing in its process can stop it. What is more
-than a plain name is therefore matched in a process of its own, which is ended when it takes long.
+The fields are those of peft 0.21 (`LoraConfig`); older and newer files have fewer or more. An
+unknown field is accepted while it is off (null, false, empty). An unknown field that is on is
+refused, since it may change the result.
 
-`adapter_config.json` of peft: what we read of it, and what we refuse by name.
-
-Read from peft 0.21 (`LoraConfig`); files of older releases lack fields, those of newer ones may
-have more. A field we do not know is accepted while it is off (null, false, empty), and refused
-otherwise, since it may change what the adapter computes.
-
-The modules of transformers' BERT and RoBERTa classes, as peft's configurations name them.
-
-A module's name is its path in the adapted model, `bert.encoder.layer.3.attention.self.query`.
-
-Which modules a peft configuration adapts, with which rank and scale.
-
-The rules are those of peft 0.21 (`check_target_module_exists`, `get_pattern_key`), of which
-configurations are an input; a test holds them against peft itself.
+The rules for modules, ranks and scales are peft 0.21's (`check_target_module_exists`,
+`get_pattern_key`); a test compares both. A module's name is its path in the adapted model, such as
+`bert.encoder.layer.3.attention.self.query`. A pattern from a stranger's file can keep `re` busy for
+years, so every pattern that is more than a plain name runs in a process of its own with a time
+limit.
 """
 
 import json
@@ -39,7 +31,7 @@ from nunatak_contract.methods import Lora
 from nunatak_model import BackboneConfig, maths_of
 
 TIME_LIMIT_SECONDS = 10.0
-"""Honest patterns take milliseconds, most of which go into starting the process."""
+"""Time limit of the process. An honest pattern takes milliseconds, mostly to start the process."""
 
 _PLAIN = re.compile(r"[\w.-]*")
 """Names, in which a dot stands for any character: nothing to repeat, nothing to choose from."""
@@ -49,6 +41,46 @@ import json, re, sys
 patterns, names = json.load(sys.stdin)
 json.dump([[name for name in names if re.fullmatch(it, name)] for it in patterns], sys.stdout)
 """
+CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
+Names = tuple[str, ...] | str
+Positive = Annotated[int, Field(ge=1)]
+REFUSED = {
+    "use_dora": "DoRA",
+    "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
+    "lora_bias": "biases in the low-rank maps (lora_bias)",
+    "megatron_config": "Megatron layers (megatron_config)",
+    "layer_replication": "replicated layers (layer_replication)",
+    "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
+    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
+    "target_parameters": "LoRA over bare parameters (target_parameters)",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "block-diagonal LoRA (use_bdlora)",
+    "arrow_config": "Arrow routing (arrow_config)",
+}
+IDLE_ALONE = frozenset({"megatron_core", "qalora_group_size"})
+"""Settings with a value by default that only a refused feature reads."""
+PLAIN_STARTS = frozenset({"true", "false", "gaussian", "eva", "orthogonal"})
+"""Values of `init_lora_weights` that leave the base weights alone; others (PiSSA, OLoRA, CorDA,
+LoftQ, LoRA-GA) subtract from them, so that the adapter fits only a changed base."""
+START_SETTINGS = frozenset({"eva_config", "corda_config", "lora_ga_config", "loftq_config"})
+"""Read only while `init_lora_weights` names their method."""
+ENCODERS: Mapping[str, str] = {
+    "bert": "bert",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+    "camembert": "roberta",
+}
+"""`model_type` -> the attribute that holds the encoder in the classes with a head."""
+TARGETS: Mapping[LoraTarget, str] = {
+    LoraTarget.QUERY: "attention.self.query",
+    LoraTarget.KEY: "attention.self.key",
+    LoraTarget.VALUE: "attention.self.value",
+    LoraTarget.ATTENTION_OUTPUT: "attention.output.dense",
+    LoraTarget.FEEDFORWARD_IN: "intermediate.dense",
+    LoraTarget.FEEDFORWARD_OUT: "output.dense",
+}
+EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+ALL_LINEAR = "all-linear"
 
 
 def matches(
@@ -90,14 +122,8 @@ def matches(
     return [frozenset(it) for it in found]
 
 
-CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
-
-Names = tuple[str, ...] | str
-Positive = Annotated[int, Field(ge=1)]
-
-
 class TaskType(StrEnum):
-    """What the adapted model predicts, as far as we have heads for it (peft's names)."""
+    """Predictions of the adapted model for which there is a head here (peft's names)."""
 
     SEQUENCE_CLASSIFICATION = "SEQ_CLS"
     TOKEN_CLASSIFICATION = "TOKEN_CLS"  # noqa: S105 - a kind, no secret
@@ -109,29 +135,7 @@ CLASS_SUFFIXES = {
     "ForTokenClassification": TaskType.TOKEN_CLASSIFICATION,
     "ForQuestionAnswering": TaskType.QUESTION_ANSWERING,
 }
-"""How the class of the adapted model, recorded where no task type is, tells the task."""
-
-REFUSED = {
-    "use_dora": "DoRA",
-    "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
-    "lora_bias": "biases in the low-rank maps (lora_bias)",
-    "megatron_config": "Megatron layers (megatron_config)",
-    "layer_replication": "replicated layers (layer_replication)",
-    "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
-    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
-    "target_parameters": "LoRA over bare parameters (target_parameters)",
-    "use_qalora": "QALoRA",
-    "use_bdlora": "block-diagonal LoRA (use_bdlora)",
-    "arrow_config": "Arrow routing (arrow_config)",
-}
-IDLE_ALONE = frozenset({"megatron_core", "qalora_group_size"})
-"""Settings with a value by default that only a refused feature reads."""
-
-PLAIN_STARTS = frozenset({"true", "false", "gaussian", "eva", "orthogonal"})
-"""Values of `init_lora_weights` that leave the base weights alone; others (PiSSA, OLoRA, CorDA,
-LoftQ, LoRA-GA) subtract from them, so that the adapter fits only a changed base."""
-START_SETTINGS = frozenset({"eva_config", "corda_config", "lora_ga_config", "loftq_config"})
-"""Read only while `init_lora_weights` names their method."""
+"""The task by the end of the class name, for configurations without a task type."""
 
 
 class _Kind(BaseModel):
@@ -198,13 +202,13 @@ def read_peft_config(folder: Path) -> PeftConfig:
             folder, f"it fits a base changed at the start (init_lora_weights={start!r})"
         )
     if isinstance(config.target_modules, str) and config.layers_to_transform:
-        # peft refuses the pair as well; all-linear is the one text that it could have meant.
+        # peft refuses the pair too; the only text that peft would accept is all-linear.
         raise _unsupported(folder, "it chooses layers both by pattern and by layers_to_transform")
     return config
 
 
 def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
-    """What the adapted model predicts.
+    """Return the prediction of the adapted model.
 
     Raises:
         UnsupportedImportError: nothing that we have a head for, or it is not said.
@@ -226,7 +230,7 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
 
 
 def task_type_of_class(model_class: str) -> TaskType | None:
-    """What a class of transformers predicts, as its name tells."""
+    """Return the prediction of a class of transformers, by the name of the class."""
     return next(
         (task for suffix, task in CLASS_SUFFIXES.items() if model_class.endswith(suffix)), None
     )
@@ -245,25 +249,6 @@ def _unsupported(folder: Path, found: str) -> UnsupportedImportError:
     )
 
 
-ENCODERS: Mapping[str, str] = {
-    "bert": "bert",
-    "roberta": "roberta",
-    "xlm-roberta": "roberta",
-    "camembert": "roberta",
-}
-"""`model_type` -> what the classes with a head call their encoder."""
-
-TARGETS: Mapping[LoraTarget, str] = {
-    LoraTarget.QUERY: "attention.self.query",
-    LoraTarget.KEY: "attention.self.key",
-    LoraTarget.VALUE: "attention.self.value",
-    LoraTarget.ATTENTION_OUTPUT: "attention.output.dense",
-    LoraTarget.FEEDFORWARD_IN: "intermediate.dense",
-    LoraTarget.FEEDFORWARD_OUT: "output.dense",
-}
-EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
     """A linear map that can carry a low-rank update."""
@@ -272,7 +257,7 @@ class Module:
     out: int
     into: int
     layer: int | None
-    """None for the pooler, which to us is part of the head."""
+    """None for the pooler, which belongs to the head here."""
     target: LoraTarget | None
 
 
@@ -308,13 +293,12 @@ def embeddings_of(encoder: str) -> tuple[str, ...]:
     return tuple(f"{encoder}.embeddings.{table}" for table in EMBEDDINGS)
 
 
-ALL_LINEAR = "all-linear"
 HEAD_NAMES = {
     TaskType.SEQUENCE_CLASSIFICATION: ("classifier", "score"),
     TaskType.TOKEN_CLASSIFICATION: ("classifier", "score"),
     TaskType.QUESTION_ANSWERING: ("qa_outputs",),
 }
-"""What peft adds to `modules_to_save` for a task type, whether or not it is written down."""
+"""Names that peft adds to `modules_to_save` for a task type, whether written down or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,7 +380,7 @@ def _targeted(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str
         if targets.lower() == ALL_LINEAR:
             return {name for name in names if ".embeddings." not in name}
         return set(_named(folder, targets, names))
-    # A full name stands for itself whatever its layer.
+    # A full name matches its module in any layer.
     layers = _chosen_layers(folder, config, names)
     return {name for name in _named(folder, targets, names) if name in targets or name in layers}
 
@@ -428,7 +412,7 @@ def _named(folder: Path, chosen: Names, names: Sequence[str]) -> frozenset[str]:
 def _by_pattern(
     folder: Path, values: dict[str, int] | dict[str, float], modules: Sequence[Module], usual: float
 ) -> list[float]:
-    """Of each module the value of the first pattern that ends its name, or else the usual one."""
+    """Return each module's value: of the first pattern that ends its name, else the default."""
     names = [module.name for module in modules]
     found = _match(folder, [_ending(pattern) for pattern in values], names)
     return [

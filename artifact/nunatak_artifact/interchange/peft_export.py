@@ -1,8 +1,8 @@
-"""Writing LoRA tasks as folders that peft loads.
+"""Export of LoRA tasks as folders that peft loads.
 
-`PeftModel.from_pretrained(base, folder)` wants the base with the right head class and number of
-labels, `AutoModelFor...from_pretrained(name, num_labels=n)`. The labels, for which peft has no
-place, go into a `config.json` beside it, where `import_peft` and people find them.
+`PeftModel.from_pretrained(base, folder)` needs the base model with the right head class and number
+of labels: `AutoModelFor...from_pretrained(name, num_labels=n)`. peft has no field for labels, so
+the labels go into a `config.json` in the same folder. `import_peft` reads this file.
 """
 
 from collections.abc import Mapping
@@ -156,7 +156,7 @@ def _head(head: Mapping[str, str], parameters: Mapping[str, Tensor]) -> dict[str
 
 
 def _targets(method: Lora, encoder: str, num_layers: int) -> str:
-    """A pattern for whole names: a list of last parts could not tell the two `output.dense`."""
+    """A pattern for whole names: a list of last parts would confuse the two `output.dense`."""
     layers = "|".join(map(str, range(method.first_layer, num_layers)))
     paths = "|".join(TARGETS[target].replace(".", r"\.") for target in method.targets)
     return rf"{encoder}\.encoder\.layer\.({layers})\.({paths})"

@@ -1,21 +1,15 @@
-"""Low-rank updates of unlike ranks and scales as one `Lora`, exactly.
+"""Import of the LoRA folders of peft.
 
-`Lora` has one rank and one scale, for all targets and every layer from its first. An adapter that
-gives each map its own, or adapts a map in some layers only, is written with the largest rank:
-zero rows of `down` and zero columns of `up` add nothing, and where scales differ they are
-multiplied into `up`. The zeros cost memory and time; in return a batch of tasks stays one product.
+`Lora` has one rank and one scale for all targets, and adapts every layer from its first. An adapter
+with several ranks, or with gaps between its layers, is padded to the largest rank: zero rows of
+`down` and zero columns of `up` add nothing. Where scales differ, they are multiplied into `up`.
+Padding costs memory and time, but it keeps a batch of tasks one product.
+
+BERT reads sequences through its pooler, a dense layer with tanh over the first token. RoBERTa's
+`classifier` has such a layer of its own. Both become `head.dense` here. A LoRA update of BERT's
+pooler is added to the pooler's weights.
 
 Axes: rank, in, out = of one update.
-
-The heads of transformers' BERT and RoBERTa classes as ours.
-
-BERT reads sequences through its pooler, a dense layer with tanh over the first token that belongs
-to the checkpoint; RoBERTa's `classifier` has such a layer of its own. To us both are `head.dense`.
-
-Reading the LoRA folders of peft.
-
-Ranks, scales and layers that differ within an adapter are brought to one (`lora_normalising`).
-LoRA over BERT's pooler is added to its weights, since to us the pooler is part of the head.
 """
 
 import re
@@ -65,6 +59,14 @@ from nunatak_model.methods.lora import check_rank
 
 Updates = Mapping[tuple[int, LoraTarget], LoraUpdate]
 """Layer and target -> its update; at least one."""
+HEAD_KINDS = {
+    TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
+    TaskType.TOKEN_CLASSIFICATION: HeadKind.TOKEN_CLASSIFICATION,
+    TaskType.QUESTION_ANSWERING: HeadKind.QUESTION_ANSWERING,
+}
+OUTPUT, DENSE = "head.output", "head.dense"
+PREFIX = "base_model.model."
+PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
 
 
 def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dict[str, Tensor]]:
@@ -97,14 +99,6 @@ def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dic
         parameters[f"{prefix}.down"][:own_rank] = update.down
         parameters[f"{prefix}.up"][:, :own_rank] = update.up * (update.scale / scale)
     return method, parameters
-
-
-HEAD_KINDS = {
-    TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
-    TaskType.TOKEN_CLASSIFICATION: HeadKind.TOKEN_CLASSIFICATION,
-    TaskType.QUESTION_ANSWERING: HeadKind.QUESTION_ANSWERING,
-}
-OUTPUT, DENSE = "head.output", "head.dense"
 
 
 def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> dict[str, str]:
@@ -172,10 +166,6 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
     }
 
 
-PREFIX = "base_model.model."
-PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
-
-
 def import_peft(
     folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
@@ -183,15 +173,15 @@ def import_peft(
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`, as peft writes them.
-        backbone: the base model it was trained on. peft records no digest of it, so that only
+        backbone: the base model of the adapter. peft records no digest of the base model, so only
             shapes and names can be checked here.
-        choices: what the caller says in place of the `config.json` in the folder, since peft
-            stores neither labels nor problem type.
+        choices: replace a `config.json` in the folder, since peft stores neither labels nor problem
+            type.
 
     Raises:
         InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
             configuration differ; or nothing names the labels.
-        UnsupportedImportError: what no method or head of ours computes.
+        UnsupportedImportError: no method or head here computes the same.
         ForeignBackboneError: the adapter fits another shape of backbone.
         InvalidMethodError: a rank is beyond what our method takes.
     """
@@ -243,10 +233,10 @@ def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
 
 
 def encoder_of(folder: Path, backbone: Backbone) -> str:
-    """What transformers' classes with a head call an encoder like the backbone.
+    """Return the name of an encoder like the backbone in transformers' classes with a head.
 
     Raises:
-        UnsupportedImportError: adapters of such a model are not read.
+        UnsupportedImportError: adapters of such a model cannot be imported.
     """
     encoder = ENCODERS.get(backbone.config.model_type)
     if encoder is None:
@@ -274,7 +264,7 @@ def _check_backbone(
     backbone: Backbone,
     encoder: str,
 ) -> None:
-    """Tell another base model apart from a damaged folder, as far as names and widths tell."""
+    """Tell another base model from a damaged folder, as far as names and widths allow."""
     differences = [
         *(_foreign_name(name, encoder, backbone.config) for name in tensors),
         *(_foreign_width(it, tensors) for it in adapted),
@@ -312,7 +302,7 @@ def _names(adapted: AdaptedModule) -> tuple[str, str]:
 
 def _num_labels(tensors: Mapping[str, Tensor], task_type: TaskType, output: str) -> int:
     bias = tensors.get(f"{output}.bias")
-    # Where there is none, the check of all tensors says so.
+    # If the tensor is missing, the check of all tensors reports it.
     return 2 if task_type is TaskType.QUESTION_ANSWERING or bias is None else bias.numel()
 
 

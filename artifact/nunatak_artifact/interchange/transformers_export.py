@@ -1,7 +1,4 @@
-"""From encoder weights to a folder that is a backbone of its own.
-
-From a task version to a plain model folder of transformers.
-"""
+"""Export of a task version, or of an encoder as a backbone, as a model folder of transformers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,11 +28,19 @@ from nunatak_model.architectures import architecture_of, encoder_shapes
 from nunatak_model.layer import LoraLayer
 from nunatak_model.weights import Linear
 
+QKV_ROWS: Mapping[LoraTarget, int] = {
+    LoraTarget.QUERY: 0,
+    LoraTarget.KEY: 1,
+    LoraTarget.VALUE: 2,
+}
+"""The position of a target in the stacked map of query, key and value."""
+KEEP_IT = "write it with --format hub, which keeps every method and head"
+
 
 def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Path) -> None:
     """Write the folder that `load_backbone`, and `AutoModel` of transformers, load.
 
-    Tokenizer, pooling and the dense layer that heads start from are those of `base`.
+    The tokenizer, the pooling and the initial dense layer of heads come from `base`.
 
     Args:
         parameters: all weights of the encoder under our names; written in float32.
@@ -87,15 +92,6 @@ def _linear(name: str, linear: Linear) -> dict[str, Tensor]:
     }
 
 
-QKV_ROWS: Mapping[LoraTarget, int] = {
-    LoraTarget.QUERY: 0,
-    LoraTarget.KEY: 1,
-    LoraTarget.VALUE: 2,
-}
-"""Which third of the stacked map a target is."""
-KEEP_IT = "write it with --format hub, which keeps every method and head"
-
-
 def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     """Write the folder that `AutoModelFor...` and `AutoTokenizer` of transformers load.
 
@@ -121,7 +117,7 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
 
 
 def _family(task: LoadedTask, backbone: Backbone) -> Family:
-    """The classes that compute what the task does."""
+    """The classes that compute the same as the task."""
     spec, model_type = task.branch.spec, backbone.config.model_type
     if model_type not in FAMILIES:
         raise UnsupportedExportError(
@@ -159,7 +155,7 @@ def _updated(layer: LoraLayer, prefix: str, weights: Mapping[str, Tensor]) -> di
         part = "qkv" if target in QKV_ROWS else target.value
         name = f"{prefix}.{part}.weight"
         merged = changed.setdefault(name, weights[name].clone())
-        # Summed in float64: what is rounded is the result alone.
+        # Summed in float64, so that only the result is rounded.
         change = update.scale * (update.up.double() @ update.down.double())
         start = QKV_ROWS.get(target, 0) * change.shape[0]
         rows = merged[start : start + change.shape[0]]

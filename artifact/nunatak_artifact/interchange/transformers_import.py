@@ -1,6 +1,7 @@
-"""Where a fine-tuned encoder leaves its backbone: the split depth, found by comparing tensors.
+"""Import of a fine-tuned checkpoint of transformers as a branch on its original backbone.
 
-From a fine-tuned checkpoint of transformers to a branch on the backbone it came from.
+`find_divergence` compares tensors and finds the split depth: the first layer where the checkpoint
+differs from the backbone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +51,7 @@ EMBEDDINGS, LAYERS = "embeddings", "layers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Which parts of an encoder are not, bit for bit, those of the backbone."""
+    """The parts of an encoder that differ from the backbone in at least one bit."""
 
     embeddings: bool
     layers: tuple[int, ...]
@@ -66,7 +67,7 @@ class Divergence:
         return TopK(num_layers=self.num_layers - self.layers[0])
 
     def describe(self) -> str:
-        """What differs and what follows from it, in a few words."""
+        """The differing parts and the resulting method, in a few words."""
         method = self.method()
         match method:
             case HeadOnly():
@@ -107,7 +108,7 @@ def _layers(numbers: Sequence[int]) -> str:
 
 
 class _Settings(BaseModel):
-    """What `config.json` says of the head; the rest of it describes the encoder."""
+    """The fields of `config.json` that describe the head. The other fields describe the encoder."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -123,7 +124,7 @@ class _Settings(BaseModel):
 def import_transformers(
     folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
-    """Keep of a fine-tuned checkpoint what is not, bit for bit, the backbone's.
+    """Keep the parts of a fine-tuned checkpoint that differ from the backbone in at least one bit.
 
     The split depth is the first layer that differs. The classes are those for sequence
     classification (one label, several, or regression), token classification and question
@@ -131,8 +132,8 @@ def import_transformers(
 
     Args:
         folder: as `save_pretrained` writes it, with its tokenizer; safetensors only.
-        backbone: the one it was trained from, in float32.
-        choices: what the caller says in place of the folder.
+        backbone: the original backbone of the checkpoint, in float32.
+        choices: replace what the folder says.
 
     Raises:
         InvalidFolderError: a file is missing or malformed, or a tensor is.
@@ -194,7 +195,7 @@ def _modern(name: str) -> str:
 
 
 def _stored_tensors(folder: Path, family: Family, kind: HeadKind) -> dict[str, Tensor]:
-    """The tensors of the checkpoint, but those of a pooler that its head does not read."""
+    """The tensors of the checkpoint, without a pooler that the head does not read."""
     ignored = unread_names(family).difference(head_names(family, kind).values())
     stored = {_modern(name): tensor for name, tensor in read_checkpoint(folder).items()}
     return {name: tensor for name, tensor in stored.items() if name not in ignored}

@@ -1,7 +1,7 @@
-"""How transformers names classes, configuration fields and tensors of the BERT family with a head.
+"""Names of classes, configuration fields and tensors in transformers' BERT family, with a head.
 
-One description for both directions. The classes of RoBERTa, XLM-R and CamemBERT differ in name
-alone.
+Import and export share this description. The classes of RoBERTa, XLM-R and CamemBERT differ in
+their names only.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Names that a family of classes has in common; those of modules are without `.weight`."""
+    """Names that a family of classes shares. Names of modules come without `.weight`."""
 
     class_prefix: str
     encoder: str
@@ -55,7 +55,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "xlm-roberta": _roberta("XLMRoberta"),
     "camembert": _roberta("Camembert"),
 }
-"""By `model_type`."""
+"""Families by `model_type`."""
 
 
 def class_name(family: Family, kind: HeadKind) -> str:
@@ -97,7 +97,7 @@ def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
 
 
 def encoder_names(family: Family, config: BackboneConfig) -> dict[str, tuple[str, ...]]:
-    """Our names of the encoder's tensors, each with those whose rows, stacked, make it up."""
+    """Our names of the encoder's tensors, each with the stored tensors that it stacks."""
     sources = architecture_of(config).source_names
     return {
         name: tuple(f"{family.encoder}.{source}" for source in sources(name))
@@ -122,7 +122,7 @@ def stored_shapes(
 def to_stored(
     tensors: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
 ) -> dict[str, Tensor]:
-    """Rename the tensors of a whole model to those that transformers stores."""
+    """Rename the tensors of a whole model to transformers' names."""
     names = encoder_names(family, config)
     stored = {
         source: part

@@ -1,6 +1,6 @@
 """AdapterHub's `adapters`: bottleneck tasks in one batch, by `BatchSplit` or `Parallel`.
 
-Started by `worker.py` in an environment with the versions that `adapters` asks for.
+`worker.py` starts this program in an environment with the versions that `adapters` requires.
 """
 # pyright: basic, reportMissingImports=false
 # The libraries of this process are not installed where the project is checked.
@@ -23,7 +23,7 @@ from transformers import BertModel
 Job = dict[str, Any]
 Tensors = dict[str, Tensor]
 Batches = list[list[int]]
-"""Which texts run together, with the task of the same number each."""
+"""The texts that run together; each runs with the task of the same number."""
 Run = Callable[[], Tensor]
 
 PARTS = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}
@@ -117,7 +117,7 @@ def stacked_heads(tasks: Iterable[int], tensors: Tensors) -> tuple[Tensor, Tenso
 
 
 def task_name(index: int) -> str:
-    """What the task is called in the job's tensors."""
+    """The name of the task in the job's tensors."""
     return f"task{index}"
 
 

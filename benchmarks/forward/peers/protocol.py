@@ -1,8 +1,8 @@
-"""How a peer in a virtual environment of its own takes part in a race.
+"""The protocol of a peer that races from a virtual environment of its own.
 
-It is started with a folder that holds a job, reads one JSON object a line and answers each with
-one: `{"do": "answer", "case": ...}` with `{"logits": [[...]]}`, `{"do": "time", "case": ...}` with
-`{"seconds": ...}`. It waits in between, so that races take turns between processes.
+The peer starts with a folder that holds a job. It reads one JSON object per line and answers each
+with one: `{"do": "answer", "case": ...}` with `{"logits": [[...]]}`, and `{"do": "time", "case":
+...}` with `{"seconds": ...}`. The peer waits in between, so that processes take turns.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 REPEATS = 3
-"""Runs a round, of which the median counts; as in races within one process."""
+"""Runs of a round; their median counts, as in races within one process."""
 
 Answer = Callable[[], list[list[float]]]
 
@@ -23,8 +23,8 @@ def serve(cases: Mapping[str, Callable[[], object]], logits: Mapping[str, Answer
     """Answer requests until the input ends.
 
     Args:
-        cases: what is timed, by name.
-        logits: the same runs with their logits in the order of the requests, by name.
+        cases: the timed functions, by name.
+        logits: the same functions with their logits in the order of the requests, by name.
     """
     # Libraries print; only answers may reach the other side.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")

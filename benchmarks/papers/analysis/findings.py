@@ -1,4 +1,4 @@
-"""What an analysis found: a table and a drawing, and the three files they become."""
+"""The findings of an analysis: a table and a drawing, and their three files."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
 # pyright: reportUnknownMemberType=false
@@ -14,7 +14,7 @@ from nunatak_registry.cards import markdown_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """One table with a column for each name of the header, and what it looks like."""
+    """One table with a column for each name of the header, and its drawing."""
 
     name: str
     header: tuple[str, ...]

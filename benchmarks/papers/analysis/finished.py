@@ -1,4 +1,4 @@
-"""What there is to analyze in a sweep's results."""
+"""The finished runs in a sweep's results."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from nunatak_training.sweeps.tables import Cell, cells_of
 
 
 def finished_cells(records: Sequence[RunRecord]) -> list[Cell]:
-    """The settings of which a run finished, in the order of the records.
+    """The settings with a finished run, in the order of the records.
 
     Raises:
         InvalidSweepError: none did.

@@ -1,4 +1,4 @@
-"""What the plots of the analyses have in common: a colour for each method, and lines."""
+"""Shared parts of the analyses' plots: a colour for each method, and lines."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
 # pyright: reportUnknownMemberType=false
@@ -25,7 +25,7 @@ COLOURS_OF_METHODS = MappingProxyType(
 
 
 def colours_of(names: Sequence[str]) -> list[str]:
-    """A colour for each of some settings: that of its method where no other has the same."""
+    """A colour for each setting: its method's colour, if no other setting has that method."""
     methods = [
         next((part for part in name.split(", ") if part in COLOURS_OF_METHODS), None)
         for name in names

@@ -1,4 +1,4 @@
-"""What a method gains over full fine-tuning, by the number of train examples.
+"""The gain of a method over full fine-tuning, by the number of train examples.
 
 He et al. 2021 (arXiv:2106.03164), sec. 3.2 and table 2: with 1k examples adapters are ahead of full
 fine-tuning, with 5k by less.
@@ -33,7 +33,7 @@ METHOD = tuple(COLUMNS).index("method")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """One method beside full fine-tuning of the same backbone on the same examples.
+    """One method compared with full fine-tuning of the same backbone on the same examples.
 
     Each is at the rate that is best on dev examples.
     """
@@ -54,7 +54,7 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ground:
-    """What two methods must share to be held against each other."""
+    """The settings that two methods must share to be compared."""
 
     task: str
     backbone: BackboneDescription

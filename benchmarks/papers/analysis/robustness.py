@@ -35,7 +35,7 @@ class Box:
 
 
 def box(scores: Sequence[float]) -> Box:
-    """Sum up the scores of the seeds, of which there is at least one."""
+    """Sum up the scores of the seeds; there must be at least one."""
     low, first, median, third, high = np.quantile(np.array(scores), [0, 0.25, 0.5, 0.75, 1])
     return Box(
         low=float(low),
@@ -68,7 +68,7 @@ def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
 
 
 def draw_boxes(axes: Axes, cells: Sequence[Cell]) -> None:
-    """At each learning rate the boxes of all methods beside one another, a colour a method."""
+    """At each learning rate the boxes of all methods next to one another, one colour per method."""
     methods = list(dict.fromkeys(cell.axes[METHOD] for cell in cells))
     rates = sorted({cell.runs[0].recipe.learning_rate for cell in cells})
     width = 0.8 / len(methods)

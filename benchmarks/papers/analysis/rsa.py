@@ -63,7 +63,7 @@ def sampled_tokens(
     """Positions in the packed inputs of at most so many tokens of text, in order.
 
     Raises:
-        TooFewExamplesError: there are fewer than three, of which nothing can be correlated.
+        TooFewExamplesError: fewer than three tokens have no correlation.
     """
     of_text = [
         alignment.text_ids[position] is not None

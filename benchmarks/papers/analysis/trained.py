@@ -18,14 +18,16 @@ from nunatak_training.data import ExampleSet, TaskData, load_test_set
 from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps.canvas import LOOKS, legend_below, whole_numbers
 from nunatak_training.sweeps.planning import Run
-from nunatak_training.sweeps.running import Bench
+from nunatak_training.sweeps.running import RunContext
 from nunatak_training.sweeps.tables import run_text
 
 SURPLUS = 2
 """Texts are read until they have so many times the tokens that are drawn from them."""
 
 
-def analyze_rsa(runs: Sequence[Run], bench: Bench, *, num_tokens: int = NUM_TOKENS) -> Findings:
+def analyze_rsa(
+    runs: Sequence[Run], context: RunContext, *, num_tokens: int = NUM_TOKENS
+) -> Findings:
     """Similarity to the backbone after each layer, on tokens of the dev examples.
 
     Raises:
@@ -34,7 +36,7 @@ def analyze_rsa(runs: Sequence[Run], bench: Bench, *, num_tokens: int = NUM_TOKE
     """
     rows: list[tuple[str, float, float]] = []
     for run in runs:
-        backbone, trained = bench.backbone(run.backbone), bench.fit(run)
+        backbone, trained = context.backbone(run.backbone), context.fit(run)
         branch = build_branch(trained.spec, backbone.config, trained.parameters)
         inputs = _aligned(trained, backbone, num_tokens=num_tokens)
         found = layer_similarities(backbone, branch, inputs, num_tokens=num_tokens)
@@ -56,7 +58,7 @@ def draw_similarities(points: Sequence[tuple[str, float, float]]) -> Figure:
     return drawing
 
 
-def analyze_landscape(runs: Sequence[Run], bench: Bench) -> Findings:
+def analyze_landscape(runs: Sequence[Run], context: RunContext) -> Findings:
     """Loss of the dev examples along the line from before training through the trained task.
 
     Raises:
@@ -65,8 +67,8 @@ def analyze_landscape(runs: Sequence[Run], bench: Bench) -> Findings:
     """
     rows: list[tuple[str, float, float]] = []
     for run in runs:
-        trained = bench.fit(run)
-        points = landscape(trained, bench.backbone(run.backbone), trained.data.dev)
+        trained = context.fit(run)
+        points = landscape(trained, context.backbone(run.backbone), trained.data.dev)
         rows += [(run_text(run.description), it.alpha, it.loss) for it in points]
     return Findings(
         name="landscape",
@@ -83,8 +85,10 @@ def draw_losses(points: Sequence[tuple[str, float, float]]) -> Figure:
     return drawing
 
 
-def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path]) -> Findings:
-    """Scores on other sets, beside those on the dev examples.
+def analyze_transfer(
+    runs: Sequence[Run], context: RunContext, tests: Mapping[str, Path]
+) -> Findings:
+    """Scores on other sets, next to the scores on the dev examples.
 
     Raises:
         DataError: a test set is missing or broken, or has labels of its own.
@@ -96,11 +100,11 @@ def analyze_transfer(runs: Sequence[Run], bench: Bench, tests: Mapping[str, Path
     axes.set_prop_cycle(LOOKS)
     axes.set_ylabel("score")
     rows: list[tuple[str | float, ...]] = []
-    # All are read first: a slip in a file shall not cost the training.
-    sets_of = [_test_sets(tests, bench.data(run.source).data) for run in runs]
+    # All sets are read first: a typo in a file name must not cost the training.
+    sets_of = [_test_sets(tests, context.data(run.source).data) for run in runs]
     for run, sets in zip(runs, sets_of, strict=True):
-        trained = bench.fit(run)
-        found = transfer(trained, sets, bench.backbone(run.backbone))
+        trained = context.fit(run)
+        found = transfer(trained, sets, context.backbone(run.backbone))
         scores = {"own dev": found.own, **found.others}
         axes.plot(list(scores), list(scores.values()), ls="", label=run_text(run.description))
         rows += [

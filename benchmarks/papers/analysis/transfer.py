@@ -20,7 +20,7 @@ class Transfer:
     own: float
     """On the dev examples that it was chosen by."""
     others: Mapping[str, float]
-    """By the name of the set."""
+    """Scores by the name of the set."""
 
 
 def transfer(trained: TrainedTask, tests: Mapping[str, ExampleSet], backbone: Backbone) -> Transfer:

@@ -1,7 +1,7 @@
-"""What all plots of the report have in common: ink, axes, titles, legends and scales.
+"""Shared parts of the report's plots: ink, axes, titles, legends and scales.
 
-Files have a white ground and dark ink. In the page the ink is that of the reader's theme, and
-nothing lies behind it, so every other colour is legible on white and on black.
+Files have a white ground and dark ink. In the page the ink follows the reader's theme and the
+ground is transparent, so every other colour is legible on white and on black.
 """
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves the keyword arguments of its methods untyped.
@@ -19,9 +19,9 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 INK = "#3d444d"
 STEPS = (1, 2, 5)
-"""Where a scale of milliseconds has its ticks, in each power of ten."""
+"""Ticks of a scale of milliseconds, in each power of ten."""
 LETTERS_PER_INCH = 11
-"""Of a title, at its size."""
+"""Letters of a title per inch, at its size."""
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def draw_all(facts: Facts) -> dict[str, Figure]:
 
 
 def draw_run(run: KeptRun) -> dict[str, Figure]:
-    """What a run has measured."""
+    """The measurements of a run."""
     name = run.report.job.scenario.name
     drawn = {f"run-{name}-cdf": draw_run_cdf(run), f"run-{name}-fairness": draw_fairness(run)}
     if len(run.report.watched) > 1:

@@ -1,4 +1,4 @@
-"""What follows from the results: arithmetic on them, and the sentences of the first screen."""
+"""Facts derived from the results: arithmetic, and the sentences of the first screen."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from nunatak_loadtest.report import KeptRun
 BUDGET_BYTES = 24 * 2**30
 """The machine that the question "how many tasks fit?" is asked of."""
 FEWEST_REQUESTS = 100
-"""Of fewer, the slowest one of a hundred is not known, nor what a million would cost."""
+"""With fewer requests, the slowest of a hundred and the cost of a million are not known."""
 TOO_FEW = "too few"
 POPULARITIES = {"uniform": "all asked equally often", "zipf1": "few asked far more often than most"}
 ResultT = TypeVar("ResultT", bound=BaseModel)
@@ -31,7 +31,7 @@ ResultT = TypeVar("ResultT", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """One number that a reader takes along, and what it says."""
+    """One number for a reader to remember, and its meaning."""
 
     number: str
     text: str
@@ -39,7 +39,7 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All results of a folder, by what they are."""
+    """All results of a folder, by kind."""
 
     memory: tuple[MemoryLine, ...]
     saved: tuple[SavedCell, ...]
@@ -85,7 +85,7 @@ def tasks_that_fit(line: MemoryLine, budget_bytes: float = BUDGET_BYTES) -> int:
 
 
 def crossover(ours: MemoryLine, theirs: MemoryLine) -> float | None:
-    """From how many tasks on ours takes less; `None` where it never does."""
+    """The number of tasks from which ours takes less; `None` if there is none."""
     if theirs.slope_bytes <= ours.slope_bytes:
         return None
     return max(0.0, (ours.base_bytes - theirs.base_bytes) / (theirs.slope_bytes - ours.slope_bytes))
@@ -109,7 +109,7 @@ def is_measured(racer: Racer) -> bool:
 
 
 def seconds_asked(round_: Round) -> float:
-    """How long a round asked at its rate, from what it answered: hardly any request fails there."""
+    """Seconds of a round at its rate, from its answers: hardly any request fails there."""
     return round_.requests / round_.goodput_per_s
 
 
@@ -225,7 +225,7 @@ def _run_headline(run: KeptRun) -> Headline:
 
 
 def asked_how(popularity: str) -> str:
-    """What the name of a distribution of requests over tasks means."""
+    """The meaning of the name of a distribution of requests over tasks."""
     return POPULARITIES.get(popularity, popularity)
 
 

@@ -21,7 +21,7 @@ from nunatak_loadtest.report import QUANTILES
 
 
 def draw_race(race: Race) -> dict[str, Figure]:
-    """What a race has measured."""
+    """The measurements of a race."""
     drawn = {f"throughput-{race.workload}": draw_goodput(race)}
     if any(racer.rates for racer in race.racers):
         drawn[f"latency-over-load-{race.workload}"] = draw_load(race)

@@ -35,7 +35,7 @@ COLUMNS_OF_ORIGIN = ("command", "commit", "date", "hardware", "versions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A plot by the name of its file, and what it shows in words."""
+    """A plot by the name of its file, and its content in words."""
 
     name: str
     alt: str
@@ -43,7 +43,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """A table with what it says above it and the plots that belong to it."""
+    """A table with the text above it and its plots."""
 
     title: str
     note: str
@@ -111,7 +111,7 @@ def memory_sheet(lines: Sequence[MemoryLine], backbone: str) -> Sheet:
 
 
 def saved_sheet(cells: Sequence[SavedCell]) -> Sheet:
-    """The papers' table with what the running server saves."""
+    """The papers' table, next to the savings of the running server."""
     ordered = sorted(cells, key=lambda it: (it.num_tasks, it.num_frozen))
     return Sheet(
         title="The published savings, in deployment",
@@ -142,7 +142,7 @@ def saved_sheet(cells: Sequence[SavedCell]) -> Sheet:
 
 
 def race_sheet(race: Race, price_per_hour: float) -> Sheet:
-    """Throughput at the objective, and what a million requests cost at it."""
+    """Throughput at the objective, and the cost of a million requests at it."""
     rows = list[tuple[str, ...]]()
     for racer in race.racers:
         rates = [it.goodput_per_s for it in racer.rounds]
@@ -262,7 +262,7 @@ def many_sheet(many: ManyTasks) -> Sheet:
 
 
 def p99_of(ms: float, requests: int | None) -> str:
-    """A p99, unless it is known to be that of too few requests."""
+    """A p99, unless it comes from too few requests."""
     is_known = requests is None or requests >= FEWEST_REQUESTS
     return f"{ms:.0f}" if is_known else TOO_FEW
 

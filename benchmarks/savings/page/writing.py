@@ -1,4 +1,4 @@
-"""Writes the report: one HTML file that needs nothing beside it, Markdown, JSON and PNG."""
+"""Writes the report: one self-contained HTML file, Markdown, JSON and PNG."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def to_html(facts: Facts, plots: Mapping[str, str]) -> str:
 
 
 def to_markdown(facts: Facts, plots: Sequence[str] | Mapping[str, object]) -> str:
-    """The same as text, with the plots beside it."""
+    """The same as text, with the plots as files."""
     parts = [f"# {TITLE}", ""]
     parts += [f"- **{it.number}**: {it.text}" for it in headlines(facts)]
     for sheet in all_sheets(facts):

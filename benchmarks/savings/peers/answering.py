@@ -1,7 +1,7 @@
-"""What the baselines have in common: their options, one route, and how they say they are ready.
+"""Shared parts of the baselines: their options, one route, and their ready message.
 
 `POST /predict {"tasks": [...], "text": ...}` answers `{"results": [[p, p, p], ...]}`, probabilities
-by task. One text may be asked of several tasks in one request, as in ours.
+by task. As in ours, one request may name several tasks for one text.
 """
 # pyright: basic
 

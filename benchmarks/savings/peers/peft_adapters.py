@@ -1,7 +1,8 @@
 """One base model with every task's LoRA adapter and head, by peft.
 
-Mode `switch` sets the adapter under a lock for each request. Mode `mixed` gathers what waits into
-one padded batch and names each row's adapter (`adapter_names`), the most that peft offers.
+Mode `switch` sets the adapter under a lock for each request. Mode `mixed` gathers the waiting
+requests into one padded batch and names each row's adapter (`adapter_names`), the most that peft
+offers.
 """
 # pyright: basic
 
@@ -77,7 +78,7 @@ def main() -> None:
 
 
 def take(waiting: "queue.SimpleQueue[Waiting]") -> list[Waiting]:
-    """What waits now, at least one request; rows of the whole at most `MAX_ROWS`, if it can be."""
+    """Take the waiting requests, at least one, with at most `MAX_ROWS` rows in all if possible."""
     batch = [waiting.get()]
     while sum(len(it.question.tasks) for it in batch) < MAX_ROWS:
         try:

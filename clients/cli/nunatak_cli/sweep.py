@@ -247,23 +247,23 @@ def _method_entries(
 def _sweep_through(request: SweepRequest, settings: SweepSettings) -> "tuple[RunRecord, ...]":
     """Run every run that has no result yet; return the records of all runs."""
     from nunatak_training.sweeps import (
-        Bench,
         InProcesses,
         OneByOne,
         ResultsFolder,
+        RunContext,
         SweepProgress,
         plan_runs,
         run_sweep,
     )
 
     grid = grid_of(request)
-    bench = Bench(device=settings.device)
-    runs = plan_runs(grid, backbone_of=bench.backbone, data_of=bench.data)
+    context = RunContext(device=settings.device)
+    runs = plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
     results = ResultsFolder(settings.results)
     if settings.retry_failed:
         results.drop_failures()
     runner = (
-        OneByOne(bench)
+        OneByOne(context)
         if settings.jobs == 1
         else InProcesses(jobs=settings.jobs, device=settings.device)
     )

@@ -14,6 +14,15 @@ ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     **dict.fromkeys(modernbert.MODEL_TYPES, modernbert),
 }
 """transformers' `model_type` -> architecture."""
+__all__ = [
+    "ARCHITECTURES",
+    "Architecture",
+    "RunLayer",
+    "architecture_of",
+    "config_from",
+    "encoder_shapes",
+    "layer_shapes",
+]
 
 
 def architecture_of(config: BackboneConfig) -> Architecture[Any]:
@@ -47,14 +56,3 @@ def encoder_shapes(config: BackboneConfig) -> Shapes:
     for layer in range(config.num_layers):
         shapes |= architecture.layer_shapes(layer, config)
     return shapes
-
-
-__all__ = [
-    "ARCHITECTURES",
-    "Architecture",
-    "RunLayer",
-    "architecture_of",
-    "config_from",
-    "encoder_shapes",
-    "layer_shapes",
-]

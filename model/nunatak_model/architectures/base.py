@@ -1,4 +1,4 @@
-"""What every architecture provides; each is one module beside this file.
+"""The interface of an architecture; each architecture is one module next to this file.
 
 Axes: tokens = packed tokens of the rows, width = hidden width.
 """
@@ -31,7 +31,7 @@ class RunLayer(Protocol):
         *,
         dropout: float,
     ) -> Float[Tensor, "tokens width"]:
-        """Run one layer; each row's result is what its task's own layer gives for it alone."""
+        """Run one layer; each row's result equals the result of its task's own layer alone."""
         ...
 
 
@@ -43,7 +43,7 @@ class Architecture(Protocol[ConfigT_contra]):
     """
 
     HEAD_SOURCES: Mapping[str, str]
-    """Stored names of what a head may start from: its `head.dense` and `head.norm`."""
+    """Stored names of the tensors from which a head may start: `head.dense` and `head.norm`."""
 
     def config_from(self, raw: dict[str, Any]) -> BackboneConfig:
         """Read transformers' `config.json`.
@@ -54,7 +54,7 @@ class Architecture(Protocol[ConfigT_contra]):
         ...
 
     def identity(self, config: ConfigT_contra) -> str:
-        """What a digest must read beside names, shapes and bytes of the tensors."""
+        """Return the facts that a digest needs besides names, shapes and bytes of the tensors."""
         ...
 
     def source_names(self, target: str) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ class Architecture(Protocol[ConfigT_contra]):
         ...
 
     def dense_block(self, config: ConfigT_contra, pooling: Pooling | None) -> DenseBlock | None:
-        """What transformers' heads with this pooling have before their output layer."""
+        """Return the dense block of transformers' heads with this pooling."""
         ...
 
     def embedding_shapes(self, config: ConfigT_contra) -> Shapes:
@@ -76,7 +76,7 @@ class Architecture(Protocol[ConfigT_contra]):
     def embed(
         self, encodings: Sequence[Encoding], tables: EmbeddingWeights, config: ConfigT_contra
     ) -> Float[Tensor, "tokens width"]:
-        """What the first layer reads, for rows packed one after another."""
+        """Return the input of the first layer, for rows packed one after another."""
         ...
 
     def plan_layers(self, attention: Attention, config: ConfigT_contra) -> RunLayer:

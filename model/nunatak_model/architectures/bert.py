@@ -1,6 +1,6 @@
 """The BERT family: learned positions, post-norm layers (Devlin et al. 2019, arXiv:1810.04805).
 
-BERT, RoBERTa, XLM-R and CamemBERT differ, to us, in how positions are counted and in token types.
+BERT, RoBERTa, XLM-R and CamemBERT differ here only in the first position and in token types.
 
 Axes: tokens = packed tokens of the rows, width = hidden width.
 """
@@ -30,7 +30,7 @@ POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "
 """Values of `model_type`, and whether positions start after the padding id."""
 MODEL_TYPES = tuple(POSITIONS_FROM_PADDING)
 NUM_TOKEN_TYPES, LAYER_NORM_EPSILON = 2, 1e-12
-"""What transformers assumes where `config.json` is silent; of `pad_token_id`, 0 in BERT, else 1."""
+"""Defaults of transformers for missing fields. The default `pad_token_id` is 0 in BERT, else 1."""
 
 EMBEDDINGS = {
     "embeddings.word": "embeddings.word_embeddings.weight",
@@ -89,7 +89,7 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
 
 
 def identity(config: BackboneConfig) -> str:
-    """What a digest must read beside names, shapes and bytes of the tensors.
+    """Return the facts that a digest needs besides names, shapes and bytes of the tensors.
 
     A fixed text: a field added to `BackboneConfig` must not change the digests of old backbones.
     """
@@ -172,7 +172,7 @@ def _run_layer(
     config: BackboneConfig,
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
-    """Run one layer; every row's result is what its own task's layer gives for it alone.
+    """Run one layer; each row's result equals the result of its task's own layer alone.
 
     Semantics:
         for row in rows:

@@ -4,9 +4,9 @@ Warner et al. 2024, "Smarter, Better, Faster, Longer: A Modern Bidirectional Enc
 (arXiv:2412.13663), sec. 2.1; rotary positions of Su et al. 2021 (arXiv:2104.09864), eq. 34; gated
 units of Shazeer 2020 (arXiv:2002.05202), eq. 6.
 
-The norm over the encoder's output counts as part of the last layer: a task that owns the last
-layer (`topk`, `full`) owns it, as fine-tuning those layers in transformers tunes it; all others
-run the frozen one.
+The norm over the encoder's output counts as part of the last layer. A task that owns the last layer
+(`topk`, `full`) therefore owns the norm, as fine-tuning in transformers would train it. All other
+tasks run the frozen norm.
 
 Axes: tokens = packed tokens of the rows, width = hidden width, three_width = query, key and value
 of all heads side by side, half = half of a head's width.
@@ -37,7 +37,7 @@ from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_
 MODEL_TYPES = ("modernbert",)
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 GLOBAL_EVERY, GLOBAL_BASE, LOCAL_BASE = 3, 160_000.0, 10_000.0
-"""What transformers assumes where `config.json` is silent."""
+"""Defaults of transformers for fields missing in `config.json`."""
 
 EMBEDDINGS = {
     "embeddings.word": "embeddings.tok_embeddings.weight",
@@ -57,12 +57,12 @@ HEAD_SOURCES: Mapping[str, str] = {"head.dense": "head.dense", "head.norm": "hea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModernBertConfig(BackboneConfig):
-    """What ModernBERT has beside the common fields."""
+    """The fields of ModernBERT, besides the common ones."""
 
     is_local: tuple[bool, ...]
-    """For each layer, whether a token sees only its neighbours."""
+    """For each layer, whether a token sees only the tokens near it."""
     reach: int
-    """How many neighbours to either side a token of a local layer sees."""
+    """Number of tokens to either side that a token of a local layer sees."""
     global_base: float
     """Base of the rotary wavelengths in global layers; `theta` in transformers."""
     local_base: float
@@ -70,7 +70,7 @@ class ModernBertConfig(BackboneConfig):
     feedforward_bias: bool
     norm_bias: bool
     dense_block: DenseBlock
-    """What transformers' heads of this checkpoint have before their output layer."""
+    """The dense block of transformers' heads of this checkpoint."""
 
 
 def config_from(raw: dict[str, Any]) -> ModernBertConfig:
@@ -113,7 +113,7 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
 
 
 def identity(config: ModernBertConfig) -> str:
-    """What a digest must read beside names, shapes and bytes of the tensors."""
+    """Return the facts that a digest needs besides names, shapes and bytes of the tensors."""
     return json.dumps(
         {
             "family": "modernbert",
@@ -140,7 +140,7 @@ def source_names(target: str) -> tuple[str, ...]:
 
 
 def dense_block(config: ModernBertConfig, pooling: Pooling | None) -> DenseBlock:
-    """The same block in every head, also in those that read tokens."""
+    """The same block in every head, also in heads that read tokens."""
     return config.dense_block
 
 
@@ -213,7 +213,7 @@ def _run_layer(
     *,
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
-    """Run one layer; every row's result is what its own task's layer gives for it alone.
+    """Run one layer; each row's result equals the result of its task's own layer alone.
 
     Semantics:
         for row in rows:

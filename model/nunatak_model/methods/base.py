@@ -1,4 +1,4 @@
-"""What the maths of every method declare."""
+"""The interface of a method's maths."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -14,7 +14,7 @@ from nunatak_model.weights import Shapes
 
 
 class MethodMaths(Protocol):
-    """What a backbone's layers become by a method: one class for each member of `Method`."""
+    """The layers of a backbone under a method: one class for each member of `Method`."""
 
     def check(self, config: BackboneConfig) -> None:
         """Raise `InvalidMethodError` unless the settings fit this backbone."""
@@ -35,7 +35,7 @@ class MethodMaths(Protocol):
         ...
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
-        """What runs at layer `index`, which is at or above the split depth."""
+        """The override at layer `index`, which is at or above the split depth."""
         ...
 
 
@@ -49,7 +49,7 @@ def check_first_layer(first_layer: int, config: BackboneConfig) -> None:
 
 
 def copies(backbone: Backbone, names: Shapes) -> dict[str, Tensor]:
-    """Float32 copies of backbone tensors, for a task to change."""
+    """Float32 copies of backbone tensors, which a task then trains."""
     return {name: _float32_copy(backbone, name) for name in names}
 
 

@@ -11,9 +11,9 @@ Where norms stand before the blocks (ModernBERT), adapters stand in the same pla
 and before the residual addition, and the trained norms are the layer's own one or two; the norm
 over the encoder's output stays frozen.
 
-The other settings are those of adapters trained elsewhere, which we run as they are: frozen norms,
-other non-linearities, and the placement of Pfeiffer et al. 2020 (MAD-X, arXiv:2005.00052, sec.
-3.2.1): the feed-forward block alone, reading the norm of its residual sum.
+The other settings describe adapters that were trained elsewhere and run here unchanged: frozen
+norms, other non-linearities, and the placement of Pfeiffer et al. 2020 (MAD-X, arXiv:2005.00052,
+sec. 3.2.1): the feed-forward block alone, reading the norm of its residual sum.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,9 @@
 """Self-attention over packed rows of different lengths.
 
-Attention has no task parameters, so all rows of a batch share it, whatever runs them. Rows lie
-packed one after another, and each is read where it lies: nothing is padded or gathered, and no
-row's numbers ever meet another's. Two forms compute it:
+Attention has no task parameters, so all rows of a batch share it. Rows lie packed one after
+another, without padding or gathering, and no token attends to another row. Two forms compute it:
 
-- by runs, on every device and at every dtype: neighbours of equal length share a call of torch's
+- by runs, on every device and at every dtype: adjacent rows of equal length share a call of torch's
   own kernel;
 - in one call for all rows, by CUDA's flash kernels (Dao 2023, arXiv:2307.08691).
 
@@ -41,7 +40,7 @@ class Attention(Protocol):
         ...
 
     def narrow(self, reach: int) -> "Attention":
-        """The same rows, with tokens that see only `reach` neighbours to either side."""
+        """The same rows, with tokens that see only `reach` tokens to either side."""
         ...
 
     def __call__(
@@ -86,7 +85,7 @@ class RunAttention:
         return flattened(map(range, lengths), self.device)
 
     def narrow(self, reach: int) -> "RunAttention":
-        """The same rows, with tokens that see only `reach` neighbours to either side."""
+        """The same rows, with tokens that see only `reach` tokens to either side."""
         return replace(self, plan=narrow(self.plan, reach=reach, device=self.device))
 
     def __call__(
@@ -110,7 +109,7 @@ def plan_attention(lengths: Sequence[int]) -> AttentionPlan:
 
 
 def narrow(plan: AttentionPlan, *, reach: int, device: torch.device) -> AttentionPlan:
-    """The same rows, with tokens that see only `reach` neighbours to either side.
+    """The same rows, with tokens that see only `reach` tokens to either side.
 
     A mask over full products: what lies out of reach is computed and thrown away.
     """
@@ -160,7 +159,7 @@ class VarlenAttention:
     longest: int
     """No row is longer; more is right too, and only plans more blocks."""
     num_tokens: int
-    """Of all rows; tokens behind the last bound belong to no row, and theirs are undefined."""
+    """Bounds of all rows; tokens after the last bound belong to no row and are undefined."""
     window: tuple[int, int] = EVERYWHERE
     """Neighbours that a token sees to the left and to the right."""
 
@@ -171,7 +170,7 @@ class VarlenAttention:
         return places - self.bounds.index_select(0, row)
 
     def narrow(self, reach: int) -> "VarlenAttention":
-        """The same rows, with tokens that see only `reach` neighbours to either side."""
+        """The same rows, with tokens that see only `reach` tokens to either side."""
         return replace(self, window=(reach, reach))
 
     def __call__(
@@ -187,7 +186,7 @@ class VarlenAttention:
                 f"the kernels that serve have no dropout, got {dropout}; "
                 "train on a backbone that is not packed"
             )
-        # It brings torch's compiler along, whose import takes as long as that of torch itself.
+        # It imports torch's compiler, which takes as long to import as torch itself.
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - for CUDA alone
 
         query, key, value = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)

@@ -1,7 +1,8 @@
-"""Devices: the way to them, and the threads that compute on a CPU.
+"""Devices: copies to them, and the threads that compute on a CPU.
 
-A copy from ordinary memory makes the host wait for all that the device still has to do. A copy from
-pinned memory does not, so everything goes through it; torch keeps the pinned buffers for the next.
+A copy from ordinary memory makes the host wait until the device has finished all its work. A copy
+from pinned memory does not, so every copy goes through pinned memory; torch reuses the pinned
+buffers.
 """
 
 import threading
@@ -39,7 +40,7 @@ def write_on_device(source: Tensor, target: Tensor) -> None:
 
 
 class BesideCompute:
-    """Use of a device by other threads, beside the stream on which batches are computed."""
+    """Use of a device by other threads, next to the stream that computes batches."""
 
     def __init__(self, device: torch.device) -> None:
         # One for all threads: memory that is given back is reused on the stream it came from.
@@ -47,11 +48,11 @@ class BesideCompute:
 
     @contextmanager
     def work(self) -> Generator[None]:
-        """Let the calling thread work beside the batches.
+        """Let the calling thread work next to the batches.
 
-        It starts after what batches have been asked so far, and when the block ends, what it did
-        is done. So the version that a thread loads is complete before any batch can know of it,
-        memory that a batch may still read is not written, and no batch waits for a load.
+        The block's work starts after the batches requested so far, and is finished when the block
+        ends. So the version that a thread loads is complete before any batch can use it, memory
+        that a batch may still read is not overwritten, and no batch waits for a load.
         """
         stream = self._stream
         if stream is None:
@@ -69,18 +70,18 @@ class BesideCompute:
 def compute_without_helpers() -> None:
     """Let the calling thread compute alone from now on.
 
-    Every other that has computed goes on as before; one that begins in this very moment may stay
-    alone as well.
+    Every other thread that has computed goes on as before. A thread that begins in this very moment
+    may stay alone as well.
 
-    Each thread that computes has helpers of its own, as many as there are cores. Two such teams on
-    the same cores wait for each other's turns of the scheduler within each operation, so both take
-    many times as long: work that shall not disturb the batches is done by one thread.
+    Each thread that computes has helper threads, as many as there are cores. Two such teams on the
+    same cores wait for each other within each operation, so both take many times as long. Work
+    that must not disturb the batches therefore runs on one thread.
     """
     others = torch.get_num_threads()
     if others == 1:
         return
     torch.set_num_threads(1)
-    # What was set last also holds for threads that have not computed yet; so it is set back, on a
+    # The last setting also holds for threads that have not computed yet, so it is set back on a
     # thread that will not compute.
     resetting = threading.Thread(target=torch.set_num_threads, args=(others,))
     resetting.start()

@@ -1,13 +1,13 @@
 """Grouped products: the maps of many tasks, each over its own tokens, in one kernel.
 
-A grouped product reads its weights from one tensor, [slots, out, in]. Stacking those of a batch
-would copy them every time; so a task version is written once, when it is loaded, into a slot of
-tensors that were allocated before, and stays there. A *page* is one such set of tensors, of a fixed
-number of slots for versions of one form. Pages are opened when versions come, and end with the last
-version in them; a slot is free again when the version that had it is no longer referred to.
+A grouped product reads its weights from one tensor, [slots, out, in]. Stacking the weights in every
+batch would copy them every time, so a task version is written once, at loading, into a *slot* of
+preallocated tensors. A *page* is one set of such tensors, with a fixed number of slots for versions
+of one form. A page opens when a version needs it and ends with its last version. A slot becomes
+free when no object refers to its version any more.
 
-A batch refers to its versions until its answers are on the host, so no kernel that runs can still
-read a slot that is free.
+A batch refers to its versions until its answers are on the host, so no running kernel can read a
+free slot.
 
 Axes: tokens = packed tokens of the groups, slots = places of a page, in, out = widths of a map.
 """
@@ -37,16 +37,16 @@ GROUPED_CAPABILITIES = (9, 10)
 """Major compute capabilities with the kernel (Hopper, Blackwell); elsewhere torch loops, and waits
 for the device to learn the bounds."""
 FIRST_SLOTS, MAX_SLOTS = 8, 64
-"""Of a form's first page, and of those that follow when it is full.
+"""Slots of a form's first page, and of each further page when the earlier ones are full.
 
-A form of one version should not hold the room of many; each page has products of its own, so many
-versions should not lie in many pages.
+A form of one version should not occupy the memory of many. Each page runs products of its own, so
+many versions should not be spread over many pages.
 """
 DEFAULT_PAGE_BYTES = 256 * 1024**2
 
 StackT = TypeVar("StackT")
 Arrange = Callable[[Mapping[str, Tensor]], StackT]
-"""Makes of named tensors what a kernel takes: layers, or a head."""
+"""Builds the value that a kernel takes, layers or a head, from named tensors."""
 
 
 class Page(Generic[StackT]):
@@ -77,7 +77,7 @@ class Slot(Generic[StackT]):
         return self.page.number, self.index
 
     def parameters(self) -> dict[str, Tensor]:
-        """What lies in the slot; the tensors are views, to be kept no longer than the slot."""
+        """The content of the slot; its tensors are views and must not outlive the slot."""
         return {name: tensor[self.index] for name, tensor in self.page.tensors.items()}
 
     def write(self, parameters: Mapping[str, Tensor]) -> None:
@@ -134,7 +134,7 @@ class SlotBanks:
     ) -> Page[StackT]:
         slot_bytes = sum(prod(shape) for shape in shapes.values()) * self._dtype.itemsize
         num_slots = min(num_slots, max(1, self._page_bytes // slot_bytes))
-        # Whatever mode the first version of a page comes in, later ones write to it in another.
+        # Outside inference mode, since later versions may write to the page in another mode.
         with torch.inference_mode(mode=False):
             tensors = {
                 name: torch.empty((num_slots, *shape), dtype=self._dtype, device=self._device)
@@ -145,10 +145,10 @@ class SlotBanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotGroups:
-    """Which tokens belong to which slot; tokens lie in the order of slots."""
+    """The tokens of each slot; tokens lie in the order of slots."""
 
     ends: Int32[Tensor, " slots"]
-    """Where the tokens of each slot end; those of a slot without tokens end where they begin."""
+    """The end of each slot's tokens; a slot without tokens ends at its beginning."""
     slot_of: Int[Tensor, " tokens"]
 
 
@@ -202,7 +202,7 @@ def grouped_layer_norm(
     *,
     epsilon: float,
 ) -> Float[Tensor, "tokens width"]:
-    """Normalise each token; gain and offset are those of its slot.
+    """Normalise each token with the gain and offset of its slot.
 
     In float32 until the end, as the kernel for one gain rounds once.
 

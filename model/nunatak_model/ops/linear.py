@@ -1,10 +1,10 @@
-"""What is done to each token alone: linear maps, activations, layer norms.
+"""Operations on each token alone: linear maps, activations, layer norms.
 
 A linear map is plain, packed, grouped (`ops.grouped`) or in 8-bit integers (`ops.int8`).
 
-A packed weight lies in the blocked layout of oneDNN, the CPU's matrix kernels, so that it is
-not rearranged in every product, and the activation is applied while the result is still in cache.
-It holds the same numbers in as many bytes, and takes no gradients: packing is for serving.
+A packed weight lies in the blocked layout of oneDNN, the CPU's matrix kernels. Products need not
+rearrange it, and the activation is applied while the result is still in cache. A packed weight has
+the same numbers in as many bytes, and takes no gradients: packing is for serving.
 
 Axes: tokens = packed tokens, in, out = widths of the map, width = hidden width.
 """

@@ -1,4 +1,4 @@
-"""Packed rows: to pick some of them, and to sum the tokens of each, of which means are made.
+"""Packed rows: selecting some of them, and summing the tokens of each row for its mean.
 
 Axes: tokens = packed tokens of the rows, selected = tokens of the rows that are picked, width =
 hidden width.
@@ -53,6 +53,6 @@ def sum_by_index(
 def sum_by_segment(
     hidden: Float[Tensor, "tokens width"], lengths: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows width"]:
-    """Walk the tokens of each row: in their order on every device, so with the same bits."""
-    # Unchecked: to check that the lengths are those of `hidden`, it would wait for the device.
+    """Sum the tokens of each row in their order, on every device, so with the same bits."""
+    # Unchecked: a check that the lengths fit `hidden` would wait for the device.
     return torch.segment_reduce(hidden, "sum", lengths=lengths, unsafe=True)

@@ -1,1 +1,1 @@
-"""Texts: from characters to what the encoder reads, and back to characters."""
+"""Texts: from characters to the encoder's input, and back to characters."""

@@ -1,7 +1,7 @@
 """Alignment: from tokens back to the characters and words of their text.
 
-Which tokens continue a word is judged as transformers' `TokenClassificationPipeline` does, so that
-words of running text come out as its users know them.
+The rule for tokens that continue a word is the rule of transformers' `TokenClassificationPipeline`,
+so that words of running text come out as users of transformers expect.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ UNKNOWN_TOKENS = ("[UNK]", "<unk>")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What spellings of tokens mean."""
+    """The meaning of the spellings of tokens."""
 
     marks_continuation: bool
     """Tokens inside a word carry a prefix ('##' of WordPiece) that the text has not."""
     unknown_id: int | None
-    """The token that stands for what the vocabulary lacks."""
+    """The token for characters that the vocabulary lacks."""
     added: Mapping[int, str]
-    """Tokens that are found in a text as they are; a text may have spaces around such a token."""
+    """Tokens that occur in a text literally; a text may have spaces around such a token."""
 
     @classmethod
     def of(cls, definition: Mapping[str, object]) -> Self:
@@ -60,7 +60,7 @@ def align(
         if vocabulary.marks_continuation:
             continues = not is_unknown and len(token) != end - begin
         else:
-            # Without marks, what follows no space goes on; punctuation then clings to its word.
+            # Without marks, a token after no space continues a word; punctuation joins its word.
             continues = not is_unknown and begin > 0 and " " not in text[begin - 1 : begin + 1]
         continues_word.append(continues)
     return Alignment(

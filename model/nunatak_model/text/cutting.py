@@ -1,7 +1,7 @@
-"""Cutting: what is read of a text or pair that is longer than its encoder reads at once.
+"""Cutting: the parts of a text or pair that is longer than its encoder can read at once.
 
-A long text is tokenized once, whole. Its special tokens tell where its texts lie, and every shorter
-encoding has the same special tokens around a slice of each text. All lengths are in tokens.
+A long text is tokenized once, whole. Its special tokens show the bounds of its texts, and every
+shorter encoding has the same special tokens around a slice of each text. All lengths are in tokens.
 """
 
 import itertools
@@ -13,19 +13,19 @@ import tokenizers
 from nunatak_model.text.encoding import Encoding, Part
 
 Slice = tuple[int, int]
-"""Where a part of a text begins and ends, among the tokens of that text."""
+"""Begin and end of a part of a text, counted in tokens of that text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongText:
-    """A text or pair with its special tokens, and where its texts lie among all tokens."""
+    """A text or pair with its special tokens, and the position of its texts among all tokens."""
 
     token_ids: tuple[int, ...]
     type_ids: tuple[int, ...]
     begins: tuple[int, ...]
-    """Of each text."""
+    """Position of the first token of each text."""
     sizes: tuple[int, ...]
-    """Of each text."""
+    """Number of tokens of each text."""
 
     @property
     def num_special(self) -> int:
@@ -42,8 +42,8 @@ class LongText:
     def windows(self, max_length: int, *, stride: int) -> Iterator[Encoding]:
         """Yield overlapping windows of the last text, each with the first text of a pair before it.
 
-        Neighbours share `stride` tokens of the text, but never more than half of what they hold.
-        The first text of a pair is cut only to what the second leaves, or else to half.
+        Adjacent windows share `stride` tokens of the text, but never more than half of a window.
+        The first text of a pair is cut to the room that the second leaves, or else to half.
         """
         *first, size = self.sizes
         room = max(0, max_length - self.num_special)

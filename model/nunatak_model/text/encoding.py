@@ -1,4 +1,4 @@
-"""A tokenized text: what the encoder reads, and where its tokens lie in the text."""
+"""A tokenized text: the input of the encoder, and the position of its tokens in the text."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -9,7 +9,7 @@ TextInput = str | tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """Where each token of an encoding comes from; special tokens come from nowhere."""
+    """The origin of each token of an encoding; special tokens have none."""
 
     tokens: tuple[str, ...]
     """In the spelling of the vocabulary; an unknown token is spelt as in the text."""
@@ -18,7 +18,7 @@ class Alignment:
     text_ids: tuple[int | None, ...]
     """0 for the first text, 1 for the second of a pair, None for special tokens."""
     word_ids: tuple[int | None, ...]
-    """Which word of its text, as the tokenizer splits words; None for special tokens."""
+    """The word of each token, as the tokenizer splits words; None for special tokens."""
     continues_word: tuple[bool, ...]
     """Whether the token before belongs to the same word of running text."""
     num_repeated: int = 0
@@ -27,7 +27,7 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Which part of a text or pair an encoding holds; lengths are in tokens."""
+    """The part of a text or pair that an encoding holds; lengths are in tokens."""
 
     index: int = 0
     """The place among the windows of the text."""

@@ -49,7 +49,7 @@ class TextTokenizer:
 
     @property
     def unknown_id(self) -> int | None:
-        """The token that stands for what the vocabulary lacks."""
+        """The token for characters that the vocabulary lacks."""
         return self._vocabulary.unknown_id
 
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
@@ -69,9 +69,9 @@ class TextTokenizer:
     ) -> list[tuple[Encoding, ...]]:
         """Tokenize texts or pairs; what exceeds `max_length` tokens comes as overlapping windows.
 
-        Neighbouring windows share `stride` tokens, but never more than half of what they hold. Of
-        a pair only the second text is windowed. The first stands in every window, and is cut to
-        half of the window if the pair leaves it no more. Nothing is aligned.
+        Adjacent windows share `stride` tokens, but never more than half of a window. Of a pair only
+        the second text is windowed. The first text stands in every window, and is cut to half of
+        the window if the pair leaves no more room. Nothing is aligned.
         """
         return [
             (whole,)
@@ -85,8 +85,8 @@ class TextTokenizer:
     ) -> list[tuple[Encoding, ...]]:
         """Tokenize texts or pairs whole, as windows of at most `max_length` tokens, aligned.
 
-        Neighbouring windows share `stride` tokens, but never more than half of what they hold. Of
-        a pair only the second text is windowed; the first stands in every window, cut to
+        Adjacent windows share `stride` tokens, but never more than half of a window. Of a pair only
+        the second text is windowed. The first text stands in every window, cut to
         `MAX_QUESTION_TOKENS` and to half of the window.
         """
         texts = [text for item in inputs for text in ((item,) if isinstance(item, str) else item)]
@@ -162,10 +162,10 @@ class TextTokenizer:
 
 
 def _cut(found: tokenizers.Encoding, size: int) -> int:
-    """Cut an encoding to at most so many tokens; returns how many are left out.
+    """Cut an encoding to at most `size` tokens; returns how many are left out.
 
-    In two steps, for what the last step cuts off is processed with every window of a pair: here
-    one token.
+    The cut takes two steps, because each window of a pair also processes the overflow of the last
+    cut: here one token.
     """
     left_out = max(0, len(found.ids) - size)
     found.truncate(size + 1)

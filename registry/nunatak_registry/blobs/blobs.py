@@ -1,4 +1,4 @@
-"""Content-addressed blobs: bytes stored under, and checked against, their own SHA-256."""
+"""Content-addressed blobs: bytes stored under their own SHA-256, and checked against it."""
 
 import hashlib
 import re
@@ -13,6 +13,12 @@ from nunatak_registry.blobs.files import Files, open_files
 from nunatak_registry.errors import CorruptBlobError
 
 _PIECE_BYTES = 1024**2
+MAX_BLOB_BYTES = 4 * 1024**3
+"""A full float32 copy of the largest encoder of the family, XLM-R large, has 2.2 GB."""
+_BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
+_TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_QUARANTINE = "quarantine"
 
 
 def digest_of(data: bytes) -> str:
@@ -32,17 +38,8 @@ def fits(data: bytes, digest: str, *, pause: Callable[[], None] = lambda: None) 
     return found.hexdigest() == digest
 
 
-MAX_BLOB_BYTES = 4 * 1024**3
-"""A full float32 copy of the largest encoder of the family, XLM-R large, has 2.2 GB."""
-
-_BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
-_TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_QUARANTINE = "quarantine"
-
-
 class FileKind(StrEnum):
-    """What a key under the root says that it is."""
+    """The kind of file that a key below the root stands for."""
 
     BLOB = "blob"
     TEMPORARY = "temporary"
@@ -58,12 +55,12 @@ class StoredFile:
 
     @classmethod
     def at(cls, key: str) -> Self:
-        """Return what the key says it is."""
+        """Return the kind of file that the key stands for."""
         return cls(key=key, kind=_kind(key))
 
     @property
     def is_among_blobs(self) -> bool:
-        """Whether it lies where only blobs and their folders may."""
+        """Whether the file lies where only blobs and their folders may lie."""
         return self.key.partition("/")[0] == "sha256"
 
     @property
@@ -138,7 +135,7 @@ class BlobStore:
         self._files.check_writable()
 
     def files(self) -> Iterator[StoredFile]:
-        """Yield everything under the root but what is in quarantine, in no order.
+        """Yield everything below the root except the quarantine, in no order.
 
         Raises:
             StoreUnavailableError: the place cannot be reached.

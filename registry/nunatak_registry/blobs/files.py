@@ -1,14 +1,13 @@
-"""Where blobs lie: a local folder, or any object store that fsspec speaks.
+"""Files of blobs: in a local folder, or in any object store that fsspec supports.
 
 Keys are relative paths of at most three parts with '/', made from digests only. A file appears
 whole or not at all.
 
-Blobs in a folder of a POSIX file system, durable and never trusted.
+`LocalFiles` keeps files durably in a folder of a POSIX file system. It never maps a file to memory:
+truncating a mapped file kills the process, and overwriting it changes weights in use. Below the
+root it follows no link and waits for no pipe.
 
-Reads never map a file: a mapped file that is truncated kills the process, one that is overwritten
-changes weights in use. Below the root no link is followed, and no pipe is waited for.
-
-Blobs behind fsspec, such as in a bucket, whose puts are atomic and durable of themselves.
+`RemoteFiles` uses fsspec, for example for a bucket whose puts are atomic and durable.
 """
 
 # pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
@@ -30,6 +29,13 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
+
+# A missing file, a file in place of a folder, a symbolic link, a socket: no file of ours is there.
+_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
+_MAX_PARTS = 3
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Files(Protocol):
@@ -98,17 +104,8 @@ def open_files(root: str) -> Files:
     return RemoteFiles(filesystem, path)
 
 
-# A missing file, a file in place of a folder, a symbolic link, a socket: no file of ours is there.
-_NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
-_MAX_PARTS = 3
-
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 class LocalFiles:
-    """A folder. Once an fsync has failed it takes no more writes: nobody knows what was lost."""
+    """A local folder. After a failed fsync it refuses writes, because data may have been lost."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -183,7 +180,7 @@ class LocalFiles:
         return None if found is None else datetime.fromtimestamp(found.st_mtime, UTC)
 
     def list_keys(self) -> Iterator[str]:
-        """Yield the key of everything but the folders that keys are made of, in no order."""
+        """Yield every key except the folders that keys are made of, in no order."""
         with _local_refusals("list"):
             yield from _keys_below(self._root, "", 1)
 
@@ -219,7 +216,7 @@ class LocalFiles:
                 self._sync(file.fileno())
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
-            # What broke the write may break this too; gc removes what stays.
+            # The cause of the failed write may break this removal too; gc removes the rest.
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
@@ -259,7 +256,7 @@ def create_durable_folder(folder: Path) -> None:
 
 
 class _SyncFailedError(OSError):
-    """An fsync failed: what was written may be lost."""
+    """An fsync failed: the written bytes may be lost."""
 
 
 def _sync_folder(folder: Path) -> None:

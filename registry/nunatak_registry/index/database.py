@@ -1,13 +1,12 @@
-"""The file of a SQLite index: it may be replaced by another one while a process has it open.
-
-An open connection stays with the file it has opened, even after that file has lost its name. So
-whoever uses a connection must first compare its file with the one that lies at the path now.
-
-The index's database: connections, transactions and what differs between SQLite and PostgreSQL.
+"""The database of the index: connections, transactions, and the differences of its two systems.
 
 Writers are serialized: on SQLite by BEGIN IMMEDIATE, on PostgreSQL by locking the state row.
-Readers see one consistent snapshot and never wait for a lock of ours. A SQLite file that is put in
-the place of the one that was opened is used from the next transaction on.
+Readers see one consistent snapshot and never wait for a lock of this package.
+
+Another program may replace the file of a SQLite index while a process has it open, for example to
+restore a backup. An open connection stays with the old file, even after the old file has lost its
+name. So every transaction first compares the connection's file (`IndexFile`) with the file at the
+path, and continues with the new file.
 """
 
 import os
@@ -39,11 +38,19 @@ from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
 from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
 
 FileIdentity = tuple[int, int]
-"""Device and inode: no two files have the same as long as one of them is open."""
+"""Device and inode: no two files share them while one of the files is open."""
+BUSY_TIMEOUT_S = 10.0
+# Below this release, a write-ahead log that is reset under load can corrupt the file
+# (sqlite.org/wal.html, "the WAL-reset bug").
+_FIRST_SAFE_WAL = (3, 51, 3)
+# Any constant will do, as long as every opener of a new PostgreSQL index takes the same lock.
+_CREATION_LOCK = 0x6E756E6174616B
+# After one of these errors the content of the disk is unknown; PostgreSQL stops by itself.
+_FAILED_SYNCS = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
 
 
 class IndexFile:
-    """One path, and which file lies there."""
+    """One path, and the identity of the file at it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -75,10 +82,10 @@ class IndexFile:
         return named.update_query_dict({"mode": "rw", "uri": "true"})
 
     def identity(self) -> FileIdentity:
-        """Return which file lies at the path now.
+        """Return the identity of the file at the path now.
 
         Raises:
-            StoreUnavailableError: there is none, or nothing can be known of it.
+            StoreUnavailableError: there is no such file, or the file cannot be examined.
         """
         try:
             found = os.stat(self._path)  # noqa: PTH116 - a twentieth of the time, for each use
@@ -94,7 +101,7 @@ class IndexFile:
         return found.st_dev, found.st_ino
 
     def require(self, opened: FileIdentity) -> None:
-        """Refuse to go on if another file lies at the path than the one that was opened.
+        """Raise if the file at the path is no longer the opened file.
 
         Raises:
             StoreUnavailableError: the file was replaced, or is missing.
@@ -104,20 +111,6 @@ class IndexFile:
                 "the registry index was replaced while this change was written to it; the change "
                 "is lost with the old index: make it again"
             )
-
-
-BUSY_TIMEOUT_S = 10.0
-
-# Below this release, a write-ahead log that is reset under load can corrupt the file
-# (sqlite.org/wal.html, "the WAL-reset bug").
-_FIRST_SAFE_WAL = (3, 51, 3)
-
-# Any constant will do, as long as every opener of a new PostgreSQL index takes the same lock.
-_CREATION_LOCK = 0x6E756E6174616B
-
-
-# After one of these nobody knows what the disk holds; PostgreSQL stops its server by itself.
-_FAILED_SYNCS = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
 
 
 def journal_mode(sqlite_version: tuple[int, ...]) -> str:
@@ -132,7 +125,7 @@ class Database:
         self._reader = reader
         self._writer = writer
         self._file = file
-        """None where the index is no file."""
+        """None where the index is not a file."""
         self._opened: FileIdentity | None = None if file is None else file.identity()
         self._following = threading.Lock()
         self._sync_failure: str | None = None
@@ -141,7 +134,7 @@ class Database:
 
     @classmethod
     def open(cls, url: URL) -> Self:
-        """Connect, and create the tables where there are none.
+        """Connect, and create missing tables.
 
         Raises:
             StoreUnavailableError: unreachable, of another kind, or of another schema version.
@@ -177,7 +170,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Generator[Connection]:
-        """Yield a connection that no other writer runs beside; commits unless the body raises."""
+        """Yield the connection of the only writer; commits unless the body raises."""
         if self._sync_failure is not None:
             raise StoreReadOnlyError(self._sync_failure)
         with _refusals(), self._failed_sync_is_final():
@@ -186,7 +179,7 @@ class Database:
                 connection.execute(select(StateRow.id).with_for_update())
                 self._require_file(opened)
                 yield connection
-            # What was committed to a file that had lost its name meanwhile is nowhere.
+            # A commit to a file that has lost its name is lost.
             self._require_file(opened)
 
     def change_mark(self) -> tuple[FileIdentity, int] | None:
@@ -201,7 +194,7 @@ class Database:
 
     def _data_version(self) -> int:
         with self._marking:
-            # The number counts what others commit, so nobody else may use this connection.
+            # The number counts commits of other connections, so no other code may use this one.
             if self._marker is None:
                 self._marker = self._reader.raw_connection()
                 self._marker.detach()
@@ -213,7 +206,7 @@ class Database:
                 cursor.close()
 
     def _follow_file(self) -> FileIdentity | None:
-        """Go over to the file that lies at the path, if it is another one; return which it is.
+        """Switch to the file at the path if it is another one; return its identity.
 
         Raises:
             StoreUnavailableError: there is none, or it is no index that this release reads.

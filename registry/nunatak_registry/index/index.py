@@ -1,9 +1,8 @@
-"""Questions to a snapshot that are refused where there is no answer.
+"""The index: which task versions exist, and where the aliases point.
 
-The index: which task versions there are and where the aliases point.
-
-A `Snapshot` answers questions from one read transaction. A `Change` does so from one write
-transaction that no other writer runs beside; what it does becomes visible all at once or never.
+A `Snapshot` reads in one transaction. A `Change` reads and writes in one transaction, next to which
+no other writer runs; its writes become visible all at once or never. The functions before `Change`
+look something up in a snapshot, and raise where it is missing.
 """
 
 from collections.abc import Collection, Generator
@@ -192,7 +191,7 @@ class Change(Snapshot):
         raise_generation(self._connection)
 
     def move_alias(self, event: AliasEvent) -> None:
-        """Let the alias point where the event says, and append the event to its history."""
+        """Move the alias to the version of the event, and append the event to its history."""
         key = (AliasRow.task == event.task, AliasRow.alias == event.alias)
         if event.from_version is None:
             self._connection.execute(
@@ -215,7 +214,7 @@ class Change(Snapshot):
         raise_generation(self._connection)
 
     def set_candidate(self, event: CandidateEvent) -> None:
-        """Put a candidate beside its alias, in the place of that of its role."""
+        """Put a candidate next to its alias, in place of the earlier candidate of its role."""
         candidate = event.candidate
         self._connection.execute(delete(CandidateRow).where(*_place_of(candidate)))
         self._connection.execute(insert(CandidateRow).values(**_candidate_values(candidate)))
@@ -248,7 +247,7 @@ class Change(Snapshot):
         now: datetime,
         until: datetime,
     ) -> frozenset[tuple[str, int]]:
-        """Let a reader hold those of these versions that exist, and no others; return them."""
+        """Let a reader hold the versions that exist; return them."""
         # Times of one zone in one format sort as text.
         is_over = HoldRow.until < now.isoformat()
         self._connection.execute(delete(HoldRow).where(or_(HoldRow.reader == reader, is_over)))
@@ -317,7 +316,7 @@ class Index:
         self._database.close()
 
     def generation(self) -> Generation:
-        """Return what every change changes, which other processes may make too.
+        """Return the generation, which every change renews, also a change by another process.
 
         Cheap to ask again while nothing has been written.
         """

@@ -30,7 +30,7 @@ class Base(DeclarativeBase):
 
 
 class StateRow(Base):
-    """One row: the layout of these tables, and what every change changes: a number and a token."""
+    """One row: the layout of these tables, and the number and token that every change renews."""
 
     __tablename__ = "nunatak_state"
     __table_args__ = (CheckConstraint("id = 1"),)
@@ -101,7 +101,7 @@ class HoldRow(Base):
 
 
 class AliasRow(Base):
-    """Where an alias points now; the foreign key holds the version it points to."""
+    """The version an alias points to now; the foreign key keeps that version from deletion."""
 
     __tablename__ = "nunatak_aliases"
     __table_args__ = (
@@ -128,7 +128,7 @@ class AliasEventRow(Base):
 
 
 class CandidateRow(Base):
-    """A version beside an alias, of one role; the foreign keys hold both of them."""
+    """A version of one role next to an alias; the foreign keys keep both from deletion."""
 
     __tablename__ = "nunatak_candidates"
     __table_args__ = (
@@ -144,7 +144,7 @@ class CandidateRow(Base):
 
 
 class CandidateEventRow(Base):
-    """One change of a candidate. Rows are only ever added, as those of aliases."""
+    """One change of a candidate. Rows are only ever added, as for aliases."""
 
     __tablename__ = "nunatak_candidate_events"
 

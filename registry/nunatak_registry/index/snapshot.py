@@ -1,6 +1,7 @@
-"""Questions to the index, each answered from one read transaction.
+"""Reads of the index: a `Snapshot` answers every question from one read transaction.
 
-What a list of tasks shows of each: its versions, its aliases, what its bare name stands for.
+`summarize` gives the facts that a list of tasks shows of each task: its versions, its aliases, and
+the version that its bare name stands for.
 """
 
 from collections import defaultdict
@@ -49,11 +50,14 @@ from nunatak_registry.index.schema import (
 )
 
 VersionQuery: TypeAlias = "Select[str, int, str, str]"
+_VERSIONS: VersionQuery = select(
+    VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What one state of the index has in common with no other; holds change nothing of it."""
+    """A mark that no two states of the index share. Holds of readers do not change it."""
 
     number: int
     """Every change raises it. After a restore it is lower, and comes to the same numbers again."""
@@ -107,7 +111,7 @@ class Snapshot:
         self._connection = connection
 
     def generation(self) -> Generation:
-        """Return what every change of the index changes."""
+        """Return the generation, which every change of the index renews."""
         found = self._connection.execute(select(StateRow.generation, StateRow.token)).one()
         return Generation(number=found.generation, token=found.token)
 
@@ -132,7 +136,7 @@ class Snapshot:
         )
 
     def default_versions(self, task: str | None = None) -> list[VersionRecord]:
-        """Return what bare names stand for, of one task or of all, ordered by task."""
+        """Return the default versions of one task or of all, ordered by task."""
         if task is None:
             return self._all(_DEFAULT_VERSIONS)
         return self._all(_DEFAULT_VERSION_OF_TASK, {"task": task})
@@ -195,7 +199,7 @@ class Snapshot:
             ]
 
     def candidates(self, task: str | None = None) -> list[Candidate]:
-        """Return what runs beside aliases, of one task or of all, by task, alias and role."""
+        """Return the candidates of one task or of all, by task, alias and role."""
         row = CandidateRow
         query = select(row.task, row.alias, row.role, row.version, row.share).order_by(
             row.task, row.alias, row.role
@@ -206,14 +210,14 @@ class Snapshot:
             return [_candidate(*found) for found in self._connection.execute(query).all()]
 
     def candidate(self, task: str, alias: str, role: CandidateRole) -> Candidate | None:
-        """Return the candidate of one role beside one alias."""
+        """Return the candidate of one role of an alias."""
         found = (it for it in self.candidates(task) if (it.alias, it.role) == (alias, role))
         return next(found, None)
 
     def candidate_history(
         self, task: str, alias: str, role: CandidateRole | None = None
     ) -> list[CandidateEvent]:
-        """Return every change of the candidates beside an alias, of one role or all."""
+        """Return every change of the candidates of an alias, of one role or all."""
         row = CandidateEventRow
         query = (
             select(row.role, row.version, row.share, row.kind, row.at)
@@ -286,7 +290,7 @@ class Snapshot:
         return dict(references)
 
     def integrity_problems(self) -> list[str]:
-        """Return what the database itself finds wrong with its file, where it can tell."""
+        """Return the faults that the database itself finds in its file, where it can tell."""
         if self._connection.dialect.name != "sqlite":
             return []
         rows = self._connection.exec_driver_sql("PRAGMA integrity_check").scalars()
@@ -311,11 +315,6 @@ class Snapshot:
             )
             for task, version, manifest, manifest_digest in self._connection.execute(query, values)
         ]
-
-
-_VERSIONS: VersionQuery = select(
-    VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
-)
 
 
 def _default_versions(*is_wanted: ColumnElement[bool]) -> VersionQuery:
@@ -354,7 +353,7 @@ def _damage_of(what: str) -> Generator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        # A column of SQLite holds whatever its bytes say, not what its type says.
+        # A column of SQLite may hold a value of another type than its own.
         raise StoreUnavailableError(
             f"{what} in the index cannot be read: {error}; restore the index from a backup"
         ) from error
@@ -362,14 +361,14 @@ def _damage_of(what: str) -> Generator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSummary:
-    """One task: its versions, ascending, its aliases, and what its bare name stands for."""
+    """One task: its versions, ascending, its aliases, and the version its bare name stands for."""
 
     name: str
     versions: tuple[int, ...]
     aliases: dict[str, int]
     manifest: TaskManifest
     candidates: tuple[Candidate, ...] = ()
-    """What runs beside its aliases."""
+    """The candidates of its aliases."""
 
     @property
     def latest(self) -> int:

@@ -11,7 +11,6 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from doubles.access import access_by_route, add_key
-from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
@@ -75,11 +74,6 @@ BODIES: dict[tuple[str, str], list[Any]] = {
     ("POST", "/v2/models/{task}/versions/{version}/infer"): [TENSORS, {}],
 }
 """What is sent to each route that names a task; a new route must be added here."""
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture(scope="module")

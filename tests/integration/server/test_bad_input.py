@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.raw_request import CANARY, GOOD_BODY, PREDICT
-from doubles.raw_requests import corpus
-from doubles.raw_sockets import send_all
+from doubles.bad_requests import corpus
+from doubles.raw_request import CANARY, GOOD_BODY, PREDICT, send_all
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry

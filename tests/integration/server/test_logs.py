@@ -11,7 +11,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from doubles.access import add_key
-from doubles.backbones import tiny_backbone
 from doubles.events import logged_events
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
@@ -21,11 +20,6 @@ from nunatak_server.telemetry.spans import SpanTracing
 
 PREDICT = "/v1/tasks/tone/predict"
 CANARY = "canary7c1e"
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import httpx
 import pytest
 import torch
 
-from doubles.backbones import tiny_backbone
 from doubles.compat import Ask
 from doubles.serving import running_client
 from doubles.tasks import MAX_LENGTH, random_parameters, spec_of, tiny_task
@@ -101,11 +100,6 @@ TASKS = {
 }
 RANKS = Sort(labels=(), kind=HeadKind.RANKING, problem=None, function=SIGMOID, combined=largest)
 CHOICES = {"refusing": OnLong.REFUSE, "cutting": OnLong.CUT}
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture(scope="module")

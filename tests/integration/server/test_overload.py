@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from doubles.access import access_by_route
-from doubles.backbones import tiny_backbone
-from doubles.held_layers import HeldLayers
+from doubles.backbones import HeldLayers, tiny_backbone
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.methods import HeadOnly

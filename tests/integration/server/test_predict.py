@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client, running_transport
 from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
@@ -27,11 +26,6 @@ METHODS: dict[str, Method] = {
 }
 INPUTS: list[TextInput] = ["where is my parcel?", "hi", ("a question", "an answer"), "x" * 300]
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture(scope="module")

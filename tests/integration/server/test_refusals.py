@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
@@ -87,11 +86,6 @@ HOSTILE_NAMES = [
     "a" * 4000,
     "\u202etone",
 ]
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture(scope="module")

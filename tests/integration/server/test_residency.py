@@ -10,7 +10,6 @@ import httpx
 import psutil
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_artifact import load_task
@@ -25,11 +24,6 @@ NUM_TASKS, NUM_ANSWERS, NUM_ASKERS = 8, 400, 6
 LOGITS = {"function_to_apply": "none", "top_k": 3}
 
 Oracle = dict[tuple[str, int, str], dict[str, float]]
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.restores import FileSite, PostgresSite, RestoreSite
 from doubles.serving import running_client
 from doubles.tasks import LABELS, TOP_LAYER, logits_alone, publish_tiny_task, random_parameters
@@ -19,11 +18,6 @@ PREDICT = "/v1/tasks/tone/predict"
 TEXT = "where is my parcel?"
 OLD, LOST, NEW = 11, 22, 33
 """Seeds: of version 1, of the version 2 that a restore takes, and of the one published then."""
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture(params=["rename", "sqlite", "postgresql"])

@@ -12,7 +12,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-from doubles.backbones import tiny_backbone
 from doubles.events import logged_events
 from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task
@@ -51,11 +50,6 @@ def id_of(span: ReadableSpan) -> int:
 
 def attributes_of(span: ReadableSpan) -> dict[str, object]:
     return dict(span.attributes or {})
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture

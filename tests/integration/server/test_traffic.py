@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.manifest import TaskManifest
@@ -20,11 +19,6 @@ PREDICT = "/v1/tasks/tone/predict"
 CANARY = "/v1/tasks/tone/aliases/prod/canary"
 SHADOW = "/v1/tasks/tone/aliases/prod/shadow"
 KEYS = [f"user-{number}" for number in range(30)]
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture

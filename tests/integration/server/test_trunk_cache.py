@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_client
 from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
@@ -25,11 +24,6 @@ LABELS = ("calm", "urgent", "other")
 SEEDS = (1, 2)
 """Of version 1 and version 2 of each task."""
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 @pytest.fixture

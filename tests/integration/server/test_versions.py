@@ -19,11 +19,6 @@ from nunatak_registry import Registry, VersionInUseError
 PREDICT = "/v1/tasks/tone/predict"
 
 
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
-
-
 @pytest.fixture
 def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
     with Registry.open(tmp_path) as opened:

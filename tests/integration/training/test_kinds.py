@@ -1,6 +1,5 @@
 """Every kind of task from a file of rows to a version that answers as it was trained."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -54,12 +53,6 @@ GOALS = {
 @pytest.fixture(name="backbone", scope="module")
 def make_backbone() -> Backbone:
     return tiny_backbone(num_layers=2, pooling=Pooling.MEAN)
-
-
-@pytest.fixture(name="registry")
-def open_registry(tmp_path: Path) -> Iterator[Registry]:
-    with Registry.open(tmp_path / "registry") as registry:
-        yield registry
 
 
 def toy_folder(folder: Path, kind: TaskKind) -> Path:

@@ -1,6 +1,5 @@
 """From a file of examples to a version that another process could load."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,12 +59,6 @@ def make_folder(tmp_path: Path) -> Path:
     write_jsonl(folder / "train.jsonl", rows_of(toy_examples(64, seed=1)))
     write_jsonl(folder / "dev.jsonl", rows_of(toy_examples(16, seed=2)))
     return folder
-
-
-@pytest.fixture(name="registry")
-def open_registry(tmp_path: Path) -> Iterator[Registry]:
-    with Registry.open(tmp_path / "registry") as registry:
-        yield registry
 
 
 def settings(method: Method, data: Path, *, task: str = "toy") -> TrainSettings:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles.backbones import tiny_backbone
 from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
 from nunatak_artifact import Draft, NoEffectError, Provenance, draft_task, load_task
 from nunatak_contract.manifest import TaskManifest
@@ -19,11 +18,6 @@ METHODS = [
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Full(),
 ]
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 def without_effect(name: str, tensor: Tensor, backbone: Backbone) -> Tensor:

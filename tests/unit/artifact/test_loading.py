@@ -33,11 +33,6 @@ METHODS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
-
-
 def numbered(draft: TaskDraft, **changes: object) -> TaskManifest:
     return TaskManifest.model_validate({**draft.model_dump(), "version": 1, **changes})
 

@@ -7,7 +7,7 @@ import pytest
 from doubles.sweeps import toy_folder
 from doubles.terminals import Ran, nunatak
 from nunatak_cli.sweep import SweepRequest, grid_of
-from nunatak_training.sweeps import Bench, plan_runs
+from nunatak_training.sweeps import RunContext, plan_runs
 
 SWEEP = """
 name: small
@@ -72,8 +72,8 @@ def test_set_wins_over_the_settings_of_methods_and_axes(folder: Path, tmp_path: 
         changes={"data_root": str(folder), "backbones": [str(folder / "backbone")]},
     )
 
-    bench = Bench()
-    runs = plan_runs(grid_of(request), backbone_of=bench.backbone, data_of=bench.data)
+    context = RunContext()
+    runs = plan_runs(grid_of(request), backbone_of=context.backbone, data_of=context.data)
 
     assert [(it.description.recipe.epochs, it.description.recipe.seed) for it in runs] == [(1, 7)]
 

@@ -1,4 +1,4 @@
-"""Labelled examples: what they are, where they are read from, how a dev split is drawn."""
+"""Labelled examples: their kinds, their sources, and the dev split."""
 
 from nunatak_training.data.examples import (
     Answers,

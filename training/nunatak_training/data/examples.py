@@ -57,7 +57,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relevance:
-    """How well a document answers its query, among those of one group."""
+    """How well a document answers its query, compared with the other documents of the group."""
 
     grade: float
     group: str

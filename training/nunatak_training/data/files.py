@@ -1,7 +1,7 @@
 """Files of rows: JSON lines (plain or gzip), CSV, TSV and Parquet.
 
-Every reader yields the rows in file order and raises a `DataError` that names the file and,
-where there are lines, the line (from 1, the header counts) at which it stopped.
+Every reader yields the rows in file order. A reader that stops raises a `DataError`, which names
+the file and, in text formats, the line (from 1, the header counts).
 """
 
 # pyarrow ships no types.

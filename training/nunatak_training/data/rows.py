@@ -22,7 +22,7 @@ MAX_LABEL_CHARS = 200
 
 
 def read_text(value: object, column: str, where: str) -> str:
-    """Return a text that says something.
+    """Return a text that is not blank.
 
     Raises:
         InvalidRowError: it is no string, blank, or no Unicode text.
@@ -92,7 +92,7 @@ def read_list(value: object, column: str, where: str) -> Sequence[object]:
 
 
 def kind_of(value: object) -> str:
-    """Name the type of a value, as a message tells it."""
+    """Name the type of a value, for a message."""
     return "nothing" if value is None else type(value).__name__
 
 
@@ -109,7 +109,7 @@ class Row:
 
     where: str
     columns_at: str
-    """Where its columns are named: a header, or the row itself."""
+    """The place that names its columns: a header, or the row itself."""
     values: Mapping[str, object]
 
 

@@ -1,7 +1,7 @@
-"""What `--data` may name, and the checks that hold for a whole task.
+"""Sources of examples: the values of `--data`, and the checks that hold for a whole task.
 
 A source is a file, a folder with `train.*` and `dev.*` (or `validation.*`), or a data set of the
-`datasets` library. Without dev examples of its own, a tenth of the train examples becomes dev.
+`datasets` library. If the source has no dev examples, a tenth of the train examples becomes dev.
 """
 
 # The library ships no stubs, and types its mappings and features loosely.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 HUB_PREFIX = "datasets:"
+DEV_NAMES = ("dev", "validation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +102,6 @@ def _named(value: object, names: list[str], column: str, where: str) -> object:
     return names[value]
 
 
-DEV_NAMES = ("dev", "validation")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     name: str
@@ -134,9 +132,9 @@ def load_task_data(
     Args:
         source: a file, a folder, or the name of a data set (`datasets:NAME[:CONFIG]`, or just
             the name where no such path exists).
-        kind: of the task; without one, the first train row tells it (`kind_of_row`).
-        dev: a file of dev examples, in place of those that `source` would give.
-        seed: of the dev split that is drawn where there are no dev examples.
+        kind: the kind of the task; if None, the first train row tells it (`kind_of_row`).
+        dev: a file of dev examples, in place of the dev examples of `source`.
+        seed: seeds the dev split, which is drawn if there are no dev examples.
         load_dataset: loads a data set that is no path.
 
     Raises:
@@ -159,7 +157,7 @@ def load_task_data(
 
 
 def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
-    """Read a file of examples that what was trained on `data` can be scored on.
+    """Read a file of examples that a task trained on `data` can be scored on.
 
     Raises:
         DataError: the file is missing, broken or empty, or holds nothing that can be found.
@@ -185,7 +183,7 @@ def _open_source(source: str | Path, load_dataset: DatasetLoader) -> _Source:
 
 
 def _is_path(source: str) -> bool:
-    """Whether a text names a path; a slip in a file name must not become a search of the hub."""
+    """Whether a text names a path; a typo in a file name must not become a search of the hub."""
     if source.startswith(HUB_PREFIX):
         return False
     suffixes = tuple(suffix.value for suffix in FileFormat)

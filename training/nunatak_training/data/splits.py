@@ -19,6 +19,8 @@ from nunatak_training.kinds import TaskKind
 DEV_SHARE = 0.1
 
 PartOf = Callable[[ReadExample], str]
+VALUE_NAME = "value"
+"""The label of a regression's one output."""
 
 
 def split_off_share(
@@ -88,10 +90,6 @@ def _parts(
     return train, dev
 
 
-VALUE_NAME = "value"
-"""What the one output of a regression is called."""
-
-
 def names_in(label: Label) -> tuple[str, ...]:
     """Return the names that a label uses: of a class, of labels or of tags."""
     match label:
@@ -120,7 +118,7 @@ def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
 
 
 def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
-    """Tell why nothing can be learnt from train labels, if they all say the same."""
+    """Return why train labels teach nothing, if they are all the same."""
     labels = set(train)
     names = {name for label in labels for name in names_in(label)}
     match kind:
@@ -146,7 +144,7 @@ def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
 def check_scored(
     examples: list[ReadExample], labels: tuple[str, ...], name: str, *, split: str
 ) -> None:
-    """Return if what has these labels can be scored on the examples of a split.
+    """Return if a task with these labels can be scored on the examples of a split.
 
     Raises:
         TooFewExamplesError: there are none, or nothing to find among them.

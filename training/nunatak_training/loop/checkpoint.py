@@ -1,13 +1,13 @@
-"""Checkpoints: where a killed run goes on, and the state of the loop that they hold.
+"""Checkpoints: the file from which a killed run continues, and the loop state in it.
 
-One file a run, and one next to it for its pretraining, named by all that determines the result, so
-that the same command finds it and no other does. It is replaced in one step: a process may be
-killed at any time, and what is there is the newest whole one.
+Each run has one file, and its pretraining has another. The name of the file is a digest over
+everything that determines the result, so only the same command finds it. The file is replaced in
+one step: a process may be killed at any time and still leaves the newest whole checkpoint.
 
-The state is all that the next step depends on: the parameters, the optimizer's moments, the place
-in the epoch and the order of its examples, three random states, and the best epoch so far. The
-state leaves out what follows from the recipe: rates follow from the number of steps, and masks that
-last for an epoch from the regularizer's seed.
+The state is everything that the next step depends on: the parameters, the optimizer's moments, the
+position in the epoch and the order of its examples, three random states, and the best epoch so far.
+The state leaves out whatever follows from the recipe. Rates follow from the number of steps, and
+masks that last for an epoch follow from the regularizer's seed.
 """
 
 # torch types some of its functions partly.
@@ -39,12 +39,14 @@ from nunatak_training.report import EpochResult, Report
 from nunatak_training.trunk import numerics_of
 
 FORMAT = "3"
-"""Rises when a snapshot holds something else, or means it otherwise, within a release."""
+"""Rises when the content or the meaning of a snapshot changes within a release."""
 FACTS = "facts"
 INTERVAL_SECONDS = 15.0
-"""What a kill may cost, where the loop asks often enough."""
+"""Time that a kill may cost, if the loop asks often enough."""
 MAX_SHARE = 0.05
-"""Of the time of a run that goes into writing checkpoints."""
+"""Share of a run's time that goes into writing checkpoints."""
+PARAMETERS, BEST, MOMENTS, RANDOM = "parameters", "best", "moments", "random"
+ORDER = "order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class Snapshot:
 
     tensors: Mapping[str, Tensor]
     facts: str
-    """What is no tensor, as JSON."""
+    """The facts that are not tensors, as JSON."""
 
 
 class Checkpoint:
@@ -73,7 +75,7 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough time has passed since the last one was written."""
+        """Whether enough time has passed since the last write."""
         return self._clock() >= self._due_at
 
     def load(self) -> Snapshot | None:
@@ -102,13 +104,13 @@ class Checkpoint:
         now = self._clock()
         self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
 
-    def beside(self, part: str) -> "Checkpoint":
-        """Return that of a part of the run which stays when the next part has begun."""
+    def part(self, part: str) -> "Checkpoint":
+        """Return the checkpoint of a part of the run; it stays when the next part begins."""
         path = self._path.with_name(f"{self._path.stem}.{part}{SUFFIX}")
         return Checkpoint(path, interval=self._interval, clock=self._clock)
 
     def discard(self) -> None:
-        """Remove it and what is beside it: the run is over, and its result is somewhere safe."""
+        """Remove the files of the run and of its parts: the run is over, and its result is safe."""
         for path in self._path.parent.glob(f"{self._path.stem}.*"):
             if path.suffix != LOCK:
                 path.unlink(missing_ok=True)
@@ -138,33 +140,29 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
 
 
 def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -> str:
-    """SHA-256 over all that determines the result of a run, and the names of what it trains."""
+    """SHA-256 over everything that determines a run's result, and the names of its parameters."""
     parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, numerics_of(backbone)]
     for name, data in tasks.items():
         parts += [name, data.kind, *data.labels, data.train.digest, data.dev.digest]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-PARAMETERS, BEST, MOMENTS, RANDOM = "parameters", "best", "moments", "random"
-ORDER = "order"
-
-
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """Where in its epochs a loop stands."""
+    """The position of a loop in its epochs."""
 
     epoch: int = 1
     order: list[int] = field(default_factory=list[int])
-    """Of the examples of this epoch; empty before its first step, and where seed and epoch tell."""
+    """Order of this epoch's examples; empty before its first step, and where the seed gives it."""
     num_done: int = 0
     """Batches of this epoch that were trained on."""
     total_loss: float = 0.0
-    """Of those, by their weights."""
+    """Weighted sum of the losses of those batches."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LoopState:
-    """What changes while a loop runs."""
+    """The state that changes while a loop runs."""
 
     parameters: Mapping[str, Tensor]
     stepper: Stepper
@@ -176,7 +174,7 @@ class LoopState:
 
 
 class _Facts(BaseModel):
-    """What of a state is no tensor."""
+    """The parts of a state that are not tensors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
@@ -191,7 +189,7 @@ class _Facts(BaseModel):
 
 
 def snapshot(state: LoopState) -> Snapshot:
-    """Return what the loop depends on from here; tensors are those of the loop, not copies."""
+    """Return the state that the loop depends on from here; its tensors are not copies."""
     place, best = state.place, state.best
     facts = _Facts(
         num_steps=state.stepper.num_steps,

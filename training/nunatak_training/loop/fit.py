@@ -1,7 +1,7 @@
 """The training loop: its examples, its epochs, and checkpoints between any two steps.
 
-It moves the tensors of one task and nothing else. What they mean is the business of the function
-that turns encodings into logits; the loop knows encodings, targets and a recipe.
+The loop moves the tensors of one task and nothing else. It knows encodings, targets and a recipe.
+A function of the caller turns encodings into logits and so gives the tensors their meaning.
 """
 
 # torch types some of its functions partly.
@@ -34,6 +34,7 @@ from nunatak_training.regularizers import build_regularizer, check_course, rando
 from nunatak_training.report import EpochResult, Report
 
 T = TypeVar("T")
+EVALUATION_BATCH_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class EncodedSet:
 
     encodings: tuple[Encoding, ...]
     targets: tuple[Tensor, ...]
-    """Of each encoding, on the CPU; what they mean is the business of the loss."""
+    """One target per encoding, on the CPU; only the loss knows their meaning."""
     sizes: tuple[int, ...]
     """How many encodings each example has."""
 
@@ -55,7 +56,7 @@ class EncodedSet:
         )
 
     def by_example(self, rows: Sequence[T]) -> Iterator[tuple[T, ...]]:
-        """Put what belongs to each encoding together by example."""
+        """Group the values of encodings by example."""
         remaining = iter(rows)
         for size in self.sizes:
             yield tuple(islice(remaining, size))
@@ -63,10 +64,10 @@ class EncodedSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """What one step is taken on."""
+    """The batch of one step."""
 
     weight: int
-    """Of its loss in the mean of the epoch."""
+    """Weight of the batch's loss in the mean of the epoch."""
     loss: Callable[[], Float[Tensor, ""]]
 
 
@@ -81,7 +82,7 @@ def shuffled_batches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevScore:
-    """What the dev examples say after an epoch."""
+    """Loss and score of the dev examples after an epoch."""
 
     loss: float
     score: float
@@ -95,15 +96,15 @@ class Epochs:
     state: LoopState
     course: Course
     batches: Callable[[Place], Sequence[TrainBatch]]
-    """All batches of the epoch at a place, in their order; called again where a killed run goes on,
-    and then gives the same."""
+    """All batches of the epoch at a place, in their order. A killed run that continues calls it
+    again, and must get the same batches."""
     dev_score: Callable[[], DevScore] | None
     """Absent: no epoch is better than another, and the last is what counts."""
     checkpoint: Checkpoint | None
     report: Report
 
     def run(self) -> None:
-        """Run the epochs that are left; score those that the course says."""
+        """Run the epochs that are left; score the epochs that the course names."""
         state = self.state
         while (epoch := state.place.epoch) <= self.course.num_epochs:
             started = time.perf_counter()
@@ -142,21 +143,18 @@ class Epochs:
             self.checkpoint.save(snapshot(self.state))
 
 
-EVALUATION_BATCH_SIZE = 64
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
     """The parameters after the best epoch, and how the run went."""
 
     parameters: dict[str, Tensor]
     best_epoch: int
-    """From 1: the highest dev score, among equal scores the lowest dev loss."""
+    """Counted from 1. The highest dev score wins; among equal scores, the lowest dev loss."""
     history: tuple[EpochResult, ...]
-    """Of the epochs that were scored."""
+    """The results of the epochs that were scored."""
 
 
-def fit(  # noqa: PLR0913 - what a run is made of
+def fit(  # noqa: PLR0913 - a run has this many parts
     parameters: Mapping[str, Tensor],
     batch_logits: BatchLogits,
     batch_loss: BatchLoss,

@@ -22,6 +22,11 @@ from nunatak_training.recipes import Recipe, Schedule
 from nunatak_training.regularizers import Regularizer, Unregularized
 from nunatak_training.report import EpochResult
 
+HEAD_PREFIX = "head."
+MAX_EVALUATIONS = 20
+"""Tiny data goes through very many epochs, and scoring each of them would cost the most."""
+Tensors = dict[str, Tensor]
+
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Generator[None]:
@@ -30,11 +35,6 @@ def seeded(seed: int, device: torch.device) -> Generator[None]:
     with torch.random.fork_rng(devices=devices):  # pyright: ignore[reportUnknownMemberType]
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         yield
-
-
-HEAD_PREFIX = "head."
-MAX_EVALUATIONS = 20
-"""Tiny data goes through very many epochs, of which scoring each would cost the most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +113,6 @@ def build_schedule(optimizer: optim.Optimizer, course: Course, *, num_steps: int
     return LambdaLR(optimizer, course.rate_factor, last_epoch=num_steps - 1)
 
 
-Tensors = dict[str, Tensor]
-
-
 class BatchLogits(Protocol):
     """Turns encodings into logits, differentiable in the parameters that are trained."""
 
@@ -127,7 +124,7 @@ class BatchLogits(Protocol):
 
 
 class BatchLoss(Protocol):
-    """Tells how far logits are from what they should be."""
+    """Measures the difference between logits and targets."""
 
     def __call__(
         self, logits: Sequence[Float[Tensor, "*vectors outputs"]], targets: Sequence[Tensor]
@@ -176,7 +173,7 @@ class Stepper:
         return value
 
     def moments(self) -> Tensors:
-        """What the optimizer remembers of each parameter, named `NUMBER.WHAT`."""
+        """The optimizer's state of each parameter, named `NUMBER.WHAT`."""
         state: dict[int, dict[str, Tensor]] = self._optimizer.state_dict()["state"]
         return {
             f"{number}.{what}": value
@@ -201,7 +198,7 @@ class Best:
     """A copy of the parameters after the best epoch so far."""
 
     epoch: int = 0
-    """From 1: the highest dev score, among equal scores the lowest dev loss."""
+    """Counted from 1. The highest dev score wins; among equal scores, the lowest dev loss."""
     score: float = -math.inf
     loss: float = math.inf
     parameters: Tensors = field(default_factory=Tensors)

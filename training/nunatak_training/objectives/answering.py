@@ -1,9 +1,9 @@
-"""Extractive question answering: where the answer begins and where it ends.
+"""Extractive question answering: a start and an end score for every token.
 
-Devlin et al. 2019 (arXiv:1810.04805), sec. 4.2 and 4.3: a start and an end score for every token of
-question and context; a window without the answer, and a question without one, points to the first
-token. Read out as the server does: each window gives probabilities of its own, and the best span of
-at most 15 tokens over all windows is the answer.
+Devlin et al. 2019 (arXiv:1810.04805), sec. 4.2 and 4.3. Each token of question and context gets a
+start and an end score. A window without the answer, and a question without one, points to the first
+token. Answers are read out as the server does: each window gives probabilities of its own, and the
+best span of at most 15 tokens over all windows is the answer.
 
 Axes: tokens = tokens of a window.
 """
@@ -136,7 +136,7 @@ def _in_context(window: Encoding) -> Bool[Tensor, " tokens"]:
 
 
 def _spans_of(num_tokens: int) -> Int[Tensor, "tokens tokens"]:
-    """Which pairs of first and last token are a span of allowed length."""
+    """The pairs of first and last token that make a span of allowed length."""
     ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool)
     return ones.triu() & ones.tril(MAX_ANSWER_TOKENS - 1)
 

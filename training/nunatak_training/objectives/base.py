@@ -1,4 +1,4 @@
-"""What an objective is, and what those of whole texts share."""
+"""The interface of an objective, and the parts that objectives of whole texts share."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -14,7 +14,7 @@ from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.scoring import Statistics
 
 Logits = Sequence[Float[Tensor, "*vectors outputs"]]
-"""Of each encoding: one vector, or one for each of its tokens."""
+"""For each encoding: one vector, or one vector per token."""
 
 
 class Objective(Protocol):
@@ -27,7 +27,7 @@ class Objective(Protocol):
 
     @property
     def reported(self) -> tuple[Metric, ...]:
-        """Those that are always told; the first is what the task is usually chosen by."""
+        """The metrics that are always reported; by default the first one chooses the best epoch."""
         ...
 
     def encode(
@@ -41,16 +41,16 @@ class Objective(Protocol):
         ...
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Return what the logits of encoded examples can be scored by."""
+        """Return the statistics that score the logits of encoded examples."""
         ...
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return trained parameters as they are to be served."""
+        """Return the trained parameters in the form that is served."""
         ...
 
 
 class ServedAsTrained:
-    """What most objectives share: their parameters are served as the loop leaves them."""
+    """Base of most objectives: parameters are served as the loop leaves them."""
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return them unchanged."""

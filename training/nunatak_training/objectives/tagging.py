@@ -35,7 +35,7 @@ from nunatak_training.scoring.counts import (
 from nunatak_training.scoring.spans import entities_in, uses_bio
 
 NO_TARGET = -100
-"""Of tokens that begin no word; left out of the loss."""
+"""The target of tokens that begin no word; the loss leaves them out."""
 OUTSIDE = "O"
 
 
@@ -110,7 +110,7 @@ class Tagging(ServedAsTrained):
     def _read(
         self, windows: Sequence[Encoding], numbers: Sequence[list[int]], words: Sequence[Word]
     ) -> list[int]:
-        """The tag of each word; a word of which the tokenizer leaves nothing is outside."""
+        """The tag of each word; a word without any token counts as outside."""
         tags = [self._number_of.get(OUTSIDE, 0)] * len(words)
         for found, row in zip(first_tokens(windows, words), numbers, strict=True):
             for word, token in found.items():
@@ -147,7 +147,7 @@ def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[di
     for window in windows:
         starting: dict[int, int] = {}
         for token, end in _text_tokens(window):
-            # By its last character: some tokenizers count the space before a word as its first.
+            # By the last character: some tokenizers count the space before a word as the first.
             word = bisect_right(begins, end - 1) - 1
             if word > last:
                 starting[word] = token

@@ -34,6 +34,8 @@ from nunatak_training.scoring.counts import (
 )
 from nunatak_training.scoring.values import Values, ndcg, pearson, reciprocal_rank, spearman
 
+WEIGHT, BIAS = "head.output.weight", "head.output.bias"
+
 
 class SingleLabel(ServedAsTrained):
     """One label a text: softmax and cross-entropy."""
@@ -128,15 +130,12 @@ class MultiLabel(ServedAsTrained):
         ]
 
 
-WEIGHT, BIAS = "head.output.weight", "head.output.bias"
-
-
 class Regression:
     """One value a text: squared error of standardised values.
 
-    While it is trained the head gives values in standard deviations from the mean of the train
-    values, so that learning rates suit values of any size. What is served gives the values
-    themselves: the last layer takes the scale and the mean up.
+    During training the head gives standard deviations from the mean of the train values, so that
+    learning rates suit values of any size. The served head gives the values themselves: its last
+    layer absorbs the scale and the mean.
     """
 
     metrics = (Metric.SPEARMAN, Metric.PEARSON)
@@ -183,7 +182,7 @@ class Regression:
 
 
 class Ranking(ServedAsTrained):
-    """A score a document: its place among those of the query is what counts."""
+    """A score per document: only its rank among the documents of its query counts."""
 
     metrics = (Metric.NDCG, Metric.MRR)
     reported = metrics

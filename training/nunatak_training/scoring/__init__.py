@@ -1,4 +1,4 @@
-"""Scores of predictions, and how sure the examples make us of them."""
+"""Scores of predictions, and their confidence intervals."""
 
 from nunatak_training.scoring.statistics import (
     Interval,

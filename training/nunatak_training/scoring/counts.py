@@ -1,7 +1,7 @@
 """Scores from counts of labels: accuracy, the F1 family, Matthews.
 
-All of them need no more, for each label, than how often it was expected, how often it was
-predicted, and how often both: of texts, of labels of texts, of tokens or of entities alike.
+Each score needs three counts per label: how often the label was expected, how often it was
+predicted, and how often both. The counted units are texts, labels of texts, tokens or entities.
 
 Axes: events = one label of one unit (unit, label), labels.
 """
@@ -20,11 +20,18 @@ Events = Int[np.ndarray, "events 2"]
 PerLabel = Float[np.ndarray, " labels"]
 Tally = tuple[PerLabel, PerLabel, PerLabel]
 """Hits, expected, predicted."""
+LABEL_METRICS = (
+    Metric.ACCURACY,
+    Metric.F1,
+    Metric.F1_MACRO,
+    Metric.F1_MICRO,
+    Metric.MATTHEWS_CORRELATION,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelCounts:
-    """What was expected and predicted of each unit."""
+    """The expected and the predicted labels of each unit."""
 
     num_labels: int
     hits: Events
@@ -135,17 +142,8 @@ def _ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole > 0 else 0.0
 
 
-LABEL_METRICS = (
-    Metric.ACCURACY,
-    Metric.F1,
-    Metric.F1_MACRO,
-    Metric.F1_MICRO,
-    Metric.MATTHEWS_CORRELATION,
-)
-
-
 def label_statistics(counts: LabelCounts, positive: int | None) -> Mapping[Metric, Statistic]:
-    """Return all scores of labels; `Metric.F1` is that of the positive label, if there is one."""
+    """Return all scores of labels; `Metric.F1` is the F1 of the positive label, if there is one."""
     found: dict[Metric, Statistic] = {
         Metric.ACCURACY: accuracy(counts),
         Metric.F1_MACRO: f1_macro(counts),

@@ -1,11 +1,12 @@
-"""Spans: the entities that tags of words spell, and how well an answer matches the right ones.
+"""Spans: the entities in the tags of words, and how well an answer matches the right answers.
 
-Entities: the scheme is BIO, as CoNLL-2003 and its `conlleval` read it. `B-X` begins an entity;
-`I-X` goes on with one of the same type, and begins one where there is none to go on with.
+Entities: the scheme is BIO, as CoNLL-2003 and its `conlleval` read it. `B-X` begins an entity.
+`I-X` continues an entity of the same type, and begins an entity if there is none to continue.
 
 Answers: Rajpurkar et al. 2016, "SQuAD: 100,000+ Questions for Machine Comprehension of Text"
 (arXiv:1606.05250), sec. 6.1: punctuation, case and articles are ignored, the best of the right
-answers counts. A question without an answer is answered right by none (Rajpurkar et al. 2018).
+answers counts. For a question without an answer, only an empty answer is right (Rajpurkar et al.
+2018).
 """
 
 import re
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 
 Entity = tuple[str, int, int]
 """Its type, its first word, and one past its last."""
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def uses_bio(tags: Sequence[str]) -> bool:
@@ -33,10 +36,6 @@ def entities_in(tags: Sequence[str]) -> list[Entity]:
         begin = found.pop()[1] if goes_on else position
         found.append((kind, begin, position + 1))
     return found
-
-
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def exact_match(predicted: str, expected: Sequence[str]) -> float:

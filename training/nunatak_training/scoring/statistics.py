@@ -1,9 +1,9 @@
 """Statistics: scores as functions of how often each unit counts.
 
-A unit is what was drawn as one: a text, a sentence, a question, a query with its documents. The
-score of the data itself counts each unit once; a bootstrap resample counts some of them twice and
-others not at all, and costs no new prediction. Hence no scikit-learn here: a thousand resamples
-must take no longer than an epoch. Its functions are the oracle of the tests.
+A unit is drawn as a whole: a text, a sentence, a question, or a query with its documents. The score
+of the data itself counts each unit once. A bootstrap resample counts some units twice and others
+not at all, and needs no new prediction. A thousand resamples must take no longer than an epoch, so
+scikit-learn is too slow here; its functions are the oracle of the tests.
 
 Axes: units.
 """
@@ -18,6 +18,9 @@ from jaxtyping import Float
 from nunatak_training.kinds import Metric
 
 Weights = Float[np.ndarray, " units"]
+Interval = tuple[float, float]
+NUM_RESAMPLES = 1000
+CONFIDENCE = 0.95
 
 
 class Statistic(Protocol):
@@ -30,7 +33,7 @@ class Statistic(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a set of predictions can be scored by."""
+    """The statistics by which a set of predictions can be scored."""
 
     num_units: int
     by_metric: Mapping[Metric, Statistic]
@@ -50,12 +53,6 @@ def weights_of_all(num_units: int) -> Weights:
 def mean_of(values: Float[np.ndarray, " units"]) -> Statistic:
     """The mean of a value that each unit has."""
     return lambda weights: float(weights @ values / weights.sum())
-
-
-Interval = tuple[float, float]
-
-NUM_RESAMPLES = 1000
-CONFIDENCE = 0.95
 
 
 def bootstrap_intervals(

@@ -41,7 +41,7 @@ def _correlation(first: Values, second: Values) -> float:
 
 
 def _ranks(values: Values) -> Values:
-    from scipy.stats import rankdata  # noqa: PLC0415 - slow to import, and seldom needed
+    from scipy.stats import rankdata  # noqa: PLC0415 - slow to import, and rarely needed
 
     return cast("Values", rankdata(values))
 

@@ -19,9 +19,9 @@ from nunatak_training.sweeps.results import (
     RunRecord,
 )
 from nunatak_training.sweeps.running import (
-    Bench,
     InProcesses,
     OneByOne,
+    RunContext,
     Runner,
     SweepProgress,
     SweepReport,
@@ -30,7 +30,6 @@ from nunatak_training.sweeps.running import (
 from nunatak_training.sweeps.tables import Cell, cells_markdown, cells_of, runs_csv
 
 __all__ = [
-    "Bench",
     "Cell",
     "Cut",
     "CutData",
@@ -41,6 +40,7 @@ __all__ = [
     "OneByOne",
     "ResultsFolder",
     "Run",
+    "RunContext",
     "RunDescription",
     "RunRecord",
     "Runner",

@@ -1,4 +1,4 @@
-"""What the plots of training have in common: colours, legends and whole epochs."""
+"""Shared parts of training's plots: colours, legends and whole epochs."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
 # pyright: reportUnknownMemberType=false
@@ -15,10 +15,10 @@ COLOURS = (
     *("#009e73", "#d55e00", "#0072b2", "#cc79a7", "#e69f00"),
     *("#56b4e9", "#7b4fb5", "#8a6d3b", "#8a8f96"),
 )
-"""Those of Okabe and Ito but black and yellow, and more for long sweeps."""
+"""Okabe and Ito's colours without black and yellow, and more for long sweeps."""
 MARKERS = "os^vDPXd*"
 LOOKS = cycler(color=COLOURS) + cycler(marker=MARKERS)
-"""Lines are told apart by colour, and by their marks with any colour vision."""
+"""Colours tell lines apart; marks do so for any colour vision."""
 LETTER, HANDLE = 0.075, 0.6
 """Inches of a letter and of a line with its gaps, in a legend."""
 LEGEND_SIZE = 8
@@ -44,5 +44,5 @@ def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
 
 
 def whole_numbers(axes: Axes) -> None:
-    """There is no epoch, layer or step between two of them."""
+    """Put ticks at whole numbers only, for axes of epochs, layers or steps."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -73,7 +73,7 @@ class MethodAxis(BaseModel):
 
 
 def _is_one(value: list[JsonValue], setting: Setting | None) -> bool:
-    """Whether a list is one value, as that of `targets` is."""
+    """Whether a list is one value of a setting, such as `targets`, and not several values."""
     return setting is not None and setting.is_list and not any(isinstance(it, list) for it in value)
 
 
@@ -97,8 +97,8 @@ class Grid(_Entry):
     """All axes of a sweep.
 
     A setting that several places name is taken from the innermost: the grid's `recipe`, the
-    task's, the method's, the regularizer's, then pretraining, learning rate and seed; `overrides`
-    win over all of them.
+    task's, the method's, the regularizer's, then pretraining, learning rate and seed. `overrides`
+    replace them all.
     """
 
     name: TaskName = "sweep"
@@ -106,13 +106,13 @@ class Grid(_Entry):
     tasks: Annotated[tuple[TaskEntry, ...], Field(min_length=1)]
     methods: Annotated[tuple[MethodAxis, ...], Field(min_length=1)]
     regularizers: tuple[RegularizerEntry, ...] = Field(
-        default=(), description="none: that of the recipe"
+        default=(), description="none: the recipe's regularizer"
     )
     tapt: tuple[TaptSettings | None, ...] = Field(
-        default=(), description="task-adaptive pretraining, null: without; none: that of the recipe"
+        default=(), description="task-adaptive pretraining, null: without; none: as in the recipe"
     )
-    learning_rates: tuple[float, ...] = Field(default=(), description="none: those of the recipe")
-    seeds: tuple[Depth, ...] = Field(default=(), description="none: that of the recipe")
+    learning_rates: tuple[float, ...] = Field(default=(), description="none: the recipe's rate")
+    seeds: tuple[Depth, ...] = Field(default=(), description="none: the recipe's seed")
     train_caps: Annotated[tuple[Cap, ...], Field(min_length=1)] = ("all",)
     dev_cap: Cap = "all"
     dev_from_train: bool = Field(
@@ -136,8 +136,8 @@ def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None)
     """Read a sweep file; `changes` take the place of its axes by name, and can be all there is.
 
     Raises:
-        InvalidSweepError: there is no such file, it is neither YAML nor TOML, or names what a
-            sweep does not know.
+        InvalidSweepError: there is no such file, it is neither YAML nor TOML, or it has a name that
+            no sweep has.
     """
     where = "options" if path is None else path.name
     try:

@@ -1,4 +1,4 @@
-"""From the axes of a sweep to its runs: their parts of the data, and the digests that name them."""
+"""Planning: the axes of a sweep become runs, with their parts of the data and their digests."""
 
 import hashlib
 import json
@@ -22,11 +22,13 @@ from nunatak_training.sweeps.grid import Cap, Grid, RegularizerEntry, TaskEntry,
 from nunatak_training.sweeps.results import BackboneDescription, DataDescription, RunDescription
 
 SAMPLE_SEED = 0
+DIGEST_VERSION = 1
+"""Goes up when the same settings begin to mean another run: a changed default, another loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How much of a task's data a run reads; None is all of it."""
+    """The number of a task's examples that a run reads; None means all."""
 
     train: int | None = None
     dev: int | None = None
@@ -46,12 +48,12 @@ class CutData:
 def cut_data(data: TaskData, cut: Cut) -> CutData:
     """Draw the same random part of the data for every seed of training; files keep their order.
 
-    A smaller part lies in every larger one, and the labels stay those of the whole data. Documents
-    that are ranked together stay together, so such a part may be a little smaller than asked for.
+    Every larger part contains every smaller one, and the labels are the labels of the whole data.
+    Documents that are ranked together stay together, so a part may be a little smaller than asked.
 
     Raises:
-        TooFewExamplesError: the train examples do not give train and dev examples, a cap is below
-            the documents that are ranked together, or those that are left all say the same.
+        TooFewExamplesError: the train examples do not give train and dev examples; a cap is below
+            the number of documents ranked together; or the remaining examples all have one label.
     """
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)
@@ -66,7 +68,7 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
     if not len(rest):
         raise TooFewExamplesError(
             data.name,
-            f"{len(data.train)} train examples leave none to choose by beside "
+            f"{len(data.train)} train examples leave none to choose by after "
             f"{cut.train or 'all'} to train on; lower the cap, or choose by the dev set",
         )
     dev, _ = _split(rest, cut.dev)
@@ -102,7 +104,7 @@ def _split(examples: ExampleSet, cap: int | None) -> tuple[ExampleSet, ExampleSe
 
 
 def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
-    """The positions of what belongs together: one example, or the documents of one group."""
+    """The positions of one example, or of the documents of one group."""
     groups = defaultdict[str, list[int]](list)
     for position, example in enumerate(examples):
         match example.label:
@@ -113,13 +115,9 @@ def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
     yield from groups.values()
 
 
-DIGEST_VERSION = 1
-"""Goes up when the same settings begin to mean another run: a changed default, another loop."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the examples of a run come from, and how many of them it reads."""
+    """The source of a run's examples, and how many of them the run reads."""
 
     data: str
     kind: TaskKind | None = None
@@ -129,7 +127,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run that is still to be done."""
+    """One planned run."""
 
     description: RunDescription
     backbone: str
@@ -145,7 +143,7 @@ def plan_runs(
 ) -> tuple[Run, ...]:
     """Return the runs of a sweep; combinations that come to the same run are one.
 
-    Runs on the same backbone and data are neighbours, for both are loaded once then.
+    Runs on the same backbone and data come one after another, so that both are loaded once.
 
     Raises:
         InvalidMethodError: a method does not fit a backbone.
@@ -203,8 +201,8 @@ def describe(
 def _determining(recipe: Recipe) -> dict[str, JsonValue]:
     """The settings that are not at their defaults, with method and regularizer in full.
 
-    So a setting that recipes gain later, with a default that means what was done before, does not
-    make every run another one.
+    A setting that recipes gain later does not change the digest of an old run, as long as its
+    default keeps the old behaviour.
     """
     changed = recipe.model_dump(mode="json", exclude={"backbone"}, exclude_defaults=True)
     whole = recipe.model_dump(mode="json", include={"method", "regularizer"})

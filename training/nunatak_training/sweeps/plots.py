@@ -78,7 +78,7 @@ def panels_by_task(
 
 
 def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
-    """What varies in the sweep, all but the task."""
+    """The axes that vary in the sweep, except the task."""
     varied = [
         value
         for column, value in enumerate(cell.axes)

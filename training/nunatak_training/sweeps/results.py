@@ -1,4 +1,4 @@
-"""What a sweep keeps of each run: one file with one JSON line, there as a whole or not at all."""
+"""Results of a sweep: one file per run with one JSON line, written as a whole or not at all."""
 
 import os
 from collections.abc import Generator
@@ -12,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from nunatak_contract.names import Digest
 from nunatak_training.errors import CorruptResultError, SweepRunningError
 from nunatak_training.recipes import Recipe
+
+SUFFIX = ".jsonl"
+LOCK_NAME = ".lock"
 
 
 class _Record(BaseModel):
@@ -40,7 +43,7 @@ class BackboneDescription(_Record):
 
 
 class RunDescription(_Record):
-    """What determines a run, and what people call it."""
+    """The settings that determine a run, and its name for people."""
 
     digest: Digest
     """Over data, backbone and recipe: runs that must give the same result have the same."""
@@ -64,7 +67,7 @@ class EpochRecord(_Record):
 
 
 class Finished(_Record):
-    """What a run found."""
+    """The result of a run that finished."""
 
     status: Literal["finished"] = "finished"
     metric: str
@@ -73,7 +76,7 @@ class Finished(_Record):
     test_scores: dict[str, float]
     """On the test examples, if the run had such."""
     num_parameters: int
-    """Of its own, head included."""
+    """Number of the task's own parameters, head included."""
     best_epoch: int
     epochs: tuple[EpochRecord, ...]
 
@@ -100,11 +103,7 @@ class RunRecord(_Record):
     """Wall time."""
     cpu_seconds: float
     environment: dict[str, JsonValue]
-    """Versions and device: what the digest leaves out, and may move the last digits."""
-
-
-SUFFIX = ".jsonl"
-LOCK_NAME = ".lock"
+    """Versions and device: the digest leaves them out, but they may move the last digits."""
 
 
 class ResultsFolder:
@@ -115,14 +114,14 @@ class ResultsFolder:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The folder of the results."""
         return self._path
 
     def records(self) -> tuple[RunRecord, ...]:
         """Return all results, ordered by digest; none where there is no folder.
 
         Raises:
-            CorruptResultError: a file holds no result, or that of another run.
+            CorruptResultError: a file holds no result, or the result of another run.
         """
         return tuple(self._read(path) for path in sorted(self._path.glob(f"*{SUFFIX}")))
 
@@ -130,7 +129,7 @@ class ResultsFolder:
         """Keep a result, in place of an earlier one of the same run."""
         self._path.mkdir(parents=True, exist_ok=True)
         target = self._path / f"{record.run.digest}{SUFFIX}"
-        # Written beside and renamed: a killed sweep leaves no half line.
+        # Written next to the target and renamed: a killed sweep leaves no half line.
         scratch = target.with_suffix(".writing")
         with scratch.open("w", encoding="utf-8") as file:
             file.write(f"{record.model_dump_json()}\n")

@@ -1,7 +1,7 @@
-"""A sweep: the runs that have no result yet, one after another or several at a time.
+"""Running a sweep: the runs that have no result yet, one after another or several at a time.
 
-A worker process that dies takes one run with it, which becomes a failure, and is replaced. When the
-sweep itself is killed its pipes close, and the workers leave after the run that they are at.
+A worker process that dies ends one run, which counts as failed; another worker takes its place. If
+the sweep itself is killed its pipes close, and each worker leaves after its current run.
 """
 
 import platform
@@ -32,10 +32,14 @@ from nunatak_training.sweeps.tables import run_text
 from nunatak_training.trunk import DiskTrunkStore
 
 LOADED_SOURCES = 2
+_GONE = (EOFError, OSError)
+"""The other end of a pipe has closed, after the last message or within one."""
+Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
+"""Does runs in any order, and yields each record as soon as it is complete."""
 
 
-class Bench:
-    """What runs share: the backbone and the data that were loaded last, and trunk states."""
+class RunContext:
+    """Resources that runs share: the last loaded backbone and data, and trunk states."""
 
     def __init__(self, *, device: str = "cpu") -> None:
         self.device = device
@@ -47,7 +51,7 @@ class Bench:
         return load_backbone(name, device=self.device)
 
     def run(self, run: Run) -> RunRecord:
-        """Train and score; what is wrong with the run, and not with the program, is its outcome."""
+        """Train and score; a fault of the run, but not of the program, becomes its outcome."""
         clock = _Clock(wall=time.perf_counter(), cpu=time.process_time())
         try:
             outcome: Finished | Failed = self._outcome(run)
@@ -120,24 +124,20 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
     )
 
 
-_GONE = (EOFError, OSError)
-"""The other end of a pipe has closed: with all read, or amid a message."""
-
-
 @dataclass(frozen=True, slots=True)
 class OneByOne:
     """Does runs in this process, one after another."""
 
-    bench: Bench
+    context: RunContext
 
     def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
         """Yield the records in the order of the runs."""
-        yield from map(self.bench.run, runs)
+        yield from map(self.context.run, runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InProcesses:
-    """Does as many runs at once as there are jobs; the processor's threads are shared out."""
+    """Does as many runs at once as there are jobs; the CPU's threads are shared out."""
 
     jobs: int
     device: str = "cpu"
@@ -192,7 +192,7 @@ class Worker:
         return None
 
     def answer(self, run: Run) -> RunRecord:
-        """Return the record of a run, or that of the worker's death."""
+        """Return the record of a run, or the record of the worker's death."""
         try:
             return cast("RunRecord", self.pipe.recv())
         except _GONE:
@@ -222,32 +222,28 @@ class Worker:
 def _work(pipe: Connection, device: str, threads: int) -> None:
     """Do runs until the pipe closes."""
     torch.set_num_threads(threads)
-    bench = Bench(device=device)
+    context = RunContext(device=device)
     while True:
         try:
             run = cast("Run", pipe.recv())
         except _GONE:
             return
-        record = bench.run(run)
+        record = context.run(run)
         try:
             pipe.send(record)
         except _GONE:
             return
 
 
-Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
-"""Does runs, in any order, and gives each record as soon as it is there."""
-
-
 class SweepReport(Protocol):
-    """Is told how a sweep goes."""
+    """Receives the progress of a sweep."""
 
     def started(self, *, num_runs: int, num_done: int) -> None:
-        """The runs are known, and how many of them have a result from before."""
+        """Note the number of runs, and how many of them have a result from before."""
         ...
 
     def finished(self, record: RunRecord) -> None:
-        """One run has a result, which is kept."""
+        """Note a run whose result is stored."""
         ...
 
     def ended(self) -> None:
@@ -265,7 +261,7 @@ def run_sweep(
 
     Raises:
         SweepRunningError: another sweep writes to the folder.
-        CorruptResultError: the folder holds what no sweep wrote.
+        CorruptResultError: the folder holds a file that no sweep wrote.
     """
     with results.held():
         found = {record.run.digest: record for record in results.records()}
@@ -294,7 +290,7 @@ class SweepProgress:
         self._bar: tqdm[NoReturn] | None = None
 
     def started(self, *, num_runs: int, num_done: int) -> None:
-        """Show the bar where it goes on."""
+        """Show the bar from its current position."""
         self._bar = tqdm(
             total=num_runs,
             initial=num_done,
@@ -305,7 +301,7 @@ class SweepProgress:
         self._bar.write(f"{num_runs} runs, {num_done} of them done before", file=sys.stderr)
 
     def finished(self, record: RunRecord) -> None:
-        """Advance the bar, and say what came of the run."""
+        """Advance the bar, and print the outcome of the run."""
         if self._bar is None:
             return
         self._bar.update()
@@ -320,7 +316,7 @@ class SweepProgress:
 
 
 def _outcome(record: RunRecord) -> str:
-    took = f"{record.seconds:.0f} s, {record.cpu_seconds:.0f} s of processor"
+    took = f"{record.seconds:.0f} s, {record.cpu_seconds:.0f} s of CPU time"
     match record.outcome:
         case Finished() as found:
             return f"{found.metric} {found.score:.4f} ({took})"

@@ -13,6 +13,8 @@ from nunatak_registry.cards import markdown_table
 from nunatak_training.recipes import Recipe
 from nunatak_training.sweeps.results import Failed, Finished, RunDescription, RunRecord
 
+DIGITS = 6
+
 
 def run_text(run: RunDescription) -> str:
     """One run in a few words."""
@@ -27,7 +29,7 @@ def run_text(run: RunDescription) -> str:
 
 
 def method_label(run: RunDescription) -> str:
-    """The method with what tells it from its like; layers are counted as frozen ones."""
+    """The method with its most important setting; layers are counted as frozen ones."""
     tapt = run.recipe.tapt
     if tapt is None:
         return _plain_label(run)
@@ -91,8 +93,7 @@ ORIGINS: dict[str, Callable[[RunDescription], str]] = {
     "data": lambda run: "/".join(digest[:DIGITS] for digest in _digests(run)),
     "weights": lambda run: run.backbone.digest[:DIGITS],
 }
-"""What may differ under the same names: the examples (train/dev/test) and the backbone."""
-DIGITS = 6
+"""Origins that may differ under equal names: the examples (train/dev/test) and the backbone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,20 +105,20 @@ class Cell:
     origins: tuple[str, ...]
     """In the order of `ORIGINS`."""
     runs: tuple[RunDescription, ...]
-    """Of those that finished."""
+    """The runs that finished."""
     outcomes: tuple[Finished, ...]
     failures: tuple[Failed, ...]
 
     @property
     def scores(self) -> tuple[float, ...]:
-        """Of each seed."""
+        """The score of each seed."""
         return tuple(outcome.score for outcome in self.outcomes)
 
 
 def cells_of(records: Sequence[RunRecord]) -> tuple[Cell, ...]:
-    """Put together what differs in its seed alone, in the order of the records."""
-    # Runs may differ in settings that no column names, in their examples, or in the weights of a
-    # backbone of the same name: those are cells of their own.
+    """Put together the records that differ in their seed alone, in the order of the records."""
+    # Runs may also differ in settings without a column, in their examples, or in the weights of a
+    # backbone of the same name. Such runs get cells of their own.
     found = defaultdict[tuple[str, ...], list[RunRecord]](list)
     for record in records:
         run = record.run

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from doubles.access import access_by_route
+from doubles.backbones import HeldLayers
 from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, Ask
-from doubles.held_layers import HeldLayers
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone

@@ -16,11 +16,6 @@ from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly
 from nunatak_model import Backbone
 
 
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
-
-
 @pytest.mark.parametrize(
     "method", [TopK(num_layers=1), HeadOnly(), Bottleneck(size=4), Full()], ids=lambda it: it.kind
 )

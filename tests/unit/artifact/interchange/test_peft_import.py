@@ -63,11 +63,6 @@ CORRUPT_CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
-
-
 @pytest.fixture
 def folder(tmp_path: Path, backbone: Backbone) -> Path:
     return peft_folder(tmp_path / "adapter", backbone)

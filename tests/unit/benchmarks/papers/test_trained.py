@@ -14,7 +14,7 @@ from nunatak_training import (
 )
 from nunatak_training.data import ExampleSet
 from nunatak_training.fitting import TrainedTask
-from nunatak_training.sweeps import Bench, Run
+from nunatak_training.sweeps import Run, RunContext
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -28,14 +28,14 @@ def make_runs(folder: Path) -> tuple[Run, ...]:
 
 
 def test_rsa_has_a_row_for_every_layer_of_every_run(runs: tuple[Run, ...]) -> None:
-    found = analyze_rsa(runs, Bench(), num_tokens=20)
+    found = analyze_rsa(runs, RunContext(), num_tokens=20)
 
     assert [row[1] for row in found.rows] == [1, 2, 3, 1, 2, 3]
     assert [row[2] for row in found.rows[:3]] == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_landscape_has_twenty_rows_a_run(runs: tuple[Run, ...]) -> None:
-    assert len(analyze_landscape(runs, Bench()).rows) == 40
+    assert len(analyze_landscape(runs, RunContext()).rows) == 40
 
 
 def test_transfer_to_the_own_dev_set_is_the_dev_score(
@@ -44,7 +44,7 @@ def test_transfer_to_the_own_dev_set_is_the_dev_score(
     other = write_jsonl(tmp_path / "other.jsonl", rows_of(toy_examples(12, seed=9)))
     tests = {"same": folder / "toy" / "dev.jsonl", "other": other}
 
-    found = analyze_transfer(runs[:1], Bench(), tests)
+    found = analyze_transfer(runs[:1], RunContext(), tests)
 
     own, same, _ = found.rows
     assert same[3] == own[3]
@@ -54,8 +54,8 @@ def test_transfer_to_the_own_dev_set_is_the_dev_score(
 def test_transfer_scores_every_set_in_the_metric_of_the_task(
     folder: Path, runs: tuple[Run, ...]
 ) -> None:
-    bench = Bench()
-    trained, backbone = bench.fit(runs[0]), bench.backbone(runs[0].backbone)
+    context = RunContext()
+    trained, backbone = context.fit(runs[0]), context.backbone(runs[0].backbone)
     examples = tuple(load_examples(folder / "toy" / "train.jsonl"))
 
     found = transfer(trained, {"train": ExampleSet(examples=examples)}, backbone)
@@ -64,7 +64,7 @@ def test_transfer_scores_every_set_in_the_metric_of_the_task(
     assert 0 <= found.others["train"] <= 1
 
 
-class IdleBench(Bench):
+class IdleContext(RunContext):
     """Knows the data of runs, and trains none."""
 
     def fit(self, run: Run) -> TrainedTask:
@@ -75,4 +75,4 @@ def test_test_sets_are_read_before_anything_is_trained(
     runs: tuple[Run, ...], tmp_path: Path
 ) -> None:
     with pytest.raises(DataNotFoundError):
-        analyze_transfer(runs[:1], IdleBench(), {"far": tmp_path / "nowhere.jsonl"})
+        analyze_transfer(runs[:1], IdleContext(), {"far": tmp_path / "nowhere.jsonl"})

@@ -3,7 +3,6 @@ from typing import cast
 import pytest
 import torch
 
-from doubles.backbones import tiny_backbone
 from doubles.serving_kernels import Recorder, with_gpu_kernels
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
@@ -21,11 +20,6 @@ class LostDevice:
 
     def __getattr__(self, name: str) -> object:
         raise self._error
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return tiny_backbone()
 
 
 def branches(backbone: Backbone) -> list[Branch]:

@@ -65,7 +65,13 @@ def test_a_warning_is_written_at_once_behind_all_before_it(
     assert stream.getvalue() == "before\nnow\n"
 
 
-def test_what_is_kept_is_bounded(log: logging.Logger, stream: Stream) -> None:
+def test_what_is_kept_is_bounded(
+    request: pytest.FixtureRequest, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The writing thread sleeps for the whole test.
+    monkeypatch.setattr("nunatak_server.telemetry.logs.DELAY_S", 3600.0)
+    log: logging.Logger = request.getfixturevalue("log")
+
     for number in range(2 * MAX_EVENTS):
         log.info("%d", number)
 

@@ -16,13 +16,13 @@ from doubles.sweeps import (
     toy_runs,
 )
 from nunatak_training.sweeps import (
-    Bench,
     Failed,
     Finished,
     InProcesses,
     OneByOne,
     ResultsFolder,
     Run,
+    RunContext,
     SweepProgress,
     run_sweep,
 )
@@ -86,7 +86,7 @@ def test_report_is_told_of_new_results_alone(runs: tuple[Run, ...], results: Res
 def test_senseless_run_fails_with_its_reason_and_the_others_go_on(folder: Path) -> None:
     runs = toy_runs(folder, regularizers=[{"name": "graddrop"}, {"name": "none"}])
 
-    failed, finished = OneByOne(Bench())(runs)
+    failed, finished = OneByOne(RunContext())(runs)
 
     assert isinstance(failed.outcome, Failed)
     assert failed.outcome.code == "invalid_recipe"
@@ -99,7 +99,7 @@ def test_senseless_run_fails_with_its_reason_and_the_others_go_on(folder: Path) 
 def test_test_set_is_scored_where_dev_is_of_the_train_examples(folder: Path) -> None:
     runs = toy_runs(folder, dev_from_train=True, train_caps=[16], dev_cap=8)
 
-    (record,) = OneByOne(Bench())(runs)
+    (record,) = OneByOne(RunContext())(runs)
 
     assert isinstance(record.outcome, Finished)
     assert record.outcome.test_scores.keys() == record.outcome.scores.keys()
@@ -109,7 +109,7 @@ def test_test_set_is_scored_where_dev_is_of_the_train_examples(folder: Path) -> 
 def test_processes_give_what_one_process_gives(folder: Path) -> None:
     runs = toy_runs(folder, seeds=[0, 1])
 
-    alone = {it.run.digest: it.outcome for it in OneByOne(Bench())(runs)}
+    alone = {it.run.digest: it.outcome for it in OneByOne(RunContext())(runs)}
     together = {it.run.digest: it.outcome for it in InProcesses(jobs=2)(runs)}
 
     assert together == alone
@@ -144,7 +144,7 @@ def test_progress_tells_a_failure_in_hostile_words_on_one_plain_line(
 def test_results_of_a_sweep_say_how_many_steps_were_taken(folder: Path) -> None:
     (run,) = toy_runs(folder, recipe={"epochs": 2, "batch_size": 10, "max_length": 32})
 
-    record = Bench().run(run)
+    record = RunContext().run(run)
 
     assert isinstance(record.outcome, Finished)
     assert [it.step for it in record.outcome.epochs] == [3, 6]

@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Iterator
 
-from doubles.raw_heads import bad_framing, bad_heads, bad_paths, odd_hosts
+from doubles.bad_heads import bad_framing, bad_heads, bad_paths, odd_hosts
 from doubles.raw_request import CANARY, END, GOOD_BODY, PREDICT, PREDICT_MANY, RawRequest, post
 
 
@@ -28,7 +28,7 @@ def corpus(*, seed: int, num_mutations: int) -> list[RawRequest]:
 
 
 def bad_json() -> Iterator[RawRequest]:
-    """What is no strict JSON, by itself and in the place of a value."""
+    """Fragments that are not strict JSON, as a whole body and as a value in a body."""
     fragments = [
         *(
             "",
@@ -136,7 +136,7 @@ def bad_text() -> Iterator[RawRequest]:
 
 
 def bad_numbers() -> Iterator[RawRequest]:
-    """What is no number of its field, or no number at all."""
+    """Numbers that are wrong for their field, and values that are not numbers."""
     values = [
         *(
             "-1",
@@ -227,7 +227,7 @@ def _mutate(data: bytearray, rng: random.Random) -> None:
             data[place] ^= 1 << rng.randrange(8)
         case 2:
             del data[place : place + rng.randint(1, 8)]
-            data += b"" if data else b"\0"  # never empty, for a place in it is chosen next
+            data += b"" if data else b"\0"  # never empty, since a position in it is chosen next
         case 3:
             data[place:place] = bytes(data[place : place + rng.randint(1, 40)])
         case 4:
@@ -235,6 +235,6 @@ def _mutate(data: bytearray, rng: random.Random) -> None:
                 [END, b"\0", b"\xff", b'"', b"{", b"[", b"\\", b":", b"\n", b"9" * 40, b"%00"]
             )
         case _:
-            # Seldom, for what is cut off is only refused when its time is over.
+            # Seldom, since a cut request is only refused when its time is over.
             if rng.random() < 0.2:
                 del data[max(place, 1) :]
