@@ -63,7 +63,8 @@ SECTIONS = (
     Section(
         prefix="training.",
         title="Speed of training",
-        about="How to train: [training](../training.md).",
+        about="How to train: [training](../training.md). What patience saves: "
+        "[early-stopping.md](early-stopping.md).",
     ),
     Section(
         prefix="paper.",

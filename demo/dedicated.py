@@ -1,6 +1,6 @@
 """Measures the memory that a registry's tasks add to a process: shared, or one model per task.
 
-Run as a script, it loads in one of the two ways and prints the growth of its own memory in bytes.
+The script loads the tasks in one of the two ways and prints the growth of its memory in bytes.
 """
 
 # psutil carries no types.
@@ -23,7 +23,7 @@ Way = Literal["shared", "dedicated"]
 
 
 def measure_growth(registry: Path, way: Way) -> int:
-    """Load all tasks of a registry in a process of its own; returns its growth in bytes."""
+    """Load all tasks of a registry in a new process; return the growth of the process in bytes."""
     finished = subprocess.run(  # noqa: S603 - our own interpreter and file; no shell
         [sys.executable, __file__, str(registry), way],
         stdout=subprocess.PIPE,
@@ -34,7 +34,7 @@ def measure_growth(registry: Path, way: Way) -> int:
 
 
 def load_tasks(registry: Registry, way: Way) -> list[tuple[Backbone, LoadedTask]]:
-    """Load every task on one backbone, or each on a backbone of its own."""
+    """Load every task on one backbone, or each task on its own backbone."""
     loaded = list[tuple[Backbone, LoadedTask]]()
     for summary in registry.tasks():
         backbone = loaded[0][0] if loaded and way == "shared" else load_backbone()
@@ -44,17 +44,17 @@ def load_tasks(registry: Registry, way: Way) -> list[tuple[Backbone, LoadedTask]
 
 
 def proportional_bytes() -> int:
-    """Memory of this process: PSS, or RSS where the kernel does not tell it."""
+    """Memory of this process: PSS, or RSS if the kernel does not report PSS."""
     full = psutil.Process().memory_full_info()
     return int(getattr(full, "pss", full.rss))
 
 
 def main() -> None:
-    """Print how many bytes this process has grown by loading the tasks."""
+    """Print the growth of this process, in bytes, by the loading of the tasks."""
     folder, way = sys.argv[1], sys.argv[2]
     if way not in ("shared", "dedicated"):
         raise SystemExit(f"expected 'shared' or 'dedicated', got {way!r}")
-    # The first load pays for lazily loaded code too; that is no task's memory.
+    # The first load also loads code lazily, whose memory belongs to no task.
     warm = load_backbone()
     warm.tokenizer.encode(["warm"], max_length=8)
     del warm

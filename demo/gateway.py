@@ -1,7 +1,7 @@
 """The demo: an LLM gateway that runs four classifiers on every prompt, from one backbone.
 
-The demo trains four tasks by four methods, publishes them and serves them with `nunatak serve`. It
-sends each fresh prompt to all four in one call, and shows the memory and time that sharing saves.
+The demo trains four tasks by four methods, publishes them and serves them with `nunatak serve`. The
+demo sends each fresh prompt to all four tasks in one call, and shows the saved memory and time.
 """
 
 import argparse
@@ -24,7 +24,9 @@ from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Row, load_backbone
 from nunatak_model import forward as mixed_forward
 from nunatak_registry import Registry
-from nunatak_training import ProgressBar, TrainOutcome, TrainSettings, default_recipe, train
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import ProgressBar
+from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 HERE = Path(__file__).parent
 REGISTRY = HERE.parent / ".nunatak" / "demo"
@@ -57,7 +59,7 @@ QUESTIONS = (
         asks="an attack?",
         method=Lora(rank=8, first_layer=3, alpha=16.0, targets=QUERY_AND_VALUE),
         shown="LoRA rank 8, layers 3-5",
-        # In short windows one sentence of a long prompt is not outweighed by the rest.
+        # In short windows, the rest of a long prompt does not outweigh one sentence.
         changes={"default_label": "benign", "max_length": 64},
     ),
     Question(
@@ -135,7 +137,7 @@ def main() -> None:
 def train_task(
     question: Question, registry: Registry, backbone: Backbone, *, epochs: int
 ) -> TrainOutcome:
-    """Train and publish one task; the same data and recipe find the version that exists."""
+    """Train and publish one task; the same data and recipe return the existing version."""
     settings = TrainSettings(
         task=question.task,
         data=HERE / "data" / question.task,
@@ -145,7 +147,7 @@ def train_task(
 
 
 def training_table(outcomes: list[TrainOutcome]) -> Table:
-    """Scores on the dev examples, and what each task owns."""
+    """Scores on the dev examples, and the method of each task."""
     table = Table("task", "method", "labels", "train", "dev", "dev accuracy", "own parameters", "s")
     for question, outcome in zip(QUESTIONS, outcomes, strict=True):
         manifest = outcome.manifest
@@ -237,7 +239,7 @@ def megabytes(num_bytes: int) -> str:
 
 
 def shown(path: Path) -> str:
-    """A path as one would type it here."""
+    """A path, relative to the current folder if possible."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

@@ -1,6 +1,6 @@
 """The README's picture of the web page: the demo's tasks in a real browser.
 
-Needs the registry that `make demo` leaves behind, the `dev` extra and Chromium.
+Needs the registry of `make demo`, the `dev` extra and Chromium.
 """
 
 import argparse
@@ -18,11 +18,11 @@ REGISTRY = ROOT / ".nunatak" / "demo"
 PICTURE = ROOT / "docs" / "images" / "page.png"
 SIZE = {"width": 1120, "height": 1180}
 NUM_QUESTIONS = 6
-"""Asked before the picture is taken, so that there is something to show."""
+"""Texts that are asked first, so that the page shows some traffic."""
 
 
 def main() -> None:
-    """Serve, ask, and take the picture."""
+    """Serve the tasks, ask them, and take the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--registry", type=Path, default=REGISTRY, help="where the demo published")
     parser.add_argument("--output", type=Path, default=PICTURE, help="where the picture goes")
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def ask(page: Page) -> None:
-    """Ask all tasks a few times, and wait until the page has seen it."""
+    """Ask all tasks a few times, and wait until the page shows the traffic."""
     for _ in range(NUM_QUESTIONS):
         page.click("#send")
         page.wait_for_selector("#send:enabled")

@@ -1,6 +1,6 @@
-"""What holds in every test: the marker is the folder, and nothing reaches the network.
+"""Rules of every test: the marker is the folder, and nothing reaches the network.
 
-Tests of the model check the shape of each tensor that a function of the model takes or gives.
+Tests of the model check the shape of each tensor in the arguments and results of its functions.
 """
 
 import os
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 MODEL = TESTS.parent / "model"
 CHECKS_SHAPES = (TESTS / "unit" / "model", TESTS / "parity")
-"""Where shapes are checked; elsewhere the check would cost time and find the same."""
+"""The folders of tests with checks of shapes. Other tests would find nothing more."""
 
-# Tiny models gain nothing from a second thread and lose much to its synchronisation. Read when
-# torch is first imported, here and in the processes that tests start.
+# For tiny models, the synchronisation of a second thread costs more than the thread saves. torch
+# reads the variable at its first import, here and in the processes of tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
@@ -38,13 +38,13 @@ def _modules_with_shapes() -> list[str]:
     ]
 
 
-# Before the first import of the model: what is imported already is not checked.
+# Set before the first import of the model, because modules imported earlier are not checked.
 jaxtyping.install_import_hook(_modules_with_shapes(), "beartype.beartype")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Check shapes in the tests of the model, and in their fixtures, alone."""
+    """Check shapes only in the tests of the model and in their fixtures."""
     is_checked = any(item.path.is_relative_to(folder) for folder in CHECKS_SHAPES)
     jaxtyping.config.update("jaxtyping_disable", not is_checked)  # pyright: ignore[reportUnknownMemberType] - untyped
 
@@ -64,7 +64,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def postgres() -> Generator[PostgresServer]:
-    """A private PostgreSQL server, where its programs are installed."""
+    """A private PostgreSQL server, if its programs are installed."""
     binaries = find_binaries()
     if binaries is None:
         pytest.skip("no PostgreSQL server programs on this machine (Debian: postgresql)")
@@ -91,7 +91,7 @@ def registry(tmp_path: Path) -> "Generator[Registry]":
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep what tests cache, here and in the processes that they start, out of the user's."""
+    """Keep the caches of tests, here and in their processes, out of the user's folder."""
     os.environ["NUNATAK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 

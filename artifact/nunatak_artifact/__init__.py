@@ -1,27 +1,15 @@
 """Task versions as artifacts: from manifest and bytes to a branch that may be served, and back."""
 
-from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft, Provenance, draft_task
-from nunatak_artifact.errors import (
-    ArtifactError,
-    BackboneMismatchError,
-    NoEffectError,
-    ProbeFailedError,
-    UnservableTaskError,
-)
+from nunatak_artifact.drafting import PARAMETERS_ROLE, Provenance, VersionDraft, draft_task
 from nunatak_artifact.loading import LoadedTask, check_effect, load_task
 from nunatak_artifact.probing import probe_tolerance
 from nunatak_artifact.records import branch_spec, head_record
 
 __all__ = [
     "PARAMETERS_ROLE",
-    "ArtifactError",
-    "BackboneMismatchError",
-    "Draft",
     "LoadedTask",
-    "NoEffectError",
-    "ProbeFailedError",
     "Provenance",
-    "UnservableTaskError",
+    "VersionDraft",
     "branch_spec",
     "check_effect",
     "draft_task",

@@ -10,7 +10,7 @@ from torch import Tensor
 from nunatak_artifact.loading import check_effect
 from nunatak_artifact.probing import record_probe
 from nunatak_artifact.records import head_record
-from nunatak_contract.enums import OnLong, ProblemType, RankingScore, TensorDtype
+from nunatak_contract.enums import OnLong, ProblemType, RankingScore, Reads, TensorDtype
 from nunatak_contract.evidence import ConfusionRecord, DataRecord, MetricRecord, RecipeRecord
 from nunatak_contract.manifest import BackboneRecord, BlobRecord, ParameterCounts, TaskDraft
 from nunatak_model import (
@@ -27,19 +27,20 @@ PARAMETERS_ROLE = "parameters"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The origin of a task version, as far as it is known."""
+    """The known origin of a task version."""
 
     created_at: datetime
     data: DataRecord | None = None
     recipe: RecipeRecord | None = None
     metrics: tuple[MetricRecord, ...] = ()
+    test_metrics: tuple[MetricRecord, ...] = ()
     confusion: ConfusionRecord | None = None
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A manifest without a version, and the blobs it speaks of: `registry.publish(*draft)`."""
+class VersionDraft:
+    """A manifest without a version, and its blobs: `registry.publish(*draft)`."""
 
     manifest: TaskDraft
     blobs: Mapping[str, bytes]
@@ -53,27 +54,36 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
     problem_type: ProblemType | None = None,
     score: RankingScore = RankingScore.SIGMOID,
     default_label: str | None = None,
+    thresholds: Mapping[str, float] | None = None,
+    reads: Reads | None = None,
     on_long: OnLong | None = None,
     parameters: Mapping[str, Tensor],
     backbone: Backbone,
     max_length: int,
     probe_inputs: Sequence[TextInput],
     provenance: Provenance,
-) -> Draft:
+) -> VersionDraft:
     """Describe and serialise a task version of float32 parameters.
 
     The parameter counts and the probe are computed from the serialised bytes, which a server reads.
 
     Raises:
-        NoEffectError: the parameters leave every layer as the backbone has it.
-        ModelError: the parameters do not fit method, head and backbone, or are not finite.
+        NunatakError: `no_effect`, the parameters change no layer of the backbone.
+        NunatakError: the parameters do not fit method, head and backbone, or are not finite.
     """
     data = tensors_to_bytes(parameters)
     branch = build_branch(spec, backbone.config, tensors_from_bytes(data))
     check_effect(task, branch, backbone)
     manifest = TaskDraft(
         task=task,
-        head=head_record(spec.head, labels, problem_type, score, default_label=default_label),
+        head=head_record(
+            spec.head,
+            labels,
+            problem_type,
+            score,
+            default_label=default_label,
+            thresholds=thresholds,
+        ),
         method=spec.method,
         split_depth=branch.split_depth,
         backbone=BackboneRecord(
@@ -85,6 +95,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
         ),
         tokenizer_digest=backbone.tokenizer.digest,
         max_length=max_length,
+        reads=reads,
         on_long=on_long,
         dtype=TensorDtype.FLOAT32,
         parameter_counts=ParameterCounts(
@@ -97,8 +108,9 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
         data=provenance.data,
         recipe=provenance.recipe,
         metrics=provenance.metrics,
+        test_metrics=provenance.test_metrics,
         confusion=provenance.confusion,
         created_at=provenance.created_at,
         note=provenance.note,
     )
-    return Draft(manifest=manifest, blobs={PARAMETERS_ROLE: data})
+    return VersionDraft(manifest=manifest, blobs={PARAMETERS_ROLE: data})

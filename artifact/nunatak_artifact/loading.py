@@ -1,6 +1,6 @@
 """Loading: a manifest and verified bytes become a task version that may be served.
 
-Loading fails closed: it refuses whatever does not fit exactly, before any caller can see it.
+Loading fails closed: a version that does not fit exactly is refused before any caller sees it.
 
 `check_effect` refuses a branch that changes nothing. An adapter with renamed keys, an adapter that
 was never trained, or copied layers would load without an error and answer like the bare backbone.
@@ -13,66 +13,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nunatak_artifact.errors import BackboneMismatchError, NoEffectError, UnservableTaskError
 from nunatak_artifact.probing import run_probe
 from nunatak_artifact.records import branch_spec
 from nunatak_contract.enums import TensorDtype
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import HeadOnly
 from nunatak_model import (
     Backbone,
     Branch,
-    LayerNotHeldError,
     TrunkStates,
     build_branch,
     convert_branch,
     tensors_from_bytes,
 )
-from nunatak_model.layer import (
-    Adapter,
-    BottleneckLayer,
-    LayerOverride,
-    LoraLayer,
-    LoraUpdate,
-)
 
 
 def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
-    """Refuse a branch that claims to change layers and changes none.
+    """Refuse a branch whose method changes layers but whose parameters change none.
 
-    Costs one pass over the parameters up to the first that differs.
+    The check reads the parameters up to the first difference.
 
     Raises:
-        NoEffectError: every layer computes exactly what the backbone's layer does.
+        NunatakError: `no_effect`, every layer computes exactly what the backbone's layer does.
     """
-    method = branch.spec.method
-    if isinstance(method, HeadOnly):
+    if not branch.layers:
         return
-    if not _owns_other_values(branch, backbone) and not any(map(_adds, branch.layers.values())):
-        raise NoEffectError(reference, method.kind.value)
+    has_additions = any(layer.has_additions for layer in branch.layers.values())
+    if not has_additions and not _owns_other_values(branch, backbone):
+        raise NunatakError("no_effect", reference=reference, method=branch.spec.method.kind.value)
 
 
 def _owns_other_values(branch: Branch, backbone: Backbone) -> bool:
     return any(backbone.equals(name, tensor) is False for name, tensor in branch.parameters.items())
-
-
-def _adds(layer: LayerOverride) -> bool:
-    match layer:
-        case LoraLayer():
-            return any(map(_updates, layer.updates.values()))
-        case BottleneckLayer():
-            adapters = (layer.attention_adapter, layer.feedforward_adapter)
-            return any(_answers(adapter) for adapter in adapters if adapter is not None)
-        case _:
-            return False
-
-
-def _updates(update: LoraUpdate) -> bool:
-    return bool(update.up.any()) and bool(update.down.any())
-
-
-def _answers(adapter: Adapter) -> bool:
-    return any(bool(it.any()) for it in (adapter.up.weight, adapter.up.bias) if it is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +65,7 @@ def load_task(
     trunk: TrunkStates | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> LoadedTask:
-    """Build a task version on `backbone` from its parameters, and prove that it answers right.
+    """Build a task version on `backbone` from its parameters, and prove its answers by the probe.
 
     The answers depend on manifest, parameters and backbone alone. `is_validated` says that the same
     three were loaded in this process before; then only the checks of the bytes run again. A version
@@ -103,11 +75,11 @@ def load_task(
     between the parts of the work, for a caller that must not keep a core busy for long.
 
     Raises:
-        BackboneMismatchError: it was trained on another backbone or tokenizer.
-        UnservableTaskError: manifest, parameters and backbone contradict each other.
-        NoEffectError: its parameters change nothing.
-        ProbeFailedError: the version does not reproduce its recorded logits.
-        ModelError: the tensors do not fit method and head, or are not finite.
+        NunatakError: `backbone_mismatch`, the version was trained on another backbone or tokenizer.
+        NunatakError: `unservable_task`, manifest, parameters and backbone contradict each other.
+        NunatakError: `no_effect`, the parameters change nothing.
+        NunatakError: `probe_failed`, the version does not reproduce its recorded logits.
+        NunatakError: the tensors do not fit method and head, or are not finite.
     """
     _check_backbone(manifest, backbone)
     spec = branch_spec(manifest.head, manifest.method)
@@ -115,9 +87,10 @@ def load_task(
     _check_dtype(manifest, parameters)
     stored = build_branch(spec, backbone.config, parameters)
     if stored.split_depth != manifest.split_depth:
-        raise UnservableTaskError(
-            manifest.reference,
-            f"its method splits at layer {stored.split_depth}, "
+        raise NunatakError(
+            "unservable_task",
+            reference=manifest.reference,
+            reason=f"its method splits at layer {stored.split_depth}, "
             f"its manifest says {manifest.split_depth}",
         )
     _check_layers(stored, backbone)
@@ -135,14 +108,19 @@ def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
     if manifest.backbone.digest != backbone.digest:
         wanted = f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})"
         served = f"{backbone.name} ({backbone.digest[:12]})"
-        raise BackboneMismatchError(reference, "backbone", wanted, served)
+        raise NunatakError(
+            "backbone_mismatch", reference=reference, part="backbone", wanted=wanted, served=served
+        )
     if manifest.tokenizer_digest != backbone.tokenizer.digest:
         wanted, served = manifest.tokenizer_digest[:12], backbone.tokenizer.digest[:12]
-        raise BackboneMismatchError(reference, "tokenizer", wanted, served)
+        raise NunatakError(
+            "backbone_mismatch", reference=reference, part="tokenizer", wanted=wanted, served=served
+        )
     if manifest.max_length > backbone.config.max_tokens:
-        raise UnservableTaskError(
-            reference,
-            f"it reads up to {manifest.max_length} tokens, "
+        raise NunatakError(
+            "unservable_task",
+            reference=reference,
+            reason=f"it reads up to {manifest.max_length} tokens, "
             f"its backbone at most {backbone.config.max_tokens}",
         )
 
@@ -150,16 +128,17 @@ def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
 def _check_layers(branch: Branch, backbone: Backbone) -> None:
     needed = branch.num_frozen_layers_read(backbone.config) or 0
     if needed > len(backbone.layers):
-        raise LayerNotHeldError(needed - 1)
+        raise NunatakError("layer_not_held", index=needed - 1)
 
 
 def _check_dtype(manifest: TaskManifest, parameters: Mapping[str, Tensor]) -> None:
     expected = _torch_dtype(manifest.dtype)
     for name, tensor in parameters.items():
         if tensor.dtype is not expected:
-            raise UnservableTaskError(
-                manifest.reference,
-                f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}",
+            raise NunatakError(
+                "unservable_task",
+                reference=manifest.reference,
+                reason=f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}",
             )
 
 

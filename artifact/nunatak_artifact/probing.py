@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from nunatak_artifact.errors import ProbeFailedError
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import ProbeLogits, ProbeRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, TrunkStates, forward
@@ -28,7 +28,7 @@ def record_probe(
 ) -> ProbeRecord:
     """Record the logits of a branch for `inputs`."""
     encodings = backbone.tokenizer.encode(inputs, max_length=max_length)
-    # One at a time: the probe records the logits of a row alone, whatever batch it joins later.
+    # One input at a time: the probe records the logits of a row alone.
     logits = tuple(_recorded(_logits(backbone, branch, encoding)) for encoding in encodings)
     return ProbeRecord(inputs=tuple(inputs), logits=logits)
 
@@ -40,13 +40,12 @@ def run_probe(
     *,
     trunk: TrunkStates | None = None,
 ) -> None:
-    """Check that a branch answers as recorded, all inputs in one batch as a server would.
+    """Check that a branch gives the recorded logits, with all inputs in one batch.
 
-    With `trunk`, the trunk states of inputs that were probed before are not computed again: they do
-    not depend on the branch.
+    `trunk` may hold trunk states from earlier probes, which do not depend on the branch.
 
     Raises:
-        ProbeFailedError: it does not.
+        NunatakError: `probe_failed`, the logits differ from the record.
     """
     probe = manifest.probe
     encodings = backbone.tokenizer.encode(probe.inputs, max_length=manifest.max_length)
@@ -57,13 +56,15 @@ def run_probe(
         actual = output.cpu()
         problem = _difference(probe.tolerance, torch.tensor(expected), actual, backbone)
         if problem is not None:
-            raise ProbeFailedError(manifest.reference, position, problem)
+            raise NunatakError(
+                "probe_failed", reference=manifest.reference, position=position, reason=problem
+            )
 
 
 def probe_tolerance(recorded: float, expected: Sequence[float], backbone: Backbone) -> float:
     """Return the largest allowed difference of a logit when serving on `backbone`.
 
-    In float32 it is what the publisher recorded; half-precision formats and integers add their own
+    In float32 the publisher's record decides. Half-precision formats and integers add their own
     rounding, in proportion to the largest recorded logit.
     """
     scale = max(1.0, *(abs(logit) for logit in expected))
@@ -86,7 +87,7 @@ def _recorded(logits: Tensor) -> ProbeLogits:
 
 
 def _floats(logits: Tensor) -> tuple[float, ...]:
-    return tuple(cast("list[float]", logits.tolist()))  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+    return tuple(cast("list[float]", logits.tolist()))  # pyright: ignore[reportUnknownMemberType] - torch leaves the type open
 
 
 def _difference(
@@ -96,7 +97,7 @@ def _difference(
         return f"{_shape(actual)} logits, {_shape(expected)} were recorded"
     tolerance = probe_tolerance(recorded, _floats(expected.flatten()), backbone)
     error = (actual - expected).abs().max().item()
-    # Written so that NaN, which compares false with everything, fails.
+    # Every comparison with NaN is false; this form makes NaN fail.
     if not error <= tolerance:
         return f"logits differ by {error:.3g} from the recorded ones, {tolerance:.3g} is allowed"
     return None

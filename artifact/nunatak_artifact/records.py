@@ -1,5 +1,7 @@
 """Heads as the model's values (`nunatak_model`) and as records (`nunatak_contract`), both ways."""
 
+from collections.abc import Mapping
+
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.methods import Method
@@ -13,12 +15,14 @@ def head_record(
     score: RankingScore = RankingScore.SIGMOID,
     *,
     default_label: str | None = None,
+    thresholds: Mapping[str, float] | None = None,
 ) -> HeadRecord:
     """Return the record of a head whose logits stand for `labels`, in this order.
 
     `problem_type` belongs to sequence classification; where absent, each text has one label.
     `score` belongs to ranking.
     `default_label` is the one that means that nothing was found.
+    `thresholds` are the scores from which labels of a multi-label task apply; absent: 0.5.
     """
     if problem_type is None and spec.kind is HeadKind.SEQUENCE_CLASSIFICATION:
         problem_type = ProblemType.SINGLE_LABEL
@@ -30,6 +34,7 @@ def head_record(
         dense=spec.dense,
         block=spec.block,
         default_label=default_label,
+        thresholds=dict(thresholds or {}),
         score=score,
     )
 

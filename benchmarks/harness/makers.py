@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from sqlalchemy import URL
 
-from nunatak_artifact import Draft, LoadedTask, Provenance, draft_task, load_task
+from nunatak_artifact import LoadedTask, Provenance, VersionDraft, draft_task, load_task
 from nunatak_artifact.interchange.peft_export import export_peft
 from nunatak_artifact.interchange.transformers_export import export_transformers
 from nunatak_contract.enums import Pooling
@@ -72,7 +72,7 @@ def plans(
     ]
 
 
-def draft(plan: TaskPlan, backbone: Backbone) -> Draft:
+def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
     """The task of a plan, away from where training starts."""
     spec = BranchSpec(method=plan.method, head=plan.head)
     generator = torch.Generator().manual_seed(plan.seed)
@@ -112,7 +112,7 @@ def publish_missing(folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone
     return count
 
 
-def _publish(folder: Path, drafts: Sequence[Draft]) -> None:
+def _publish(folder: Path, drafts: Sequence[VersionDraft]) -> None:
     blobs = BlobStore.open(str(folder / "blobs"))
     for it in drafts:
         check_publication(it.manifest, it.blobs)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from nunatak_training.sweeps.canvas import COLOURS, MARKERS
+from nunatak_training.sweeps.reporting import COLOURS, MARKERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

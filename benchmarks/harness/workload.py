@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import Method
 from nunatak_model import (
     DEFAULT_BACKBONE,
     Backbone,
@@ -103,7 +103,9 @@ def random_task(backbone: Backbone, method: Method, *, seed: int) -> Task:
     generator = torch.Generator().manual_seed(seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
     for name, tensor in parameters.items():
-        noise = torch.randn(tensor.shape, generator=generator) * _deviation(name, method, tensor)
+        is_copy = name in backbone.parameters
+        deviation = _deviation(name, tensor, is_copy=is_copy)
+        noise = torch.randn(tensor.shape, generator=generator) * deviation
         parameters[name] = (tensor + noise).to(backbone.dtype)
     return served_task(spec, parameters, backbone)
 
@@ -119,16 +121,12 @@ def served_backbone(source: str | Path = DEFAULT_BACKBONE, *, dtype: torch.dtype
     return pack_backbone(load_backbone(source, dtype=dtype))
 
 
-def _deviation(name: str, method: Method, tensor: Tensor) -> float:
+def _deviation(name: str, tensor: Tensor, *, is_copy: bool) -> float:
     if name.startswith("head."):
         return 0.3
-    match method:
-        case Bottleneck():
-            return 0.0 if "_norm." in name else 0.03
-        case Lora():
-            return 0.03
-        case TopK() | Full() | HeadOnly():
-            return 0.05 * tensor.float().std().item() if tensor.dim() > 1 else 0.0
+    if is_copy:
+        return 0.05 * tensor.float().std().item() if tensor.dim() > 1 else 0.0
+    return 0.03
 
 
 def tensors_by_task(tasks: Sequence[Task]) -> dict[str, Tensor]:

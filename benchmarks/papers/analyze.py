@@ -19,8 +19,7 @@ from benchmarks.papers.analysis.lowresource import analyze_lowresource
 from benchmarks.papers.analysis.robustness import analyze_robustness
 from benchmarks.papers.analysis.rsa import NUM_TOKENS
 from benchmarks.papers.analysis.trained import analyze_landscape, analyze_rsa, analyze_transfer
-from nunatak_model import ModelError
-from nunatak_training.errors import TrainingError
+from nunatak_contract.errors import NunatakError
 from nunatak_training.sweeps import ResultsFolder, Run, RunContext, RunRecord, plan_runs, read_grid
 
 OF_RESULTS: Mapping[str, tuple[str, Callable[[Sequence[RunRecord]], Findings]]] = {
@@ -55,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         findings = find(options)
-    except (TrainingError, ModelError) as error:
+    except NunatakError as error:
         sys.exit(f"error [{error.code}]: {error}")
     paths = save_findings(findings, options.out)
     print(findings.markdown(), *paths, sep="\n")
@@ -87,8 +86,8 @@ def find(options: argparse.Namespace) -> Findings:
     """Run the analysis.
 
     Raises:
-        TrainingError: results or data are missing or broken, or a run is at fault.
-        ModelError: the method of a run does not fit the backbone.
+        NunatakError: results or data are missing or broken, or a run is at fault.
+        NunatakError: the method of a run does not fit the backbone.
     """
     if options.analysis in OF_RESULTS:
         _, analyze = OF_RESULTS[options.analysis]

@@ -17,7 +17,7 @@ from nunatak_client import Client, MemoryReport
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import default_head, model_size, parameters_saved
 from nunatak_registry import Registry
-from nunatak_training import publish
+from nunatak_training.publishing import publish
 from nunatak_training.sweeps import (
     Finished,
     ResultsFolder,

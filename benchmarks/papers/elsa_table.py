@@ -18,7 +18,7 @@ from matplotlib.ticker import PercentFormatter
 
 from nunatak_registry.cards import markdown_table
 from nunatak_training.sweeps import Finished, RunRecord
-from nunatak_training.sweeps.canvas import LOOKS, legend_below
+from nunatak_training.sweeps.reporting import LOOKS, legend_below
 from nunatak_training.sweeps.tables import deviation, num_frozen
 
 TARGET = 0.95

@@ -10,8 +10,12 @@ from matplotlib.figure import Figure
 
 from nunatak_registry.cards import markdown_table
 from nunatak_training.sweeps import Cell, RunRecord, cells_of
-from nunatak_training.sweeps.canvas import legend_below, whole_numbers
-from nunatak_training.sweeps.plots import mean_curve, panels_by_task
+from nunatak_training.sweeps.reporting import (
+    legend_below,
+    mean_curve,
+    panels_by_task,
+    whole_numbers,
+)
 from nunatak_training.sweeps.tables import COLUMNS, deviation
 
 TASK, VARIANT = (tuple(COLUMNS).index(name) for name in ("task", "regularizer"))

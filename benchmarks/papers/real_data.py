@@ -22,15 +22,11 @@ from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_registry.cards import markdown_table
-from nunatak_training import (
-    Metric,
-    ProgressBar,
-    TrainOutcome,
-    TrainSettings,
-    default_recipe,
-    score,
-    train,
-)
+from nunatak_training.kinds import Metric
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import ProgressBar
+from nunatak_training.scoring.counts import score
+from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 TEXTS_PER_REQUEST = 4
 NUM_CALLERS = 8

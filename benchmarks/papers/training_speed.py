@@ -44,17 +44,12 @@ from benchmarks.harness.rounds import interleave, ratios
 from benchmarks.harness.workload import lognormal_lengths
 from nunatak_contract.methods import TopK
 from nunatak_model import Backbone, load_backbone
-from nunatak_training import (
-    DiskTrunkStore,
-    Example,
-    ExampleSet,
-    Metric,
-    Recipe,
-    SilentReport,
-    TaskData,
-    default_recipe,
-    fit_task,
-)
+from nunatak_training.data import Example, ExampleSet, TaskData
+from nunatak_training.fitting import fit_task
+from nunatak_training.kinds import Metric
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.trunk import DiskTrunkStore
 
 NUM_LAYERS, TUNED_LAYERS, EPOCHS, BATCH_SIZE, MAX_LENGTH = 12, 3, 3, 16, 128
 NUM_TRAIN, NUM_SWEPT, NUM_DEV = 96, 32, 32

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from nunatak_loadtest.errors import InvalidSettingsError, first_problem
+from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.report import KeptRun
+from nunatak_loadtest.scenario import first_problem
 
 
 class Result(BaseModel):
@@ -179,7 +180,7 @@ def load_results(folder: Path) -> dict[str, AnyResult]:
     """Read every measurement of a folder, by name; `report.json` is none.
 
     Raises:
-        InvalidSettingsError: the folder has no results, or a file is not a result.
+        NunatakError: `invalid_settings`, the folder has no results, or a file is not a result.
     """
     found = dict[str, AnyResult]()
     for path in sorted(folder.glob("*.json")):
@@ -188,7 +189,12 @@ def load_results(folder: Path) -> dict[str, AnyResult]:
         try:
             found[path.stem] = _RESULT.validate_json(path.read_bytes())
         except ValidationError as error:
-            raise InvalidSettingsError(f"{path} is no result: {first_problem(error)}") from error
+            raise NunatakError(
+                "invalid_settings", problem=f"{path} is no result: {first_problem(error)}"
+            ) from error
     if not found:
-        raise InvalidSettingsError(f"{folder} holds no results; run: nunatak loadtest run --out")
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"{folder} holds no results; run: nunatak loadtest run --out",
+        )
     return found

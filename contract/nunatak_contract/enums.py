@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class HeadKind(StrEnum):
-    """What the head predicts."""
+    """The kind of prediction of a head."""
 
     SEQUENCE_CLASSIFICATION = "sequence_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 - a kind, no secret
@@ -13,12 +13,12 @@ class HeadKind(StrEnum):
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether logits are given for every token, rather than once for a text."""
+        """Whether the head gives logits for every token, and not once for a text."""
         return self in {HeadKind.TOKEN_CLASSIFICATION, HeadKind.QUESTION_ANSWERING}
 
     @property
     def fixed_outputs(self) -> int | None:
-        """The number of outputs where the kind decides it: start and end, or one score."""
+        """The number of outputs, if the kind fixes it: start and end, or one score."""
         match self:
             case HeadKind.QUESTION_ANSWERING:
                 return 2
@@ -29,7 +29,7 @@ class HeadKind(StrEnum):
 
 
 class ProblemType(StrEnum):
-    """What sequence classification predicts (names as in transformers' `problem_type`)."""
+    """The kind of sequence classification (names as in transformers' `problem_type`)."""
 
     SINGLE_LABEL = "single_label_classification"
     MULTI_LABEL = "multi_label_classification"
@@ -37,18 +37,34 @@ class ProblemType(StrEnum):
 
 
 class OnLong(StrEnum):
-    """What becomes of a text of more tokens than a task reads at once."""
+    """The treatment of a text with more tokens than a task reads at once."""
 
     WINDOWS = "windows"
     REFUSE = "refuse"
     CUT = "cut"
 
 
+class Reads(StrEnum):
+    """The texts that a sequence classification reads for one answer."""
+
+    SINGLE = "single"
+    PAIR = "pair"
+
+
 class RankingScore(StrEnum):
-    """What the logit of a document becomes (names as in requests' `function_to_apply`)."""
+    """The function from a document's logit to its score (names as in `function_to_apply`)."""
 
     SIGMOID = "sigmoid"
     NONE = "none"
+
+
+class IntervalMethod(StrEnum):
+    """How the interval of a score was found."""
+
+    WILSON = "wilson"
+    """Of a proportion (Wilson 1927)."""
+    BOOTSTRAP = "bootstrap"
+    """From resamples of the examples."""
 
 
 class Pooling(StrEnum):
@@ -84,11 +100,12 @@ class MethodKind(StrEnum):
     HEAD = "head"
     BOTTLENECK = "bottleneck"
     LORA = "lora"
+    IA3 = "ia3"
     FULL = "full"
 
 
-class LoraTarget(StrEnum):
-    """The linear maps of a layer that can carry a low-rank update."""
+class LinearMap(StrEnum):
+    """The linear maps of a layer, which methods may change."""
 
     QUERY = "query"
     KEY = "key"
@@ -99,7 +116,7 @@ class LoraTarget(StrEnum):
 
 
 class AdaptedBlocks(StrEnum):
-    """Which blocks of a layer have a bottleneck adapter."""
+    """The blocks of a layer that have a bottleneck adapter."""
 
     BOTH = "both"
     ATTENTION = "attention"
@@ -107,22 +124,22 @@ class AdaptedBlocks(StrEnum):
 
 
 class AdapterInput(StrEnum):
-    """What a bottleneck adapter of a block reads."""
+    """The input of a block's bottleneck adapter."""
 
     BLOCK = "block"
     """The block's output, before the residual addition (Houlsby et al. 2019, He et al. 2021)."""
     NORMED_SUM = "normed_sum"
-    """The norm of block and residual, which is run again over the adapted sum (Pfeiffer et al.
+    """The norm of block and residual. The norm runs again over the adapted sum (Pfeiffer et al.
     2020, as AdapterHub computes it)."""
 
 
 class Norms(StrEnum):
-    """Whose the layer norms after adapted blocks are."""
+    """The owner of the layer norms after adapted blocks."""
 
     OWN = "own"
-    """The task's, trained with the adapters."""
+    """The task owns the norms, which are trained with the adapters."""
     FROZEN = "frozen"
-    """The backbone's."""
+    """The norms are the backbone's."""
 
 
 class TensorDtype(StrEnum):
@@ -131,6 +148,38 @@ class TensorDtype(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+
+
+class ServingDtype(StrEnum):
+    """Number format of the forward pass; `auto` is float32 on a CPU and bfloat16 on CUDA."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class LogFormat(StrEnum):
+    """The format of log lines."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ImportFormat(StrEnum):
+    """The library that wrote a folder to import; `auto`: the files of the folder decide."""
+
+    AUTO = "auto"
+    TRANSFORMERS = "transformers"
+    PEFT = "peft"
+    ADAPTERHUB = "adapterhub"
+
+
+class LogitUse(StrEnum):
+    """The head for an imported model with one logit."""
+
+    CLASSIFICATION = "classification"
+    RANKING = "ranking"
 
 
 class FunctionToApply(StrEnum):
@@ -142,7 +191,7 @@ class FunctionToApply(StrEnum):
 
 
 class AggregationStrategy(StrEnum):
-    """What becomes of labelled tokens that belong together."""
+    """The rule that joins labelled tokens (names as in transformers' pipelines)."""
 
     NONE = "none"
     SIMPLE = "simple"
@@ -153,7 +202,7 @@ class AggregationStrategy(StrEnum):
 
 
 class CandidateRole(StrEnum):
-    """What a version does next to an alias: answer a share of its requests, or run unseen."""
+    """A version next to an alias either answers a share of the requests or runs unseen."""
 
     CANARY = "canary"
     SHADOW = "shadow"

@@ -1,25 +1,29 @@
-"""Errors of the contract.
+"""The one error that Nunatak raises on purpose: its code says why, `problems` has all codes.
 
-ContractError
-+-- InvalidNameError    a task name, alias or reference is malformed
+A subclass exists only where code catches it, or where callers of the client may.
 """
 
-from typing import ClassVar
+from nunatak_contract.problems import REASONS
 
 
-class ContractError(Exception):
-    """Base of every error this package raises on purpose."""
+class NunatakError(Exception):
+    """An error with a stable code; its message may go to a caller and to the log.
 
-    code: ClassVar[str] = "contract_error"
+    Attributes:
+        code: The name of the reason, such as `task_not_found`.
+        fields: The values in the message, by name.
+    """
+
+    def __init__(self, code: str, **fields: object) -> None:
+        self.code = code
+        self.fields = fields
+        super().__init__(REASONS[code].message.format_map(fields))
 
 
-class InvalidNameError(ContractError):
+class InvalidNameError(NunatakError):
     """A task name, alias or reference that breaks the grammar of `names`."""
-
-    code = "invalid_name"
 
     def __init__(self, kind: str, value: str, expected: str) -> None:
         self.kind = kind
-        self.value = value
         self.expected = expected
-        super().__init__(f"{kind} must be {expected}, got {value[:80]!r}")
+        super().__init__("invalid_name", kind=kind, value=value[:80], expected=expected)

@@ -1,9 +1,10 @@
-"""Where a version comes from and what is known of it: data, recipe, scores and a parity probe."""
+"""The origin and the evidence of a version: data, recipe, scores and a parity probe."""
 
 from typing import Annotated
 
 from pydantic import Field, FiniteFloat, JsonValue, model_validator
 
+from nunatak_contract.enums import IntervalMethod
 from nunatak_contract.heads import Label
 from nunatak_contract.names import Digest
 from nunatak_contract.record import Record
@@ -16,7 +17,7 @@ ProbeLogits = tuple[FiniteFloat, ...] | tuple[tuple[FiniteFloat, ...], ...]
 
 
 class DataRecord(Record, frozen=True):
-    """The examples a version was trained and chosen on."""
+    """The examples that trained a version and chose its best epoch."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     train_digest: Digest
@@ -26,7 +27,7 @@ class DataRecord(Record, frozen=True):
     num_train_long: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
         description="examples of more tokens than the task reads at once",
-        # Younger than the schema, as the interval of a score.
+        # Added after version 1 of the schema, like the interval of a score.
         exclude_if=lambda count: count is None,
     )
     num_dev_long: Annotated[int, Field(ge=0)] | None = Field(
@@ -35,7 +36,7 @@ class DataRecord(Record, frozen=True):
 
     @property
     def long_share(self) -> float | None:
-        """The share of examples, of both parts, that do not fit; None if nobody counted them."""
+        """The share of train and dev examples that do not fit; None if not counted."""
         if self.num_train_long is None or self.num_dev_long is None:
             return None
         return (self.num_train_long + self.num_dev_long) / (self.num_train + self.num_dev)
@@ -55,16 +56,21 @@ class MetricRecord(Record, frozen=True):
     value: FiniteFloat
     interval: tuple[FiniteFloat, FiniteFloat] | None = Field(
         default=None,
-        description="at 95 %, by bootstrap over the examples",
+        description="at 95 %",
         # Younger than the schema: content without it keeps the digest it has always had.
         exclude_if=lambda interval: interval is None,
+    )
+    interval_method: IntervalMethod | None = Field(
+        default=None,
+        description="how the interval was found; null: by bootstrap, if there is an interval",
+        exclude_if=lambda method: method is None,
     )
     data_digest: Digest
     num_examples: Annotated[int, Field(ge=1)]
 
 
 class ConfusionCell(Record, frozen=True):
-    """How often one label was predicted where another, or the same, was true."""
+    """The number of examples for a pair of true label and predicted label."""
 
     truth: Label
     predicted: Label
@@ -90,9 +96,9 @@ class ConfusionRecord(Record, frozen=True):
 
 
 class ProbeRecord(Record, frozen=True):
-    """A few inputs with the logits they must give: run before a version is served.
+    """A few inputs with their expected logits. A server runs the probe before it serves a version.
 
-    A pair is a question with its context, or a query with a document, where the head reads such.
+    Some heads read pairs: a question with its context, or a query with a document.
     """
 
     inputs: Annotated[tuple[ProbeInput, ...], Field(min_length=1, max_length=32)]

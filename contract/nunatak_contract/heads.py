@@ -1,4 +1,4 @@
-"""What a head is made of and what its outputs stand for."""
+"""The parts of a head, and the meaning of its outputs."""
 
 from typing import Annotated
 
@@ -16,6 +16,8 @@ from nunatak_contract.plain_text import visible
 from nunatak_contract.record import Record
 
 MAX_LABELS = 10_000
+DEFAULT_THRESHOLD = 0.5
+"""The score from which a label of a multi-label task applies, if the task has no other."""
 
 
 def _check_label(label: str) -> str:
@@ -32,7 +34,7 @@ Label = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_chec
 
 
 class DenseBlock(Record, frozen=True):
-    """What stands between pooling and output of a head: `norm(activation(dense(x)))`."""
+    """The block between pooling and output of a head: `norm(activation(dense(x)))`."""
 
     activation: Activation
     bias: bool
@@ -44,9 +46,9 @@ TANH_BLOCK = DenseBlock(activation=Activation.TANH, bias=True, norm=HeadNorm.NON
 
 
 class HeadRecord(Record, frozen=True):
-    """The head: labels in the order of its logits, and how it reads the encoder's output.
+    """The head: labels in the order of the logits, and the reading of the encoder's output.
 
-    Only classification has labels; regression names its one value by one. Only sequence
+    Only classification has labels. Regression has one label, the name of its value. Only sequence
     classification has a problem type. Heads that read tokens have no pooling.
     """
 
@@ -55,7 +57,7 @@ class HeadRecord(Record, frozen=True):
     labels: Annotated[tuple[Label, ...], Field(max_length=MAX_LABELS)]
     pooling: Pooling | None
     dense: bool = Field(description="a dense block stands between pooling and output")
-    # Left out where default: equal content has the digest that it had before this field.
+    # Left out if default, so that content without a block keeps its digest.
     block: DenseBlock = Field(
         default=TANH_BLOCK,
         exclude_if=TANH_BLOCK.__eq__,
@@ -63,9 +65,15 @@ class HeadRecord(Record, frozen=True):
     )
     default_label: Label | None = Field(
         default=None,
-        # Younger than the schema, as `block`.
+        # Added after version 1 of the schema, like `block`.
         exclude_if=lambda label: label is None,
-        description="of single labels: the one that means that nothing was found",
+        description="only for single labels: the label that means that nothing was found",
+    )
+    thresholds: dict[Label, Annotated[float, Field(ge=0, le=1)]] = Field(
+        default_factory=dict,
+        # Younger than the schema, as `block`.
+        exclude_if=lambda thresholds: not thresholds,
+        description="of several labels: the score from which a label applies; absent: 0.5",
     )
     score: RankingScore = Field(
         default=RankingScore.SIGMOID,
@@ -75,8 +83,12 @@ class HeadRecord(Record, frozen=True):
 
     @property
     def num_outputs(self) -> int:
-        """Logits of a text, or of each token."""
+        """The number of logits of a text, or of each token."""
         return self.kind.fixed_outputs or len(self.labels)
+
+    def threshold(self, label: str) -> float:
+        """The score from which a label of a multi-label task applies."""
+        return self.thresholds.get(label, DEFAULT_THRESHOLD)
 
     @model_validator(mode="after")
     def _labels_are_unique(self) -> "HeadRecord":
@@ -95,6 +107,17 @@ class HeadRecord(Record, frozen=True):
             )
         if self.default_label not in self.labels:
             raise ValueError(f"the default label must be a label, got {self.default_label!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _thresholds_are_of_our_labels(self) -> "HeadRecord":
+        if self.thresholds and self.problem_type is not ProblemType.MULTI_LABEL:
+            raise ValueError(
+                "only a task that gives each text several labels has thresholds, "
+                f"got {len(self.thresholds)} for {self.problem_type or self.kind}"
+            )
+        if unknown := self.thresholds.keys() - set(self.labels):
+            raise ValueError(f"a threshold must be of a label, got {min(unknown)!r}")
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The manifest itself."""
+"""The manifest: the complete, immutable description of a task version."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nunatak_contract.enums import HeadKind, OnLong, TensorDtype
+from nunatak_contract.enums import HeadKind, OnLong, Reads, TensorDtype
 from nunatak_contract.evidence import (
     ConfusionRecord,
     DataRecord,
@@ -22,7 +22,7 @@ from nunatak_contract.names import Digest, TaskName
 from nunatak_contract.record import Record
 
 MIN_WINDOW_TOKENS = 8
-"""Special tokens of a pair, and a few to share between a question and its context."""
+"""Room for the special tokens of a pair, and for a few tokens of a question and its context."""
 
 
 Note = Annotated[str, Field(max_length=4096)]
@@ -30,7 +30,10 @@ Note = Annotated[str, Field(max_length=4096)]
 
 
 class BackboneRecord(Record, frozen=True):
-    """The backbone a task version was trained on; the digest decides, the name is for people."""
+    """The backbone of a task version.
+
+    The digest identifies the backbone; the name is for people.
+    """
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     digest: Digest
@@ -57,7 +60,7 @@ class ParameterCounts(Record, frozen=True):
 
 
 class TaskDraft(Record, frozen=True):
-    """A task version before the registry has numbered it."""
+    """A task version before the registry gives it a number."""
 
     schema_version: Literal[1] = 1
     task: TaskName
@@ -69,10 +72,19 @@ class TaskDraft(Record, frozen=True):
     backbone: BackboneRecord
     tokenizer_digest: Digest
     max_length: Annotated[int, Field(ge=1, le=1_000_000, description="tokens")]
+    reads: Reads | None = Field(
+        default=None,
+        description="of sequence classification: a single text or a pair; null: both",
+        # Younger than the schema, as `on_long`.
+        exclude_if=lambda texts: texts is None,
+    )
     on_long: OnLong | None = Field(
         default=None,
-        description="what becomes of longer texts; null: windows, but for documents to rank cut",
-        # Younger than the schema: content without it keeps the digest it has always had.
+        description=(
+            "treatment of longer texts; null: cut for documents to rank, windows for all other "
+            "texts"
+        ),
+        # Added after version 1 of the schema: content without this field keeps its digest.
         exclude_if=lambda choice: choice is None,
     )
     dtype: TensorDtype
@@ -82,6 +94,12 @@ class TaskDraft(Record, frozen=True):
     data: DataRecord | None = None
     recipe: RecipeRecord | None = None
     metrics: tuple[MetricRecord, ...] = ()
+    test_metrics: tuple[MetricRecord, ...] = Field(
+        default=(),
+        description="of examples that training neither learnt from nor chose by",
+        # Younger than the schema: content without it keeps the digest it has always had.
+        exclude_if=lambda metrics: not metrics,
+    )
     confusion: ConfusionRecord | None = None
     created_at: datetime
     note: Note = ""
@@ -104,6 +122,15 @@ class TaskDraft(Record, frozen=True):
         return self
 
     @model_validator(mode="after")
+    def _other_heads_read_their_own_inputs(self) -> "TaskDraft":
+        if self.reads is not None and self.head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+            raise ValueError(
+                f"only sequence classification reads a single text or a pair, got reads "
+                f"{self.reads} for {self.head.kind}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tokens_are_read_whole(self) -> "TaskDraft":
         if self.on_long not in {None, OnLong.WINDOWS} and self.head.kind.reads_tokens:
             raise ValueError(
@@ -113,15 +140,15 @@ class TaskDraft(Record, frozen=True):
 
     @property
     def reads_long(self) -> OnLong:
-        """What becomes of longer texts where the caller does not say."""
+        """The treatment of longer texts if a request does not choose one."""
         if self.on_long is not None:
             return self.on_long
         return OnLong.CUT if self.head.kind is HeadKind.RANKING else OnLong.WINDOWS
 
     def content_digest(self) -> str:
-        """SHA-256 over everything but the time of creation: equal content is the same version."""
+        """SHA-256 of all fields except time and number: equal content is the same version."""
         left_out: dict[str, bool | set[str]] = {"created_at": True, "version": True}
-        # Younger than the schema: content without them keeps the digest it has always had.
+        # Added after version 1 of the schema: content without these fields keeps its digest.
         if self.confusion is None:
             left_out["confusion"] = True
         if self.backbone.num_parameters is None:
@@ -141,15 +168,15 @@ class TaskManifest(TaskDraft, frozen=True):
 
     @cached_property
     def content(self) -> str:
-        """The content digest, made once: a registry may give out a number again after a restore."""
+        """The content digest, computed once. After a restore, a registry may reuse a number."""
         return self.content_digest()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy, whose content may be another."""
+        """Return a copy with other fields, whose digest is computed anew."""
         copied = super().model_copy(update=update, deep=deep)
         vars(copied).pop("content", None)
         return copied
 
     def blob(self, role: str) -> BlobRecord | None:
-        """The blob that plays `role`, if there is one."""
+        """The blob with this role; None if there is none."""
         return next((blob for blob in self.blobs if blob.role == role), None)

@@ -1,4 +1,4 @@
-"""What a server reports of its memory. All sizes are in bytes."""
+"""The memory report of a server. All sizes are in bytes."""
 
 from nunatak_contract.wire import Result
 
@@ -14,7 +14,7 @@ class BackboneMemory(Result):
 
 
 class TaskMemory(Result):
-    """What one resident task version takes in addition to the backbone."""
+    """The memory of one resident task version, without the backbone."""
 
     task: str
     version: int
@@ -36,7 +36,7 @@ class DeviceTierMemory(Result):
 
 
 class HostTierMemory(Result):
-    """Stored bytes of task versions, checked, in main memory; what became of the reads so far."""
+    """Checked bytes of task versions in main memory, and counts of the reads so far."""
 
     bytes: int
     budget_bytes: int
@@ -46,14 +46,14 @@ class HostTierMemory(Result):
 
 
 class TiersMemory(Result):
-    """What a server holds of its task versions, and of how many bytes at most."""
+    """The task versions that a server holds, with their budgets in bytes."""
 
     device: DeviceTierMemory
     host: HostTierMemory
 
 
 class TrunkCacheMemory(Result):
-    """Trunk states in addition to the parameters, and what became of them since the start."""
+    """Trunk states in memory, and counts of hits, misses and evictions since the start."""
 
     bytes: int
     max_bytes: int
@@ -65,7 +65,7 @@ class TrunkCacheMemory(Result):
 
 
 class ProcessMemory(Result):
-    """Memory of the server process as the kernel counts it; null where the kernel cannot."""
+    """Memory of the server process by the kernel's counts; null for missing counts."""
 
     rss_bytes: int
     peak_rss_bytes: int | None
@@ -74,7 +74,7 @@ class ProcessMemory(Result):
 
 
 class ActivationsMemory(Result):
-    """The most that forward passes held at once in addition to all else; null on a CPU."""
+    """The peak of the forward passes' own memory; null on a CPU."""
 
     peak_bytes: int | None
 
@@ -88,7 +88,7 @@ class MemoryReport(Result):
     dedicated_bytes: int
     saved_share: float
     saved_share_formula: float
-    """The same by parameter counts alone."""
+    """The same comparison by parameter counts alone."""
     tiers: TiersMemory
     trunk_cache: TrunkCacheMemory
     activations: ActivationsMemory

@@ -1,7 +1,7 @@
 """The methods by which a task's branch differs from the backbone, with their settings.
 
 A manifest stores a method as it stands here, and `nunatak_model` runs it. What fits a backbone is
-for `nunatak_model` to check.
+for `nunatak_model` to check. A method with a `first_layer` leaves the layers below it shared.
 """
 
 from typing import Annotated, Literal
@@ -12,7 +12,7 @@ from nunatak_contract.enums import (
     Activation,
     AdaptedBlocks,
     AdapterInput,
-    LoraTarget,
+    LinearMap,
     MethodKind,
     Norms,
 )
@@ -20,24 +20,45 @@ from nunatak_contract.record import Record
 
 FirstLayer = Annotated[int, Field(ge=0, le=1000, description="layers below stay shared")]
 
-QUERY_AND_VALUE = (LoraTarget.QUERY, LoraTarget.VALUE)
+QUERY_AND_VALUE = (LinearMap.QUERY, LinearMap.VALUE)
 """The maps that Hu et al. 2021 update."""
 
 
-class TopK(Record, frozen=True):
+class _MethodRecord(Record, frozen=True):
+    """The base of all methods: the name, and how people read the method."""
+
+    kind: MethodKind
+
+    @property
+    def width(self) -> int | None:
+        """The one number that tells the method from others of its kind, if there is one."""
+        return None
+
+    @property
+    def text(self) -> str:
+        """The method with its width, as people read it."""
+        return self.kind.value
+
+
+class TopK(_MethodRecord, frozen=True):
     """Own copies of the top `num_layers` layers (Lee et al. 2019, arXiv:1911.03090)."""
 
     kind: Literal[MethodKind.TOPK] = MethodKind.TOPK
     num_layers: Annotated[int, Field(ge=1, le=1000)]
 
+    @property
+    def text(self) -> str:
+        """The method with the number of its layers."""
+        return f"{self.kind}, {self.num_layers} layer{'s' if self.num_layers > 1 else ''}"
 
-class HeadOnly(Record, frozen=True):
+
+class HeadOnly(_MethodRecord, frozen=True):
     """Nothing but a head; the whole backbone is trunk."""
 
     kind: Literal[MethodKind.HEAD] = MethodKind.HEAD
 
 
-class Bottleneck(Record, frozen=True):
+class Bottleneck(_MethodRecord, frozen=True):
     """Bottleneck adapters from `first_layer` up; by default those of He et al. 2021, eq. 1."""
 
     kind: Literal[MethodKind.BOTTLENECK] = MethodKind.BOTTLENECK
@@ -48,18 +69,38 @@ class Bottleneck(Record, frozen=True):
     activation: Activation = Field(default=Activation.TANH, description="within an adapter")
     norms: Norms = Field(default=Norms.OWN, description="layer norms after adapted blocks")
 
+    @property
+    def width(self) -> int:
+        """The width of the adapters."""
+        return self.size
 
-class Lora(Record, frozen=True):
+    @property
+    def text(self) -> str:
+        """The method with the width of its adapters."""
+        return f"{self.kind}, size {self.size}"
+
+
+class Lora(_MethodRecord, frozen=True):
     """Low-rank updates of attention and feed-forward projections (Hu et al. 2021)."""
 
     kind: Literal[MethodKind.LORA] = MethodKind.LORA
     rank: Annotated[int, Field(ge=1, le=65_536, description="of the updates")]
     alpha: Annotated[FiniteFloat, Field(gt=0, description="scale of the updates, times rank")]
     targets: Annotated[
-        tuple[LoraTarget, ...],
+        tuple[LinearMap, ...],
         Field(min_length=1, max_length=6, description="maps that have an update"),
     ]
     first_layer: FirstLayer = 0
+
+    @property
+    def width(self) -> int:
+        """The rank of the updates."""
+        return self.rank
+
+    @property
+    def text(self) -> str:
+        """The method with the rank of its updates."""
+        return f"{self.kind}, rank {self.rank}"
 
     @property
     def scale(self) -> float:
@@ -67,13 +108,32 @@ class Lora(Record, frozen=True):
         return self.alpha / self.rank
 
 
-class Full(Record, frozen=True):
+class Ia3(_MethodRecord, frozen=True):
+    """Learned scales of outputs and inputs of linear maps (by default those of Liu et al. 2022)."""
+
+    kind: Literal[MethodKind.IA3] = MethodKind.IA3
+    scaled_outputs: Annotated[
+        tuple[LinearMap, ...], Field(max_length=6, description="maps whose output is scaled")
+    ] = (LinearMap.KEY, LinearMap.VALUE)
+    scaled_inputs: Annotated[
+        tuple[LinearMap, ...], Field(max_length=3, description="maps whose input is scaled")
+    ] = (LinearMap.FEEDFORWARD_OUT,)
+    first_layer: FirstLayer = 0
+
+    @property
+    def text(self) -> str:
+        """The method with the number of its vectors."""
+        number = len(self.scaled_outputs) + len(self.scaled_inputs)
+        return f"{self.kind}, {number} vector{'s' if number > 1 else ''} a layer"
+
+
+class Full(_MethodRecord, frozen=True):
     """A full copy: embeddings and every layer are the task's own."""
 
     kind: Literal[MethodKind.FULL] = MethodKind.FULL
 
 
 Method = Annotated[
-    TopK | HeadOnly | Bottleneck | Lora | Full,
+    TopK | HeadOnly | Bottleneck | Lora | Ia3 | Full,
     Field(discriminator="kind"),
 ]

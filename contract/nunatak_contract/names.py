@@ -18,6 +18,8 @@ MAX_NAME_LENGTH = 64
 MAX_READER_LENGTH = 200
 DIGEST_PATTERN = r"^[0-9a-f]{64}$"
 DEFAULT_ALIAS = "prod"
+DEFAULT_BACKBONE = "minilm"
+"""The name of the backbone that is built in."""
 MAX_VERSION = 2**31 - 1
 
 TaskName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=MAX_NAME_LENGTH)]
@@ -33,7 +35,7 @@ _EXPECTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReference:
-    """What a caller asks for: a task and, at most, one of an alias and a version."""
+    """A reference to a task: a name, with an alias, a version or neither."""
 
     task: str
     alias: str | None = None
@@ -56,14 +58,14 @@ class TaskReference:
 
     @staticmethod
     def task_in(text: str) -> str:
-        """Return what stands where a reference names its task, whatever else the text is."""
+        """Return the part of a reference that names the task, also of an invalid reference."""
         return text.partition("@")[0].partition("/")[0]
 
     def check(self) -> None:
-        """Refuse names that break the grammar; one that `parse` returned never does.
+        """Refuse names that break the grammar. References from `parse` always pass.
 
         Raises:
-            InvalidNameError: the task or the alias is no name.
+            InvalidNameError: the task or the alias is not a valid name.
         """
         check_task_name(self.task)
         if self.alias is not None:
@@ -97,7 +99,7 @@ def check_reader_name(value: str) -> str:
 
 
 def check_version(value: str) -> int:
-    """Return the version number that `value` spells, else raise `InvalidNameError`."""
+    """Return the version number in `value`, else raise `InvalidNameError`."""
     if not (value.isascii() and value.isdecimal() and value[0] != "0" and len(value) <= 10):
         raise InvalidNameError("version", value, f"an integer from 1 to {MAX_VERSION}")
     version = int(value)

@@ -13,7 +13,7 @@ _CONTROLS = re.compile(
     "\x00-\x1f\x7f-\x9f"  # C0 and C1, with tabs and line ends
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # direction of text
     "\u2028\u2029"  # separators of lines and paragraphs
-    "\ud800-\udfff"  # half characters, which no output takes
+    "\ud800-\udfff"  # lone surrogates, which no output can encode
     "]"
 )
 
@@ -24,7 +24,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """Spell out every control character but line ends."""
+    """Spell out every control character except line ends."""
     return _LINE_END.join(map(visible, text.split(_LINE_END)))
 
 

@@ -4,4 +4,4 @@ from pydantic import BaseModel
 
 
 class Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """Base of everything stored: frozen, strict about fields, NaN-free."""
+    """Base of everything stored: frozen, without unknown fields, without NaN."""

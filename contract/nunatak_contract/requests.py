@@ -1,4 +1,4 @@
-"""What callers send over HTTP: strict, frozen, and without fields that nobody declared."""
+"""The requests of callers over HTTP: strict, frozen, and without undeclared fields."""
 
 from collections.abc import Set as AbstractSet
 from typing import Annotated, Final, cast
@@ -15,8 +15,8 @@ from pydantic import (
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
 
-# Above every setting; what is longer is refused before its items are looked at, because listing
-# the faults of a million items would hold up the event loop.
+# Above every setting. A longer list is refused before its items are checked, because a list of a
+# million faults would block the event loop.
 MAX_ITEMS: Final = 4096
 MAX_FIELDS: Final = 64
 
@@ -36,18 +36,18 @@ class Message(BaseModel):
                 return value
 
 
-# Every part of a context up to this length is looked at.
+# The server searches every part of a context up to this length.
 MAX_ANSWER_TOKENS: Final = 100
 
 
-# Only described here: the service, which all protocols share, refuses other texts by a code.
+# Only a description: the prediction service of all protocols refuses other texts with a code.
 Text = Annotated[
     str,
     WithJsonSchema(
         {
             "type": "string",
             "pattern": r"^[^\u0000]*[^\s\u0000\u001c-\u001f\u0085][^\u0000]*$",
-            "description": "with something to read in it",
+            "description": "with at least one character that is not a space",
         }
     ),
 ]
@@ -68,7 +68,7 @@ class QuestionInput(Message):
 
 
 class QueryInput(Message):
-    """A query, and the documents to order by how well they answer it."""
+    """A query, and the documents to rank for the query."""
 
     query: Text
     documents: Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
@@ -96,7 +96,7 @@ def _field_names(value: object) -> AbstractSet[str]:
             return frozenset()
 
 
-# Tags choose the one schema that is meant, so that errors speak of that one alone.
+# The tags pick one schema of the union, so that errors name this schema alone.
 Item = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[TextPair, Tag("pair")]
@@ -118,14 +118,19 @@ Stride = Annotated[int, Field(ge=0, le=MAX_ITEMS)]
 
 
 class Parameters(Message):
-    """What to show; each kind of head heeds its own parameters and leaves those of others."""
+    """Options of the answer. Each kind of head uses its own options and ignores the others."""
 
     top_k: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="labels, documents or answers; null = all, but of answers one"
+        None,
+        description=(
+            "number of labels, documents or answers; null = all labels or documents, one answer"
+        ),
     )
     function_to_apply: Annotated[FunctionToApply, Field(strict=False)] | None = Field(
         None,
-        description="classification: null = by problem type; ranking: null = as the task says",
+        description=(
+            "classification: null = by problem type; ranking: null = the task's own function"
+        ),
     )
     aggregation_strategy: Annotated[AggregationStrategy, Field(strict=False)] = Field(
         AggregationStrategy.NONE, description="token classification"
@@ -135,23 +140,25 @@ class Parameters(Message):
     )
     on_long: Annotated[OnLong, Field(strict=False)] | None = Field(
         None,
-        description="sequence classification, ranking: what becomes of longer texts; "
-        "null = as the task version says",
+        description=(
+            "sequence classification, ranking: treatment of longer texts; null = the task "
+            "version's own"
+        ),
     )
     stride: Stride | None = Field(
-        None, description="token classification: tokens that windows of a long text share"
+        None, description="token classification: tokens that adjacent windows of a long text share"
     )
     doc_stride: Stride | None = Field(
-        None, description="question answering: tokens that windows of a long context share"
+        None, description="question answering: tokens that adjacent windows of a long context share"
     )
     max_answer_len: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] = Field(
         15, description="question answering: tokens"
     )
     handle_impossible_answer: bool = Field(
-        default=False, description='question answering: "" is one of the answers'
+        default=False, description='question answering: allow the empty answer ""'
     )
     align_to_words: bool = Field(
-        default=False, description="question answering: answers are extended to whole words"
+        default=False, description="question answering: extend answers to whole words"
     )
     return_documents: bool = Field(default=False, description="ranking: repeat the texts")
 
@@ -182,7 +189,7 @@ class PredictManyRequest(PredictRequest):
 
 
 class PromoteRequest(Message):
-    """The version an alias is to name, and the version the alias is expected to name now."""
+    """The new version of an alias, and the version that the alias is expected to name now."""
 
     version: Version
     expected_version: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
@@ -197,18 +204,18 @@ class RollbackRequest(Message):
 
 
 class CandidateRequest(Message):
-    """The version to run next to an alias, and the version expected to run there now."""
+    """The version to run next to an alias, and the version that is expected to run there now."""
 
     version: Version
     share: Annotated[float, Field(gt=0, le=1)] = Field(
         description="of the requests that name the alias, or the task alone"
     )
     expected_version: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        None, description="0 = there must be none yet"
+        None, description="0 = there must be no candidate in this role yet"
     )
 
 
 class CandidateEndRequest(Message):
-    """The version expected to run next to an alias now."""
+    """The version that is expected to run next to an alias now."""
 
     expected_version: Version | None = None

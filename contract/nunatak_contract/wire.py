@@ -1,15 +1,15 @@
-"""What a server answers over HTTP: the server's schema, and what the client reads.
+"""The answers of a server over HTTP, which the client reads with the same classes.
 
-A server sends every field of a class and no other field: the schema says so. A client ignores
-fields that it does not know, so that a newer server can serve an older client. The classes of
-memory reports are in `memory`, those of requests in `requests`.
+A server sends every field of a class and no other field. A client ignores fields that it does not
+know, so that a newer server can serve an older client. `memory` has the classes of memory reports,
+and `requests` has the classes of requests.
 """
 
 from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from nunatak_contract.enums import CandidateRole, HeadKind
+from nunatak_contract.enums import CandidateRole, HeadKind, ProblemType, Reads
 
 QUEUE_HEADER: Final = "x-queue-ms"
 TOKENIZE_HEADER: Final = "x-tokenize-ms"
@@ -41,7 +41,7 @@ class Score(Result):
 
 
 class Span(Result):
-    """A part of a text by its characters, and how sure its label is."""
+    """A part of a text by its positions in characters, with its label and score."""
 
     score: float
     word: str
@@ -50,20 +50,20 @@ class Span(Result):
 
 
 class LabelledToken(Span):
-    """One token or word of a text, by its place and its characters."""
+    """One token or word of a text, by its index and its positions in characters."""
 
     entity: str
     index: int
 
 
 class LabelledGroup(Span):
-    """Neighbouring tokens of one label."""
+    """Adjacent tokens of one label."""
 
     entity_group: str
 
 
 class Answer(Result):
-    """A part of the context by its characters; empty where the context has no answer."""
+    """A part of the context by its positions in characters; empty if there is no answer."""
 
     answer: str
     score: float
@@ -72,7 +72,7 @@ class Answer(Result):
 
 
 class RankedDocument(Result):
-    """One document by its position in the query; its text only if it was asked for."""
+    """One document by its index in the request; its text only on request."""
 
     index: int
     score: float
@@ -86,15 +86,27 @@ Output = (
     | tuple[Answer, ...]
     | tuple[RankedDocument, ...]
 )
-"""What a task says about one input, by its head."""
+"""The output of a task for one input, by the kind of head."""
+
+
+PredictedValue = str | tuple[str, ...] | float
+"""What a task predicts for one input: its label, all labels that apply, or its value."""
 
 
 class PredictResponse(Result):
-    """What the task says; one output per input if a list was sent."""
+    """The task's output; a list of outputs if a list was sent."""
 
     task: str
     version: int
     head: HeadKind
+    problem_type: ProblemType | None = Field(
+        description="what sequence classification predicts; null for other heads"
+    )
+    predicted: PredictedValue | tuple[PredictedValue, ...] | None = Field(
+        description="by problem type: the label with the highest score; the labels with a score "
+        "of at least their threshold, best first; the value. One per input for a list, whatever "
+        "`parameters` shows of the scores; null for other heads"
+    )
     outputs: Output | tuple[Output, ...]
     tokens: int | tuple[int, ...] = Field(
         description="tokens read, special ones included; one count per input for a list"
@@ -105,14 +117,14 @@ class PredictResponse(Result):
 
 
 class FieldProblem(Result):
-    """What is wrong with one field of a request."""
+    """The error in one field of a request."""
 
     location: str
     message: str
 
 
 class Problem(Result):
-    """A failure (RFC 9457, `application/problem+json`); `errors` only where fields are wrong."""
+    """A failure (RFC 9457, `application/problem+json`). Only wrong fields give `errors`."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -137,7 +149,7 @@ class TaskAnswer(PredictResponse):
 
 
 class FailedTask(Result):
-    """Why one task of several has no answer."""
+    """The failure of one task in a request for several."""
 
     reference: str
     error: Problem
@@ -150,12 +162,12 @@ class PredictManyResponse(Result):
 
 
 class Timings(Result):
-    """Where the server spent the time; `None` where a proxy removed the header."""
+    """The times of the server's steps; `None` if a proxy removed the header."""
 
     queue_ms: float | None = None
     tokenize_ms: float | None = None
     compute_ms: float | None = None
-    batch_size: int | None = Field(default=None, description="rows of the batch it ran in")
+    batch_size: int | None = Field(default=None, description="rows of the batch")
 
 
 class RunningCandidate(Result):
@@ -168,7 +180,7 @@ class RunningCandidate(Result):
 
 
 class TaskSummary(Result):
-    """One task; head, labels, method and split depth are those of `version`.
+    """One task; head, labels, inputs, method and split depth are those of `version`.
 
     `version` is the version that the bare name of the task means.
     """
@@ -180,6 +192,10 @@ class TaskSummary(Result):
     candidates: tuple[RunningCandidate, ...]
     head: str
     labels: tuple[str, ...]
+    reads: Reads | None = Field(
+        default=None,
+        description="sequence classification: a single text or a pair; null: both, or another head",
+    )
     method: str
     split_depth: int | None
     resident_versions: tuple[int, ...]
@@ -198,7 +214,7 @@ class TaskDetail(TaskSummary):
 
 
 class AliasChange(Result):
-    """An alias after it was moved."""
+    """An alias after a move."""
 
     task: str
     alias: str
@@ -207,7 +223,7 @@ class AliasChange(Result):
 
 
 class CandidateChange(Result):
-    """A canary or shadow after it was set, or as it was when it ended."""
+    """A canary or shadow: newly set, or with its last values when it ended."""
 
     task: str
     alias: str
@@ -218,14 +234,17 @@ class CandidateChange(Result):
 
 
 class DriftCount(Result):
-    """Inputs whose largest difference of scores is at most `up_to` and above the bound before."""
+    """The number of inputs whose largest difference of scores lies in one interval.
+
+    The interval ends with `up_to` and begins after the previous bound.
+    """
 
     up_to: float | None = Field(description="null = beyond the last bound")
     inputs: int
 
 
 class ShadowReport(Result):
-    """How a shadow has done on one server since the shadow started; counts are of inputs."""
+    """The results of a shadow on one server since the shadow started. Counts are inputs."""
 
     task: str
     alias: str
@@ -241,7 +260,7 @@ class ShadowReport(Result):
     drift_histogram: tuple[DriftCount, ...]
 
 
-class Residency(Result):
+class ResidencyReport(Result):
     """A task version in the server's memory."""
 
     task: str
@@ -252,7 +271,7 @@ class Residency(Result):
 
 
 class Unpinning(Result):
-    """The versions of a task that were pinned and may be evicted again."""
+    """The versions of a task that are no longer pinned."""
 
     task: str
     versions: tuple[int, ...]
@@ -266,21 +285,21 @@ class Eviction(Result):
 
 
 class Liveness(Result):
-    """Whether the process lives."""
+    """The answer of a live process."""
 
     status: str
 
 
 class ReadinessReport(Liveness):
-    """Whether the process takes requests."""
+    """The answer of a process that accepts requests, or does not."""
 
     warnings: Annotated[
-        tuple[str, ...], Field(description="what is wrong with the registry, if it is")
+        tuple[str, ...], Field(description="the registry's problem; null if it has none")
     ]
 
 
 class ServerInfo(Result):
-    """What a server is."""
+    """The facts about a server: its release, backbone and limits."""
 
     name: str
     version: str

@@ -1,6 +1,5 @@
 """Load test of a running server: throughput, latencies and memory, through the client alone."""
 
-from nunatak_loadtest.errors import LoadTestError
 from nunatak_loadtest.report import Job, LoadReport, save_run
 from nunatak_loadtest.runner import make_job, run
 from nunatak_loadtest.scenario import Scenario, load_scenario, scenario_names
@@ -9,7 +8,6 @@ from nunatak_loadtest.tables import render
 __all__ = [
     "Job",
     "LoadReport",
-    "LoadTestError",
     "Scenario",
     "load_scenario",
     "make_job",

@@ -1,12 +1,13 @@
-"""The load generator: sends the requests of a scenario and notes what became of each.
+"""The load generator: sends the requests of a scenario and records the outcome of each.
 
-Open loop: every request leaves when it is due, whatever became of the requests before it, and its
-time runs from the instant it was due. A request that the generator or the network delayed counts
-as slow, as it would for its sender. (Tene calls leaving such requests out coordinated omission;
+Open loop: every request leaves at its due time, also if earlier requests have no answer yet. The
+time of a request runs from its due time. A request that the generator or the network delayed
+therefore counts as slow, as for a real sender. (Tene calls the opposite coordinated omission;
 MLPerf's server scenario and wrk2 count as this generator does.)
 
-Closed loop: users who each wait for their answer before they ask again. A slow server is asked less
-often, so a closed loop hides a server that stands still; its times run from when a user asked.
+Closed loop: each user waits for the answer before the next request. A slow server gets fewer
+requests, so a closed loop hides a server that stands still. Times run from the sending of a
+request.
 """
 
 import asyncio
@@ -29,18 +30,21 @@ USER_SEEDS = 1_000_003
 
 
 class Asker(Protocol):
-    """Asks tasks about a text, once, and raises a `NunatakClientError` unless all answered."""
+    """Sends one request about a text to tasks.
+
+    Raises a `NunatakClientError` unless all tasks answer.
+    """
 
     async def ask(self, tasks: Sequence[str], text: str) -> Timings:
-        """Send one request; return the time that the server reports to have spent, by part."""
+        """Send one request; return the server's timings."""
         ...
 
 
 class NunatakAsker:
-    """The real client without retries: a refusal is a refusal.
+    """The real client without retries: a refusal counts as a refusal.
 
-    It opens as many connections as requests are under way. A client that waits for a free
-    connection would hold back requests that are due.
+    The client opens one connection for each open request. A client that waits for a free connection
+    would delay requests that are due.
     """
 
     def __init__(self, server: str, *, timeout_s: float = 60.0) -> None:
@@ -53,7 +57,7 @@ class NunatakAsker:
         )
 
     async def ask(self, tasks: Sequence[str], text: str) -> Timings:
-        """Ask one task by its own route, several in one request."""
+        """Use the task's own route for one task, and one request for several tasks."""
         if len(tasks) == 1:
             return (await self._client.predict(tasks[0], text)).timings
         answer = await self._client.predict_many(text, tasks)
@@ -83,9 +87,9 @@ async def drive(
     clock: Clock = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> list[Sample]:
-    """Send the scenario's load for so many seconds and wait for all answers.
+    """Send the scenario's load for `seconds` and wait for all answers.
 
-    The steps of a closed loop have durations of their own.
+    The steps of a closed loop have their own durations.
     """
     match scenario.arrivals:
         case Closed(users=users, steps=steps):
@@ -107,7 +111,7 @@ async def drive_open(
     clock: Clock = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> list[Sample]:
-    """Send every request when it is due and wait for all answers; samples in the order of plan."""
+    """Send every request at its due time and wait for all answers; samples in the plan's order."""
     start_s = clock()
     async with asyncio.TaskGroup() as group:
         sent = list[asyncio.Task[Sample]]()
@@ -117,7 +121,8 @@ async def drive_open(
                 await sleep(wait_s)
             request_sent = _send(asker, request.tasks, request.text, due_s=due_s, clock=clock)
             sent.append(group.create_task(request_sent))
-            # Let the request leave now: if the next one is due already, nothing sleeps.
+            # Let the request leave now. If the next request is due already, the loop does not
+            # sleep.
             await asyncio.sleep(0)
     return [task.result() for task in sent]
 
@@ -130,11 +135,11 @@ async def drive_closed(
     clock: Clock = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> list[Sample]:
-    """Let users send requests, each with texts of its own; returns samples in the order of users.
+    """Let users send requests, each with its own texts; return samples in the order of users.
 
     Args:
         asker: Sends the requests.
-        sources: What each user sends; as many as there are users in the largest stage.
+        sources: The requests of each user; one source for each user of the largest stage.
         stages: Users and seconds of each stage, one after another.
         clock: Seconds from any start.
         sleep: Waits on that clock.
@@ -157,7 +162,7 @@ async def drive_closed(
 
 
 def spells(user: int, stages: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
-    """Begin and end of the requests of user `number` (from 0), in seconds from the start."""
+    """Begin and end of user `number` (from 0), in seconds from the start."""
     begin_s = 0.0
     for users, seconds in stages:
         if user < users:

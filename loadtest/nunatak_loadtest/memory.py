@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 import psutil
 from pydantic import BaseModel, ConfigDict
 
-from nunatak_loadtest.errors import ProcessNotFoundError
+from nunatak_contract.errors import NunatakError
 
 
 class MemorySample(BaseModel):
-    """Memory of one process at one moment; `None` where the system does not report it."""
+    """Memory of one process at one moment; `None` if the system does not report a value."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -34,10 +34,10 @@ class MemorySample(BaseModel):
 
 
 class MemorySampler:
-    """Samples one process in a thread of its own, until stopped or until the process ends.
+    """Samples one process in its own thread, until stopped or until the process ends.
 
     Raises:
-        ProcessNotFoundError: there is no such process.
+        NunatakError: `process_not_found`, there is no such process.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class MemorySampler:
         try:
             self._process = psutil.Process(pid)
         except psutil.NoSuchProcess:
-            raise ProcessNotFoundError(pid) from None
+            raise NunatakError("process_not_found", pid=pid) from None
         self._interval_s = interval_s
         self._clock = clock
         self._stopping = Event()
@@ -94,7 +94,7 @@ class MemorySampler:
 
 
 def listening_pid(server: str) -> int | None:
-    """The process of this machine that listens at a loopback URL, if we may know it."""
+    """The process on this machine that listens at a loopback URL; None if it cannot be found."""
     url = urlsplit(server)
     if url.hostname is None or not _is_loopback(url.hostname):
         return None

@@ -1,4 +1,4 @@
-"""A private server process for as long as a block of code runs."""
+"""A private server process during a block of code."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from nunatak_loadtest.errors import ServerStartError
+from nunatak_contract.errors import NunatakError
 
 READY = "Nunatak is ready on "
 STOP_TIMEOUT_S = 40
@@ -46,7 +46,8 @@ class ServerProcess:
         """Start the server and wait until it takes requests.
 
         Raises:
-            ServerStartError: it ended before that; its messages say why.
+            NunatakError: `server_start_failed`, the process ended before; its messages give the
+                reason.
         """
         log = None if self._log is None else self._log.open("w", encoding="utf-8")
         try:
@@ -60,7 +61,12 @@ class ServerProcess:
             if line.startswith(READY):
                 self.url = line.removeprefix(READY).strip()
                 return
-        raise ServerStartError(self._process.wait(), self._log)
+        where = (
+            "its messages above give the reason"
+            if self._log is None
+            else f"{self._log.name} says why"
+        )
+        raise NunatakError("server_start_failed", exit_code=self._process.wait(), where=where)
 
     def stop(self) -> None:
         """Ask the server to drain and end, and wait for it."""

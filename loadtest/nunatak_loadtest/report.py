@@ -8,14 +8,14 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from nunatak_client import MemoryReport, ServerInfo
-from nunatak_loadtest.errors import InvalidSettingsError, first_problem
+from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.samples import RequestStatistics, Sample, percentile, span_s
-from nunatak_loadtest.scenario import Closed, Objectives, Scenario
+from nunatak_loadtest.scenario import Closed, Objectives, Scenario, first_problem
 
 QUANTILES = (*(float(percent) for percent in range(100)), 99.5, 99.9, 100.0)
 LAG_LIMIT_MS = 5.0
-"""A generator that is later than this in one request of a hundred measures itself."""
+"""Limit of the generator's p99 lag. A slower generator would measure itself."""
 
 
 class Job(BaseModel):
@@ -33,7 +33,7 @@ class Job(BaseModel):
         if not all(task.strip() for task in tasks):
             raise ValueError("a task reference is name, name@alias or name/version, not blank")
         if len(set(tasks)) != len(tasks):
-            raise ValueError("every task takes part once; ask more tasks or name each once")
+            raise ValueError("name each task only once")
         return tasks
 
     @classmethod
@@ -41,16 +41,16 @@ class Job(BaseModel):
         """Build a job from outside values.
 
         Raises:
-            InvalidSettingsError: a value is malformed or out of range.
+            NunatakError: `invalid_settings`, a value is malformed or out of range.
         """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise InvalidSettingsError(first_problem(error)) from error
+            raise NunatakError("invalid_settings", problem=first_problem(error)) from error
 
 
 class ProcessPeak(BaseModel):
-    """Highest memory of the server process during the run, seen from outside."""
+    """Peak memory of the server process during the run, measured from outside."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -61,7 +61,7 @@ class ProcessPeak(BaseModel):
 
     @classmethod
     def of(cls, samples: Sequence[MemorySample]) -> Self | None:
-        """Summarise; `None` where the process could not be watched."""
+        """Summarise; `None` if the process could not be watched."""
         if not samples:
             return None
         return cls(
@@ -73,7 +73,7 @@ class ProcessPeak(BaseModel):
 
 
 class Verdict(BaseModel):
-    """The run compared with its objectives; a request without an answer misses them."""
+    """The run compared with its objectives. A request without an answer misses every objective."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -83,7 +83,7 @@ class Verdict(BaseModel):
 
     @classmethod
     def of(cls, samples: Sequence[Sample], objectives: Objectives) -> Self:
-        """Hold samples against objectives; no sample meets none."""
+        """Compare samples with objectives. Without samples, no objective is met."""
         in_time = sum(
             sample.error is None and sample.response_ms <= objectives.p99_ms for sample in samples
         )
@@ -97,17 +97,17 @@ class Verdict(BaseModel):
 
 
 class Generator(BaseModel):
-    """How well the load itself was kept to."""
+    """The punctuality of the generator."""
 
     model_config = ConfigDict(frozen=True)
 
     open_loop: bool
     lag_p99_ms: float
-    valid: bool = Field(description="whether the generator was in time; a closed loop always is")
+    valid: bool = Field(description="whether the generator was punctual; a closed loop always is")
 
     @classmethod
     def of(cls, samples: Sequence[Sample], *, open_loop: bool) -> Self:
-        """Summarise how late requests left."""
+        """Summarise the lags of requests."""
         lags = sorted(sample.lag_ms for sample in samples)
         lag_ms = percentile(lags, 99) if lags else 0.0
         return cls(open_loop=open_loop, lag_p99_ms=lag_ms, valid=lag_ms <= LAG_LIMIT_MS)
@@ -119,11 +119,13 @@ class WarmedUp(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     window_medians_ms: tuple[float | None, ...] = ()
-    steady: bool | None = Field(default=None, description="`None` where nothing was asked before")
+    steady: bool | None = Field(
+        default=None, description="`None` if there were no earlier requests"
+    )
 
 
 class Asked(BaseModel):
-    """The load that was really sent, for comparison with the scenario."""
+    """The load that was actually sent, for comparison with the scenario."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -131,12 +133,14 @@ class Asked(BaseModel):
     top_task_share: float
     top_tenth_share: float
     cache_hit_share: float | None = Field(
-        description="of trunk states that the server already had; `None` where it does not tell"
+        description=(
+            "of trunk states that the server already had; `None` if the server does not report it"
+        )
     )
 
 
 class LoadReport(BaseModel):
-    """Everything a run has measured."""
+    """All measurements of a run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -187,14 +191,14 @@ def build_report(
     watched: Sequence[MemorySample],
     warm_up: WarmedUp | None = None,
 ) -> LoadReport:
-    """Put the measurements together.
+    """Combine the measurements.
 
     Args:
         job: The scenario, the tasks and the server to load.
         samples: The requests of the run.
         server: The server's description of itself.
-        memory: The server's report of its memory, before and after the run.
-        watched: Samples of the server process, taken from outside.
+        memory: The server's memory reports before and after the run.
+        watched: Samples of the server process from outside.
         warm_up: The warm-up before the samples.
     """
     span = span_s(samples)

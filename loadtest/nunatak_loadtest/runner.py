@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from nunatak_client import Client
-from nunatak_loadtest.errors import InvalidSettingsError
+from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.generator import Asker, Clock, NunatakAsker, Sleep, drive
 from nunatak_loadtest.memory import MemorySample, MemorySampler, listening_pid
 from nunatak_loadtest.report import Job, LoadReport, WarmedUp, build_report
@@ -18,24 +18,26 @@ from nunatak_loadtest.texts import text_source
 
 STEADY_WINDOWS = 3
 WARM_UP_SEED = 1_000_003
-"""Apart from the run's own, or the warm-up would fill the server's cache with the run's texts."""
+"""Seed of the warm-up. With the run's seed, the warm-up would fill the cache with the run's
+texts."""
 
 
 def make_job(scenario: Scenario, *, server: str, tasks: Sequence[str] | None) -> Job:
-    """The job of these tasks; without tasks, of the server's own in the order of their names.
+    """The job of these tasks; without tasks, of the server's tasks in the order of their names.
 
     Raises:
-        InvalidSettingsError: the server has fewer tasks than the scenario asks.
-        NunatakClientError: the server is not there.
+        NunatakError: `invalid_settings`, the server has fewer tasks than the scenario asks.
+        NunatakClientError: the server cannot be reached.
     """
     if not tasks:
         with Client(server) as client:
             tasks = sorted(summary.name for summary in client.tasks())
     wanted = scenario.num_tasks or len(tasks)
     if wanted > len(tasks) or not tasks:
-        raise InvalidSettingsError(
-            f"scenario {scenario.name!r} asks {max(wanted, 1)} tasks, there are {len(tasks)}; "
-            "publish more, or ask fewer"
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"scenario {scenario.name!r} asks {max(wanted, 1)} tasks, the server has "
+            f"{len(tasks)}; publish more, or ask fewer",
         )
     return Job.checked(server=server, tasks=tuple(tasks[:wanted]), scenario=scenario)
 
@@ -46,14 +48,15 @@ def run(job: Job, *, pid: int | None = None) -> tuple[LoadReport, list[Sample]]:
     The tasks are preloaded first: the run measures a server at work, and not its start.
 
     Args:
-        job: What to do.
-        pid: The server process, to watch its memory; on this machine it is found by its port.
+        job: The scenario, the tasks and the server.
+        pid: The server process, to watch its memory. On this machine the port identifies the
+            process.
 
     Raises:
-        NunatakClientError: the server or a task is not there; nothing was measured.
-        LoadTestError: the job cannot be followed.
+        NunatakClientError: the server or a task is missing; nothing was measured.
+        NunatakError: the job is impossible.
     """
-    # A file of texts that cannot be read must not cost a run.
+    # Checked before the run: an unreadable file of texts must not waste a run.
     text_source(job.scenario, random.Random(0))  # noqa: S311 - not a secret
     with Client(job.server) as client:
         for task in job.tasks:
@@ -101,7 +104,7 @@ async def warm(
     clock: Clock = time.monotonic,
     sleep: Sleep = asyncio.sleep,
 ) -> WarmedUp:
-    """Send the scenario's load in windows until their medians agree or its time is over."""
+    """Send the scenario's load in windows until their medians agree or the time is over."""
     rule, medians = scenario.warm_up, list[float | None]()
     while (len(medians) + 1) * rule.window_s <= rule.longest_s:
         seed = WARM_UP_SEED * (scenario.seed + 1) + len(medians)
@@ -118,7 +121,7 @@ async def warm(
 def is_steady(medians: Sequence[float | None], *, tolerance: float) -> bool:
     """Whether the last three windows agree: the highest median is within `tolerance` of the lowest.
 
-    A window without answers has no median, and agrees with none.
+    A window without answers has no median, and agrees with no other window.
     """
     last = [median for median in medians[-STEADY_WINDOWS:] if median is not None]
     return len(last) == STEADY_WINDOWS and max(last) <= (1 + tolerance) * min(last)

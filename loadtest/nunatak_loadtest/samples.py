@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Sample(BaseModel):
-    """One request as its sender saw it."""
+    """One request, measured at its sender."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
-    started_s: float = Field(description="when it was due; in a closed loop, when it was sent")
-    response_ms: float = Field(description="from then until its answer was there")
-    lag_ms: float = Field(default=0.0, description="from when it was due until it was sent")
+    started_s: float = Field(description="the due time; in a closed loop, the time of sending")
+    response_ms: float = Field(description="from `due_s` to the answer")
+    lag_ms: float = Field(default=0.0, description="from the due time to the sending")
     error: str | None = None
     queue_ms: float | None = None
     tokenize_ms: float | None = None
@@ -36,7 +36,7 @@ class Latency(BaseModel):
 
     @classmethod
     def of(cls, times_ms: Iterable[float]) -> Self | None:
-        """Summarise; `None` where there is nothing to summarise."""
+        """Summarise; `None` without values."""
         ordered = sorted(times_ms)
         if not ordered:
             return None
@@ -49,7 +49,7 @@ class Latency(BaseModel):
 
 
 class RequestStatistics(BaseModel):
-    """Requests of one task, or of all; times are those of answered requests only."""
+    """Requests of one task, or of all. The times cover answered requests only."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,7 +65,7 @@ class RequestStatistics(BaseModel):
 
     @classmethod
     def of(cls, samples: Sequence[Sample], *, span_s: float) -> Self:
-        """Summarise samples that were taken within `span_s` seconds."""
+        """Summarise the samples of `span_s` seconds."""
         answered = [sample for sample in samples if sample.error is None]
         codes = Counter(sample.error for sample in samples if sample.error is not None)
         return cls(
@@ -84,14 +84,14 @@ class RequestStatistics(BaseModel):
 def percentile(ordered: Sequence[float], percent: float) -> float:
     """The smallest value that at least `percent` per cent of the values do not exceed.
 
-    This is the nearest rank: always a value that was measured, never one in between.
+    This is the nearest rank, which is always a measured value.
     """
     rank = math.ceil(percent / 100 * len(ordered))
     return ordered[max(rank, 1) - 1]
 
 
 def span_s(samples: Sequence[Sample]) -> float:
-    """Seconds from the first request's start to the last one's end."""
+    """Seconds from the first request's start to the last request's end."""
     if not samples:
         return 0.0
     first = min(sample.started_s for sample in samples)

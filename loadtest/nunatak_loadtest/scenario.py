@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from nunatak_loadtest.errors import InvalidSettingsError, first_problem
+from nunatak_contract.errors import NunatakError
 
 SUFFIX = ".toml"
 
@@ -19,29 +19,35 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
-class Part(BaseModel):
+def first_problem(error: ValidationError) -> str:
+    """Return the first thing that is wrong with outside values, in one line."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}"
+
+
+class _Part(BaseModel):
     """Base of every part: frozen, and an unknown name is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Uniform(Part):
+class Uniform(_Part):
     """Every task gets equally many requests."""
 
     kind: Literal["uniform"] = "uniform"
 
 
-class Zipf(Part):
+class Zipf(_Part):
     """The task of rank r gets requests in proportion to `r ** -exponent`."""
 
     kind: Literal["zipf"] = "zipf"
     exponent: Annotated[float, Field(gt=0, le=5)] = 1.0
 
 
-class Closed(Part):
+class Closed(_Part):
     """Users who each wait for their answer before they ask again; a slow server is asked less.
 
-    With `steps`, the number of users follows them instead of being `users` all the time.
+    With `steps`, the number of users follows the steps, and `users` is ignored.
     """
 
     kind: Literal["closed"] = "closed"
@@ -49,22 +55,22 @@ class Closed(Part):
     steps: tuple["Step", ...] = ()
 
 
-class Step(Part):
-    """So many users for so long."""
+class Step(_Part):
+    """A number of users, and their time."""
 
     users: Annotated[int, Field(ge=1, le=10_000)]
     seconds: Annotated[int, Field(ge=1, le=86_400)]
 
 
-class Poisson(Part):
-    """Requests that arrive whether or not the server keeps up, independent of each other."""
+class Poisson(_Part):
+    """Requests that arrive independent of each other and of the server's speed."""
 
     kind: Literal["poisson"] = "poisson"
     rate_per_s: Annotated[float, Field(gt=0, le=100_000)]
 
 
-class Gamma(Part):
-    """Bursty arrivals: gaps of a Gamma distribution with this coefficient of variation.
+class Gamma(_Part):
+    """Arrivals in bursts: the gaps have a Gamma distribution with this coefficient of variation.
 
     `cv = 1` is Poisson (S-LoRA, arXiv 2311.03285, sec. 7: shape `1 / cv**2`, scale `cv**2 / rate`).
     """
@@ -74,7 +80,7 @@ class Gamma(Part):
     cv: Annotated[float, Field(gt=0, le=100)] = 4.0
 
 
-class NormalLengths(Part):
+class NormalLengths(_Part):
     """Words per text: normal, rounded and clipped (PetS, ATC 2022: mean 32, clipped to 1..128)."""
 
     kind: Literal["normal"] = "normal"
@@ -83,7 +89,7 @@ class NormalLengths(Part):
     longest: Annotated[int, Field(ge=1, le=8192)] = 128
 
 
-class LogNormalLengths(Part):
+class LogNormalLengths(_Part):
     """Words per text: log-normal around a median, rounded and clipped; many short, few long."""
 
     kind: Literal["lognormal"] = "lognormal"
@@ -92,31 +98,31 @@ class LogNormalLengths(Part):
     longest: Annotated[int, Field(ge=1, le=8192)] = 128
 
 
-class FileTexts(Part):
+class FileTexts(_Part):
     """Texts from a file, one a line, drawn with repetition."""
 
     kind: Literal["file"] = "file"
     path: str
 
 
-class BuiltInTexts(Part):
+class BuiltInTexts(_Part):
     """A dozen sentences from short to long, drawn with repetition."""
 
     kind: Literal["builtin"] = "builtin"
 
 
-class Width(Part):
+class Width(_Part):
     """A number of tasks per request, and the share of requests with this number."""
 
     tasks: Annotated[int, Field(ge=1, le=4096)] = 1
     weight: Positive = 1.0
 
 
-class WarmUp(Part):
+class WarmUp(_Part):
     """Load before an open loop is measured, in windows, until three in a row agree in their median.
 
-    Two medians agree where the higher is at most `1 + tolerance` times the lower. A server that is
-    not steady after `longest_s` is measured all the same, and the report says so.
+    Two medians agree if the higher is at most `1 + tolerance` times the lower. After `longest_s`
+    the measurement starts in any case, and the report names an unsteady server.
     """
 
     window_s: Positive = 2.0
@@ -124,7 +130,7 @@ class WarmUp(Part):
     tolerance: Share = 0.05
 
 
-class Objectives(Part):
+class Objectives(_Part):
     """The limits of a good run."""
 
     p99_ms: Positive = 200.0
@@ -138,13 +144,13 @@ Texts = Annotated[
 ]
 
 
-class Scenario(Part):
-    """One load, whole."""
+class Scenario(_Part):
+    """One complete load."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     title: str = ""
     num_tasks: Annotated[int, Field(ge=1, le=1_000_000)] | None = Field(
-        default=None, description="how many of the server's tasks take part; absent: all"
+        default=None, description="number of the server's tasks that take part; absent: all"
     )
     popularity: Popularity = Uniform()
     arrivals: Arrivals = Closed()
@@ -174,14 +180,15 @@ class Scenario(Part):
         duration_s: float | None = None,
         text_file: Path | None = None,
     ) -> Self:
-        """The scenario with the given values in place of its own.
+        """The scenario with the given values.
 
         Raises:
-            InvalidSettingsError: users and rate exclude each other.
+            NunatakError: `invalid_settings`, users and rate exclude each other.
         """
         if users is not None and rate_per_s is not None:
-            raise InvalidSettingsError(
-                "give either users, who wait for answers, or a rate, not both"
+            raise NunatakError(
+                "invalid_settings",
+                problem="give either users (who wait for answers) or a rate, not both",
             )
         changes = dict[str, object]()
         if users is not None:
@@ -206,14 +213,17 @@ def load_scenario(name_or_path: str) -> Scenario:
     """Read a scenario by its name, or from a file that ends in `.toml`.
 
     Raises:
-        InvalidSettingsError: there is none of this name, or the file is no scenario.
+        NunatakError: `invalid_settings`, there is no scenario of this name, or the file is no
+            scenario.
     """
     if name_or_path.endswith(SUFFIX):
         return parse_scenario(_read(Path(name_or_path)), source=name_or_path)
     if name_or_path not in scenario_names():
         known = ", ".join(scenario_names())
-        raise InvalidSettingsError(
-            f"no scenario {name_or_path!r}; expected one of {known}, or a path ending in {SUFFIX}"
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"no scenario {name_or_path!r}; expected one of {known}, or a path ending in "
+            f"{SUFFIX}",
         )
     file = files("nunatak_loadtest").joinpath("scenarios", name_or_path + SUFFIX)
     return parse_scenario(file.read_text(encoding="utf-8"), source=name_or_path)
@@ -223,20 +233,26 @@ def parse_scenario(text: str, *, source: str) -> Scenario:
     """Read a scenario from TOML.
 
     Raises:
-        InvalidSettingsError: the text is no TOML, or not a scenario.
+        NunatakError: `invalid_settings`, the text is no TOML, or not a scenario.
     """
     try:
         return Scenario.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise InvalidSettingsError(f"{source} is no TOML: {error}") from error
+        raise NunatakError("invalid_settings", problem=f"{source} is no TOML: {error}") from error
     except ValidationError as error:
-        raise InvalidSettingsError(f"{source}: {first_problem(error)}") from error
+        raise NunatakError(
+            "invalid_settings", problem=f"{source}: {first_problem(error)}"
+        ) from error
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidSettingsError(f"cannot read {path}: {error.strerror}") from error
+        raise NunatakError(
+            "invalid_settings", problem=f"cannot read {path}: {error.strerror}"
+        ) from error
     except UnicodeDecodeError as error:
-        raise InvalidSettingsError(f"a scenario is UTF-8, but {path} is not: {error}") from error
+        raise NunatakError(
+            "invalid_settings", problem=f"a scenario is UTF-8, but {path} is not: {error}"
+        ) from error

@@ -1,6 +1,6 @@
-"""The texts of a run: drawn word by word, from a file, or a dozen that come with the package.
+"""The texts of a run: drawn word by word, from a file, or from a dozen texts of the package.
 
-A server may remember texts it has seen, so drawn texts are new unless the scenario repeats some.
+A server may remember earlier texts, so drawn texts are new unless the scenario repeats some.
 """
 
 import math
@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
-from nunatak_loadtest.errors import InvalidSettingsError
+from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.scenario import (
     BuiltInTexts,
     FileTexts,
@@ -38,10 +38,10 @@ DEFAULT_TEXTS = (
         "half way, and nobody answers at the support desk. Please have someone call us back today."
     ),
 )
-# Words that the usual English vocabularies hold whole, so that a word is a token.
+# The usual English vocabularies hold each of these words as one token.
 WORDS = tuple(files("nunatak_loadtest").joinpath("words.txt").read_text("utf-8").split())
 TRIES = 32
-"""Draws until a text counts as new; of one word there are fewer texts than requests."""
+"""Most draws of a new text. There are fewer texts of one word than requests."""
 
 
 class TextSource(Protocol):
@@ -103,7 +103,7 @@ def text_source(scenario: Scenario, chance: random.Random) -> TextSource:
     """Return the source of the scenario's texts.
 
     Raises:
-        InvalidSettingsError: its file of texts cannot be read.
+        NunatakError: `invalid_settings`, its file of texts cannot be read.
     """
     match scenario.texts:
         case BuiltInTexts():
@@ -121,15 +121,21 @@ def read_texts(path: Path) -> tuple[str, ...]:
     """Read one text per line; blank lines do not count.
 
     Raises:
-        InvalidSettingsError: the file cannot be read or holds no text.
+        NunatakError: `invalid_settings`, the file cannot be read or holds no text.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise InvalidSettingsError(f"cannot read texts from {path}: {error.strerror}") from error
+        raise NunatakError(
+            "invalid_settings", problem=f"cannot read texts from {path}: {error.strerror}"
+        ) from error
     except UnicodeDecodeError as error:
-        raise InvalidSettingsError(f"texts must be UTF-8, but {path} is not: {error}") from error
+        raise NunatakError(
+            "invalid_settings", problem=f"texts must be UTF-8, but {path} is not: {error}"
+        ) from error
     texts = tuple(line.strip() for line in lines if line.strip())
     if not texts:
-        raise InvalidSettingsError(f"{path} must hold one text per line, but it holds none")
+        raise NunatakError(
+            "invalid_settings", problem=f"{path} must hold one text per line, but it holds none"
+        )
     return texts

@@ -20,7 +20,7 @@ from nunatak_loadtest.texts import TextSource, text_source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A request to these tasks about a text, due so many seconds after the start."""
+    """A request to tasks about a text; `due_s` is the due time in seconds after the start."""
 
     due_s: float
     tasks: tuple[str, ...]
@@ -64,7 +64,7 @@ def plan(
 def arrival_times(
     arrivals: Closed | Poisson | Gamma, *, seconds: float, seed: int
 ) -> Iterator[float]:
-    """When requests are due; users of a closed loop have no such times, so theirs are none."""
+    """The due times of requests. A closed loop has no due times."""
     match arrivals:
         case Closed():
             return

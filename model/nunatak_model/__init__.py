@@ -1,5 +1,7 @@
 """The maths of Nunatak: backbone, branches, heads and the mixed forward. No web, no threads."""
 
+from nunatak_contract.inputs import TextInput
+from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_model.backbone import (
     INT8_SUFFIX,
     Backbone,
@@ -16,27 +18,16 @@ from nunatak_model.branch import (
     initial_parameters,
     parameter_shapes,
 )
-from nunatak_model.checkpoint import DEFAULT_BACKBONE, load_backbone
+from nunatak_model.checkpoint import load_backbone
 from nunatak_model.config import (
     BackboneConfig,
 )
 from nunatak_model.cuda_graphs import TrunkGraphs, trunk_graphs
-from nunatak_model.errors import (
-    BackboneNotFoundError,
-    CorruptBackboneError,
-    InvalidHeadError,
-    InvalidMethodError,
-    InvalidTensorsError,
-    LayerNotHeldError,
-    ModelError,
-    NonFiniteParameterError,
-    ParameterMismatchError,
-    UnsupportedBackboneError,
-)
+from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, UnsupportedBackboneError
 from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
 from nunatak_model.heads import HeadSpec, default_head
 from nunatak_model.methods import maths_of
-from nunatak_model.ops.device import BesideCompute, compute_without_helpers
+from nunatak_model.ops.device import BesideCompute, compute_with, compute_without_helpers, has_cuda
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
@@ -44,7 +35,7 @@ from nunatak_model.savings import (
     model_size,
     parameters_saved,
 )
-from nunatak_model.text.encoding import Alignment, Encoding, Part, TextInput
+from nunatak_model.text.encoding import Alignment, Encoding, Part
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.trunk import (
     TrunkActivations,
@@ -62,7 +53,6 @@ __all__ = [
     "Alignment",
     "Backbone",
     "BackboneConfig",
-    "BackboneNotFoundError",
     "BesideCompute",
     "BetweenLayers",
     "Branch",
@@ -70,14 +60,8 @@ __all__ = [
     "CorruptBackboneError",
     "Encoding",
     "HeadSpec",
-    "InvalidHeadError",
-    "InvalidMethodError",
     "InvalidTensorsError",
-    "LayerNotHeldError",
-    "ModelError",
     "ModelSize",
-    "NonFiniteParameterError",
-    "ParameterMismatchError",
     "Part",
     "Row",
     "TextInput",
@@ -90,6 +74,7 @@ __all__ = [
     "TrunkStates",
     "UnsupportedBackboneError",
     "build_branch",
+    "compute_with",
     "compute_without_helpers",
     "convert_branch",
     "dedicated_parameters",
@@ -97,6 +82,7 @@ __all__ = [
     "embedding_branch",
     "encoder_parameters",
     "forward",
+    "has_cuda",
     "hidden_states",
     "initial_parameters",
     "keep_lowest_layers",

@@ -26,14 +26,14 @@ from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, 
 INT8_SUFFIX = "+int8"
 """Suffix of the name and of the source of a quantized backbone."""
 QUANTIZATION = "int8: symmetric, weights by output, inputs by token, version 1"
-"""Part of the digest; another computation needs another text."""
+"""Part of the digest. Another quantization needs another text."""
 PAGE_SHARE = 1 / 64
 """Largest share of a device's memory for one page of slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """One weight of a backbone layer that is not in memory."""
+    """The record of one weight of a backbone layer that is not in memory."""
 
     dtype: torch.dtype
     digest: str
@@ -42,7 +42,7 @@ class LeftOut:
     """Size of the weight in the served layout."""
 
     def equals(self, tensor: Tensor) -> bool:
-        """Whether a tensor has the same values, rounded to the weight's dtype."""
+        """Whether a tensor, rounded to the weight's dtype, has the same values."""
         return _digest(tensor.to(self.dtype)) == self.digest
 
 
@@ -58,20 +58,23 @@ def _digest(tensor: Tensor) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
-    """The operations of a device, one choice for each concern; plans do not depend on them."""
+    """The operations of a device, one choice for each purpose.
+
+    Plans do not depend on the choices.
+    """
 
     attention: PlanAttention = attention_by_runs
     sum_rows: SumRows = sum_by_index
     banks: SlotBanks | None = None
-    """Pages of slots, for products grouped over tasks; None where each task runs by itself."""
+    """Pages of slots, for products grouped over tasks; None if each task runs alone."""
 
 
 PLAIN_OPS = Ops()
-"""The operations that run everywhere, and in training."""
+"""The operations that run on every device, also in training."""
 
 
 def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
-    """The operations that serve such a backbone fastest on this device."""
+    """The fastest operations to serve such a backbone on this device."""
     varlen = can_attend_varlen(dtype, device, head_width=config.head_width)
     banks = None
     if can_group(config, dtype=dtype, device=device):
@@ -86,7 +89,7 @@ def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backbone:
-    """A pretrained encoder; its tensors are never written again."""
+    """A pretrained encoder. Its tensors never change."""
 
     name: str
     digest: str
@@ -94,22 +97,23 @@ class Backbone:
     config: BackboneConfig
     tokenizer: TextTokenizer
     pooling: Pooling
-    """How the checkpoint was trained to turn token vectors into one."""
+    """The checkpoint's trained way to turn token vectors into one vector."""
     max_embedding_tokens: int
-    """Length in tokens that the checkpoint cuts a text to before embedding it."""
+    """The checkpoint's maximum length of a text to embed, in tokens."""
     pooler: Linear | None
-    """The checkpoint's dense layer after pooling, from which heads start; not encoder."""
+    """The checkpoint's dense layer after pooling, the start of new heads. No part of the
+    encoder."""
     pooler_norm: Norm | None
-    """The norm after it, where the architecture has one there."""
+    """The norm after the dense layer, if the architecture has one."""
     parameters: Mapping[str, Tensor]
-    """All encoder weights by stored name; `embeddings` and `layers` are views of the same."""
+    """All encoder weights by stored name. `embeddings` and `layers` are views of these weights."""
     embeddings: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
-    """From the lowest up; fewer than configured if only the lowest layers are in memory."""
+    """The layers from the lowest up. Fewer than configured if only the lowest are in memory."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict[str, LeftOut])
     """The records of the weights of layers that are not in memory."""
     is_packed: bool = False
-    """Whether linear maps are laid out for serving, and take no gradients."""
+    """Whether linear maps have the layout for serving, which takes no gradients."""
     ops: Ops = PLAIN_OPS
     """The operations of its device."""
 
@@ -130,7 +134,7 @@ class Backbone:
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of embeddings and held layers; scales of quantized ones are none."""
+        """Number of parameters of embeddings and held layers, without scales of quantization."""
         tensors = self.parameters.items()
         return sum(it.numel() for name, it in tensors if not name.endswith(SCALE))
 
@@ -141,15 +145,15 @@ class Backbone:
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of embeddings and all layers: what each dedicated model would hold."""
+        """Bytes of embeddings and all layers, as each dedicated model would hold."""
         return self.num_bytes + sum(it.num_bytes for it in self.left_out.values())
 
     def layer(self, index: int) -> LayerWeights | None:
-        """The weights of a layer, from 0; None where it is not held."""
+        """The weights of a layer, counted from 0; None if the layer is not held."""
         return self.layers[index] if index < len(self.layers) else None
 
     def equals(self, name: str, tensor: Tensor) -> bool | None:
-        """Whether an encoder weight has these values, in its dtype; None if it does not exist."""
+        """Whether an encoder weight has these values, in its dtype; None for an unknown name."""
         if name in self.left_out:
             return self.left_out[name].equals(tensor)
         frozen = self.floating(name)
@@ -158,10 +162,10 @@ class Backbone:
         return torch.equal(tensor.to(frozen.device, frozen.dtype), frozen)
 
     def floating(self, name: str) -> Tensor | None:
-        """The encoder weight of that name as floating-point numbers, or None if there is none.
+        """The encoder weight of that name in floating point; None if there is no such weight.
 
-        A packed weight is returned in the plain layout. An integer weight is returned as the
-        numbers it stands for.
+        A packed weight is returned in the plain layout. The integers of a quantized weight are
+        multiplied by their scales.
         """
         tensor = self.parameters.get(name)
         if tensor is None or tensor.is_floating_point():
@@ -170,13 +174,13 @@ class Backbone:
 
 
 def quantize_backbone(backbone: Backbone) -> Backbone:
-    """The backbone whose layers multiply in 8-bit integers (see `nunatak_model.ops.int8`).
+    """Quantize the layers to 8-bit integers (see `nunatak_model.ops.int8`).
 
-    A quantized backbone computes other numbers, so it has a digest and a name of its own. Tasks
-    must be trained on it to be served on it; tasks of the original backbone are refused.
+    A quantized backbone computes other numbers, so it has its own digest and name. Only tasks that
+    were trained on the quantized backbone can be served on it.
 
     Raises:
-        UnsupportedBackboneError: it is packed or quantized, or not on the CPU.
+        UnsupportedBackboneError: the backbone is packed or quantized, or not on the CPU.
     """
     if backbone.is_packed or backbone.is_quantized or backbone.device.type != "cpu":
         raise UnsupportedBackboneError(
@@ -195,13 +199,14 @@ def quantize_backbone(backbone: Backbone) -> Backbone:
 
 
 def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
-    """The same backbone without the memory of its upper layers.
+    """Drop the upper layers of the backbone from memory.
 
     Tasks that own all layers from `num_layers` up, or from below, answer as before; whatever would
-    read a layer that is not held is refused by `LayerNotHeldError`.
+    read a layer that is not held is refused by `layer_not_held`.
 
     Raises:
-        UnsupportedBackboneError: it has fewer layers, or none would be left, or it is packed.
+        UnsupportedBackboneError: the backbone has fewer layers, or no layer would be left, or the
+            backbone is packed.
     """
     if backbone.is_packed or not 1 <= num_layers <= len(backbone.layers):
         raise UnsupportedBackboneError(
@@ -225,10 +230,10 @@ def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
 
 
 def pack_backbone(backbone: Backbone) -> Backbone:
-    """The same backbone ready to serve; branches follow by `convert_branch`.
+    """Prepare a backbone to be served; `convert_branch` prepares its branches.
 
-    Where the CPU gains by it, its linear maps are packed; on other devices, it gets the
-    operations that are fastest there.
+    On a CPU, large linear maps are packed. On other devices, the backbone gets the operations that
+    are fastest there.
     """
     if not can_pack(backbone.dtype, backbone.device):
         ops = ops_for(backbone.config, dtype=backbone.dtype, device=backbone.device)

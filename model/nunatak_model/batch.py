@@ -1,6 +1,7 @@
 """The batch: the plan's rows of single branches become runs of a device.
 
-Branches in slots of one page run together, in the order of their slots; all others by themselves.
+Branches in slots of one page run together, in the order of their slots. All other branches run
+alone.
 
 Axes: tokens = packed tokens of the last layout, width = hidden width, vectors = pooled vectors or
 token vectors of some rows, labels = outputs of a task, *vectors = the tokens of a row for token
@@ -22,17 +23,17 @@ from nunatak_model.layer import TokenSpan
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.grouped import SlotGroups, slot_groups
 from nunatak_model.ops.rows import SumRows, select_rows
-from nunatak_model.plan import Lane, Layout, Span
+from nunatak_model.plan import Lane, Layout, Segment
 
 Pair = tuple[int, int]
 """An input and a branch, by index."""
 NO_PLACE = (-1, 0)
-"""The place of branches without slots; it sorts before the places of all pages."""
+"""The place of branches without slots, which sorts before the places of all pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpan:
-    """Tokens, and their override at each layer."""
+    """The tokens of a run, and the override of these tokens at each layer."""
 
     span: TokenSpan
     layers: Layers
@@ -55,7 +56,7 @@ def layer_spans(
     return tuple(found)
 
 
-def _span(spans: Sequence[Span], branches: Sequence[Branch], device: torch.device) -> LayerSpan:
+def _span(spans: Sequence[Segment], branches: Sequence[Branch], device: torch.device) -> LayerSpan:
     tokens = slice(spans[0].begin, spans[-1].end)
     first = branches[0].slots
     if len(spans) == 1 or first is None or first.layers is None:
@@ -71,7 +72,7 @@ def _span(spans: Sequence[Span], branches: Sequence[Branch], device: torch.devic
 
 
 def _page(index: int, branches: Sequence[Branch]) -> tuple[int, int]:
-    """Equal for branches that run together."""
+    """The key of a run: equal for branches that run together."""
     page, _ = _place(branches[index])
     return (page, 0) if page >= 0 else (page, index)
 
@@ -83,11 +84,11 @@ def _place(branch: Branch) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HeadRun:
-    """Rows that run through heads in one go: of one task, or of many whose heads are stacked."""
+    """Rows that run through heads together: of one task, or of many tasks with stacked heads."""
 
     pairs: tuple[Pair, ...]
     rows: tuple[int, ...]
-    """The row in the last layout of each pair."""
+    """The row of each pair in the last layout."""
     head: Head
     groups: SlotGroups | None = None
 
@@ -101,7 +102,7 @@ def run_heads(
     sum_rows: SumRows,
     dropout: float,
 ) -> dict[Pair, Float[Tensor, "*vectors labels"]]:
-    """Logits of each pair, which lies in this row of the layout."""
+    """Logits of each pair, by the pair's row in the layout."""
     poolings = {branch.head.pooling for branch in branches}
     pooled = {
         each: pool(hidden, layout.lengths, each, sum_rows=sum_rows)
@@ -132,7 +133,7 @@ def _head_runs(
     pages: dict[int, list[int]] = defaultdict(list)
     for branch in pairs_of:
         slots = branches[branch].slots
-        # A number of no page, different for each branch, where it has no slot.
+        # A branch without a slot gets a unique number, which no page has.
         pages[-1 - branch if slots is None else slots.head.page.number].append(branch)
     runs = list[_HeadRun]()
     for members in pages.values():

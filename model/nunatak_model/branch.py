@@ -9,21 +9,21 @@ is made once, when a version is loaded.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import TANH_BLOCK
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import HeadOnly, Method
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import NonFiniteParameterError, ParameterMismatchError
+from nunatak_model.errors import mismatch_of
 from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_head, with_labels
-from nunatak_model.layer import LayerOverride
+from nunatak_model.layer import LayerOverride, OwnLayer
 from nunatak_model.methods import maths_of
-from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks
+from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks, rounded_up
 from nunatak_model.ops.linear import packed
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
 
@@ -49,13 +49,13 @@ class BranchSlots:
     """The slots of a branch, on a device whose kernels read many tasks' parameters at once."""
 
     layers: Slot[Layers] | None
-    """None where the branch is a head alone."""
+    """None if the branch is a head alone."""
     head: Slot[Head]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Branch:
-    """One task version, ready to run; two branches are the same only if they are one object."""
+    """One task version, ready to run. Branches are compared by identity."""
 
     spec: BranchSpec
     split_depth: int | None
@@ -77,21 +77,18 @@ class Branch:
 
     def num_frozen_layers_read(self, config: BackboneConfig) -> int | None:
         """How many of the lowest backbone layers it reads; None if not even the embeddings."""
-        match self.spec.method:
-            case Full():
-                return None
-            case TopK():
-                return self.split_depth
-            case _:
-                # Additions to a frozen layer leave the layer in use.
-                return config.num_layers
+        if self.split_depth is None:
+            return None
+        # Additions to a frozen layer leave the layer in use.
+        own = [index for index, layer in self.layers.items() if isinstance(layer, OwnLayer)]
+        return min(own, default=config.num_layers)
 
 
 def parameter_shapes(spec: BranchSpec, config: BackboneConfig) -> Shapes:
     """The exact set of tensors of a task version.
 
     Raises:
-        InvalidMethodError: the method does not fit the backbone.
+        NunatakError: `invalid_method`, the method does not fit the backbone.
     """
     maths = maths_of(spec.method)
     maths.check(config)
@@ -104,7 +101,7 @@ def initial_parameters(
     """Fresh float32 tensors to train; they share no memory with the backbone.
 
     Raises:
-        InvalidMethodError: the method does not fit the backbone.
+        NunatakError: `invalid_method`, the method does not fit the backbone.
     """
     maths = maths_of(spec.method)
     maths.check(backbone.config)
@@ -117,13 +114,13 @@ def initial_parameters(
 def build_branch(
     spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]
 ) -> Branch:
-    """Arrange named tensors as a branch; the tensors are referenced, not copied.
+    """Arrange named tensors as a branch. The branch shares the memory of the tensors.
 
     Raises:
-        InvalidMethodError: the method does not fit the backbone.
-        ParameterMismatchError: the tensors do not match `parameter_shapes`, or are not all of one
-            floating-point dtype.
-        NonFiniteParameterError: a tensor holds NaN or infinity.
+        NunatakError: `invalid_method`, the method does not fit the backbone.
+        NunatakError: `parameter_mismatch`, the tensors do not match `parameter_shapes`, or are not
+            all of one floating-point dtype.
+        NunatakError: `non_finite_parameter`, a tensor holds NaN or infinity.
     """
     _check_parameters(parameters, parameter_shapes(spec, config))
     return _arrange(spec, config, parameters)
@@ -135,9 +132,9 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     The branch was built from finite parameters, so only a conversion can make them infinite.
 
     Raises:
-        NonFiniteParameterError: a parameter does not fit the number format.
+        NunatakError: `non_finite_parameter`, a parameter does not fit the number format.
     """
-    if backbone.ops.banks is not None and not isinstance(branch.spec.method, Full):
+    if backbone.ops.banks is not None and branch.split_depth is not None:
         return _in_slots(branch, backbone, backbone.ops.banks)
     parameters = {
         name: tensor.to(device=backbone.device, dtype=backbone.dtype)
@@ -153,18 +150,18 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
 
 
 def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
-    """Write a branch into slots; it runs alone from there as well as grouped with others."""
+    """Write a branch into slots. From there it can run alone or grouped with others."""
     spec, config = branch.spec, backbone.config
     alignment = ALIGNMENT_BYTES // backbone.dtype.itemsize
     form = BranchSpec(
-        method=padded_method(spec.method, alignment), head=padded_head(spec.head, alignment)
+        method=maths_of(spec.method).padded(alignment), head=padded_head(spec.head, alignment)
     )
     layer_shapes = maths_of(form.method).parameter_shapes(config)
     head = head_shapes(form.head, config)
     parameters = padded_parameters(
         spec.method, branch.parameters, {**layer_shapes, **head}, dtype=backbone.dtype
     )
-    # Before they leave the host, where looking at them costs no wait for the device.
+    # Checked on the host, because a check on the device would wait for the device.
     _check_finite(parameters)
     slots = BranchSlots(
         layers=banks.take(form.method, layer_shapes, partial(_layers, form, config))
@@ -196,7 +193,7 @@ def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, 
         spec=spec,
         split_depth=split_depth,
         parameters=dict(parameters),
-        embeddings=embeddings_from(parameters) if isinstance(spec.method, Full) else None,
+        embeddings=embeddings_from(parameters) if split_depth is None else None,
         layers=_layers(spec, config, parameters),
         head=head_from(spec.head, config, parameters),
         head_parameters=of_head,
@@ -227,56 +224,43 @@ def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:
     ]
     missing, unused = shapes.keys() - parameters.keys(), parameters.keys() - shapes.keys()
     if missing or unused or wrong:
-        raise ParameterMismatchError(missing=missing, unused=unused, wrong=wrong)
+        found = {
+            "missing": sorted(missing),
+            "unused": sorted(unused),
+            "of another shape or dtype": wrong,
+        }
+        raise NunatakError("parameter_mismatch", found=mismatch_of(found))
     _check_finite(parameters)
 
 
 def _check_finite(parameters: Mapping[str, Tensor]) -> None:
     for name, tensor in parameters.items():
-        # A finite sum proves every entry finite, and is far cheaper than looking at each; a sum
-        # that merely overflowed is settled by the exact look.
+        # A finite sum proves every entry finite, and costs far less than a check of each entry. If
+        # the sum overflows, the exact check decides.
         if not torch.isfinite(tensor.detach().sum()) and not torch.isfinite(tensor).all():
-            raise NonFiniteParameterError(name)
-
-
-def padded_method(method: Method, alignment: int) -> Method:
-    """The method with its widths rounded up to a multiple of `alignment`.
-
-    Updates of all scales share a form: theirs is part of `up` there, and 1 here.
-    """
-    match method:
-        case Lora():
-            rank = _rounded_up(method.rank, alignment)
-            return method.model_copy(update={"rank": rank, "alpha": float(rank)})
-        case Bottleneck():
-            return method.model_copy(update={"size": _rounded_up(method.size, alignment)})
-        case TopK() | HeadOnly() | Full():
-            return method
-        case _:
-            assert_never(method)
+            raise NunatakError("non_finite_parameter", name=name)
 
 
 def padded_head(head: HeadSpec, alignment: int) -> HeadSpec:
-    """The head with its labels rounded up to a multiple of `alignment`; kinds share a form."""
+    """The head with its labels rounded up to a multiple of `alignment`.
+
+    All kinds of head share a form.
+    """
     kind = HeadKind.TOKEN_CLASSIFICATION
     if isinstance(head.pooling, Pooling):
         kind = HeadKind.SEQUENCE_CLASSIFICATION
-    return replace(head, kind=kind, num_labels=_rounded_up(head.num_labels, alignment))
+    return replace(head, kind=kind, num_labels=rounded_up(head.num_labels, alignment))
 
 
 def padded_parameters(
     method: Method, parameters: Mapping[str, Tensor], shapes: Shapes, *, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """Parameters of `method` and its head in the padded shapes, with scales of updates applied."""
-    scale = method.scale if isinstance(method, Lora) else 1.0
-    found = dict[str, Tensor]()
-    for name, shape in shapes.items():
-        tensor = parameters[name]
-        if ".lora." in name and name.endswith(".up"):
-            # Before it is rounded to the number format: the scale then costs no accuracy.
-            tensor = tensor.float() * scale
-        found[name] = _filled(tensor.to(dtype), shape)
-    return found
+    """Parameters of `method` and its head as a slot holds them, in the padded shapes."""
+    maths = maths_of(method)
+    return {
+        name: _filled(maths.in_slot(name, parameters[name]).to(dtype), shape)
+        for name, shape in shapes.items()
+    }
 
 
 def _filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -287,16 +271,11 @@ def _filled(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return filled
 
 
-def _rounded_up(number: int, alignment: int) -> int:
-    return -(-number // alignment) * alignment
-
-
 def embedding_branch(backbone: Backbone) -> Branch:
     """A branch whose logits are the pooled vector of the last layer, [hidden width].
 
-    It splits at the top, so its rows are trunk rows to the end, and its head is the pooling that
-    the checkpoint was trained with and an output layer that is the identity, which is left out.
-    The vectors are not normalised.
+    The branch splits at the top, so its rows are trunk rows to the end. Its head is the
+    checkpoint's pooling, without an output layer. The vectors are not normalised.
     """
     config = backbone.config
     return Branch(

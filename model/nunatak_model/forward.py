@@ -15,7 +15,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_contract.enums import MethodKind
 from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.batch import in_slot_order, layer_spans, run_heads
@@ -23,23 +22,14 @@ from nunatak_model.branch import Branch
 from nunatak_model.cuda_graphs import TrunkGraphs
 from nunatak_model.layer import TokenSpan, mix_layer
 from nunatak_model.ops.rows import select_rows
-from nunatak_model.plan import TRUNK, BatchPlan, BranchTraits, Lane, Layout, Stage, plan_batch
+from nunatak_model.plan import TRUNK, BranchTraits, ForwardPlan, Lane, Layout, Stage, plan_batch
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.trunk import TrunkActivations, TrunkSource, TrunkStates, trunk_source
 
 _num_tokens = attrgetter("num_tokens")
 
-LANES = {
-    MethodKind.HEAD: Lane.TRUNK,
-    MethodKind.LORA: Lane.LORA,
-    MethodKind.BOTTLENECK: Lane.BOTTLENECK,
-    MethodKind.TOPK: Lane.OWN,
-    MethodKind.FULL: Lane.OWN,
-}
-
-
 BetweenLayers = Callable[[], None]
-"""Is called before each layer, the lowest among them."""
+"""Called before each layer, including the lowest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """Distinct inputs and branches of the rows, and each row as a pair of indices."""
+    """The distinct inputs and branches of the rows, and each row as a pair of indices."""
 
     inputs: tuple[Encoding, ...]
     branches: tuple[Branch, ...]
@@ -68,8 +58,8 @@ def run_trunk(
 ) -> TrunkActivations:
     """Run the backbone's embeddings and layers below `depth` on each distinct input.
 
-    With `trunk` each input starts from the deepest state held there that is not above `depth`;
-    nothing is offered.
+    With `trunk`, each input starts from its deepest held state at or below `depth`. No state is
+    offered to the cache.
     """
     distinct = tuple(dict.fromkeys(inputs))
     if not distinct:
@@ -105,24 +95,23 @@ def forward(
 ) -> list[Float[Tensor, "*vectors labels"]]:
     """Logits of each row, in float32, in the order of the rows.
 
-    Sequence heads give one vector a row, [labels]; token heads one a token, [tokens, labels].
-
-    Each row's logits equal the logits of its task's own model for its input alone, whatever else is
-    in the batch. Equal inputs share their trunk; equal rows are computed once.
+    Sequence heads give one vector per row, [labels]. Token heads give one vector per token,
+    [tokens, labels]. Each row's logits equal the logits of its task's own model for its input
+    alone, in any batch. Equal inputs share their trunk; equal rows are computed once.
 
     Gradients flow to branch parameters that require them.
 
     Args:
         backbone: the frozen encoder.
-        rows: inputs, each with the branch that is asked.
-        dropout: a probability; applies to branch layers and heads, never to the trunk, and asks
-            that all rows have one split depth.
-        trunk: states of earlier batches. Each input starts from the deepest one that is held at
-            or below its split depths, and every state that a branch starts from and that had to be
-            computed is offered. It changes no answer by more than the order of sums does.
+        rows: inputs, each with its branch.
+        dropout: a probability, for branch layers and heads only. All rows must have one split
+            depth.
+        trunk: states of earlier batches. Each input starts from its deepest held state at or below
+            its split depths. Newly computed states at the start of a branch are offered to the
+            cache. The cache changes answers only by the order of sums.
         graphs: recorded kernels of this backbone, which run stages of trunk rows alone.
         between_layers: may run another forward pass without `graphs`; the two passes do not affect
-            each other. An exception of it ends this pass.
+            each other. An exception in `between_layers` ends this pass.
 
     Semantics:
         for row in rows:
@@ -145,7 +134,7 @@ def forward(
         num_layers=backbone.config.num_layers,
         held_depths=[] if trunk is None else [trunk.depths(source) for source in sources],
     )
-    # Read before the first is offered, which may drop others.
+    # Held states are read before new states are offered, because an offer may drop held states.
     held = _read_states(trunk, plan, sources)
     layout = plan.start
     hidden = _embed(backbone, batch, layout, dropout=dropout) if layout.rows else _empty(backbone)
@@ -170,7 +159,7 @@ def forward(
 
 
 def _distinct(rows: Sequence[Row]) -> _Batch:
-    # Inputs of one length become adjacent, so that they share a call of attention.
+    # Inputs of one length become adjacent, so that one call of attention serves them all.
     encodings = sorted(dict.fromkeys(row.encoding for row in rows), key=_num_tokens)
     inputs = {encoding: index for index, encoding in enumerate(encodings)}
     branches = in_slot_order(row.branch for row in rows)
@@ -180,7 +169,8 @@ def _distinct(rows: Sequence[Row]) -> _Batch:
 
 
 def _traits(branch: Branch) -> BranchTraits:
-    return BranchTraits(lane=LANES[branch.spec.method.kind], split_depth=branch.split_depth)
+    lane = next((layer.lane for layer in branch.layers.values()), Lane.TRUNK)
+    return BranchTraits(lane=lane, split_depth=branch.split_depth)
 
 
 def _embed(
@@ -198,15 +188,15 @@ def _embed(
 
 
 def _empty(backbone: Backbone) -> Float[Tensor, "0 width"]:
-    """No tokens: where all inputs are held, nothing comes from the embeddings."""
+    """No tokens: if the states of all inputs are held, no row comes from the embeddings."""
     shape = (0, backbone.config.hidden_width)
     return torch.empty(shape, dtype=backbone.dtype, device=backbone.device)
 
 
 def _read_states(
-    trunk: TrunkStates | None, plan: BatchPlan, sources: Sequence[TrunkSource]
+    trunk: TrunkStates | None, plan: ForwardPlan, sources: Sequence[TrunkSource]
 ) -> list[list[Float[Tensor, "_ width"]]]:
-    """The held states that enter each stage."""
+    """The held states at the start of each stage."""
     if trunk is None:
         return [[] for _ in plan.stages]
     return [
@@ -235,7 +225,7 @@ def _enter_stage(
     stage: Stage,
     entering: Sequence[Float[Tensor, "_ width"]],
 ) -> Float[Tensor, "entered width"]:
-    """Copy every row of the stage from where it was, or from its trunk row, or held state."""
+    """Copy every row of the stage from its earlier place, its trunk row or its held state."""
     if stage.source_rows is None:
         return hidden
     if not entering:
@@ -276,10 +266,10 @@ def _run_stage(
 def hidden_states(
     backbone: Backbone, inputs: Sequence[Encoding], *, branch: Branch | None = None
 ) -> tuple[Float[Tensor, "tokens width"], ...]:
-    """Return what each layer gives, from the lowest up: of a branch, or of the backbone itself.
+    """Return the result of each layer, from the lowest up: of a branch, or of the backbone itself.
 
-    For inspecting a model; answers come from `forward`. The states of all inputs lie one after
-    another. The branch's head reads the last.
+    This function is for the analysis of models. Answers come from `forward`. The states of all
+    inputs lie one after another. The branch's head reads the result of the last layer.
     """
     config = backbone.config
     architecture = architecture_of(config)

@@ -1,10 +1,10 @@
 """Heads: token vectors to logits.
 
-The heads of transformers are two families here. A sequence head pools the token vectors (first
-token or mean), optionally runs a dense block (BERT's pooler, RoBERTa's `classifier.dense`,
-ModernBERT's `head`), then the output layer. A token head runs on every token, mostly without a
-dense block: one label a token (`...ForTokenClassification`), or a start and an end score
-(`qa_outputs` of `...ForQuestionAnswering`).
+There are two families of heads here, after transformers' heads. A sequence head pools the token
+vectors (first token or mean), optionally runs a dense block (BERT's pooler, RoBERTa's
+`classifier.dense`, ModernBERT's `head`), then the output layer. A token head runs on every token,
+mostly without a dense block: one label a token (`...ForTokenClassification`), or a start and an end
+score (`qa_outputs` of `...ForQuestionAnswering`).
 
 Axes: tokens = packed tokens of the rows, rows = texts, width = hidden width, labels = outputs of
 the task.
@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_contract.enums import Activation, HeadKind, HeadNorm, Pooling
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidHeadError
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.grouped import SlotGroups
 from nunatak_model.ops.linear import activate, apply_linear, layer_norm
@@ -51,28 +51,36 @@ class HeadSpec:
     pooling: Pooling | None = None
     dense: bool = False
     block: DenseBlock = TANH_BLOCK
-    """The form of the dense block, where the head has one."""
+    """The form of the dense block, if the head has one."""
 
     def check(self) -> None:
-        """Raise `InvalidHeadError` unless the shape fits the kind."""
+        """Raise `invalid_head` unless the shape fits the kind."""
         wanted = self.kind.fixed_outputs
         if self.num_labels < 1 or wanted not in {None, self.num_labels}:
-            raise InvalidHeadError(
-                f"a {self.kind} head has {wanted or 'at least 1'} outputs, got {self.num_labels}"
+            raise NunatakError(
+                "invalid_head",
+                problem=f"a {self.kind} head has {wanted or 'at least 1'} outputs, got "
+                f"{self.num_labels}",
             )
         if self.kind.reads_tokens and self.pooling is not None:
-            raise InvalidHeadError(f"a {self.kind} head has no pooling, got {self.pooling}")
+            raise NunatakError(
+                "invalid_head", problem=f"a {self.kind} head has no pooling, got {self.pooling}"
+            )
         if not self.kind.reads_tokens and self.pooling is None:
-            raise InvalidHeadError(f"a {self.kind} head needs a pooling: mean or first")
+            raise NunatakError(
+                "invalid_head", problem=f"a {self.kind} head needs a pooling: mean or first"
+            )
         if not self.dense and self.block != TANH_BLOCK:
-            raise InvalidHeadError(f"a head without dense layer has no block, got {self.block}")
+            raise NunatakError(
+                "invalid_head", problem=f"a head without dense layer has no block, got {self.block}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """The parameters of one head; a head without pooling reads every token.
 
-    A head without output layer gives the features themselves.
+    A head without an output layer returns its features.
     """
 
     pooling: Pooling | None
@@ -100,7 +108,7 @@ def head_shapes(spec: HeadSpec, config: BackboneConfig) -> Shapes:
     """The exact set of tensors of a head.
 
     Raises:
-        InvalidHeadError: the shape contradicts the kind.
+        NunatakError: `invalid_head`, the shape contradicts the kind.
     """
     spec.check()
     width = config.hidden_width
@@ -120,7 +128,7 @@ def head_shapes(spec: HeadSpec, config: BackboneConfig) -> Shapes:
 def initial_head(
     spec: HeadSpec, backbone: Backbone, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Random output layer; the dense block starts from the checkpoint's if it has one."""
+    """A random output layer. The dense block starts from the checkpoint's block if there is one."""
     parameters = {
         name: _initial(name, shape, generator).to(backbone.device)
         for name, shape in head_shapes(spec, backbone.config).items()
@@ -162,13 +170,13 @@ def pool(
     *,
     sum_rows: SumRows,
 ) -> Float[Tensor, "rows width"]:
-    """One vector for each of the rows, which lie packed one after another."""
+    """One vector for each row; the rows lie packed one after another."""
     sizes = to_device(lengths, hidden.device)
     match pooling:
         case Pooling.FIRST:
             return hidden.index_select(0, sizes.cumsum(0) - sizes)
         case Pooling.MEAN:
-            # Summed in float32: a sum of many bfloat16 vectors loses the small ones.
+            # Summed in float32, because a bfloat16 sum of many vectors loses small values.
             sums = sum_rows(hidden.float(), sizes)
             return (sums / sizes.unsqueeze(1)).to(hidden.dtype)
 
@@ -182,7 +190,7 @@ def apply_head(
 ) -> Float[Tensor, "vectors labels"]:
     """Logits in float32, for pooled vectors of one task or for all its token vectors.
 
-    With `groups`, `head` is stacked ones of many tasks, each for its vectors.
+    With `groups`, `head` holds the stacked heads of many tasks, each for its own vectors.
     """
     features = functional.dropout(features, dropout, training=dropout > 0.0)
     if head.dense is not None:

@@ -10,16 +10,17 @@ three_width = query, key and value side by side.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
-from nunatak_contract.enums import Activation, AdapterInput, LoraTarget
-from nunatak_model.errors import LayerNotHeldError
-from nunatak_model.ops.grouped import SlotGroups, grouped_product
+from nunatak_contract.enums import Activation, AdapterInput, LinearMap
+from nunatak_contract.errors import NunatakError
+from nunatak_model.ops.grouped import SlotGroups
 from nunatak_model.ops.linear import activate, apply_linear, layer_norm
+from nunatak_model.plan import Lane
 from nunatak_model.weights import LayerWeights, Linear, Norm
 
 
@@ -27,23 +28,66 @@ from nunatak_model.weights import LayerWeights, Linear, Norm
 class OwnLayer:
     """The task runs its own copy of the layer."""
 
+    lane: ClassVar = Lane.OWN
     weights: LayerWeights
 
+    @property
+    def has_additions(self) -> bool:
+        """False: what the task runs stands in place of the frozen weights."""
+        return False
+
+
+@runtime_checkable
+class MapChange(Protocol):
+    """A task's change of a frozen linear map."""
+
+    def has_effect(self) -> bool:
+        """Whether any input gets another output than from the frozen map."""
+        ...
+
+    def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
+        """Write the change into the map itself, in place."""
+        ...
+
+
+@runtime_checkable
+class InputChange(MapChange, Protocol):
+    """A change of the inputs of a frozen linear map."""
+
+    def apply(self, x: Float[Tensor, "tokens in"], groups: SlotGroups | None) -> None:
+        """Change the inputs of the task's tokens, in place; with `groups`, of many tasks."""
+        ...
+
+
+@runtime_checkable
+class OutputChange(MapChange, Protocol):
+    """A change of the outputs of a frozen linear map."""
+
+    def apply(
+        self,
+        y: Float[Tensor, "tokens out"],
+        x: Float[Tensor, "tokens in"],
+        groups: SlotGroups | None,
+    ) -> None:
+        """Change the outputs `y` of the inputs `x`, in place; with `groups`, of many tasks."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraUpdate:
-    """`y += scale * (x @ down.T) @ up.T`."""
+class ChangedMaps:
+    """The frozen layer, with changes of the inputs or outputs of some of its linear maps.
 
-    down: Tensor
-    up: Tensor
-    scale: float
+    Query, key and value take one input, which no task changes for one of them alone.
+    """
 
+    lane: ClassVar = Lane.MAPS
+    inputs: Mapping[LinearMap, InputChange]
+    outputs: Mapping[LinearMap, OutputChange]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraLayer:
-    """The frozen layer, with low-rank updates of some of its linear maps."""
-
-    updates: Mapping[LoraTarget, LoraUpdate]
+    @property
+    def has_additions(self) -> bool:
+        """Whether any change has an effect."""
+        return any(it.has_effect() for it in (*self.inputs.values(), *self.outputs.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +104,30 @@ class Adapter:
 class BottleneckLayer:
     """The frozen layer, with an adapter in one or both blocks.
 
-    A block without an adapter has none here; a norm that is None is the frozen one.
+    An adapter that is None means a block without adapter. A norm that is None means the frozen
+    norm.
     """
 
+    lane: ClassVar = Lane.BOTTLENECK
     attention_adapter: Adapter | None
     attention_norm: Norm | None
     feedforward_adapter: Adapter | None
     output_norm: Norm | None
 
+    @property
+    def has_additions(self) -> bool:
+        """Whether any adapter adds anything to its block."""
+        adapters = (self.attention_adapter, self.feedforward_adapter)
+        ups = [it.up for it in adapters if it is not None]
+        return any(bool(it.any()) for up in ups for it in (up.weight, up.bias) if it is not None)
 
-LayerOverride = OwnLayer | LoraLayer | BottleneckLayer
+
+LayerOverride = OwnLayer | ChangedMaps | BottleneckLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSpan:
-    """Neighbouring tokens that run the same override: one task's, or stacked ones of many tasks."""
+    """Adjacent tokens that run the same override: of one task, or of many tasks stacked."""
 
     tokens: slice
     groups: SlotGroups | None = None
@@ -83,7 +136,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedLayer:
-    """One layer as a mixed batch runs it: the frozen weights, and what differs where.
+    """One layer of a mixed batch: the frozen weights, and the overrides of spans.
 
     Tokens `[0, frozen_end)` run the frozen linear maps, `[0, shared_norm_end)` the frozen norms.
     """
@@ -92,7 +145,7 @@ class MixedLayer:
     frozen: LayerWeights
     frozen_end: int
     shared_norm_end: int
-    lora: tuple[tuple[TokenSpan, LoraLayer], ...]
+    changed: tuple[tuple[TokenSpan, ChangedMaps], ...]
     bottleneck: tuple[tuple[TokenSpan, BottleneckLayer], ...]
     own: tuple[tuple[TokenSpan, LayerWeights], ...]
 
@@ -104,26 +157,26 @@ def mix_layer(
     index: int,
     num_tokens: int,
 ) -> MixedLayer:
-    """Sort the overrides of a layer by kind; they come in the order of the plan's lanes.
+    """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes.
 
     Raises:
-        LayerNotHeldError: `frozen` is None, and not every token has a layer of its own.
+        NunatakError: `layer_not_held`, `frozen` is None, and a token has no own layer.
     """
-    lora = tuple((span, it) for span, it in overrides if isinstance(it, LoraLayer))
+    changed = tuple((span, it) for span, it in overrides if isinstance(it, ChangedMaps))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))
     own = tuple((span, it.weights) for span, it in overrides if isinstance(it, OwnLayer))
     frozen_end = int(own[0][0].tokens.start) if own else num_tokens
     if frozen is None:
         if frozen_end:
-            raise LayerNotHeldError(index)
-        # No token runs it; it says which parts a layer has.
+            raise NunatakError("layer_not_held", index=index)
+        # No token runs this layer. It only shows which parts a layer has.
         frozen = own[0][1]
     return MixedLayer(
         index=index,
         frozen=frozen,
         frozen_end=frozen_end,
         shared_norm_end=int(bottleneck[0][0].tokens.start) if bottleneck else frozen_end,
-        lora=lora,
+        changed=changed,
         bottleneck=bottleneck,
         own=own,
     )
@@ -132,18 +185,18 @@ def mix_layer(
 def mixed_qkv(
     x: Float[Tensor, "tokens width"], layer: MixedLayer
 ) -> Float[Tensor, "tokens three_width"]:
-    """Project to query, key and value, with their low-rank updates.
+    """Project to query, key and value, with the changes of tasks.
 
     Semantics:
         for token in tokens:
             W = qkv of the token's own layer, else the frozen one
-            qkv[token] = W(x[token]), and for each part with an update of the token's task:
-                qkv[token, part] += scale * (x[token] @ down.T) @ up.T
+            qkv[token] = W(x[token]), and for each part that the token's task changes:
+                change.apply(qkv[token, part], x[token])
     """
     qkv = _linear(x, layer, lambda weights: weights.qkv, None)
     width = qkv.shape[1] // 3
-    for part, target in enumerate((LoraTarget.QUERY, LoraTarget.KEY, LoraTarget.VALUE)):
-        _add_lora(qkv[:, part * width : (part + 1) * width], x, layer, target)
+    for part, target in enumerate((LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)):
+        _change_outputs(qkv[:, part * width : (part + 1) * width], x, layer, target)
     return qkv
 
 
@@ -151,23 +204,27 @@ def mixed_linear(
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
     pick: Callable[[LayerWeights], Linear],
-    target: LoraTarget,
+    target: LinearMap,
     *,
     activation: Activation | None = None,
 ) -> Float[Tensor, "tokens out"]:
-    """Run a linear map, frozen or a task's own, with its low-rank updates, and an activation.
+    """Run a linear map, frozen or a task's own, with the changes of tasks, and an activation.
 
-    Updates come before the activation, which is then not part of the product.
+    Outputs change before the activation, which is then not part of the product.
 
     Semantics:
         for token in tokens:
             W = the map of the token's own layer, else the frozen one
-            y[token] = activation(W(x[token]) + scale * (x[token] @ down.T) @ up.T)
+            if the token's task changes the input: change.apply(x[token])
+            y = W(x[token])
+            if the token's task changes the output: change.apply(y, x[token])
+            result[token] = activation(y)
     """
-    if not _has_lora(layer, target):
+    x = _changed_inputs(x, layer, target)
+    if not any(target in override.outputs for _, override in layer.changed):
         return _linear(x, layer, pick, activation)
     y = _linear(x, layer, pick, None)
-    _add_lora(y, x, layer, target)
+    _change_outputs(y, x, layer, target)
     return y if activation is None else activate(y, activation)
 
 
@@ -199,7 +256,8 @@ def mixed_norm(
 ) -> Float[Tensor, "tokens width"]:
     """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
 
-    Where bottlenecks have no such norm of their own (`pick_bottleneck` is None), theirs is frozen.
+    If bottlenecks do not own this norm (`pick_bottleneck` is None), their tokens run the frozen
+    norm.
 
     Semantics:
         for token in tokens:
@@ -218,7 +276,7 @@ def mixed_norm(
             own = pick_bottleneck(override)
             pieces.append((TokenSpan(tokens=span.tokens), frozen) if own is None else (span, own))
     pieces += [(span, pick(weights)) for span, weights in layer.own]
-    # All rows of a layer have the norm or none has; the filter only narrows the type.
+    # Either all rows of a layer have the norm or none; the filter only narrows the type.
     normed = [
         layer_norm(x[span.tokens], norm, epsilon=epsilon, groups=span.groups)
         for span, norm in pieces
@@ -227,43 +285,51 @@ def mixed_norm(
     return normed[0] if len(normed) == 1 else torch.cat(normed)
 
 
-def _has_lora(layer: MixedLayer, target: LoraTarget) -> bool:
-    return any(target in override.updates for _, override in layer.lora)
+def _changed_inputs(
+    x: Float[Tensor, "tokens width"], layer: MixedLayer, target: LinearMap
+) -> Float[Tensor, "tokens width"]:
+    """The inputs of `target` with the changes of tasks; a copy where there are any."""
+    changes = [
+        (span, change)
+        for span, override in layer.changed
+        if (change := override.inputs.get(target)) is not None
+    ]
+    if not changes:
+        return x
+    # The residual sum, or the gradient of what came before, may need the inputs as they were.
+    x = x.clone()
+    for span, change in changes:
+        change.apply(x[span.tokens], span.groups)
+    return x
 
 
-def _add_lora(
+def _change_outputs(
     y: Float[Tensor, "tokens out"],
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    target: LoraTarget,
+    target: LinearMap,
 ) -> None:
-    """Add the low-rank updates of `target` to its output, in place.
+    """Change the outputs of `target` for the tasks that do, in place.
 
-    They are computed in float32 on the CPU: its bfloat16 products cost more to call than to
+    The changes are computed in float32 on the CPU: its bfloat16 products cost more to call than to
     compute at these sizes.
     """
-    if not _has_lora(layer, target):
+    changes = [
+        (span, change)
+        for span, override in layer.changed
+        if (change := override.outputs.get(target)) is not None
+    ]
+    if not changes:
         return
     # Rows of one lane are adjacent, so that one copy serves all their tasks.
-    lane = slice(layer.lora[0][0].tokens.start, layer.lora[-1][0].tokens.stop)
+    lane = slice(changes[0][0].tokens.start, changes[-1][0].tokens.stop)
     dtype = torch.float32 if y.device.type == "cpu" else y.dtype
-    inputs, sums = x[lane].to(dtype), y[lane].to(dtype)
-    for span, override in layer.lora:
-        update = override.updates.get(target)
-        if update is not None:
-            rows = slice(span.tokens.start - lane.start, span.tokens.stop - lane.start)
-            _add_update(sums[rows], inputs[rows], update, span.groups)
+    inputs, outputs = x[lane].to(dtype), y[lane].to(dtype)
+    for span, change in changes:
+        rows = slice(span.tokens.start - lane.start, span.tokens.stop - lane.start)
+        change.apply(outputs[rows], inputs[rows], span.groups)
     if dtype is not y.dtype:
-        y[lane] = sums
-
-
-def _add_update(y: Tensor, x: Tensor, update: LoraUpdate, groups: SlotGroups | None) -> None:
-    down, up = update.down.to(x.dtype), update.up.to(x.dtype)
-    if groups is None:
-        y.addmm_(functional.linear(x, down), up.t(), alpha=update.scale)
-    else:
-        inner = grouped_product(x, down, groups)
-        y.add_(grouped_product(inner, up, groups), alpha=update.scale)
+        y[lane] = outputs
 
 
 def add_adapters(
@@ -277,8 +343,8 @@ def add_adapters(
 ) -> None:
     """Add the bottleneck adapters of a block to its residual sum, in place.
 
-    `norm` is the frozen one over the sum, for adapters that read `NORMED_SUM`; None where norms
-    stand before the blocks and no adapter reads so.
+    `norm` is the frozen norm over the sum, for adapters that read `NORMED_SUM`. `norm` is None in
+    architectures with norms before the blocks.
 
     Semantics:
         for token in tokens of bottleneck tasks with an adapter here:
@@ -293,7 +359,7 @@ def add_adapters(
         x = block[tokens]
         if norm is not None and adapter.reads is AdapterInput.NORMED_SUM:
             rows = summed[tokens]
-            # The gradient of the norm needs the sum as it was before the adapter adds to it.
+            # The gradient of the norm needs the sum without the adapter's output.
             x = layer_norm(rows.clone() if rows.requires_grad else rows, norm, epsilon=epsilon)
         summed[tokens].add_(_adapter_update(x, adapter, span.groups))
 

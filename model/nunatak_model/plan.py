@@ -1,21 +1,21 @@
 """The plan of one mixed batch: which rows run which layers with whose parameters. Pure.
 
-Two kinds of rows walk up the layers:
+Two kinds of rows go up the layers:
 
-- trunk rows, one per distinct input that somebody above still needs;
+- trunk rows, one per distinct input that a branch still needs;
 - branch rows, one per distinct (input, branch) pair that has passed its split depth.
 
-A trunk row enters at the embeddings or, where the state of its input at some depth is held from an
-earlier batch, at that depth. Between two depths at which a row enters or splits nothing changes, so
-the walk falls into stages. At the start of a stage each new branch row is copied from its input's
-trunk row, and trunk rows that nobody needs any more are dropped. Within a stage rows lie in lanes,
-ordered by what they share with the backbone:
+A trunk row enters at the embeddings. If an earlier batch left a state of the input at some depth,
+the trunk row enters at that depth. Between two depths where rows enter or split, the set of rows is
+constant. These intervals are the stages. At the start of a stage each new branch row is copied from
+its input's trunk row, and trunk rows that nobody needs any more are dropped. Within a stage rows
+lie in lanes, ordered by the work they share with the backbone:
 
-    trunk | lora | bottleneck | own
+    trunk | maps | bottleneck | own
     '----- frozen products ----'
     '- frozen norms -'
 
-so that everything that runs frozen weights is one contiguous range of tokens.
+so that all rows with frozen weights form one contiguous range of tokens.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -27,7 +27,7 @@ from operator import attrgetter
 TRUNK = -1
 """Branch index of a trunk row."""
 EMBEDDINGS = -1
-"""The depth below layer 0, at which rows come from the embeddings."""
+"""The depth below layer 0, where rows come from the embeddings."""
 
 
 _ORDER = attrgetter("lane", "branch", "input")
@@ -37,9 +37,12 @@ class Lane(IntEnum):
     """The work that a row shares with the backbone; rows of a stage are sorted by lane."""
 
     TRUNK = 0
-    LORA = 1
+    MAPS = 1
+    """Frozen maps and norms; the task changes what some of the maps take or give."""
     BOTTLENECK = 2
+    """Frozen maps; adapters after the blocks, and often the task's own norms."""
     OWN = 3
+    """Nothing: the layer is the task's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +63,7 @@ class BranchTraits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Segment:
     """The contiguous tokens of one branch (or of the trunk) in a stage."""
 
     lane: Lane
@@ -71,13 +74,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How the rows of a stage lie in the packed batch."""
+    """The order of a stage's rows in the packed batch."""
 
     rows: tuple[PlannedRow, ...]
     lengths: tuple[int, ...]
     offsets: tuple[int, ...]
     """First token of each row, and the number of all tokens at the end."""
-    spans: tuple[Span, ...]
+    spans: tuple[Segment, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -93,15 +96,18 @@ class Stage:
     end_layer: int
     layout: Layout
     entering: tuple[int, ...]
-    """Inputs whose held state at `begin_layer` enters, as trunk rows behind the layout before."""
+    """Inputs whose held states enter at `begin_layer`. Their rows follow the previous layout's
+    rows."""
     source_rows: tuple[int, ...] | None
-    """Row of the layout before, or behind it, that each row is copied from; None: no change."""
+    """For each row, its source: a row of the previous layout or an entering row. None: no
+    change."""
     kept_rows: tuple[int, ...]
-    """Trunk rows that some branch leaves at `end_layer`: their states there are worth holding."""
+    """Trunk rows that some branch leaves at `end_layer`. The cache may hold the states of these
+    rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan:
+class ForwardPlan:
     """A whole forward: fill the first layout, run the stages, read the outputs."""
 
     start: Layout
@@ -113,7 +119,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Route:
-    """The way of one pair: its trunk row in layers `[enter, leave)`, a row of its own above."""
+    """The path of one pair: its trunk row in layers `[enter, leave)`, and its own row above."""
 
     trunk: PlannedRow
     own: PlannedRow
@@ -121,7 +127,7 @@ class _Route:
     leave: int
 
     def row_at(self, depth: int) -> PlannedRow | None:
-        """The row that stands for the pair in layer `depth`; None before it enters."""
+        """The row of the pair in layer `depth`; None below `enter`."""
         if depth >= self.leave:
             return self.own
         return self.trunk if depth >= self.enter else None
@@ -134,7 +140,7 @@ def plan_batch(
     input_lengths: Sequence[int],
     num_layers: int,
     held_depths: Sequence[Collection[int]] = (),
-) -> BatchPlan:
+) -> ForwardPlan:
     """Plan the forward of (input, branch) pairs, given by index; equal pairs are computed once.
 
     `held_depths` gives, for each input, the depths of its trunk states in memory; by default there
@@ -156,7 +162,7 @@ def plan_batch(
         layout = stage.layout
         stages.append(stage)
     row_of = _index(layout.rows)
-    return BatchPlan(
+    return ForwardPlan(
         start=start,
         stages=tuple(stages),
         output_rows=tuple(_find(row_of, item, branch) for item, branch in pairs),
@@ -173,7 +179,7 @@ def _routes(
     routes = list[_Route]()
     for item, branch in wanted:
         traits = branches[branch]
-        own = trunk[item]  # of a head alone, whose row stays with the trunk to the end
+        own = trunk[item]  # A head alone keeps the trunk row to the end.
         if traits.lane is not Lane.TRUNK:
             own = PlannedRow(lane=traits.lane, branch=branch, input=item)
         leave = EMBEDDINGS if traits.split_depth is None else traits.split_depth
@@ -190,13 +196,13 @@ def _trunk_row(item: int) -> PlannedRow:
 def _stage_bounds(routes: Sequence[_Route], num_layers: int) -> list[int]:
     depths = {depth for route in routes for depth in (route.enter, route.leave)}
     bounds = sorted({max(depth, 0) for depth in depths} | {num_layers})
-    # A last stage without layers, where held states enter that only heads read.
+    # A last stage without layers: the entering states are read by heads only.
     is_read_by_heads = any(route.enter == num_layers for route in routes)
     return [*bounds, num_layers] if is_read_by_heads else bounds
 
 
 def _rows_at(depth: int, routes: Iterable[_Route]) -> tuple[PlannedRow, ...]:
-    """The rows that run layer `depth` (or come from the embeddings), in lane order."""
+    """The rows of layer `depth`, or of the embeddings, in lane order."""
     rows = {route.row_at(depth) for route in routes}
     return tuple(sorted((row for row in rows if row is not None), key=_ORDER))
 
@@ -230,11 +236,11 @@ def _stage(
 def _layout(rows: tuple[PlannedRow, ...], input_lengths: Sequence[int]) -> Layout:
     lengths = tuple(input_lengths[row.input] for row in rows)
     offsets = tuple(accumulate(lengths, initial=0))
-    spans = list[Span]()
+    spans = list[Segment]()
     for (lane, branch), group in groupby(enumerate(rows), lambda it: (it[1].lane, it[1].branch)):
         members = [position for position, _ in group]
         spans.append(
-            Span(
+            Segment(
                 lane=lane,
                 branch=branch,
                 begin=offsets[members[0]],
@@ -249,7 +255,7 @@ def _index(rows: Sequence[PlannedRow]) -> dict[tuple[int, int], int]:
 
 
 def _find(row_of: dict[tuple[int, int], int], item: int, branch: int) -> int:
-    """The row of the pair itself, or the trunk row it has not left yet."""
+    """The pair's own row, or its trunk row below the split depth."""
     own = row_of.get((item, branch))
     return row_of[item, TRUNK] if own is None else own
 

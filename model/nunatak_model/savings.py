@@ -1,4 +1,4 @@
-"""How many parameters sharing saves (Lee et al. 2019/2020, "What Would Elsa Do?", sec. 3, 4.3)."""
+"""Parameters that sharing saves (Lee et al. 2019/2020, "What Would Elsa Do?", sec. 3, 4.3)."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ def encoder_parameters(config: BackboneConfig) -> int:
 
 
 def dedicated_parameters(config: BackboneConfig, head: HeadSpec) -> int:
-    """Parameters of one full model of its own for a task with this head."""
+    """Parameters of one dedicated full model for a task with this head."""
     return encoder_parameters(config) + _count(head_shapes(head, config))
 
 

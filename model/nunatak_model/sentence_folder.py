@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers, releases 2 to 6: how their checkpoint embeds a text.
+"""Folders of sentence-transformers, releases 2 to 6: the embedding of a text by a checkpoint.
 
 A folder is a chain of modules, listed in `modules.json`: the encoder, its pooling and maybe a
 normalisation. A chain with any other module is refused by the module's name, since its embeddings
@@ -19,7 +19,7 @@ ENCODER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Settings of the encoder, by the names that releases gave the file; the first found counts."""
+"""Files with the settings of the encoder, one name per release. The first file found counts."""
 EMBEDDER = "SentenceTransformer"
 FILES = (MODULES, SENTENCE_CONFIG, *ENCODER_CONFIGS, "*_Pooling/config.json")
 """Patterns of the files that are read."""
@@ -32,24 +32,24 @@ FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""How releases 2 to 5 spell the modes of pooling."""
+"""The spelling of the pooling modes in releases 2 to 5."""
 CHANGES_READING = (
     *("tokenizer_args", "processor_kwargs", "config_args", "config_kwargs", "processing_kwargs"),
     *("query_length", "document_length", "query_expansion"),
 )
-"""Settings of the encoder's module that may change what the encoder reads."""
+"""Settings of the encoder's module that may change the encoder's input."""
 PLAIN = (
     f"a copy of the folder without {MODULES} and {OLD_POOLING} is the bare encoder, whose "
     "embeddings are others"
 )
 
 ReadJson = Callable[[str], object]
-"""Reads a JSON file of the folder by its name; None where there is none."""
+"""Reads a JSON file of the folder by its name; None if there is no such file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """How a checkpoint embeds texts."""
+    """The embedding settings of a checkpoint."""
 
     pooling: Pooling
     max_tokens: int | None
@@ -59,16 +59,16 @@ class Embedding:
 def read_embedding(
     read: ReadJson, definition: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Embedding | None:
-    """Read how the folder embeds texts; None where it is no folder of sentence-transformers.
+    """Read the folder's embedding settings; None if it is not a folder of sentence-transformers.
 
     Args:
         read: reads its files.
         definition: its `tokenizer.json`.
-        settings: its `tokenizer_config.json`, empty where there is none.
+        settings: its `tokenizer_config.json`; empty without this file.
 
     Raises:
-        CorruptBackboneError: a file does not hold what sentence-transformers writes.
-        UnsupportedBackboneError: it embeds texts in a way that is not computed here.
+        CorruptBackboneError: a file differs from the format of sentence-transformers.
+        UnsupportedBackboneError: the folder needs a computation that is not available here.
     """
     general = json_object(read, SENTENCE_CONFIG)
     if general.get("model_type", EMBEDDER) != EMBEDDER:
@@ -93,11 +93,12 @@ def read_embedding(
 
 
 def read_modules(read: ReadJson) -> list[tuple[str, str]] | None:
-    """The chain of modules as kind and path; the first is an encoder at the root of the folder.
+    """The chain of modules as kind and path. The first module is an encoder at the folder's root.
 
     Raises:
         CorruptBackboneError: `modules.json` is no list of modules.
-        UnsupportedBackboneError: the first is no such encoder, or one is no module of the library.
+        UnsupportedBackboneError: the first module is no such encoder, or a module is not the
+            library's.
     """
     found = read(MODULES)
     if found is None:
@@ -127,11 +128,11 @@ def read_modules(read: ReadJson) -> list[tuple[str, str]] | None:
 def read_max_tokens(
     read: ReadJson, definition: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> int | None:
-    """The length in tokens that the encoder's module cuts texts to; None if none is set.
+    """The maximum length of a text in tokens, from the encoder's module; None if not set.
 
     Raises:
         CorruptBackboneError: a file is no JSON object, or the length is no number.
-        UnsupportedBackboneError: a setting changes what the encoder reads.
+        UnsupportedBackboneError: a setting changes the encoder's input.
     """
     named = next((name for name in ENCODER_CONFIGS if read(name) is not None), ENCODER_CONFIGS[0])
     module = json_object(read, named)
@@ -165,7 +166,7 @@ def check_prompt(general: Mapping[str, Any]) -> None:
     """Refuse a prompt that sentence-transformers puts before every text.
 
     Raises:
-        UnsupportedBackboneError: there is one.
+        UnsupportedBackboneError: the folder has such a prompt.
     """
     name = general.get("default_prompt_name")
     prompts: object = general.get("prompts")
@@ -178,7 +179,7 @@ def check_prompt(general: Mapping[str, Any]) -> None:
 
 
 def json_object(read: ReadJson, name: str) -> Mapping[str, Any]:
-    """Read a JSON object; one that is not there is empty.
+    """Read a JSON object; empty if there is no file.
 
     Raises:
         CorruptBackboneError: the file holds something else.
@@ -216,7 +217,7 @@ def _modes(config: Mapping[str, Any]) -> Sequence[str]:
     if named is not None:
         modes = cast("list[object]", named) if isinstance(named, list) else [named]
         return [str(mode) for mode in modes]
-    # Where none is set, sentence-transformers takes the mean.
+    # Without a setting, sentence-transformers uses the mean.
     return [mode for flag, mode in FLAGS.items() if config.get(flag)] or ["mean"]
 
 

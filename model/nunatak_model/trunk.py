@@ -1,7 +1,7 @@
-"""Trunk states: the trunk's result for an input, which may outlive the batch that computed it.
+"""Trunk states: the trunk's results for inputs, which may outlive the batch that computed them.
 
 A state depends on frozen parts only, so every task and every version can use it. The trunk cache
-holds the states read last, as many as a budget of bytes allows.
+holds the most recently read states, within a budget of bytes.
 
 Axes: tokens = tokens of one input, width = hidden width.
 """
@@ -51,26 +51,26 @@ class TrunkStates(Protocol):
         ...
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return a state that is held; the caller does not write into it."""
+        """Return a held state. The caller must not write into the state."""
         ...
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Take note of a computed state; the cache may hold a copy of it from now on."""
+        """Offer a computed state to the cache, which may hold a copy from now on."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrunkActivations:
-    """Hidden states that the trunk gives some inputs at one depth."""
+    """The trunk's hidden states for some inputs at one depth."""
 
     depth: int
-    """Index of the layer that reads them."""
+    """Index of the layer that reads the states."""
     hidden: Mapping[Encoding, Float[Tensor, "tokens width"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrunkCacheStats:
-    """The content of a cache now, and its counts since it was made."""
+    """The present content of a cache, and its counts since the start."""
 
     num_states: int
     num_bytes: int
@@ -86,14 +86,14 @@ class TrunkCacheStats:
 
 
 class TrunkCache:
-    """The states read last, under a budget of bytes; the least recently used are dropped first.
+    """The most recently read states, within a budget of bytes; the least recently used go first.
 
-    Used by one thread at a time; `stats` may be read from any.
+    One thread at a time uses the cache. Any thread may read `stats`.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        # Not cachetools' LRUCache: it hashes the long key several times more, so that `offer` takes
+        # cachetools' LRUCache would hash the long key several times more, and `offer` would take
         # twice as long on the engine thread.
         self._states: OrderedDict[tuple[TrunkSource, int], Tensor] = OrderedDict()
         """Ordered from the least to the most recently used."""
@@ -106,7 +106,7 @@ class TrunkCache:
 
     @property
     def stats(self) -> TrunkCacheStats:
-        """Counts that are right one by one; a batch that runs now may be in some, not in others."""
+        """Each count is right. A running batch may be in some counts and not in others."""
         return TrunkCacheStats(
             num_states=len(self._states),
             num_bytes=self._num_bytes,
@@ -122,10 +122,10 @@ class TrunkCache:
         return self._depths.get(source, ())
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return a state that is held, not to be written into, and count a hit.
+        """Return a held state and count a hit. The caller must not write into the state.
 
         Raises:
-            KeyError: it is not held.
+            KeyError: the state is not held.
         """
         state = self._states[source, depth]
         self._states.move_to_end((source, depth))
@@ -134,7 +134,7 @@ class TrunkCache:
         return state
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Count a miss, and hold a copy of the state unless it alone is above the budget."""
+        """Count a miss, and hold a copy of the state unless the state alone exceeds the budget."""
         self._misses += 1
         if state.nbytes > self._max_bytes or (source, depth) in self._states:
             return

@@ -1,4 +1,4 @@
-"""The parameters of embeddings and layers, and the names they are stored under.
+"""The parameters of embeddings and layers, and their stored names.
 
 Axes: out, in = widths of a linear map; width = hidden width; vocab, positions, types = table rows.
 The three attention projections are one map, `qkv`: query, key and value stacked in this order.
@@ -25,7 +25,7 @@ class Linear:
     weight: Shaped[Tensor, "*slots out in"]
     bias: Float[Tensor, "*slots out"] | None
     scale: Float[Tensor, " out"] | None = None
-    """The value of one integer step of a quantized weight; None where the weight is no integer."""
+    """The value of one integer step of a quantized weight; None for other weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +48,18 @@ class EmbeddingWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One transformer layer; its two norms stand after their blocks or before them."""
+    """One transformer layer. The two norms stand after the blocks or before the blocks."""
 
     qkv: Linear
     attention_output: Linear
     attention_norm: Norm | None
-    """The norm of the attention block; None where the first layer reads normalised embeddings."""
+    """The norm of the attention block; None if the first layer reads normalised embeddings."""
     feedforward_in: Linear
     feedforward_out: Linear
     output_norm: Norm
     """The norm of the feed-forward block."""
     final_norm: Norm | None
-    """Over the output of the last layer, where norms stand before their blocks."""
+    """The norm over the last layer's output, if norms stand before blocks."""
 
 
 def linear_shapes(prefix: str, *, out: int, into: int, bias: bool = True) -> Shapes:
@@ -89,7 +89,7 @@ def norm_from(tensors: Mapping[str, Tensor], prefix: str) -> Norm:
 
 
 def norm_if_any(tensors: Mapping[str, Tensor], prefix: str) -> Norm | None:
-    """Pick a layer norm out of named tensors, if it is there."""
+    """Pick a layer norm out of named tensors; None if it is missing."""
     return norm_from(tensors, prefix) if f"{prefix}.weight" in tensors else None
 
 
@@ -123,7 +123,7 @@ def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def tensors_from_bytes(data: bytes) -> dict[str, Tensor]:
-    """Read tensors; they own their memory.
+    """Read tensors, which own their memory.
 
     Raises:
         InvalidTensorsError: the bytes are not safetensors.

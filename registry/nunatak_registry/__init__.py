@@ -1,6 +1,7 @@
 """The versioned store of tasks."""
 
 from nunatak_contract.enums import CandidateRole
+from nunatak_contract.errors import NunatakError
 from nunatak_registry.aliases import (
     AliasEvent,
     AliasEventKind,
@@ -21,38 +22,26 @@ from nunatak_registry.cards import (
     worst_mistakes,
 )
 from nunatak_registry.errors import (
-    AliasConflictError,
-    AliasNotFoundError,
-    CandidateConflictError,
-    CandidateNotFoundError,
     CorruptBlobError,
     InvalidArtifactError,
-    InvalidCandidateError,
     InvalidManifestError,
-    NoPreviousVersionError,
-    RegistryError,
     StoreReadOnlyError,
     StoreUnavailableError,
     TaskNotFoundError,
-    VersionInUseError,
     VersionNotFoundError,
 )
-from nunatak_registry.index.snapshot import DamagedTask, Generation, TaskSummary
+from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask
 from nunatak_registry.locations import default_location
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, FindingKind
 
 __all__ = [
     "DEFAULT_GRACE_S",
-    "AliasConflictError",
     "AliasEvent",
     "AliasEventKind",
-    "AliasNotFoundError",
     "Candidate",
-    "CandidateConflictError",
     "CandidateEvent",
     "CandidateEventKind",
-    "CandidateNotFoundError",
     "CandidateRole",
     "Collected",
     "Compared",
@@ -62,21 +51,18 @@ __all__ = [
     "FindingKind",
     "Generation",
     "InvalidArtifactError",
-    "InvalidCandidateError",
     "InvalidManifestError",
+    "ListedTask",
     "Matrix",
     "Mistake",
-    "NoPreviousVersionError",
+    "NunatakError",
     "Registry",
-    "RegistryError",
     "SharedTraffic",
     "StoreReadOnlyError",
     "StoreUnavailableError",
     "TaskNotFoundError",
-    "TaskSummary",
     "TensorEntry",
     "Traffic",
-    "VersionInUseError",
     "VersionNotFoundError",
     "compare",
     "confusion_matrix",

@@ -1,27 +1,52 @@
 """Aliases: the history of an alias, and the candidates that run next to its version.
 
-The history is append-only. Read from its start it works a stack: a promotion pushes a version, a
-rollback pops back to an earlier one. Repeated rollbacks therefore go further back, and a promotion
-after a rollback starts from where the rollback went.
+The history is append-only. The history describes a stack: a promotion pushes a version, and a
+rollback pops back to an earlier version. Repeated rollbacks therefore go further back. A promotion
+after a rollback pushes onto the version that the rollback restored.
 
-A candidate is a version that is tried before the alias moves to it. A canary answers a share of
-the alias's requests. A shadow runs on a share of the requests and answers none. An alias has at
-most one of each. A move of the alias ends both, since they were compared with its earlier version.
+A candidate is a version that is tried before the alias moves to it. A canary answers a share of the
+alias's requests. A shadow runs on a share of the requests and answers none. An alias has at most
+one of each. A move of the alias ends both candidates, because they were compared with its earlier
+version.
 """
 
+import getpass
 import math
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from nunatak_contract.enums import CandidateRole
+from nunatak_contract.enums import CandidateRole, Reads
+from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_registry.errors import CandidateConflictError, InvalidCandidateError
+
+MAX_ACTOR_LENGTH = 200
+
+
+def current_user() -> str:
+    """Return the user of the operating system; by number if the system has no name."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return f"user {os.getuid()}"
+
+
+def actor(given: str | None) -> str:
+    """Return who changes an alias: the given name, or the user of the operating system.
+
+    Raises:
+        InvalidNameError: the name is empty, too long or not printable.
+    """
+    name = current_user() if given is None else given
+    if not (1 <= len(name) <= MAX_ACTOR_LENGTH and name.isprintable()):
+        raise InvalidNameError("actor", name, f"1 to {MAX_ACTOR_LENGTH} printable characters")
+    return name
 
 
 class AliasEventKind(StrEnum):
-    """How an alias came to move."""
+    """The kind of a move of an alias."""
 
     PROMOTE = "promote"
     ROLLBACK = "rollback"
@@ -29,7 +54,7 @@ class AliasEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasEvent:
-    """One move of an alias; `from_version` is None where the alias was new."""
+    """One move of an alias; `from_version` is None if the alias was new."""
 
     task: str
     alias: str
@@ -37,14 +62,16 @@ class AliasEvent:
     from_version: int | None
     to_version: int
     at: datetime
+    by: str
+    """The user of the operating system, or the key of a server, that moved it."""
 
 
 def rollback_target(history: Sequence[AliasEvent], available: Collection[int]) -> int | None:
-    """Return the version a rollback goes to, or None where there is nothing to go back to.
+    """Return the target version of a rollback, or None if there is no earlier version.
 
-    Versions deleted since are skipped, and so is the version the alias already points to: a
-    rollback always changes what is served. Deleted numbers are never given out again, so the
-    history stays unambiguous.
+    Deleted versions are skipped, and so is the version that the alias already points to: a rollback
+    always changes the served version. Deleted numbers are never reused, so the history stays
+    unambiguous.
     """
     *earlier, current = _promotions(history) or [0]
     candidates = (
@@ -91,6 +118,8 @@ class CandidateEvent:
     kind: CandidateEventKind
     candidate: Candidate
     at: datetime
+    by: str
+    """The user of the operating system, or the key of a server, that changed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +132,7 @@ class SharedTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The versions that run for requests by one reference, as of one moment."""
+    """The versions that run for requests by one reference, at one moment."""
 
     manifest: TaskManifest
     canary: SharedTraffic | None = None
@@ -114,7 +143,8 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
     """Refuse a candidate that cannot run next to the version `base` of its alias.
 
     Raises:
-        InvalidCandidateError: it is that version itself, answers other questions, or has no share.
+        NunatakError: `invalid_candidate`, the candidate is `base` itself, has another kind of
+            output, reads fewer forms of input, or has no share.
     """
     if not (math.isfinite(candidate.share) and 0 < candidate.share <= 1):
         reason = f"its share must be above 0 and at most 1, got {candidate.share}"
@@ -123,11 +153,33 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
     elif _question(manifest) != _question(base):
         reason = (
             f"it is of kind {_question(manifest)} and the alias points to one of kind "
-            f"{_question(base)}; callers could not read its answers: publish it under another name"
+            f"{_question(base)}; callers could not read its answers; publish it under another name"
+        )
+    elif manifest.reads not in {None, base.reads}:
+        reason = (
+            f"it reads only {reads_text(manifest)}, and the version of the alias reads "
+            f"{reads_text(base)}; it would refuse what callers send: publish it under another name"
         )
     else:
         return
-    raise InvalidCandidateError(candidate.task, candidate.version, candidate.role, reason)
+    raise NunatakError(
+        "invalid_candidate",
+        task=candidate.task,
+        version=candidate.version,
+        role=candidate.role,
+        reason=reason,
+    )
+
+
+def reads_text(manifest: TaskManifest) -> str:
+    """What a sequence classification reads for one answer."""
+    match manifest.reads:
+        case Reads.SINGLE:
+            return "single texts"
+        case Reads.PAIR:
+            return "pairs of texts"
+        case None:
+            return "single texts and pairs of texts"
 
 
 def _question(manifest: TaskManifest) -> str:
@@ -138,7 +190,15 @@ def _question(manifest: TaskManifest) -> str:
 def check_expected_candidate(
     wanted: tuple[str, str, CandidateRole], expected: int | None, current: Candidate | None
 ) -> None:
-    """Raise `CandidateConflictError` if another candidate stands there than expected (0: none)."""
+    """Raise `candidate_conflict` if the candidate is not the expected one (0: none)."""
     actual = 0 if current is None else current.version
     if expected is not None and expected != actual:
-        raise CandidateConflictError(*wanted, expected=expected, actual=actual)
+        task, alias, role = wanted
+        raise NunatakError(
+            "candidate_conflict",
+            task=task,
+            alias=alias,
+            role=role,
+            expected=f"version {expected}" if expected else "none",
+            actual=f"version {actual}" if actual else "none",
+        )

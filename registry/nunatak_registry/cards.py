@@ -9,21 +9,21 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, assert_never
+from typing import Final
 
 from pydantic import JsonValue
 
-from nunatak_contract.enums import HeadKind, OnLong, RankingScore
+from nunatak_contract.enums import HeadKind, IntervalMethod, OnLong, RankingScore, Reads
 from nunatak_contract.evidence import MetricRecord
-from nunatak_contract.heads import HeadRecord
+from nunatak_contract.heads import DEFAULT_THRESHOLD, HeadRecord
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_contract.plain_text import visible, visible_lines
+from nunatak_registry.aliases import reads_text
 
 LONG_SHARE_TO_WARN_OF: Final = 0.01
-"""From this share of cut examples on, a report warns that their unread parts matter."""
+"""If more than this share of the examples is cut, the card warns."""
 SHOWN_CONFUSED_LABELS = 12
-"""More columns than this no page and no terminal holds."""
+"""Most labels of a matrix: pages and terminals have no room for more columns."""
 SHOWN_MISTAKES = 10
 SHOWN_LABELS = 100
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
@@ -32,26 +32,9 @@ _LIST_OR_RULE = re.compile(r"^(\d*)([-+=.)])")
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return rows as a table, a line for each; cells hold no line break and no bare `|`."""
+    """Return rows as a table, one line per row; cells hold no line break and no bare `|`."""
     lines = (f"| {' | '.join(line)} |\n" for line in (header, *rows))
     return next(lines) + f"|{'---|' * len(header)}\n" + "".join(lines)
-
-
-def method_text(method: Method) -> str:
-    """A method with its most important setting."""
-    match method:
-        case TopK():
-            return f"topk, {method.num_layers} layer{'s' if method.num_layers > 1 else ''}"
-        case HeadOnly():
-            return "head"
-        case Bottleneck():
-            return f"bottleneck, size {method.size}"
-        case Lora():
-            return f"lora, rank {method.rank}"
-        case Full():
-            return "full"
-        case _:
-            assert_never(method)
 
 
 def head_text(head: HeadRecord) -> str:
@@ -61,29 +44,38 @@ def head_text(head: HeadRecord) -> str:
     return (head.problem_type or head.kind).value.replace("_", " ")
 
 
+def thresholds_text(head: HeadRecord) -> str | None:
+    """The scores from which labels of a multi-label task apply; None if none is recorded."""
+    if not head.thresholds:
+        return None
+    named = ", ".join(f"{label} {value:g}" for label, value in head.thresholds.items())
+    return f"{named}; other labels {DEFAULT_THRESHOLD:g}"
+
+
 def shared_text(manifest: TaskManifest) -> str:
-    """How much of the forward pass the version shares with other tasks."""
+    """The number of layers that the version shares with other tasks."""
     if manifest.split_depth is None:
         return "none"
     return f"{manifest.split_depth} of {manifest.backbone.num_layers}"
 
 
 def score_text(metric: MetricRecord) -> str:
-    """A score, with its interval at 95 % if it was measured."""
+    """A score, with its interval at 95 % and the interval's method if they were measured."""
     value = f"{metric.value:.4f}"
     if metric.interval is None:
         return value
     low, high = metric.interval
-    return f"{value} [{low:.4f}, {high:.4f}]"
+    method = metric.interval_method or IntervalMethod.BOOTSTRAP
+    return f"{value} [{low:.4f}, {high:.4f}] ({method})"
 
 
 def own_parameters(manifest: TaskManifest) -> int:
-    """Parameters that the version owns, its head included."""
+    """Parameters that the version owns, with its head."""
     return manifest.parameter_counts.branch + manifest.parameter_counts.head
 
 
 def saved_share(manifest: TaskManifest) -> float | None:
-    """Share of a dedicated model's parameters that the version does without.
+    """Share of a dedicated model's parameters that the version saves.
 
     None for versions that do not record the size of their backbone.
     """
@@ -138,7 +130,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """How often a label was predicted in place of the true one."""
+    """The number of examples of one label that were predicted as another label."""
 
     truth: str
     predicted: str
@@ -174,7 +166,7 @@ def worst_mistakes(manifest: TaskManifest) -> tuple[Mistake, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One property of both versions; None: that version does not have it."""
+    """One property of both versions; None: the version does not have the property."""
 
     name: str
     left: JsonValue
@@ -187,7 +179,7 @@ class Compared:
 
     @property
     def change(self) -> float | None:
-        """Right minus left, of numbers."""
+        """Right minus left, if both are numbers."""
         match self.left, self.right:
             case (bool(), _) | (_, bool()):
                 return None
@@ -200,12 +192,13 @@ class Compared:
 def compare(left: TaskManifest, right: TaskManifest) -> tuple[Compared, ...]:
     """Compare the facts of versions: method, labels, scores, data, recipe and sizes.
 
-    Of the recipes only the settings that differ are named.
+    From the recipes, only the differing settings are listed.
     """
     settings = _merged("recipe", _settings(left), _settings(right))
     return (
         *_merged("", _facts_of_both(left), _facts_of_both(right)),
-        *_merged("metric", _metrics(left), _metrics(right)),
+        *_merged("metric", _values(left.metrics), _values(right.metrics)),
+        *_merged("test metric", _values(left.test_metrics), _values(right.test_metrics)),
         *(row for row in settings if row.differs),
     )
 
@@ -215,7 +208,7 @@ def _facts_of_both(manifest: TaskManifest) -> dict[str, JsonValue]:
     return {
         "head": head_text(manifest.head),
         "labels": list[JsonValue](manifest.head.labels),
-        "method": method_text(manifest.method),
+        "method": manifest.method.text,
         "shared layers": shared_text(manifest),
         "split depth": manifest.split_depth,
         "backbone": f"{manifest.backbone.name} {manifest.backbone.digest[:12]}",
@@ -227,12 +220,12 @@ def _facts_of_both(manifest: TaskManifest) -> dict[str, JsonValue]:
     }
 
 
-def _metrics(manifest: TaskManifest) -> dict[str, JsonValue]:
-    return {metric.name: metric.value for metric in manifest.metrics}
+def _values(metrics: Iterable[MetricRecord]) -> dict[str, JsonValue]:
+    return {metric.name: metric.value for metric in metrics}
 
 
 def _settings(manifest: TaskManifest) -> dict[str, JsonValue]:
-    # The method has a line of its own already.
+    # The method already has its own line.
     recipe = manifest.recipe
     return {} if recipe is None else {k: v for k, v in recipe.settings.items() if k != "method"}
 
@@ -249,8 +242,8 @@ def task_card(manifest: TaskManifest, *, source: str | None = None) -> str:
     """Write the card of a version.
 
     Args:
-        manifest: of the version.
-        source: where `nunatak task pull` finds the task, if it was pushed.
+        manifest: the version's manifest.
+        source: the place of the task for `nunatak task pull`, if it was pushed.
     """
     sections = (
         _head(manifest),
@@ -281,7 +274,7 @@ def _facts(manifest: TaskManifest) -> Iterator[tuple[str, str]]:
     counts, saved = manifest.parameter_counts, saved_share(manifest)
     if manifest.head.labels:
         yield f"labels ({len(manifest.head.labels)})", _labels(manifest.head.labels)
-    yield "method", method_text(manifest.method)
+    yield "method", manifest.method.text
     yield "shared layers", shared_text(manifest)
     depth = "none (a full copy)" if manifest.split_depth is None else str(manifest.split_depth)
     yield "split depth", depth
@@ -294,6 +287,10 @@ def _facts(manifest: TaskManifest) -> Iterator[tuple[str, str]]:
     yield "stored", f"{stored_bytes(manifest):,} bytes ({manifest.dtype})"
     if manifest.head.default_label is not None:
         yield "default label", _text(manifest.head.default_label)
+    if (thresholds := thresholds_text(manifest.head)) is not None:
+        yield "thresholds", _text(thresholds)
+    if manifest.head.kind is HeadKind.SEQUENCE_CLASSIFICATION:
+        yield "reads", reads_text(manifest)
     yield "longest input", f"{manifest.max_length} tokens; {long_text(manifest)}"
     yield "backbone digest", f"`{manifest.backbone.digest}`"
     yield "tokenizer digest", f"`{manifest.tokenizer_digest}`"
@@ -305,6 +302,13 @@ def _scores(manifest: TaskManifest) -> Iterator[str]:
     if not manifest.metrics:
         yield "None recorded."
         return
+    yield from _score_table(manifest.metrics)
+    if manifest.test_metrics:
+        yield from ("", "On test examples, by which nothing was chosen:", "")
+        yield from _score_table(manifest.test_metrics)
+
+
+def _score_table(metrics: Sequence[MetricRecord]) -> Iterator[str]:
     rows = (
         (
             _text(metric.name),
@@ -312,7 +316,7 @@ def _scores(manifest: TaskManifest) -> Iterator[str]:
             f"{metric.num_examples:,}",
             f"`{metric.data_digest}`",
         )
-        for metric in manifest.metrics
+        for metric in metrics
     )
     yield from _table(("metric", "value [95 % interval]", "examples", "data digest"), rows)
 
@@ -372,7 +376,7 @@ def _usage(manifest: TaskManifest, source: str | None) -> Iterator[str]:
         case HeadKind.RANKING:
             options = ' --document "one" --document "another"'
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
-            pass
+            options = ' --pair "another text"' if manifest.reads is Reads.PAIR else ""
     yield from ("## How to call it", "", "```sh")
     if source is not None:
         yield f"nunatak task pull {source} --task {task}"
@@ -392,6 +396,6 @@ def _labels(labels: Sequence[str]) -> str:
 
 
 def _text(value: str) -> str:
-    """Somebody's text on one line, with nothing in it that Markdown or HTML would read."""
+    """Foreign text on one line, with the special characters of Markdown and HTML escaped."""
     plain = _SPECIAL.sub(r"\\\1", visible(" ".join(value.split())))
     return _LIST_OR_RULE.sub(r"\1\\\2", plain)

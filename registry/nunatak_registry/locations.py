@@ -20,7 +20,7 @@ _EXPECTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """The two places of one registry, and the folder to create for them, if they share one."""
+    """The index and the blobs of one registry, and the folder to create, if they share one."""
 
     index_url: URL
     blob_root: str
@@ -35,10 +35,10 @@ def default_location() -> str:
 
 
 def parse_location(location: str | Path) -> Location:
-    """Read a folder path or a database URL. Touches nothing.
+    """Read a folder path or a database URL. No file and no network is used.
 
     Raises:
-        StoreUnavailableError: a URL that cannot be read, or that names no blob root.
+        StoreUnavailableError: the URL cannot be read, or names no root for blobs.
     """
     if isinstance(location, str) and "://" in location:
         return _parse_url(location)

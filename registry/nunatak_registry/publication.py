@@ -11,7 +11,7 @@ from nunatak_registry.errors import InvalidArtifactError, InvalidManifestError
 
 
 def check_publication(draft: TaskDraft, blobs: Mapping[str, bytes]) -> None:
-    """Refuse bytes that are not exactly the blobs the draft describes.
+    """Refuse bytes that are not exactly the draft's blobs.
 
     Raises:
         InvalidManifestError: roles, sizes or digests differ.
@@ -40,10 +40,10 @@ def check_publication(draft: TaskDraft, blobs: Mapping[str, bytes]) -> None:
 
 
 def number_draft(draft: TaskDraft, version: int) -> TaskManifest:
-    """Return the manifest of a draft that has been given its number; all fields are checked again.
+    """Return the manifest of a draft with its number. All fields are checked again.
 
     Raises:
-        InvalidManifestError: the draft was built past its own checks.
+        InvalidManifestError: the draft was built without checks.
     """
     fields = draft.model_dump(include=set(TaskDraft.model_fields), warnings=False)
     try:

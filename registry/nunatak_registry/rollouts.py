@@ -5,20 +5,21 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 
 from nunatak_contract.enums import CandidateRole
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference, check_alias_name, check_task_name
 from nunatak_registry.aliases import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
+    actor,
     check_candidate,
     check_expected_candidate,
 )
-from nunatak_registry.errors import CandidateNotFoundError
 from nunatak_registry.index.index import Change, Index, find_version, require_alias, require_task
 
 
-class Rollouts:
-    """The candidates of one registry. Safe to share between threads and between processes."""
+class RolloutStore:
+    """The candidates of one registry. Threads and processes may share the registry."""
 
     def __init__(
         self,
@@ -31,18 +32,21 @@ class Rollouts:
         self._writing = writing
         self._clock = clock
 
-    def set(self, candidate: Candidate, *, expected_version: int | None = None) -> CandidateEvent:
+    def set(
+        self, candidate: Candidate, *, expected_version: int | None = None, by: str | None = None
+    ) -> CandidateEvent:
         """Let a version run next to an alias, in place of the earlier candidate of its role.
 
         Compare-and-swap: nothing changes unless `expected_version` is the candidate of that role
         now (0: there must be none; None: whatever there is). An equal candidate is left alone.
+        `by` names who does it; absent: the user of the operating system.
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
+            NunatakError: `alias_not_found`, the task has no such alias.
             VersionNotFoundError: the task has no such version.
-            InvalidCandidateError: the version cannot run next to the alias's version.
-            CandidateConflictError: the alias has another candidate than expected.
+            NunatakError: `invalid_candidate`, the version cannot run next to the alias's version.
+            NunatakError: `candidate_conflict`, the alias has another candidate than expected.
         """
         task, alias, role = _checked_place(candidate.task, candidate.alias, candidate.role)
         with self._writing() as change:
@@ -59,21 +63,30 @@ class Rollouts:
             if candidate == current:
                 return change.candidate_history(task, alias, role)[-1]
             event = CandidateEvent(
-                kind=CandidateEventKind.SET, candidate=candidate, at=self._clock()
+                kind=CandidateEventKind.SET,
+                candidate=candidate,
+                at=self._clock(),
+                by=actor(by),
             )
             change.set_candidate(event)
             return event
 
     def end(
-        self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None = None
+        self,
+        task: str,
+        alias: str,
+        role: CandidateRole,
+        *,
+        expected_version: int | None = None,
+        by: str | None = None,
     ) -> CandidateEvent:
-        """Let an alias's requests be its own version's alone again.
+        """Let an alias's requests be its own version's alone again; `by` as for `set`.
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
-            CandidateNotFoundError: there is no candidate of this role.
-            CandidateConflictError: another candidate is there than expected.
+            NunatakError: `alias_not_found`, the task has no such alias.
+            NunatakError: `candidate_not_found`, there is no candidate of this role.
+            NunatakError: `candidate_conflict`, the candidate is not the expected version.
         """
         _checked_place(task, alias, role)
         with self._writing() as change:
@@ -82,8 +95,10 @@ class Rollouts:
             current = change.candidate(task, alias, role)
             check_expected_candidate((task, alias, role), expected_version, current)
             if current is None:
-                raise CandidateNotFoundError(task, alias, role)
-            event = CandidateEvent(kind=CandidateEventKind.END, candidate=current, at=self._clock())
+                raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)
+            event = CandidateEvent(
+                kind=CandidateEventKind.END, candidate=current, at=self._clock(), by=actor(by)
+            )
             change.end_candidate(event)
             return event
 
@@ -92,8 +107,8 @@ class Rollouts:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
-            CandidateNotFoundError: there is none.
+            NunatakError: `alias_not_found`, the task has no such alias.
+            NunatakError: `candidate_not_found`, there is none.
         """
         _checked_place(task, alias, role)
         with self._index.reading() as snapshot:
@@ -101,7 +116,7 @@ class Rollouts:
             require_alias(snapshot, task, alias)
             found = snapshot.candidate(task, alias, role)
         if found is None:
-            raise CandidateNotFoundError(task, alias, role)
+            raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)
         return found
 
     def history(self, task: str, alias: str) -> list[CandidateEvent]:
@@ -109,7 +124,7 @@ class Rollouts:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
+            NunatakError: `alias_not_found`, the task has no such alias.
         """
         check_alias_name(alias)
         with self._index.reading() as snapshot:

@@ -1,7 +1,7 @@
 """The registry: publish, resolve, promote, roll back and delete task versions.
 
-Order is what makes it safe: blobs are durable before the row that refers to them, and outlive it by
-a grace period. A process killed in between leaves at most a blob without a reference.
+The order of writes makes the store safe. Blobs are durable before the row that refers to them, and
+outlive the row by a grace period. A killed process leaves at most a blob without a reference.
 """
 
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.names import (
     TaskReference,
@@ -24,14 +25,11 @@ from nunatak_registry.aliases import (
     CandidateEvent,
     CandidateEventKind,
     Traffic,
+    actor,
 )
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
-from nunatak_registry.errors import (
-    InvalidManifestError,
-    StoreUnavailableError,
-    VersionInUseError,
-)
+from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.index import (
     Change,
     Index,
@@ -43,10 +41,10 @@ from nunatak_registry.index.index import (
     require_task,
     require_version,
 )
-from nunatak_registry.index.snapshot import DamagedTask, Generation, TaskSummary, summarize
+from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, summarize
 from nunatak_registry.locations import parse_location
 from nunatak_registry.publication import check_publication, number_draft
-from nunatak_registry.rollouts import Rollouts
+from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep
 
 Clock = Callable[[], datetime]
@@ -58,7 +56,7 @@ def utc_now() -> datetime:
 
 
 class Registry:
-    """A versioned store of tasks. Safe to share between threads and between processes.
+    """A versioned store of tasks. Threads and processes may share the registry.
 
     Every method may raise `StoreUnavailableError`, and `InvalidNameError` for a malformed name.
     """
@@ -68,13 +66,13 @@ class Registry:
         self._blobs = blobs
         self._clock = clock
         self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
-        self.rollouts = Rollouts(index=index, writing=self._writing, clock=clock)
+        self.rollouts = RolloutStore(index=index, writing=self._writing, clock=clock)
 
     @classmethod
     def open(cls, location: str | Path, *, clock: Clock = utc_now) -> Self:
-        """Open the registry at a folder or a database URL, creating it where there is none.
+        """Open the registry at a folder or a database URL, and create it if there is none.
 
-        A URL names the root of the blobs too: `postgresql+psycopg://user@host/db?blobs=s3://b/p`.
+        A URL also names the root of the blobs: `postgresql+psycopg://user@host/db?blobs=s3://b/p`.
         """
         place = parse_location(location)
         if place.folder is not None:
@@ -100,20 +98,21 @@ class Registry:
     def publish(self, draft: TaskDraft, blobs: Mapping[str, bytes]) -> TaskManifest:
         """Store a task version under the task's next number and return its manifest.
 
-        Atomic: visible whole on return, or not at all. Content that is there already is not stored
-        twice: its version is returned, with the bytes of its blobs written anew.
+        Atomic: visible whole on return, or not at all. Content that exists already is not stored
+        twice: the existing version is returned, and the bytes of its blobs are written again.
 
         Raises:
             InvalidManifestError: the bytes are not the blobs that the draft describes.
             InvalidArtifactError: a blob is no safetensors file within our limits.
         """
-        # Numbered once for the checks alone: a draft that fails them must leave no blob behind.
+        # Numbered once for the checks alone, because a draft that fails must leave no blob behind.
         content_digest = number_draft(draft, version=1).content_digest()
         check_publication(draft, blobs)
         for data in blobs.values():
             self._blobs.put(data)
         with self._writing() as change:
-            # A deletion may have swept a shared blob away since. It does so under this lock only.
+            # `gc` may have removed a shared blob meanwhile. `gc` removes blobs under this lock
+            # only.
             for blob in draft.blobs:
                 if not self._blobs.exists(blob.sha256):
                     self._blobs.put(blobs[blob.role])
@@ -125,13 +124,13 @@ class Registry:
             return manifest
 
     def resolve(self, reference: TaskReference | str) -> TaskManifest:
-        """Return the one version that a reference means now.
+        """Return the version that a reference means now.
 
         A bare name means `name@prod`, or the newest version while there is no alias `prod`.
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
+            NunatakError: `alias_not_found`, the task has no such alias.
             VersionNotFoundError: the task has no such version.
             InvalidManifestError: the stored manifest is damaged.
         """
@@ -143,10 +142,10 @@ class Registry:
             return find_version(snapshot, wanted).parse()
 
     def traffic(self, reference: TaskReference) -> Traffic:
-        """Return what `resolve` does, and the candidates, all as of one moment.
+        """Return the result of `resolve` and the candidates, at one moment.
 
         Raises:
-            RegistryError: as `resolve`.
+            NunatakError: as in `resolve`.
         """
         reference.check()
         with self._index.reading() as snapshot:
@@ -159,7 +158,7 @@ class Registry:
         *,
         pause: Callable[[], None] = lambda: None,
     ) -> bytes:
-        """Return the bytes of one blob of a version, after checking their size and digest.
+        """Return the bytes of one blob of a version. Size and digest are checked.
 
         `pause` is called after each megabyte that is checked, for a caller that must not keep a
         core busy for long.
@@ -176,22 +175,22 @@ class Registry:
             )
         return self._blobs.get(blob.sha256, blob.size_bytes, pause=pause)
 
-    def tasks(self) -> list[TaskSummary]:
-        """Return every task, ordered by name, except the tasks that `damaged_tasks` names."""
+    def tasks(self) -> list[ListedTask]:
+        """Return every task, ordered by name, without the tasks of `damaged_tasks`."""
         with self._index.reading() as snapshot:
-            return [found for found in summarize(snapshot) if isinstance(found, TaskSummary)]
+            return [found for found in summarize(snapshot) if isinstance(found, ListedTask)]
 
     def damaged_tasks(self) -> list[DamagedTask]:
-        """Return the tasks whose bare names stand for a version with a damaged manifest."""
+        """Return the tasks whose bare names mean a version with a damaged manifest."""
         with self._index.reading() as snapshot:
             return [found for found in summarize(snapshot) if isinstance(found, DamagedTask)]
 
-    def task(self, name: str) -> TaskSummary:
+    def task(self, name: str) -> ListedTask:
         """Return one task.
 
         Raises:
             TaskNotFoundError: no such task.
-            InvalidManifestError: the manifest that the bare name stands for is damaged.
+            InvalidManifestError: the manifest of the bare name is damaged.
         """
         with self._index.reading() as snapshot:
             require_task(snapshot, check_task_name(name))
@@ -212,17 +211,24 @@ class Registry:
             return [record.parse() for record in snapshot.all_versions(name)]
 
     def promote(
-        self, task: str, alias: str, version: int, *, expected_version: int | None = None
+        self,
+        task: str,
+        alias: str,
+        version: int,
+        *,
+        expected_version: int | None = None,
+        by: str | None = None,
     ) -> AliasEvent:
         """Let an alias point to a version, and return the move; it ends canary and shadow.
 
         Compare-and-swap: nothing moves unless the alias points to `expected_version` (0: it must
         not exist yet; None: wherever it points). An alias that points to `version` already is left
-        alone: no event is added and the generation stays; its last event is returned.
+        alone: no event is added and the generation stays; its last event is returned. `by` names
+        who moves the alias; absent: the user of the operating system.
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasConflictError: the alias points elsewhere.
+            NunatakError: `alias_conflict`, the alias points to another version than expected.
             VersionNotFoundError: the task has no such version.
         """
         check_alias_name(alias)
@@ -233,31 +239,38 @@ class Registry:
             require_version(change, task, version)
             if version == current:
                 return change.history(task, alias)[-1]
-            return self._move(change, task, alias, AliasEventKind.PROMOTE, (current, version))
+            return self._move(change, task, alias, AliasEventKind.PROMOTE, (current, version), by)
 
-    def rollback(self, task: str, alias: str, *, expected_version: int | None = None) -> AliasEvent:
+    def rollback(
+        self,
+        task: str,
+        alias: str,
+        *,
+        expected_version: int | None = None,
+        by: str | None = None,
+    ) -> AliasEvent:
         """Let an alias point where it did before its last promotion, and return the move.
 
         Rollback after rollback goes further back. Versions deleted since are skipped. Canary and
-        shadow end, and the same compare-and-swap, as in `promote`.
+        shadow end, and the same compare-and-swap and the same `by`, as in `promote`.
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
-            AliasConflictError: the alias points elsewhere than expected.
-            NoPreviousVersionError: no earlier version is left to go back to.
+            NunatakError: `alias_not_found`, the task has no such alias.
+            NunatakError: `alias_conflict`, the alias points elsewhere than expected.
+            NunatakError: `no_previous_version`, there is no earlier version.
         """
         with self._writing() as change:
             current, target = find_rollback(change, task, alias, expected_version)
-            return self._move(change, task, alias, AliasEventKind.ROLLBACK, (current, target))
+            return self._move(change, task, alias, AliasEventKind.ROLLBACK, (current, target), by)
 
     def next_rollback(
         self, task: str, alias: str, *, expected_version: int | None = None
     ) -> tuple[int, int]:
-        """Return where an alias points, and where a rollback would let it point.
+        """Return the version of an alias, and the target of a rollback.
 
         Raises:
-            RegistryError: as `rollback`.
+            NunatakError: as in `rollback`.
         """
         with self._index.reading() as snapshot:
             return find_rollback(snapshot, task, alias, expected_version)
@@ -267,7 +280,7 @@ class Registry:
 
         Raises:
             TaskNotFoundError: no such task.
-            AliasNotFoundError: the task has no such alias.
+            NunatakError: `alias_not_found`, the task has no such alias.
         """
         check_alias_name(alias)
         with self._index.reading() as snapshot:
@@ -278,28 +291,37 @@ class Registry:
     def delete(self, task: str, version: int) -> None:
         """Delete a version; its number is not given out again.
 
-        Its blobs stay until `gc` finds them unused for a grace period, so that whoever resolved the
-        version before, in whatever process, can still read it.
+        The blobs stay until `gc` finds them unused for a grace period. A reader in any process that
+        resolved the version before can therefore still read the blobs.
 
         Raises:
             TaskNotFoundError: no such task.
             VersionNotFoundError: the task has no such version.
-            VersionInUseError: an alias, a candidate or a reader uses the version.
+            NunatakError: `version_in_use`, an alias, a candidate or a reader uses the version.
         """
         with self._writing() as change:
             require_version(change, check_task_name(task), version)
             now = self._clock()
             targets = change.aliases(task).get(task, {})
-            aliases = tuple(alias for alias, target in targets.items() if target == version)
-            readers = change.readers(task, version, now)
-            candidates = tuple(
-                f"{it.role} of alias {it.alias}"
-                for it in change.candidates(task)
-                if it.version == version
-            )
-            if aliases or readers or candidates:
-                raise VersionInUseError(
-                    task, version, aliases=aliases, readers=readers, candidates=candidates
+            holders = [
+                *(
+                    f"alias {alias} (promote another version first)"
+                    for alias, target in targets.items()
+                    if target == version
+                ),
+                *(
+                    f"the {it.role} of alias {it.alias} (end it first)"
+                    for it in change.candidates(task)
+                    if it.version == version
+                ),
+                *(
+                    f"reader {reader} (evict it there, or wait for it to end)"
+                    for reader in change.readers(task, version, now)
+                ),
+            ]
+            if holders:
+                raise NunatakError(
+                    "version_in_use", task=task, version=version, holders=", ".join(holders)
                 )
             change.remove_version(task, version, now)
 
@@ -317,11 +339,11 @@ class Registry:
     def hold(
         self, reader: str, versions: Collection[tuple[str, int]], *, seconds: float
     ) -> frozenset[tuple[str, int]]:
-        """Keep versions (task and number) from being deleted for a while; return the held ones.
+        """Protect versions (task and number) from deletion for a while; return the held versions.
 
-        Replaces whatever the reader of this name held before, so an empty collection lets go of
-        everything. Versions that do not exist are passed over. A reader that is killed lets go when
-        the time is over, by the clock of whoever deletes. No change of the generation.
+        A call replaces the earlier holds of this reader, so an empty collection ends all holds.
+        Versions that do not exist are skipped. The holds of a killed reader expire, by the clock of
+        the deleting process. The generation does not change.
         """
         check_reader_name(reader)
         with self._writing() as change:
@@ -330,7 +352,7 @@ class Registry:
             return change.replace_holds(reader, versions, now=now, until=until)
 
     def held(self, reader: str) -> set[tuple[str, int]]:
-        """Return the versions that a reader holds now; a restore of the index loses holds."""
+        """Return the versions that a reader holds now. A restore of the index loses holds."""
         check_reader_name(reader)
         with self._index.reading() as snapshot:
             return snapshot.held(reader, self._clock())
@@ -338,10 +360,10 @@ class Registry:
     def verify(self, task: str | None = None, *, quarantine: bool = False) -> list[Finding]:
         """Check every version of one task or of all, and report the faults.
 
-        Reads every byte. Leftovers, strangers and the index as a whole are looked at only when all
-        tasks are checked. With `quarantine`, bad files are moved to the folder of that name next to
-        the blobs, never deleted. A version that is deleted and collected meanwhile may be reported
-        as damaged.
+        Reads every byte. Leftover files, foreign files and the whole index are checked only with
+        all tasks. With `quarantine`, bad files are moved to the folder `quarantine` next to the
+        blobs, and never deleted. A version that is deleted and collected during the check may be
+        reported as damaged.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -353,18 +375,19 @@ class Registry:
         return self._upkeep.quarantine(findings) if quarantine and findings else findings
 
     def gc(self, grace_s: float = DEFAULT_GRACE_S) -> Collected:
-        """Remove files that no version needs: blobs of deleted versions, rests of killed writers.
+        """Remove files that no version needs: blobs of deleted versions and temporary files.
 
         A file is removed only if it was written, and lost its last version, at least `grace_s`
-        seconds ago. The grace period protects readers: it must be longer than the time any reader
-        needs from resolving a version to having read it, plus the difference of the hosts' clocks.
+        seconds ago. The grace period protects readers: the period must be longer than a reader's
+        time from the resolution of a version to the end of its reading, plus the difference of the
+        hosts' clocks.
         """
         return self._upkeep.collect(grace_s)
 
     def generation(self) -> Generation:
-        """Return the generation, which every change renews, a restore too.
+        """Return the generation, which changes with every change and with a restore.
 
-        One tiny query; it sees the changes of other processes too.
+        One small query, which also sees changes of other processes.
         """
         return self._index.generation()
 
@@ -381,6 +404,7 @@ class Registry:
         alias: str,
         kind: AliasEventKind,
         versions: tuple[int | None, int],
+        by: str | None,
     ) -> AliasEvent:
         event = AliasEvent(
             task=task,
@@ -389,12 +413,15 @@ class Registry:
             from_version=versions[0],
             to_version=versions[1],
             at=self._clock(),
+            by=actor(by),
         )
         change.move_alias(event)
         for candidate in change.candidates(task):
             if candidate.alias == alias:
                 change.end_candidate(
-                    CandidateEvent(kind=CandidateEventKind.END, candidate=candidate, at=event.at)
+                    CandidateEvent(
+                        kind=CandidateEventKind.END, candidate=candidate, at=event.at, by=event.by
+                    )
                 )
         return event
 

@@ -2,8 +2,8 @@
 
 The functions at the top are pure: they check records and blobs, and report findings. `Upkeep` reads
 records and blobs from the store, and acts on the findings. Files are moved or removed only under
-the writers' lock, after a second look: a file that a publisher healed or referred to meanwhile
-stays in place.
+the writers' lock, after a second check. If a publisher repaired a file or referred to it meanwhile,
+the file stays in place.
 """
 
 import re
@@ -26,7 +26,7 @@ from nunatak_registry.index.index import Change, Index
 from nunatak_registry.index.snapshot import Snapshot, VersionRecord
 
 DEFAULT_GRACE_S = 3600.0
-"""Longer than a load or a publish takes, also from a slow bucket."""
+"""Longer than any load or publish, also with a slow bucket."""
 _FILES_PER_LOCK = 64
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -48,27 +48,28 @@ class FindingKind(StrEnum):
 
     @property
     def is_error(self) -> bool:
-        """Whether the finding makes a version unservable, or the index untrustworthy."""
+        """Whether a version cannot be served, or the index cannot be trusted."""
         return self not in {FindingKind.ORPHAN, FindingKind.TEMPORARY, FindingKind.STRANGER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing found; `subject` is a task reference, or the digest or key of a file."""
+    """One finding; `subject` is a task reference, or the digest or key of a file."""
 
     subject: str
     kind: FindingKind
     message: str
     key: str | None = None
-    """Location of the bad file relative to the root of the blobs, if a file is to blame."""
+    """Key of the bad file, relative to the root of the blobs; None if the finding is not about a
+    file."""
     moved_to: str | None = None
-    """Location of the bad file in quarantine."""
+    """Key of the bad file in quarantine."""
 
 
 def verify_version(record: VersionRecord, counted: set[str], blobs: BlobStore) -> Iterator[Finding]:
     """Yield the faults of one version; reads all its blobs, one at a time.
 
-    `counted` are the digests that the index counts as the version's.
+    `counted` holds the digests of the version's blobs in the index.
     """
     try:
         manifest = record.parse()
@@ -76,9 +77,7 @@ def verify_version(record: VersionRecord, counted: set[str], blobs: BlobStore) -
         yield Finding(subject=record.reference, kind=FindingKind.MANIFEST, message=str(error))
         return
     if counted != {blob.sha256 for blob in manifest.blobs}:
-        yield index_finding(
-            record.reference, "is counted as the holder of other blobs than its manifest names"
-        )
+        yield index_finding(record.reference, "has other blobs in the index than in its manifest")
     for blob in manifest.blobs:
         finding = _check_blob(record, blob, blobs)
         if finding is not None:
@@ -95,25 +94,32 @@ def index_finding(subject: str, message: str) -> Finding:
 
 
 def leftover(file: StoredFile, blobs: BlobStore) -> Finding:
-    """Return the finding for a file that no version refers to; reads it if it says it is a blob."""
+    """Return the finding for a file that no version refers to.
+
+    A file in the place of a blob is read.
+    """
     match file.kind:
         case FileKind.BLOB if blobs.is_sound(file.digest):
             return Finding(
                 subject=file.digest,
                 kind=FindingKind.ORPHAN,
-                message="belongs to no version: of a version deleted, of a publish cut short or "
-                "under way; `nunatak task gc` removes it",
+                message=(
+                    "belongs to no version: the version was deleted, or its publish was "
+                    "interrupted or is running; `nunatak task gc` removes it"
+                ),
             )
         case FileKind.BLOB:
-            message = "is in the place of a blob, but holds other bytes than its name says"
+            message = "is in the place of a blob, but its bytes do not match its name"
         case FileKind.TEMPORARY:
             return Finding(
                 subject=file.key,
                 kind=FindingKind.TEMPORARY,
-                message="is of a write cut short or under way; `nunatak task gc` removes it",
+                message=(
+                    "is left from an interrupted or running write; `nunatak task gc` removes it"
+                ),
             )
         case FileKind.STRANGER:
-            message = "is nothing the registry has put here"
+            message = "is a foreign file, which the registry did not write"
     return Finding(
         subject=file.key,
         kind=FindingKind.STRANGER,
@@ -125,12 +131,12 @@ def leftover(file: StoredFile, blobs: BlobStore) -> Finding:
 def check_counters(
     next_versions: Mapping[str, int], versions: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Finding]:
-    """Yield the tasks whose counter would give out a number that is taken."""
+    """Yield the tasks whose counter would give out a used number."""
     for task, numbers in versions.items():
         following = next_versions.get(task, 0)
         if following <= numbers[-1]:
             yield index_finding(
-                task, f"counts versions to {following - 1}, but has version {numbers[-1]}"
+                task, f"has the counter {following - 1}, but has version {numbers[-1]}"
             )
 
 
@@ -156,11 +162,11 @@ class Collected:
     removed_blobs: tuple[str, ...]
     removed_temporary: int
     kept_young: int
-    """Files that belong to no version, but not yet for the grace period."""
+    """Files that no version needs, within the grace period."""
 
 
 class Upkeep:
-    """Checks and cleans one registry. Safe next to readers and writers in other processes."""
+    """Checks and cleans one registry. Readers and writers in other processes may run meanwhile."""
 
     def __init__(self, *, index: Index, blobs: BlobStore, clock: Callable[[], datetime]) -> None:
         self._index = index
@@ -169,8 +175,8 @@ class Upkeep:
 
     def verify(self, task: str | None) -> list[Finding]:
         """Return the faults of one task, or of the whole registry."""
-        # Files are listed before the references are read, so that a publish which ends in between
-        # is not taken for an orphan.
+        # Files are listed before references are read. Otherwise a publish that ends in between
+        # would look like an orphan.
         stored = [] if task is not None else list(self._blobs.files())
         with self._index.reading() as snapshot:
             records = snapshot.all_versions(task)
@@ -189,7 +195,7 @@ class Upkeep:
         return findings
 
     def quarantine(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Move the files that are to blame out of the way; return the findings, amended."""
+        """Move the bad files to the quarantine; return the findings with their new keys."""
         places: dict[str, str | None] = {}
         with self._index.writing():
             self._blobs.check_writable()
@@ -206,7 +212,7 @@ class Upkeep:
         self._blobs.check_writable()
         before = self._clock() - timedelta(seconds=grace_s)
         with self._index.reading() as snapshot:
-            # Any digest that a manifest mentions is spared, even if the index does not count it,
+            # A blob stays if any manifest mentions its digest, even if the index does not list it,
             # and even if the manifest is damaged.
             spared = snapshot.blob_digests()
             for record in snapshot.all_versions():
@@ -274,7 +280,7 @@ def _check_alias(
         yield index_finding(reference, f"has a history that cannot be read ({error})")
         return
     if not history or history[-1].to_version != version:
-        yield index_finding(reference, f"points to version {version}, its history does not")
+        yield index_finding(reference, f"points to version {version}, but its history does not")
 
 
 def _check_candidates(snapshot: Snapshot, task: str | None) -> Iterator[Finding]:

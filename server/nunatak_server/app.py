@@ -13,11 +13,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Scope
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import authenticator_for, check_exposure
 from nunatak_server.compat import open_inference, openai, tei
-from nunatak_server.errors import EngineFailedError, InvalidHttpError
+from nunatak_server.errors import EngineFailedError
 from nunatak_server.http import admin, pages, routes
 from nunatak_server.http.limits import LoadShedder, StrictRoute
 from nunatak_server.http.middleware import ObservingMiddleware, RequestObserver
@@ -33,9 +34,9 @@ from nunatak_server.telemetry.tracing import Tracing
 class Application(DescribedApp):
     """The routes, the layers around them, and the answers to failures."""
 
-    state: AppState  # pyright: ignore[reportIncompatibleVariableOverride] - the framework takes any
+    state: AppState  # pyright: ignore[reportIncompatibleVariableOverride] - the framework accepts any type
 
-    def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - those of the base class
+    def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - options of the base class
         self._observer = RequestObserver(access_log=state.settings.access_log)
         layers = [
             Middleware(ObservingMiddleware, observer=self._observer),
@@ -47,12 +48,12 @@ class Application(DescribedApp):
         self.state = state  # pyright: ignore[reportIncompatibleVariableOverride] - as above
         strict_routes = [route for route in routes if isinstance(route, StrictRoute)]
         self.load_shedder = LoadShedder(self, routes=strict_routes, observer=self._observer)
-        """For the transport, which asks it before all layers."""
+        """The load shedder, which the transport calls before all layers."""
 
     def answer_unreadable(self) -> Response:
-        """Answer, for the transport, what is no request; nothing of it is known or repeated."""
+        """Answer, for the transport, bytes that are no request. The answer repeats none of them."""
         scope: Scope = {"type": "http", "app": self, "method": "", "headers": []}
-        error = InvalidHttpError(max_headers=MAX_HEADERS, max_head_bytes=MAX_HEAD_BYTES)
+        error = NunatakError("invalid_http", max_headers=MAX_HEADERS, max_head_bytes=MAX_HEAD_BYTES)
         return self._observer.answer_early(scope, partial(problem_response, error=error))
 
 
@@ -64,14 +65,14 @@ def create_app(
     on_fatal: Callable[[EngineFailedError], None] | None = None,
     tracing: Tracing | None = None,
 ) -> Application:
-    """Put an application together; its lifespan starts and stops everything behind it.
+    """Build an application. Its lifespan starts and stops all parts.
 
-    What is not given is opened from the settings, and closed again at the end. `on_fatal` is
-    called on the event loop when only a new process can serve again; by then the application
+    Parts that are not given are opened from the settings, and closed at the end. `on_fatal` is
+    called on the event loop when only a new process can serve again. From then on the application
     answers 503.
 
     Raises:
-        InvalidSettingsError: it would be open to other machines.
+        NunatakError: `invalid_settings`, the server would be open to other machines.
         KeyFileError: the file of API keys cannot be read.
     """
     check_exposure(settings)
@@ -107,16 +108,17 @@ def create_app(
         summary="Many text tasks from one frozen transformer encoder.",
         version=version("nunatak"),
         lifespan=lifespan,
-        # Routers that are included match each request twice.
+        # Included routers would match each request twice.
         routes=found,
-        # The framework's routes know nothing of keys, and its pages load scripts from elsewhere.
+        # The framework's routes ignore keys, and its pages load scripts from other sites.
         openapi_url=None,
-        # A redirect would be built from the Host header, which the caller chooses.
+        # A redirect would contain the Host header, which the caller chooses.
         redirect_slashes=False,
-        # The framework's own would tell of paths, which are the caller's; ours tells of templates.
+        # The framework's span would have the path, which the caller chooses; our span has the
+        # template.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
 
 
 def _leave_to_supervisor(_: EngineFailedError) -> None:
-    """Do nothing more: it was logged, and readiness has turned to 503."""
+    """Do nothing: the failure was logged, and readiness has turned to 503."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import NoReturn, ParamSpec, TypeVar
 from uuid import uuid4
 
-from nunatak_contract.errors import ContractError
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_registry import (
@@ -22,11 +22,10 @@ from nunatak_registry import (
     CandidateEvent,
     CandidateRole,
     Generation,
+    ListedTask,
     Registry,
-    RegistryError,
     StoreUnavailableError,
     TaskNotFoundError,
-    TaskSummary,
     Traffic,
 )
 from nunatak_server.access.keys import TaskList
@@ -55,53 +54,60 @@ class Catalog:
         return await self._call(self._traffic, reference)
 
     async def generation(self) -> Generation:
-        """Return the generation, which every change of the registry raises."""
+        """Return the generation, which changes with every change of the registry."""
         return await self._call(self._registry.generation)
 
-    async def tasks(self) -> list[TaskSummary]:
+    async def tasks(self) -> list[ListedTask]:
         """Return all tasks."""
         return await self._call(self._registry.tasks)
 
-    async def task(self, name: str) -> TaskSummary:
+    async def task(self, name: str) -> ListedTask:
         """Return one task."""
         return await self._call(self._registry.task, name)
 
     async def promote(
-        self, task: str, alias: str, version: int, *, expected_version: int | None
+        self, task: str, alias: str, version: int, *, expected_version: int | None, by: str
     ) -> AliasEvent:
         """Point an alias to a version, if the alias points to the expected version."""
         return await self._call(
-            self._registry.promote, task, alias, version, expected_version=expected_version
+            self._registry.promote, task, alias, version, expected_version=expected_version, by=by
         )
 
-    async def rollback(self, task: str, alias: str, *, expected_version: int | None) -> AliasEvent:
+    async def rollback(
+        self, task: str, alias: str, *, expected_version: int | None, by: str
+    ) -> AliasEvent:
         """Point an alias to the version that it pointed to before."""
         return await self._call(
-            self._registry.rollback, task, alias, expected_version=expected_version
+            self._registry.rollback, task, alias, expected_version=expected_version, by=by
         )
 
     async def next_rollback(
         self, task: str, alias: str, *, expected_version: int | None
     ) -> tuple[int, int]:
-        """Return the version of an alias now, and its version after a rollback."""
+        """Return the present version of an alias, and the version after a rollback."""
         return await self._call(
             self._registry.next_rollback, task, alias, expected_version=expected_version
         )
 
     async def set_candidate(
-        self, candidate: Candidate, *, expected_version: int | None
+        self, candidate: Candidate, *, expected_version: int | None, by: str
     ) -> CandidateEvent:
         """Make a version the canary or shadow of an alias, if the expected version is it now."""
         return await self._call(
-            self._registry.rollouts.set, candidate, expected_version=expected_version
+            self._registry.rollouts.set, candidate, expected_version=expected_version, by=by
         )
 
     async def end_candidate(
-        self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None
+        self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None, by: str
     ) -> CandidateEvent:
         """End the canary or shadow of an alias."""
         return await self._call(
-            self._registry.rollouts.end, task, alias, role, expected_version=expected_version
+            self._registry.rollouts.end,
+            task,
+            alias,
+            role,
+            expected_version=expected_version,
+            by=by,
         )
 
     async def hold(
@@ -149,7 +155,7 @@ Found = TypeVar("Found")
 
 
 class VisibleCatalog:
-    """The registry as if it held only the tasks of one caller.
+    """The registry with only the tasks of one caller.
 
     A name from a request may be anything, so the log gets only names that a look-up has found.
     """
@@ -172,13 +178,13 @@ class VisibleCatalog:
         note_task(traffic.manifest.reference)
         return traffic
 
-    async def task(self, name: str) -> TaskSummary:
+    async def task(self, name: str) -> ListedTask:
         """Return one task."""
         summary = await visible(name, self._catalog.task(name), tasks=self._tasks)
         note_task(summary.name)
         return summary
 
-    async def tasks(self) -> list[TaskSummary]:
+    async def tasks(self) -> list[ListedTask]:
         """Return the caller's tasks."""
         return [task for task in await self._catalog.tasks() if self._tasks.allows(task.name)]
 
@@ -207,6 +213,6 @@ async def deny(task: str, lookup: Awaitable[object]) -> NoReturn:
         await lookup
     except StoreUnavailableError:
         raise
-    except (ContractError, RegistryError):
+    except NunatakError:
         pass
     raise TaskNotFoundError(task)

@@ -1,4 +1,4 @@
-"""Devices: turns `auto` into what this machine has, and refuses what cannot serve."""
+"""Devices: the choice for `auto`, and the refusal of devices that cannot serve."""
 
 import logging
 from collections.abc import Callable
@@ -6,24 +6,24 @@ from typing import assert_never
 
 import torch
 
-from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.settings import ServingDtype
+from nunatak_contract.enums import ServingDtype
+from nunatak_contract.errors import NunatakError
 
 FindFault = Callable[[torch.device], str | None]
-"""Says why a CUDA device cannot compute; None where it can."""
+"""Returns why a CUDA device cannot compute; None if it can."""
 
 logger = logging.getLogger(__name__)
 
 
 def cuda_fault(device: torch.device) -> str | None:
-    """Run a product on a CUDA device, and return why that fails; None where it does not."""
+    """Run a product on a CUDA device; return the reason of a failure, or None."""
     if not torch.cuda.is_available():
         return "torch finds no CUDA device here"
     found = torch.cuda.device_count()
     if (device.index or 0) >= found:
         return f"torch finds {found} CUDA devices here, numbered from 0"
     try:
-        # A build of torch has kernels for some generations of devices, and finds the others too.
+        # A build of torch finds all devices, but has kernels for some generations only.
         ones = torch.ones(8, 8, device=device)
         (ones @ ones).sum().item()
     except RuntimeError as error:
@@ -32,10 +32,10 @@ def cuda_fault(device: torch.device) -> str | None:
 
 
 def resolve_device(name: str, *, find_fault: FindFault = cuda_fault) -> torch.device:
-    """Return the device of that name; `auto` is CUDA where it can compute, else the CPU.
+    """Return the device of that name; `auto` is CUDA if it can compute, else the CPU.
 
     Raises:
-        InvalidSettingsError: no such device, or one that cannot compute.
+        NunatakError: `invalid_settings`, there is no such device, or it cannot compute.
     """
     if name == "auto":
         return _best_device(find_fault)
@@ -44,12 +44,13 @@ def resolve_device(name: str, *, find_fault: FindFault = cuda_fault) -> torch.de
     except RuntimeError:
         device = None
     if device is None or device.type not in {"cpu", "cuda"}:
-        raise InvalidSettingsError(
-            f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {name!r}"
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N', got {name!r}",
         )
     fault = find_fault(device) if device.type == "cuda" else None
     if fault is not None:
-        raise InvalidSettingsError(f"device is {name!r}, but {fault}")
+        raise NunatakError("invalid_settings", problem=f"device is {name!r}, but {fault}")
     return device
 
 
@@ -64,7 +65,7 @@ def _best_device(find_fault: FindFault) -> torch.device:
 
 
 def resolve_dtype(choice: ServingDtype, device: torch.device) -> torch.dtype:
-    """Return the number format to serve in on that device."""
+    """Return the number format for serving on that device."""
     match choice:
         case ServingDtype.AUTO:
             return torch.bfloat16 if device.type == "cuda" else torch.float32

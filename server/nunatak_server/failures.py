@@ -1,24 +1,16 @@
-"""Known errors of a task, and failures of the device.
+"""Failures of the device, and time limits that fail as callers choose.
 
 Separate from `errors.py`, which must stay light: this module loads torch.
 """
 
+import asyncio
 import re
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 import torch
 
-from nunatak_artifact import ArtifactError
-from nunatak_contract.errors import ContractError
-from nunatak_model import ModelError
-from nunatak_registry import RegistryError
-from nunatak_server.errors import EngineFailedError, OutOfMemoryError, ServerError
-
-KnownError = ContractError | RegistryError | ModelError | ArtifactError | ServerError
-"""Raised on purpose: it has a code, and its message may go to a caller and to the log."""
-KNOWN_ERRORS: Final = (ContractError, RegistryError, ModelError, ArtifactError, ServerError)
-"""The same, as `except` takes them."""
-
+from nunatak_server.errors import EngineFailedError, OutOfMemoryError
 
 LIBRARY_FAILURE: Final = re.compile(
     r"(?:CUDA|cuDNN) error: (\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
@@ -49,3 +41,20 @@ def _library_failure(message: str) -> EngineFailedError | OutOfMemoryError | Non
     if found := LIBRARY_FAILURE.match(message):
         return EngineFailedError(found[1])
     return OutOfMemoryError() if NO_MEMORY.search(message) else None
+
+
+Result = TypeVar("Result")
+
+
+async def within(
+    seconds: float, work: Coroutine[Any, Any, Result], *, late: Callable[[], Exception]
+) -> Result:
+    """Await `work`, but cancel it and raise what `late` makes once so many seconds have passed."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise late() from None
+        raise

@@ -1,9 +1,9 @@
 """Following the registry: its changes by other processes, and the holds on versions in memory.
 
-`RegistryWatch` polls the registry for changes and for restores of a backup. `HoldRenewal` tells the
-registry which versions this process serves, so that nobody deletes one of them. The holds of a
-killed process expire. A restored registry has lost the holds written since its backup, so this
-process checks its holds with each turn.
+`RegistryWatch` polls the registry for changes and for restores of a backup. `HoldRenewal` holds the
+served versions in the registry, so that nobody deletes one of them. The holds of a killed process
+expire. A restored registry has lost the holds written since its backup, so this process checks its
+holds with each turn.
 """
 
 import asyncio
@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Collection
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from nunatak_registry import Generation, RegistryError
+from nunatak_contract.errors import NunatakError
+from nunatak_registry import Generation
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class RegistryWatch:
         interval_s: float,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`on_restore` runs after `on_change`, if the generation has not gone up."""
+        """`on_restore` runs after `on_change`, if the generation has not increased."""
         self._generation = generation
         self._on_change = on_change
         self._on_restore = on_restore
@@ -46,9 +47,11 @@ class RegistryWatch:
         while True:
             try:
                 found = await self._generation()
-            except RegistryError as error:
+            except NunatakError as error:
                 if self.is_readable:
-                    logger.warning("the registry cannot be read, serving what is known: %s", error)
+                    logger.warning(
+                        "the registry cannot be read, serving the known versions: %s", error
+                    )
                 self.is_readable = False
             else:
                 self.is_readable = True
@@ -59,7 +62,7 @@ class RegistryWatch:
 
     async def _report(self, before: Generation | None, found: Generation) -> None:
         self._on_change()
-        # Each number is used once, unless the index is an older copy.
+        # Numbers only increase, unless the index is an older copy.
         if before is not None and found.number <= before.number:
             logger.warning(
                 "the registry was restored: its generation was %d and is now %d; versions that it "
@@ -82,21 +85,21 @@ Version = tuple[str, int]
 
 
 class Holds(Protocol):
-    """The holds of this process in the registry; both methods may raise `RegistryError`."""
+    """The holds of this process in the registry; both methods may raise `NunatakError`."""
 
     def hold(
         self, versions: Collection[Version], *, seconds: float
     ) -> Awaitable[AbstractSet[Version]]:
-        """Hold these versions, and no others, for so many seconds; return the held ones."""
+        """Hold these versions, and no others, for `seconds`; return the held versions."""
         ...
 
     def held(self) -> Awaitable[AbstractSet[Version]]:
-        """Return the versions that this process holds now."""
+        """Return the present holds of this process."""
         ...
 
 
 class HoldRenewal:
-    """Renews the holds on the versions in memory; without holds the server goes on serving."""
+    """Renews the holds on the versions in memory. The server also serves without holds."""
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class HoldRenewal:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[asyncio.Event, float], Awaitable[None]] | None = None,
     ) -> None:
-        """`pause` waits for so many seconds, or until the event is set."""
+        """`pause` waits for some seconds, or until the event is set."""
         self._resident = resident
         self._holds = holds
         self._interval_s = interval_s
@@ -148,7 +151,7 @@ class HoldRenewal:
         await asyncio.wait([self._asked])
         try:
             await self._ask(())
-        except RegistryError as error:
+        except NunatakError as error:
             logger.warning("cannot release holds, which expire within %.0f s: %s", HOLD_S, error)
 
     async def _turn(self) -> None:
@@ -158,7 +161,7 @@ class HoldRenewal:
                 self._taken = await self._ask(wanted)
                 self._wanted = wanted
                 self._renew_at, self._over_at = now + RENEWAL_S, now + HOLD_S
-        except RegistryError as error:
+        except NunatakError as error:
             self._refuse(error, now)
         else:
             self.is_refused = self._has_logged_expiry = False
@@ -166,7 +169,7 @@ class HoldRenewal:
     async def _is_due(self, now: float) -> bool:
         return now >= self._renew_at or await self._holds.held() != self._taken
 
-    def _refuse(self, error: RegistryError, now: float) -> None:
+    def _refuse(self, error: NunatakError, now: float) -> None:
         if not self.is_refused:
             logger.warning("the registry takes no holds, serving on: %s", error)
         self.is_refused = True

@@ -1,12 +1,11 @@
 """Inputs of requests: their kinds, the heads that can answer them, and their texts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
-from nunatak_contract.enums import HeadKind
-from nunatak_model import TextInput
-from nunatak_server.errors import WrongInputKindError
+from nunatak_contract.enums import HeadKind, Reads
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query, Question, TextInput
 
 
 class InputKind(StrEnum):
@@ -18,26 +17,7 @@ class InputKind(StrEnum):
     QUERY = "query"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question, and the context that contains the answer."""
-
-    question: str
-    context: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """A query, and the documents to rank for it."""
-
-    query: str
-    documents: tuple[str, ...]
-
-
-TaskInput = TextInput | Question | Query
-
-
-def input_kind(item: TaskInput) -> InputKind:
+def input_kind(item: Input) -> InputKind:
     """Return the kind of an input."""
     match item:
         case str():
@@ -50,11 +30,17 @@ def input_kind(item: TaskInput) -> InputKind:
             return InputKind.QUERY
 
 
-def input_kinds_of(head: HeadKind) -> tuple[InputKind, ...]:
-    """Return the kinds of input that a head can answer."""
+def input_kinds_of(head: HeadKind, reads: Reads | None) -> tuple[InputKind, ...]:
+    """Return the kinds of input that a task answers; `reads` is that of its manifest."""
     match head:
         case HeadKind.SEQUENCE_CLASSIFICATION:
-            return InputKind.TEXT, InputKind.PAIR
+            match reads:
+                case Reads.SINGLE:
+                    return (InputKind.TEXT,)
+                case Reads.PAIR:
+                    return (InputKind.PAIR,)
+                case None:
+                    return InputKind.TEXT, InputKind.PAIR
         case HeadKind.TOKEN_CLASSIFICATION:
             return (InputKind.TEXT,)
         case HeadKind.QUESTION_ANSWERING:
@@ -63,17 +49,25 @@ def input_kinds_of(head: HeadKind) -> tuple[InputKind, ...]:
             return (InputKind.QUERY,)
 
 
-def find_misfit(inputs: Sequence[TaskInput], head: HeadKind) -> WrongInputKindError | None:
-    """Return why a head cannot answer the inputs, or None if it can."""
-    wanted = input_kinds_of(head)
+def find_misfit(
+    inputs: Sequence[Input], head: HeadKind, reads: Reads | None
+) -> NunatakError | None:
+    """Return why a task cannot answer the inputs, or None if it can."""
+    wanted = input_kinds_of(head, reads)
     for position, item in enumerate(inputs):
         kind = input_kind(item)
         if kind not in wanted:
-            return WrongInputKindError(position, kind, head=head, wanted=wanted)
+            return NunatakError(
+                "wrong_input_kind",
+                position=position,
+                kind=kind,
+                head=head.replace("_", " "),
+                wanted=" or a ".join(wanted),
+            )
     return None
 
 
-def strings_in(item: TaskInput) -> tuple[str, ...]:
+def strings_in(item: Input) -> tuple[str, ...]:
     """Return every string of an input."""
     match item:
         case str():
@@ -86,7 +80,12 @@ def strings_in(item: TaskInput) -> tuple[str, ...]:
             return item.query, *item.documents
 
 
-def texts_to_read(item: TaskInput) -> tuple[TextInput, ...]:
+def count_documents(inputs: Sequence[Input]) -> int:
+    """Return the number of documents of all queries."""
+    return sum(len(item.documents) for item in inputs if isinstance(item, Query))
+
+
+def texts_to_read(item: Input) -> tuple[TextInput, ...]:
     """Return the texts or pairs to encode for an input: one, or one for each document."""
     match item:
         case Question():

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from nunatak_contract.inputs import Input
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
-from nunatak_server.predict.types import Prediction, PredictionRequest
+from nunatak_server.predict.types import PredictionRequest, Predictions
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 
@@ -38,7 +38,7 @@ class LocalPredictor:
         self.close()
 
     def start(self) -> None:
-        """Start the threads and run a first forward pass; raises what `Runtime.start` raises."""
+        """Start the threads and run a first forward pass; raises like `Runtime.start`."""
         try:
             self._runner.run(self._start())
         except BaseException:
@@ -48,15 +48,15 @@ class LocalPredictor:
 
     def predict(
         self,
-        inputs: Sequence[TaskInput],
+        inputs: Sequence[Input],
         tasks: Sequence[str],
         *,
         options: PredictionOptions = DEFAULT_OPTIONS,
-    ) -> Prediction:
+    ) -> Predictions:
         """Return the answer or the failure of each task for all inputs.
 
         Raises:
-            ServerError: the whole request cannot be answered.
+            NunatakError: the whole request cannot be answered.
         """
         request = PredictionRequest(
             references=tuple(tasks),
@@ -82,7 +82,7 @@ class LocalPredictor:
         )
         await self._runtime.start()
 
-    async def _predict(self, request: PredictionRequest) -> Prediction:
+    async def _predict(self, request: PredictionRequest) -> Predictions:
         if self._runtime is None:
             raise RuntimeError("a LocalPredictor must be started before it predicts")
         # The event loop stood still since the last call, so no task has polled the registry.

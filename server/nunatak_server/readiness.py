@@ -5,7 +5,7 @@ from enum import StrEnum
 from math import inf
 from typing import assert_never
 
-from nunatak_server.errors import DrainingError, NotReadyError
+from nunatak_contract.errors import NunatakError
 
 
 class State(StrEnum):
@@ -20,12 +20,12 @@ class State(StrEnum):
 
 
 class Readiness:
-    """The state of the process; belongs to the event loop thread."""
+    """The state of the process; only the event loop thread may use it."""
 
     def __init__(
         self, *, stalled_s: Callable[[], float] = lambda: 0.0, max_stall_s: float = inf
     ) -> None:
-        """`stalled_s` returns for how many seconds rows have waited and no batch has ended."""
+        """`stalled_s` returns the seconds in which rows have waited and no batch has ended."""
         self.state = State.STARTING
         self._stalled_s = stalled_s
         self._max_stall_s = max_stall_s
@@ -49,27 +49,29 @@ class Readiness:
         """Return if the server accepts requests.
 
         Raises:
-            NotReadyError: the process is starting or has failed.
-            DrainingError: the process is shutting down.
+            NunatakError: `not_ready`, the process is starting or has failed.
+            NunatakError: `draining`, the process is shutting down.
         """
         if not self.takes_requests:
             self.check_ready()
 
     def check_ready(self) -> None:
-        """Return if more requests should be sent; raises as `check`."""
+        """Return if callers should send more requests; raises like `check`."""
         match self.state:
             case State.READY if self._is_stalled:
-                raise NotReadyError(
-                    f"requests have waited for {self._max_stall_s:g} s, and no batch has ended"
+                raise NunatakError(
+                    "not_ready",
+                    reason=f"requests have waited for {self._max_stall_s:g} s, and no batch has "
+                    "ended",
                 )
             case State.READY:
                 return
             case State.STARTING:
-                raise NotReadyError("it is starting")
+                raise NunatakError("not_ready", reason="it is starting")
             case State.FAILED:
-                raise NotReadyError("it has failed")
+                raise NunatakError("not_ready", reason="it has failed")
             case State.LEAVING | State.DRAINING:
-                raise DrainingError
+                raise NunatakError("draining")
             case _:
                 assert_never(self.state)
 

@@ -65,13 +65,13 @@ from nunatak_server.tokenization import Tokenization
 
 WARM_UP_TEXT = "ready " * 128
 WARM_UP_TOKENS = (8, 128, 12, 96)
-"""Different sizes, so that the time model knows the fixed time of a batch from the start."""
+"""The warm-up rows have different sizes, so that the time model knows a batch's fixed time."""
 
 
 def warm_up_branch(backbone: Backbone) -> Branch:
     """Return a branch whose rows run every layer in memory; the branch itself takes no memory.
 
-    Layers in memory stand in for upper layers that are not, so the outputs mean nothing.
+    Layers in memory replace upper layers that are not in memory, so the outputs are meaningless.
     """
     branch, held = embedding_branch(backbone), backbone.layers
     missing = backbone.config.num_layers - len(held)
@@ -89,17 +89,17 @@ def warm_up_branch(backbone: Backbone) -> Branch:
 
 
 POLLS_PER_HOLD = 20
-"""Polls of the registry for each possible write of a hold."""
+"""Number of polls of the registry for each possible write of a hold."""
 
 logger = logging.getLogger(__name__)
 
 
 def load_serving_backbone(settings: ServerSettings) -> Backbone:
-    """Load the backbone that the settings name, on their device and in their number format.
+    """Load the backbone of the settings, on the device and in the number format of the settings.
 
     Raises:
-        InvalidSettingsError: the device does not exist.
-        ModelError: the backbone does not exist, cannot be read, or has fewer layers.
+        NunatakError: `invalid_settings`, the device does not exist.
+        NunatakError: the backbone does not exist, cannot be read, or has fewer layers.
     """
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
@@ -207,6 +207,7 @@ class Runtime:
             readiness=self.readiness,
             limits=RequestLimits(
                 max_inputs=settings.max_inputs,
+                max_documents=settings.max_documents,
                 max_tasks=settings.max_tasks_per_request,
                 max_text_chars=settings.max_text_chars,
             ),
@@ -241,7 +242,7 @@ class Runtime:
         )
 
     def should_throttle_loads(self) -> bool:
-        """Tell whether more rows wait for batches than requests wait for loads."""
+        """Return whether more rows wait for batches than requests wait for loads."""
         # Batches on an accelerator do not use the cores of a load.
         shares_cores = self.backbone.device.type == "cpu"
         return shares_cores and self._engine.num_rows > self.residency.num_waiting_for_loads
@@ -250,7 +251,7 @@ class Runtime:
         """Start the threads, run forward passes, load the pins, and then accept requests.
 
         Raises:
-            ServerError: the forward pass fails.
+            NunatakError: the forward pass fails.
         """
         if self.settings.compute_threads:
             torch.set_num_threads(self.settings.compute_threads)
@@ -295,7 +296,7 @@ class Runtime:
         return found
 
     def depend_on(self, following: asyncio.Task[None]) -> None:
-        """Fail the process if `following` fails; the name of the task says what it follows."""
+        """Fail the process if `following` fails. The task's name says what `following` follows."""
         following.add_done_callback(self._check_following)
 
     def announce_drain(self) -> None:
@@ -336,7 +337,7 @@ class Runtime:
             await asyncio.wait(following)
 
     async def _warm_up(self) -> None:
-        """Answer rows, because readiness promises that this process can compute."""
+        """Run the warm-up rows, which prove that this process can compute."""
         backbone = self.backbone
         branch = warm_up_branch(backbone)
         for num_tokens in WARM_UP_TOKENS:

@@ -1,7 +1,7 @@
 """Serving: one process, one event loop and one engine thread, until a signal or a fatal error.
 
 `serve` is the entry point. `DrainingServer` is the uvicorn server, which refuses new requests at
-shutdown and gives requests in flight a grace time. `collect_rarely` puts garbage collection off.
+shutdown and gives requests in flight a grace time. `collect_rarely` makes garbage collection rare.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from nunatak_server.telemetry.logs import fields, leave_out_places, logging_conf
 from nunatak_server.telemetry.tracing import Tracing, find_tracing
 
 OBJECTS_PER_REQUEST: Final = 500
-"""More than the live objects of a waiting request: about 215 for one text and one task."""
+"""Allowance of objects for a waiting request, which has about 215 for one text and one task."""
 MIN_OBJECTS, MAX_OBJECTS = 100_000, 5_000_000
 """Bounds of the threshold: a short queue must not cause frequent collections, and a long queue must
 not let cycles fill the memory."""
@@ -59,7 +59,7 @@ START_AGAIN: Final = 75
 """Exit status after `EngineFailedError` (`EX_TEMPFAIL`)."""
 TICK_S: Final = 0.05
 LAST_WORDS_S: Final = 2
-"""Time to log the open connections after the grace time, before uvicorn closes them."""
+"""Extra time after the grace time, to log the open connections before uvicorn closes them."""
 
 logger = logging.getLogger(__name__)
 
@@ -80,22 +80,23 @@ def serve(
         origins: where each setting comes from, for the log.
 
     Raises:
-        InvalidSettingsError: the server would be open to other machines, or batches are too small.
+        NunatakError: `invalid_settings`, the server would be open to other machines, or batches
+            are too small.
         KeyFileError: the file of API keys cannot be read.
-        ModelError: the backbone cannot be loaded.
-        RegistryError: the registry cannot be opened.
+        NunatakError: the backbone cannot be loaded.
+        NunatakError: the registry cannot be opened.
         EngineFailedError: the device is lost, or the server cannot follow the registry or the keys
             any more; start the process again.
     """
     # The threads of the tokenizer would take cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_exposure(settings)
-    # Otherwise each counter has a second line in every scrape.
+    # Without this setting, each counter has a second line in every scrape.
     disable_created_metrics()
     leave_out_places()
     tracing = find_tracing()
     backbone = load_serving_backbone(settings)
-    # Here, because uvicorn hides errors of the start of the application.
+    # Started here, because uvicorn hides errors of the start of the application.
     settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
     with Registry.open(settings.registry) as registry:
         server = DrainingServer(

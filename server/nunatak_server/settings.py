@@ -21,28 +21,18 @@ from typing import Annotated, Final
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.enums import LogFormat, ServingDtype
+from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_model import DEFAULT_BACKBONE
 from nunatak_registry import default_location
-from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.residency.loading import references_in
 from nunatak_server.scheduler.batch_time import FIXED_SHARE
 from nunatak_server.scheduler.planner import BatchLimits
-from nunatak_server.telemetry.logs import LogFormat
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
-
-
-class ServingDtype(StrEnum):
-    """Number format of the forward pass; `auto` is float32 on a CPU and bfloat16 on CUDA."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 class ServerSettings(BaseSettings):
@@ -62,7 +52,7 @@ class ServerSettings(BaseSettings):
     )
     backbone_layers: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
-        description="how many of the lowest layers to keep in memory; all if not set. The server "
+        description="number of lowest layers to keep in memory; all if not set. The server "
         "refuses embeddings, and tasks that need a higher layer of the backbone",
     )
     host: str = Field(
@@ -92,7 +82,10 @@ class ServerSettings(BaseSettings):
 
     max_body_bytes: Count = Field(default=1024 * 1024, description="body of one request")
     max_inputs: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=64, description="inputs of one request; each document of a ranking counts"
+        default=64, description="inputs of one request; a query with its documents is one input"
+    )
+    max_documents: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=1000, description="documents of one request, over all its queries"
     )
     max_tasks_per_request: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=64, description="tasks that one request may name"
@@ -128,8 +121,10 @@ class ServerSettings(BaseSettings):
     )
     pins: str = Field(
         default="",
-        description="task references, separated by commas. The server loads them before it is "
-        "ready, and keeps them in memory. It looks up an alias once",
+        description=(
+            "task references, separated by commas. The server loads these tasks before it is "
+            "ready, and keeps them in memory. An alias is looked up once"
+        ),
     )
     max_queued_requests: Count = Field(
         default=1024, description="requests without an answer yet; further requests get 429"
@@ -203,15 +198,17 @@ class ServerSettings(BaseSettings):
         """Return the limits of one batch, if every row fits an empty batch.
 
         Raises:
-            InvalidSettingsError: a row of `longest_row_tokens`, counted as trunk and as branch,
-                does not fit an empty batch, and would block the queue for ever.
+            NunatakError: `invalid_settings`, a row of `longest_row_tokens`, counted as trunk and
+                as branch, does not fit an empty batch, and would block the queue for ever.
         """
         needed = 2 * longest_row_tokens
         if self.max_batch_tokens < needed:
-            raise InvalidSettingsError(
-                f"max_batch_tokens must be at least {needed} (trunk and branch of one text of "
+            raise NunatakError(
+                "invalid_settings",
+                problem=f"max_batch_tokens must be at least {needed} (trunk and branch of one "
+                "text of "
                 f"{longest_row_tokens} tokens), got {self.max_batch_tokens}; "
-                "raise NUNATAK_MAX_BATCH_TOKENS"
+                "raise NUNATAK_MAX_BATCH_TOKENS",
             )
         return BatchLimits(max_tokens=self.max_batch_tokens, max_rows=self.max_batch_rows)
 
@@ -247,8 +244,8 @@ def configure(given: Mapping[str, object], *, file: Path | None = None) -> Confi
     """Return the settings: `given` by flags, and for the rest the environment and the file.
 
     Raises:
-        InvalidSettingsError: the file cannot be read, or a value is invalid; the message names the
-            source of the value.
+        NunatakError: `invalid_settings`, the file cannot be read, or a value is invalid; the
+            message names the source of the value.
     """
     path = file or _named_file()
     sources: dict[Origin, Mapping[str, object]] = {
@@ -309,9 +306,11 @@ def _read(path: Path) -> dict[str, object]:
             return tomllib.load(lines)
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidSettingsError(
-            f"the configuration file {path} cannot be read ({reason}); it must be TOML with one "
-            "setting a line, such as: port = 8080"
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"the configuration file {path} cannot be read ({reason}); it must be TOML "
+            "with one "
+            "setting a line, such as: port = 8080",
         ) from None
 
 
@@ -321,7 +320,7 @@ def _origin(name: str, sources: Mapping[Origin, Mapping[str, object]]) -> Origin
 
 def _as_known(
     error: ValidationError, sources: Mapping[Origin, Mapping[str, object]], path: Path | None
-) -> InvalidSettingsError:
+) -> NunatakError:
     first = error.errors(include_url=False, include_input=False)[0]
     name = ".".join(map(str, first["loc"])) or "settings"
     message = first["msg"]
@@ -334,7 +333,7 @@ def _as_known(
             place = f"file, {path}"
         case other:
             place = other.value
-    return InvalidSettingsError(f"{name}: {message} (from: {place})")
+    return NunatakError("invalid_settings", problem=f"{name}: {message} (from: {place})")
 
 
 def _assignment(name: str, value: object) -> str:
@@ -358,6 +357,6 @@ def _quoted(text: str) -> str:
 
 
 def _without_secrets(url: str) -> str:
-    # On the text, because parsing and rendering would lose a slash of `sqlite:////path`.
+    # Replaced in the text, because a parser would lose a slash of `sqlite:////path`.
     named = re.sub(r"(?<=://).*@", f"{HIDDEN}@", url)
     return re.sub(r"\?.*", f"?{HIDDEN}", named)

@@ -15,18 +15,15 @@ from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Final, Protocol
 
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input
 from nunatak_model import Encoding, TextInput
-from nunatak_server.errors import (
-    EmptyTextError,
-    InvalidTextError,
-    TextTooLongError,
-    TooManyTokensError,
-)
-from nunatak_server.inputs import TaskInput, strings_in, texts_to_read
+from nunatak_server.errors import TooManyTokensError
+from nunatak_server.inputs import strings_in, texts_to_read
 
 
 class FairSemaphore:
-    """A semaphore that serves callers in turn; belongs to the event loop thread.
+    """A semaphore that serves callers in turn; only the event loop thread may use it.
 
     A caller that gives a slot back goes behind all callers that wait (round-robin, Nagle 1987). A
     new caller therefore waits for at most one slot of each other caller. The requests of one caller
@@ -57,7 +54,7 @@ class FairSemaphore:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                # The slot came in the moment of the cancellation.
+                # The slot arrived at the moment of the cancellation.
                 self._leave(caller)
             raise
 
@@ -86,22 +83,24 @@ class FairSemaphore:
 
 
 MAX_DEFAULT_STRIDE = 128
-"""The value of the reference implementation of BERT for SQuAD (Devlin et al. 2019)."""
+"""Default stride of contexts, from BERT's reference implementation for SQuAD (Devlin et al.
+2019)."""
 
 MAX_CHARS_ON_LOOP: Final = 512
-"""Sum over all texts and readings. To encode so many takes at most a third of a millisecond, and a
-thread needs nearly as long for the hand-over. More would block the event loop."""
+"""Most characters, over all texts and readings, that the event loop encodes. This takes at most a
+third of a millisecond. The hand-over to a thread would take nearly as long. More would block the
+event loop."""
 
 MAX_CHARS_A_CHUNK: Final = 4096
-"""Characters of one chunk; a longer text is a chunk of its own. A chunk takes about two
-milliseconds, and a change of slots a tenth of that."""
+"""Characters of one chunk; a longer text is one chunk. A chunk takes about two milliseconds, and a
+change of slots a tenth of that."""
 
 Encodings = tuple[Encoding, ...]
 """The encodings of one input: windows of one text, or one pair for each document."""
 
 
 class Encoder(Protocol):
-    """FairQueue texts into tokens; several threads may call it at once."""
+    """Turns texts into tokens; several threads may call it at once."""
 
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize and truncate each input."""
@@ -133,10 +132,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much of one input is read, over all windows and documents; lengths are in tokens."""
+    """Numbers of read and unread tokens of one input, over all windows and documents."""
 
     num_tokens: int
-    """Tokens with special tokens; tokens in several windows count once."""
+    """Tokens that are read, with special tokens; tokens in several windows count once."""
     num_left_out: int
     """Tokens that are not read, because the text is cut."""
     is_windowed: bool
@@ -149,7 +148,7 @@ class Extent:
 
 
 def extent_of(encodings: Encodings) -> Extent:
-    """Return how much of an input its encodings cover."""
+    """Return the lengths of an input that its encodings cover."""
     parts = [encoding.part for encoding in encodings]
     total = sum(encoding.num_tokens for encoding in encodings)
     return Extent(
@@ -173,15 +172,15 @@ def default_stride(max_length: int) -> int:
     return min(MAX_DEFAULT_STRIDE, max_length // 2)
 
 
-def check_texts(inputs: Sequence[TaskInput], *, max_chars: int) -> None:
+def check_texts(inputs: Sequence[Input], *, max_chars: int) -> None:
     """Return if every text can be tokenized at bounded cost.
 
     Tokenizers truncate after tokenizing, so this check bounds the length in characters.
 
     Raises:
-        TextTooLongError: a text has more than `max_chars` characters.
-        EmptyTextError: a text is empty or only white space.
-        InvalidTextError: a text holds NUL or a lone surrogate.
+        NunatakError: `text_too_long`, a text has more than `max_chars` characters.
+        NunatakError: `empty_text`, a text is empty or only white space.
+        NunatakError: `invalid_text`, a text holds NUL or a lone surrogate.
     """
     for position, item in enumerate(inputs):
         for text in strings_in(item):
@@ -190,15 +189,19 @@ def check_texts(inputs: Sequence[TaskInput], *, max_chars: int) -> None:
 
 def _check_text(text: str, position: int, max_chars: int) -> None:
     if len(text) > max_chars:
-        raise TextTooLongError(position, len(text), max_chars)
+        raise NunatakError(
+            "text_too_long", position=position, num_chars=len(text), limit_chars=max_chars
+        )
     if not text or text.isspace():
-        raise EmptyTextError(position)
+        raise NunatakError("empty_text", position=position)
     if "\0" in text:
-        raise InvalidTextError(position, "a NUL character")
+        raise NunatakError("invalid_text", position=position, reason="a NUL character")
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidTextError(position, "a lone surrogate, which is no character") from None
+        raise NunatakError(
+            "invalid_text", position=position, reason="a lone surrogate, which is no character"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +219,10 @@ class _Piece:
 
 
 class Tokenization:
-    """Encodes short texts at once and all others on threads; belongs to the event loop thread."""
+    """Encodes short texts at once and all others on threads.
+
+    Only the event loop thread may use it.
+    """
 
     def __init__(self, encoder: Encoder, *, num_threads: int) -> None:
         self._encoder = encoder
@@ -224,7 +230,7 @@ class Tokenization:
         self._semaphore = FairSemaphore(num_slots=num_threads)
 
     async def encode(
-        self, inputs: Sequence[TaskInput], *, readings: Iterable[Reading], caller: str
+        self, inputs: Sequence[Input], *, readings: Iterable[Reading], caller: str
     ) -> Mapping[Reading, list[Encodings]]:
         """Encode every input once for each distinct reading."""
         distinct = tuple(dict.fromkeys(readings))

@@ -1,4 +1,4 @@
-"""Doubles for access: files of keys, the keys that go with them, and what each route asks for."""
+"""Doubles for access: files of keys, the keys themselves, and the permission of each route."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ def key_record(
 def add_key(
     path: Path, name: str, *, scopes: Sequence[Scope] = tuple(Scope), tasks: Sequence[str] = ("*",)
 ) -> dict[str, str]:
-    """Put a new key into a file; return the header that presents it."""
+    """Put a new key into a file; return the header with the key."""
     key = new_key()
     record = key_record(key, name=name, scopes=scopes, tasks=tasks)
     change_keys(path, lambda keys: (*keys, record))
@@ -45,7 +45,7 @@ def add_key(
 
 @cache
 def access_by_route() -> Mapping[tuple[str, str], Access | None]:
-    """What each route of the server asks of its callers, by verb and template; None is nothing."""
+    """The permission that each route needs, by verb and template; None for public routes."""
     app = create_app(ServerSettings(registry="nowhere"))
     return {
         (verb, route.path_format): route.needed

@@ -21,7 +21,7 @@ ADAPTERHUB = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"
 def loaded_task(
     backbone: Backbone, method: Method, *, kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION
 ) -> LoadedTask:
-    """A tiny task of this method as a server has it."""
+    """A tiny task of this method, loaded as in a server."""
     draft, blobs = tiny_task(backbone, method=method, kind=kind)
     manifest = TaskManifest.model_validate({**draft.model_dump(), "version": 1})
     return load_task(manifest, blobs["parameters"], backbone)
@@ -53,6 +53,6 @@ def edit_json(path: Path, changes: Mapping[str, object]) -> None:
 
 
 def edit_tensors(path: Path, changes: Mapping[str, Tensor | None]) -> None:
-    """Set tensors of a safetensors file, or take them out."""
+    """Set or remove tensors of a safetensors file."""
     tensors: dict[str, Tensor | None] = {**tensors_from_bytes(path.read_bytes()), **changes}
     path.write_bytes(tensors_to_bytes({name: it for name, it in tensors.items() if it is not None}))

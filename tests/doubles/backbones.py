@@ -24,7 +24,7 @@ Family = Literal["bert", "roberta", "modernbert"]
 
 WIDTH, NUM_HEADS, INTERMEDIATE_WIDTH, NUM_POSITIONS = 32, 4, 48, 66
 WINDOW = 8
-"""Tokens that a token of a local layer sees, itself not counted."""
+"""Number of other tokens that a token of a local layer sees."""
 SPECIAL = {
     "bert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     "roberta": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
@@ -169,7 +169,8 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
         rows = shape[0] // len(names)
         for name in names:
             tensor = torch.randn((rows, *shape[1:]), generator=generator) * 0.3
-            # Norms scale around one, so that signals neither die nor explode on the way up.
+            # Gains of norms are near one, so that signals stay finite and visible through all
+            # layers.
             is_gain = name.endswith("weight") and tensor.dim() == 1
             stored[name] = 1.0 + 0.1 * tensor if is_gain else tensor
     for name, shape in POOLER[config.model_type].items():
@@ -178,7 +179,7 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
 
 
 class HeldLayers(tuple[LayerWeights, ...]):
-    """The layers of a backbone on a device that waits until it may compute."""
+    """The layers of a backbone on a device that computes only while it may."""
 
     __slots__ = ()
     may_compute = threading.Event()

@@ -8,7 +8,7 @@ from doubles.raw_request import END, GOOD_BODY, PREDICT, RawRequest, post
 
 
 def bad_framing() -> Iterator[RawRequest]:
-    """Lengths that contradict each other, and chunks that are none: what smugglers send."""
+    """Lengths that contradict each other, and invalid chunks, as in request smuggling."""
     head = f"POST {PREDICT} HTTP/1.1".encode() + END + b"host: test" + END
     head += b"content-type: application/json" + END
     lengths = [
@@ -100,7 +100,7 @@ def bad_framing() -> Iterator[RawRequest]:
 
 
 def bad_heads() -> Iterator[RawRequest]:
-    """Request lines and header fields that are none, too long or too many."""
+    """Request lines and header fields that are invalid, too long or too many."""
     body = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(GOOD_BODY) + GOOD_BODY
     lines = [
         *(
@@ -222,7 +222,7 @@ def bad_heads() -> Iterator[RawRequest]:
 
 
 def odd_hosts() -> Iterator[RawRequest]:
-    """Hosts that are none, or that look like a path: they must change nothing."""
+    """Hosts that are invalid or look like a path. Such hosts must have no effect."""
     hosts = [
         *(
             b"",
@@ -260,7 +260,7 @@ def odd_hosts() -> Iterator[RawRequest]:
 
 
 def bad_paths() -> Iterator[RawRequest]:
-    """Names that are none, in every place where an address has a name."""
+    """Invalid names, in every place where an address has a name."""
     routes = [
         ("POST", "/v1/tasks/{}/predict", GOOD_BODY),
         ("POST", "/v1/tasks/tone/{}/predict", GOOD_BODY),
@@ -273,7 +273,7 @@ def bad_paths() -> Iterator[RawRequest]:
         ("POST", "/v1/tasks/{}/evict", b""),
     ]
     for (method, template, body), name in itertools.product(routes, HOSTILE_NAMES):
-        # These three would end the path, or the line, and leave a good name before them.
+        # These three characters end the path or the line, so a valid name would be left.
         path = template.format(name.translate({32: "%20", 35: "%23", 63: "%3f"}))
         data = post(body, path=path).replace(b"POST", method.encode(), 1)
         yield RawRequest(name=f"{method} {path[:60]}", data=data)

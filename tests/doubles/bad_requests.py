@@ -13,7 +13,7 @@ from doubles.raw_request import CANARY, END, GOOD_BODY, PREDICT, PREDICT_MANY, R
 
 
 def corpus(*, seed: int, num_mutations: int) -> list[RawRequest]:
-    """Return every written request, and so many random changes of good ones."""
+    """Return every written request, and a number of random changes of good requests."""
     written = (
         bad_json(),
         bad_text(),
@@ -157,7 +157,7 @@ def bad_numbers() -> Iterator[RawRequest]:
     fields = ("top_k", "stride", "doc_stride", "max_answer_len")
     for field, value in itertools.product(fields, values):
         body = f'{{"inputs": "x", "parameters": {{"{field}": {value}}}}}'.encode()
-        # Strides may be 0, and there is no number of labels that is too many to ask for.
+        # A stride may be 0, and any number of labels may be requested.
         allowed = {"0"} if "stride" in field else {"2147483648", "1" * 20}
         may_pass = value in allowed and field != "max_answer_len"
         yield RawRequest(name=f"{field}-{value[:12]}", data=post(body), may_pass=may_pass)
@@ -227,7 +227,7 @@ def _mutate(data: bytearray, rng: random.Random) -> None:
             data[place] ^= 1 << rng.randrange(8)
         case 2:
             del data[place : place + rng.randint(1, 8)]
-            data += b"" if data else b"\0"  # never empty, since a position in it is chosen next
+            data += b"" if data else b"\0"  # never empty, because a position in it is drawn next
         case 3:
             data[place:place] = bytes(data[place : place + rng.randint(1, 40)])
         case 4:
@@ -235,6 +235,6 @@ def _mutate(data: bytearray, rng: random.Random) -> None:
                 [END, b"\0", b"\xff", b'"', b"{", b"[", b"\\", b":", b"\n", b"9" * 40, b"%00"]
             )
         case _:
-            # Seldom, since a cut request is only refused when its time is over.
+            # Rare, because a cut request is only refused when its time is over.
             if rng.random() < 0.2:
                 del data[max(place, 1) :]

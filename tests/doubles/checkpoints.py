@@ -58,7 +58,7 @@ def encodings(backbone: Backbone) -> list[Encoding]:
 
 
 def branch_of(imported: ImportedTask, backbone: Backbone) -> Branch:
-    """The branch that was imported."""
+    """The imported branch."""
     return build_branch(imported.spec, backbone.config, imported.parameters)
 
 

@@ -38,7 +38,7 @@ def safetensors_bytes(tensors: Mapping[str, tuple[Sequence[int], Sequence[float]
 
 
 def with_header(header: bytes, body: bytes = b"") -> bytes:
-    """Return the file that has these bytes for a header, whatever they are."""
+    """Return a file with these bytes as header, valid or not."""
     return struct.pack("<Q", len(header)) + header + body
 
 
@@ -77,7 +77,7 @@ def make_draft(
 
 
 def draft_with(**blobs: bytes) -> TaskDraft:
-    """Return a draft that describes these blobs, by role, whatever they hold."""
+    """Return a draft that describes these blobs, by role, with any content."""
     draft, _ = make_draft()
     records = tuple(
         BlobRecord(role=role, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))

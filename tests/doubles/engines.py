@@ -22,7 +22,7 @@ _counter = itertools.count()
 
 
 class FakeCompute:
-    """Answers each row with its first token; breaks on poisoned rows; can be held up."""
+    """Answers each row with its first token, fails on poisoned rows, and can be blocked."""
 
     stops_between_layers = False
 
@@ -54,7 +54,7 @@ class FakeCompute:
 
 
 class LayeredCompute:
-    """Answers each row with its first token, after layers between which `events` take place."""
+    """Answers each row with its first token; `events` happen between the layers."""
 
     stops_between_layers = True
 

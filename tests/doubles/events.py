@@ -10,7 +10,7 @@ from nunatak_server.telemetry.logs import JsonFormatter
 
 
 class EventList(logging.Handler):
-    """Keeps what would be written, line by line."""
+    """Keeps the log lines."""
 
     def __init__(self) -> None:
         super().__init__()

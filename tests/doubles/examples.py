@@ -7,15 +7,9 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from nunatak_training import (
-    Answers,
-    AnswerSpan,
-    EpochResult,
-    Example,
-    ExampleSet,
-    TaskData,
-    TaskKind,
-)
+from nunatak_training.data import Answers, AnswerSpan, Example, ExampleSet, TaskData
+from nunatak_training.kinds import TaskKind
+from nunatak_training.report import EpochResult
 
 ALPHABETS = {"early": "ab", "late": "yz"}
 NAMES = ("Ada", "I", "x", "St. John")
@@ -55,7 +49,7 @@ def rows_of(examples: Sequence[Example]) -> list[dict[str, object]]:
 
 
 class RecordingReport:
-    """Remembers everything a run tells."""
+    """Remembers every call of a run."""
 
     def __init__(self) -> None:
         self.num_prepared = 0

@@ -1,7 +1,7 @@
 """A stand-in on the CPU for the flash kernel, which torch has for CUDA alone.
 
 The stand-in is registered for torch's own operator, so all code that calls the kernel runs
-unchanged. It computes the definition: every row by itself, every token over the keys within its
+unchanged. The stand-in computes the definition: every row alone, every token over the keys in its
 window.
 """
 
@@ -21,7 +21,7 @@ def install_flash_double() -> None:
     """Let `varlen_attn` run on the CPU, from now on in this process."""
     if not callable(varlen.varlen_attn):
         raise TypeError("torch has no varlen_attn to stand in for")
-    torch.library.register_kernel(OPERATOR, "cpu", _attend)  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
+    torch.library.register_kernel(OPERATOR, "cpu", _attend)  # pyright: ignore[reportUnknownMemberType] - torch leaves the type open
 
 
 def _attend(
@@ -38,12 +38,13 @@ def _attend(
     if cu_seq_q.dtype is not torch.int32 or not torch.equal(cu_seq_q, cu_seq_k):
         raise ValueError("the kernel takes int32 bounds; here queries and keys have the same ones")
     if max(end - begin for begin, end in pairwise(bounds)) > min(max_q, max_k):
-        raise ValueError(f"a row is longer than {max_q}, which the kernel was told is the longest")
+        raise ValueError(f"a row is longer than {max_q}, the longest row by the kernel's argument")
     is_causal, scale, window_size = options[:3]
     if is_causal or scale is not None or not isinstance(window_size, list):
         raise ValueError("stands in for the kernel as this project calls it, no further")
     left, right = cast("list[int]", window_size)
-    # What lies behind the last bound is undefined; here it is what nobody can overlook.
+    # Tokens after the last bound are undefined, so the stand-in writes a value that no test can
+    # overlook.
     out = torch.full(query.shape, torch.nan, dtype=query.dtype)
     for begin, end in pairwise(bounds):
         places = torch.arange(end - begin)

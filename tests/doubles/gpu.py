@@ -9,8 +9,17 @@ from torch import Tensor
 
 from doubles.backbones import Family
 from doubles.published import Twin, TwinFactory
-from nunatak_contract.enums import HeadKind, LoraTarget
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.enums import HeadKind, LinearMap
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     Branch,
@@ -33,7 +42,10 @@ METHODS: dict[str, Method] = {
     "topk-3": TopK(num_layers=3),
     "lora": Lora(rank=4, alpha=8.0, targets=QUERY_AND_VALUE),
     "lora-from-2": Lora(rank=3, alpha=6.0, first_layer=2, targets=QUERY_AND_VALUE),
-    "lora-all-targets": Lora(rank=5, alpha=5.0, targets=tuple(LoraTarget)),
+    "lora-all-targets": Lora(rank=5, alpha=5.0, targets=tuple(LinearMap)),
+    "ia3": Ia3(),
+    "ia3-from-2": Ia3(first_layer=2, scaled_outputs=tuple(LinearMap), scaled_inputs=()),
+    "lora-wide": Lora(rank=128, alpha=8.0, targets=QUERY_AND_VALUE),
     "bottleneck": Bottleneck(size=8),
     "bottleneck-from-3": Bottleneck(size=5, first_layer=3),
     "full": Full(),
@@ -86,7 +98,7 @@ def served(folder: Path, branches: list[Branch], *, dtype: torch.dtype) -> Serve
 
 
 def plainly_served(folder: Path, branches: list[Branch], *, dtype: torch.dtype) -> Served:
-    """The same with torch's own kernels, and each task by itself."""
+    """The same with torch's own kernels, and each task alone."""
     return _with(load_backbone(folder, dtype=dtype, device=DEVICE), branches)
 
 
@@ -107,7 +119,7 @@ def random_questions(seed: int, num_tasks: int) -> list[Question]:
 
 
 def error(answers: list[Tensor], expected: list[Tensor]) -> float:
-    """Root of the mean squared difference, as a share of the root mean square of `expected`."""
+    """Root mean square of the difference, divided by the root mean square of `expected`."""
     difference = torch.cat(
         [(a.float() - b).flatten() for a, b in zip(answers, expected, strict=True)]
     )

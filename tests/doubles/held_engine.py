@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from doubles.serving import FakeStore
 from doubles.traffic import TrafficBench, make_traffic_bench
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, Branch
-from nunatak_server.errors import NotReadyError
 from nunatak_server.predict.types import StreamedResult, TaskPrediction
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
@@ -14,7 +14,7 @@ ANSWER = RowAnswer(logits=[0.0, 1.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
 
 
 class HeldEngine:
-    """Answers when told to, task by task."""
+    """Answers on command, task by task."""
 
     def __init__(self) -> None:
         self.rows: list[PendingRow] = []
@@ -25,7 +25,7 @@ class HeldEngine:
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
         if self.is_stopped:
-            raise NotReadyError("the engine has stopped")
+            raise NunatakError("not_ready", reason="the engine has stopped")
         self.submissions.append({row.task for row in rows})
         self.rows.extend(rows)
         if self.answers_at_once:

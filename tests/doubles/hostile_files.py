@@ -51,7 +51,7 @@ HOSTILE_FILES: Mapping[str, bytes] = {
         b'{"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4)
     ),
     "too-many-tensors": with_header(
-        # Without spaces, for the header itself must be small enough.
+        # Without spaces, because the header must be small enough.
         json.dumps(
             {f"{i:x}": entry(2 * i, 2 * i + 2, (), "F16") for i in range(MAX_TENSORS + 1)},
             separators=(",", ":"),

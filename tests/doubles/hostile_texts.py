@@ -15,18 +15,19 @@ CONTROLS = (
     "\u202e\u2066\u200e\u200f\u061c\u2028\u2029"
 )
 MARKUP = "evil[b] [red]y[/] [link=https:evil]z[/link] :smile:"
-"""What rich reads as styles, a link and a picture; commands show its first word as it is."""
+"""Text that rich reads as styles, a link and a picture; commands must show its first word
+unchanged."""
 HOSTILE = f"{MARKUP}{CONTROLS}"
 HOSTILE_FILE_NAME = HOSTILE.translate({0: None, ord("/"): None})
-"""No file name may hold the two characters that are left out."""
+"""Without the two characters that no file name may hold."""
 _DIRECTION_MARKS = {"\u200e", "\u200f", "\u061c"}
 _DIRECTIONS = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
-"""What rich writes for styles; `HOSTILE` has more than these."""
+"""rich's own commands for styles; `HOSTILE` has more commands."""
 
 
 def is_obeyed(character: str) -> bool:
-    """Whether a terminal obeys a character and does not show it, by Unicode's own classes."""
+    """Whether a terminal obeys a character instead of showing it, by Unicode's classes."""
     return (
         unicodedata.category(character) in {"Cc", "Zl", "Zp", "Cs"}
         or unicodedata.bidirectional(character) in _DIRECTIONS

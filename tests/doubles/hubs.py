@@ -26,7 +26,7 @@ class FakeHub:
     def commit(self, repository: str) -> str:
         """The id of the newest commit: a digest over all files."""
         files = sorted(self.repositories[repository].items())
-        return hashlib.sha1(repr(files).encode()).hexdigest()  # noqa: S324 - ids of git are such
+        return hashlib.sha1(repr(files).encode()).hexdigest()  # noqa: S324 - git's ids are SHA-1
 
 
 @contextlib.contextmanager
@@ -46,7 +46,7 @@ def running_hub() -> Generator[FakeHub]:
 
 
 class _Exchange(BaseHTTPRequestHandler):
-    def __init__(self, hub: FakeHub, *args: Any) -> None:  # noqa: ANN401 - as the server has it
+    def __init__(self, hub: FakeHub, *args: Any) -> None:  # noqa: ANN401 - the signature of the base class
         self._hub = hub
         super().__init__(*args)
 
@@ -140,5 +140,5 @@ class _Exchange(BaseHTTPRequestHandler):
 
 
 def _blob_id(data: bytes) -> str:
-    """As git names a file's content."""
+    """Return git's name of a file's content."""
     return hashlib.sha1(b"blob %d\x00" % len(data) + data).hexdigest()  # noqa: S324 - git's choice

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 from doubles.examples import RecordingReport
-from nunatak_training import Checkpoint
+from nunatak_training.loop.checkpoint import Checkpoint
 
 
-class Killed(Exception):  # noqa: N818 - stands for a signal, which is no error
+class Killed(Exception):  # noqa: N818 - stands for a signal, which is no Exception
     pass
 
 
 class Mortal(RecordingReport):
-    """Ends the run within the report of a step, as a signal may at any point."""
+    """Ends the run within the report of a step, like a signal at that point."""
 
     def __init__(self, *, dies_at: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Mortal(RecordingReport):
 
 
 class EveryTime(Checkpoint):
-    """Is always due, and so holds the last point that the loop asked at."""
+    """A checkpoint that is always due, and so holds the last point of the loop."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, interval=0.0, clock=lambda: 0.0)

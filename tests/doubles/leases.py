@@ -30,7 +30,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def settle() -> None:
-    """Let everything run that can run without a thread."""
+    """Run the event loop until only threads can continue."""
     for _ in range(10):
         await asyncio.sleep(0)
 

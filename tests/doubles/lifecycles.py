@@ -54,7 +54,7 @@ class Site:
         )
 
     def hold(self, *, is_held: bool) -> None:
-        """Let the device stand still, or go on."""
+        """Block or unblock the device."""
         _put(self.faults / "held", is_there=is_held)
 
     def lose(self) -> None:
@@ -95,7 +95,7 @@ class Tally:
 
 
 async def call(client: httpx.AsyncClient, site: Site, index: int, tally: Tally) -> None:
-    """Ask one task about one text, and hold the answer against the oracle."""
+    """Ask one task about one text, and compare the answer with the oracle."""
     task, text = list(TASKS)[index % len(TASKS)], TEXTS[index % len(TEXTS)]
     parameters = {"function_to_apply": "none", "on_long": "cut"}
     body = {"inputs": text, "parameters": parameters}
@@ -115,14 +115,14 @@ async def call(client: httpx.AsyncClient, site: Site, index: int, tally: Tally) 
 
 
 def terminate_with_calls_in_flight(site: Site, num_calls: int) -> tuple[Tally, int]:
-    """Send SIGTERM while so many requests are being answered; also return the exit status."""
+    """Send SIGTERM while `count` requests are being answered; also return the exit status."""
     site.hold(is_held=False)
     with site.server(access_log=False) as server:
 
         async def scenario() -> Tally:
             tally = Tally()
             async with open_client(server) as client:
-                # The first calls bring the tasks into memory: the rest waits for the device.
+                # The first calls load the tasks into memory. All later calls wait for the device.
                 await asyncio.gather(*(call(client, site, i, Tally()) for i in range(len(TASKS))))
                 site.hold(is_held=True)
                 calls = [
@@ -154,7 +154,7 @@ class Outlasted:
 
 
 def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:
-    """Send SIGTERM while a request and a stream wait for a device that stands still."""
+    """Send SIGTERM while a request and a stream wait for a blocked device."""
     site.hold(is_held=False)
     body = {"inputs": "hi", "tasks": ["nope", "tone"]}
     headers = {"accept": "application/x-ndjson"}
@@ -181,14 +181,17 @@ def outlast_the_grace(site: Site, *, log: Path) -> Outlasted:
                 return await asked, lines, is_cut
 
         answer, lines, is_cut = asyncio.run(scenario())
-        # The device stands still to the end.
+        # The device is blocked until the end.
         status = server.process.wait(timeout=LIMIT_S)
         site.hold(is_held=False)
     return Outlasted(answer=answer, lines=lines, is_cut=is_cut, status=status)
 
 
 def kill_under_load(site: Site, *, calls_before: int) -> Tally:
-    """Kill a process with SIGKILL while callers ask; they go on until they are cut off."""
+    """Kill a process with SIGKILL while callers ask.
+
+    The callers ask until their connections end.
+    """
     with site.server(access_log=False) as server:
 
         async def scenario() -> Tally:
@@ -216,9 +219,9 @@ def open_client(server: ServerProcess) -> httpx.AsyncClient:
 
 
 async def wait_for_admitted(client: httpx.AsyncClient, num_requests: int) -> None:
-    """Return once so many requests are being answered."""
+    """Return once `count` requests are being answered."""
     async with asyncio.timeout(LIMIT_S):
-        while await _admitted(client) < num_requests:  # noqa: ASYNC110 - of another process
+        while await _admitted(client) < num_requests:  # noqa: ASYNC110 - the connections of another process
             await asyncio.sleep(POLL_S)
 
 

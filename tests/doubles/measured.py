@@ -1,4 +1,4 @@
-"""Results as a measurement would leave them, with numbers that are easy to reckon with."""
+"""Results in the form of a measurement, with simple numbers."""
 
 from benchmarks.savings.results import MemoryLine, MemoryPoint, Origin, Race, Racer, Rate, Round
 from nunatak_client import MemoryReport, ServerInfo

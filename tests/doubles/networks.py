@@ -23,7 +23,7 @@ Outcome = httpx.Response | Exception
 
 @dataclass
 class Network:
-    """Gives the scripted outcomes in turn, records requests, and lets sleeping pass the time."""
+    """Gives the scripted outcomes in turn, records requests, and moves the clock at each sleep."""
 
     outcomes: list[Outcome]
     requests: list[httpx.Request] = field(default_factory=list[httpx.Request])
@@ -35,7 +35,7 @@ class Network:
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
-        # A response belongs to the client that read it, and cases share theirs.
+        # A response belongs to the client that read it, but cases share one response.
         return httpx.Response(outcome.status_code, headers=outcome.headers, content=outcome.content)
 
     def sleep(self, seconds: float) -> None:
@@ -51,7 +51,7 @@ class Network:
 
 @dataclass
 class Face:
-    """One of the two clients behind one blocking face, so that each law is written once."""
+    """One of the two clients behind a blocking interface, so that each law is written once."""
 
     open: Callable[[Network, RetryPolicy], Client | AsyncClient]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import boto3  # pyright: ignore[reportMissingTypeStubs] - ships no types
+import boto3  # pyright: ignore[reportMissingTypeStubs] - moto ships no types
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "nunatak",
@@ -33,13 +33,13 @@ class ObjectStore:
         """Environment variables that a client process needs to reach the server."""
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": self.address}
 
-    def client(self) -> Any:  # noqa: ANN401 - boto3 makes its classes at run time
+    def client(self) -> Any:  # noqa: ANN401 - boto3 creates its classes at run time
         """Return a client that sees the objects as they are."""
         return boto3.client(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
             "s3",
             endpoint_url=self.address,
             aws_access_key_id="nunatak",
-            aws_secret_access_key="nunatak",  # noqa: S106 - the server takes any
+            aws_secret_access_key="nunatak",  # noqa: S106 - the server accepts any type
             region_name="us-east-1",
         )
 
@@ -62,7 +62,7 @@ def object_store() -> Generator[ObjectStore]:
     ) as process:
         try:
             store = ObjectStore(process=process, address=_address(process))
-            # It logs every request; a pipe that nobody reads would stop it.
+            # The server logs every request, and would block on a pipe that nobody reads.
             threading.Thread(target=_drain, args=(process,), daemon=True).start()
             yield store
         finally:

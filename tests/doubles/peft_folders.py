@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -27,7 +27,7 @@ AUTO_CLASSES = {
 
 
 class PeftBase:
-    """A tiny base model on disk, and the same as our backbone."""
+    """A tiny base model on disk, also loaded as our backbone."""
 
     def __init__(self, folder: Path, family: Family, *, num_layers: int = NUM_LAYERS) -> None:
         self.folder = save_tiny_backbone(folder, family=family, num_layers=num_layers)
@@ -37,7 +37,7 @@ class PeftBase:
         """The base with a fresh head."""
         return AUTO_CLASSES[task_type].from_pretrained(self.folder, num_labels=num_labels).eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
-    def train(self, config: LoraConfig, *, num_labels: int, seed: int = 0) -> PeftModel:
+    def train(self, config: PeftConfig, *, num_labels: int, seed: int = 0) -> PeftModel:
         """An adapted model with random weights wherever training would have changed them."""
         model = get_peft_model(self.model(str(config.task_type), num_labels), config)
         generator = torch.Generator().manual_seed(seed)

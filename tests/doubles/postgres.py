@@ -51,8 +51,8 @@ class PostgresServer:
 @contextmanager
 def private_postgres(binaries: Path) -> Generator[PostgresServer]:
     """Start a server in a temporary folder and stop it at the end."""
-    # A short path of its own: a socket's path has at most 107 bytes, and the folders that pytest
-    # makes are closed to the unprivileged user that the server needs.
+    # A short path, because a socket's path has at most 107 bytes. pytest's own folders are closed
+    # to the unprivileged user that the server needs.
     folder = Path(tempfile.mkdtemp(prefix="nunatak-pg-"))
     user = _server_user()
     data = folder / "data"
@@ -91,7 +91,7 @@ def _server_user() -> str | None:
 
 
 def _run(user: str | None, *command: str | Path) -> None:
-    # The server inherits the standard streams, so a pipe would never end.
+    # The server keeps the inherited streams open, so a read of a pipe would never end.
     subprocess.run(  # noqa: S603 - the programs are PostgreSQL's own
         [str(part) for part in command],
         user=user,

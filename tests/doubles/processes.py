@@ -39,7 +39,7 @@ def faulty_join(*args, **kwargs):
 torch.cat = faulty_join
 app(["serve"])
 """
-"""The command itself, on a device that is held up or lost as long as a file says so."""
+"""The command itself, on a device that a file blocks or loses."""
 START_LIMIT_S = 90
 
 

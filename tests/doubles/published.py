@@ -5,12 +5,12 @@ the same parameters. The published implementations are transformers' classes, pe
 transformers' modules with the adapter equation of He et al. written into them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -31,8 +31,8 @@ from transformers import (
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from doubles.backbones import Family, tiny_config, tiny_tokenizer
-from nunatak_contract.enums import HeadKind, LoraTarget
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.enums import HeadKind, LinearMap
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
@@ -89,29 +89,29 @@ PEFT_TASKS = {
     HeadKind.RANKING: "SEQ_CLS",
 }
 BERT_TARGETS = {
-    LoraTarget.QUERY: "attention.self.query",
-    LoraTarget.KEY: "attention.self.key",
-    LoraTarget.VALUE: "attention.self.value",
-    LoraTarget.ATTENTION_OUTPUT: "attention.output.dense",
-    LoraTarget.FEEDFORWARD_IN: "intermediate.dense",
-    LoraTarget.FEEDFORWARD_OUT: "output.dense",
+    LinearMap.QUERY: "attention.self.query",
+    LinearMap.KEY: "attention.self.key",
+    LinearMap.VALUE: "attention.self.value",
+    LinearMap.ATTENTION_OUTPUT: "attention.output.dense",
+    LinearMap.FEEDFORWARD_IN: "intermediate.dense",
+    LinearMap.FEEDFORWARD_OUT: "output.dense",
 }
-FUSED = (LoraTarget.QUERY, LoraTarget.KEY, LoraTarget.VALUE)
-PEFT_TARGETS: dict[Family, dict[LoraTarget, str]] = {
+FUSED = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
+PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
     "bert": BERT_TARGETS,
     "roberta": BERT_TARGETS,
     "modernbert": {
         **dict.fromkeys(FUSED, "attn.Wqkv"),
-        LoraTarget.ATTENTION_OUTPUT: "attn.Wo",
-        LoraTarget.FEEDFORWARD_IN: "mlp.Wi",
-        LoraTarget.FEEDFORWARD_OUT: "mlp.Wo",
+        LinearMap.ATTENTION_OUTPUT: "attn.Wo",
+        LinearMap.FEEDFORWARD_IN: "mlp.Wi",
+        LinearMap.FEEDFORWARD_OUT: "mlp.Wo",
     },
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Twin:
-    """One task twice: as its own library runs it, and as a branch."""
+    """One task in two forms: a published model, and a branch."""
 
     model: nn.Module
     branch: Branch
@@ -175,8 +175,8 @@ class TwinFactory:
                     _randomise(final_norm, self._generator, deviation=0.3)
             case Full():
                 _randomise(model, self._generator, deviation=0.3)
-            case Lora():
-                return self._lora_twin(model, method, head)
+            case Lora() | Ia3():
+                return self._peft_twin(model, method, head)
             case Bottleneck():
                 self._add_adapters(model, method)
         return self._twin(model, method, head, _stored(model))
@@ -197,9 +197,7 @@ class TwinFactory:
     def _layers(self, model: PreTrainedModel) -> nn.ModuleList:
         return model.get_submodule(LAYERS[self.family])  # pyright: ignore[reportReturnType]
 
-    def _lora_twin(self, model: PreTrainedModel, method: Lora, head: HeadSpec) -> Twin:
-        layers = "|".join(str(index) for index in range(method.first_layer, self.num_layers))
-        targets = "|".join(PEFT_TARGETS[self.family][target] for target in method.targets)
+    def _with_lora(self, model: PreTrainedModel, method: Lora, head: HeadSpec) -> PeftModel:
         # Three independent updates of one map are one update of three times the rank, in blocks.
         wide, alpha = {"Wqkv": 3 * method.rank}, {"Wqkv": 3 * int(method.alpha)}
         config = LoraConfig(
@@ -207,7 +205,7 @@ class TwinFactory:
             r=method.rank,
             lora_alpha=int(method.alpha),
             lora_dropout=0.0,
-            target_modules=rf".*{LAYERS[self.family]}\.({layers})\.({targets})",
+            target_modules=self._pattern(method.targets, method.first_layer),
             rank_pattern=wide if self.family == "modernbert" else {},
             alpha_pattern=alpha if self.family == "modernbert" else {},
         )
@@ -217,11 +215,42 @@ class TwinFactory:
                 parameter.data = torch.randn(parameter.shape, generator=self._generator) * 0.3
             if "Wqkv.lora_B" in name:
                 parameter.data *= _blocks(method, self.backbone.config.hidden_width)
+        return adapted
+
+    def _with_ia3(self, model: PreTrainedModel, method: Ia3, head: HeadSpec) -> PeftModel:
+        scaled = (*method.scaled_outputs, *method.scaled_inputs)
+        config = IA3Config(
+            task_type=PEFT_TASKS[head.kind],
+            target_modules=self._pattern(scaled, method.first_layer),
+            feedforward_modules=self._pattern(method.scaled_inputs, method.first_layer),
+        )
+        adapted = get_peft_model(model, config)
+        for name, parameter in adapted.named_parameters():
+            if "ia3_l" in name:
+                noise = torch.randn(parameter.shape, generator=self._generator)
+                parameter.data = 1.0 + 0.5 * noise
+            if "Wqkv.ia3_l" in name:
+                for part, target in enumerate(FUSED):
+                    if target not in method.scaled_outputs:
+                        parameter.data.chunk(3)[part].fill_(1.0)
+        return adapted
+
+    def _pattern(self, targets: Sequence[LinearMap], first_layer: int) -> str:
+        layers = "|".join(str(index) for index in range(first_layer, self.num_layers))
+        paths = "|".join(PEFT_TARGETS[self.family][target] for target in targets)
+        return rf".*{LAYERS[self.family]}\.({layers})\.({paths})"
+
+    def _peft_twin(self, model: PreTrainedModel, method: Lora | Ia3, head: HeadSpec) -> Twin:
+        if isinstance(method, Lora):
+            adapted = self._with_lora(model, method, head)
+        else:
+            adapted = self._with_ia3(model, method, head)
         stored = dict[str, Tensor]()
         for name, tensor in adapted.state_dict().items():
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
             stored[plain.replace(".modules_to_save.default", "")] = tensor
-        # The model inside the wrapper: peft's own for question answering drops the token types.
+        # The model inside the wrapper, because peft's wrapper for question answering drops the
+        # token types.
         inner = adapted.get_base_model().eval()
         return self._twin(inner, method, head, stored)
 
@@ -287,7 +316,7 @@ def _adapted_output(block: nn.Module) -> Callable[..., Tensor | tuple[Tensor, ..
 
 
 def _blocks(method: Lora, width: int) -> Tensor:
-    """Ones where query, key or value, as far as they are targets, read their own third."""
+    """A mask of ones where each target among query, key and value reads its own third."""
     mask = torch.zeros(3 * width, 3 * method.rank)
     for part, target in enumerate(FUSED):
         if target in method.targets:
@@ -306,9 +335,14 @@ def _find(stored: Mapping[str, Tensor], name: str, family: Family, spec: BranchS
             return stored[f"{_head_name(part, family, spec.head.kind)}.{kind}"]
         case ["layers", layer, "lora", target, side]:
             letter = "A" if side == "down" else "B"
-            path = f"{LAYERS[family]}.{layer}.{PEFT_TARGETS[family][LoraTarget(target)]}"
+            path = f"{LAYERS[family]}.{layer}.{PEFT_TARGETS[family][LinearMap(target)]}"
             tensor = stored[f"{path}.lora_{letter}.default.weight"]
-            return _third(tensor, LoraTarget(target), spec) if path.endswith("Wqkv") else tensor
+            return _third(tensor, LinearMap(target), spec) if path.endswith("Wqkv") else tensor
+        case ["layers", layer, "ia3", target, _]:
+            path = f"{LAYERS[family]}.{layer}.{PEFT_TARGETS[family][LinearMap(target)]}"
+            scale = stored[f"{path}.ia3_l.default"].flatten()
+            is_fused = path.endswith("Wqkv")
+            return scale.chunk(3)[FUSED.index(LinearMap(target))] if is_fused else scale
         case ["layers", layer, "attention_adapter", side, kind]:
             return stored[f"{LAYERS[family]}.{layer}.{BLOCKS[family][0]}.{side}.{kind}"]
         case ["layers", layer, "feedforward_adapter", side, kind]:
@@ -331,7 +365,7 @@ def _head_name(part: str, family: Family, kind: HeadKind) -> str:
             return {"dense": "classifier.dense", "output": "classifier.out_proj"}[part]
 
 
-def _third(update: Tensor, target: LoraTarget, spec: BranchSpec) -> Tensor:
+def _third(update: Tensor, target: LinearMap, spec: BranchSpec) -> Tensor:
     """The part of query, key or value in an update of all three."""
     assert isinstance(spec.method, Lora)
     rank, part = spec.method.rank, FUSED.index(target)

@@ -16,7 +16,7 @@ MASKED = -10000.0
 
 @dataclass(slots=True, kw_only=True)
 class PublishedAnswer:
-    """An answer, and from how many pairs of tokens it was put together: none for "no answer"."""
+    """An answer, with the number of its pairs of tokens; 0 pairs for "no answer"."""
 
     answer: str
     score: float
@@ -35,7 +35,7 @@ def published_answers(
     align_to_words: bool = True,
     num_candidates: int | None = None,
 ) -> list[PublishedAnswer]:
-    """Answer by the logits [tokens, 2] of windows; more candidates than published may be asked."""
+    """Answer by the logits [tokens, 2] of windows; more candidates than published are possible."""
     if num_candidates is None:
         num_candidates = 2 * top_k + 10 if align_to_words else top_k
     found: list[PublishedAnswer] = []
@@ -48,7 +48,7 @@ def published_answers(
         starts[0] = ends[0] = 0.0
         products = np.tril(np.triu(np.outer(starts, ends)), max_answer_len - 1)
         best = np.argsort(-products, axis=None, kind="stable")[:num_candidates]
-        # Pairs that the limits leave without a score change no answer.
+        # Pairs without a score, because of the limits, change no answer.
         for place in best[products.flat[best] > 0].tolist():
             first, last = divmod(place, len(encoding.ids))
             if allowed[first] and allowed[last]:
@@ -77,7 +77,7 @@ def _characters(
 
 
 def _add(found: list[PublishedAnswer], text: str, score: float, begin: int, end: int) -> None:
-    """Add a pair of tokens to the answer that has its text, wherever that stands."""
+    """Add a pair of tokens to the answer with the same text, at any place."""
     for known in found:
         if known.answer.lower() == text.lower():
             known.score += score

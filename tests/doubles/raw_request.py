@@ -56,10 +56,10 @@ class Received:
 
     @property
     def fault(self) -> str | None:
-        """The server's fault in a word; None if the server did as it must."""
+        """The error of the server in a word; None if the server was right."""
         if not self.has_ended:
             return "hung"
-        # A request may ask for an answer within a millisecond, and not get it.
+        # A request with a deadline of a millisecond may fail.
         allowed = {504} if self.request.may_pass else set[int]()
         if any(status >= 500 and status not in allowed for status in self.statuses):
             return "failed"
@@ -79,7 +79,7 @@ def place_of(address: str) -> tuple[str, int]:
 async def send_all(
     address: str, requests: Sequence[RawRequest], *, limit_s: float, at_once: int = 100
 ) -> list[Received]:
-    """Send each request on a connection of its own, so many at a time."""
+    """Send each request on its own connection, several at a time."""
     places = asyncio.Semaphore(at_once)
 
     async def send(request: RawRequest) -> Received:

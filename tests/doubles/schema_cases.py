@@ -1,6 +1,6 @@
 """Requests that the schema allows or forbids, and a check that a server treats them so.
 
-schemathesis makes the requests and checks them as far as it can. This file adds the rest.
+schemathesis makes the requests and checks most rules. This file checks the others.
 """
 
 # schemathesis annotates its public names in parts only.
@@ -23,10 +23,10 @@ from doubles.serving import make_settings
 from nunatak_server.app import create_app
 
 SCHEMA = schemathesis.openapi.from_dict(create_app(make_settings()).openapi())
-# A caller whom the headers let in is nowhere a stranger.
+# A caller with valid headers is admitted everywhere.
 SCHEMA.config.checks.positive_data_acceptance.expected_statuses = ["2xx", "404", "409", "5xx"]
 KNOWN = {"task": "tone", "version": "1", "alias": "prod"}
-"""Existing names for half of the requests, since made-up names are nearly always unknown."""
+"""Existing names for half of the requests, because random names are nearly always unknown."""
 BEYOND_SCHEMAS = {
     "invalid_candidate",  # the version that the alias points to
     "invalid_name",  # an alias and a version at once, or a reference in a list
@@ -37,20 +37,20 @@ BEYOND_SCHEMAS = {
 }
 """Refusals that no schema expresses: limits of settings, rules between fields, kinds of tasks."""
 BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
-    # A tensor's shape, its data and the other tensors of the request speak of each other.
+    # A tensor's shape, its data and the other tensors of the request depend on each other.
     r"a tensor of \d+ texts has shape "
-    r"|every input tensor must come once"
+    r"|every input tensor must occur once"
     r"|inputs must be the tensors "
     r"|all input tensors must have as many elements"
     r"|query must have one element"
-    # Parameters that go with other tensors; where none may be, the schema says so.
+    # Parameters for other tensors. If no parameters are possible, the schema itself forbids them.
     r"|parameters here may be: (?!none)"
     # Parameters of another kind of task.
     r"|outputs here are: "
     # A path that names an alias, and a version in the query.
     r"|alias must be "
     # A question for a task that reads texts.
-    r"|input \d+ is a \w+, a [\w ]+ task answers "
+    r"|input \d+ is a \w+, and this [\w ]+ task reads "
 )
 """The same for other servers' protocols, whose errors have no code."""
 NOT_AN_INTEGER = "Input should be a valid integer"
@@ -71,7 +71,7 @@ class Refusal:
             is_known = self.code in BEYOND_SCHEMAS
         else:
             is_known = BEYOND_NEIGHBOURS_SCHEMAS.match(self.text) is not None
-        # 1.0 is an integer to JSON Schema, and not to us.
+        # 1.0 is an integer in JSON Schema, but not for the server.
         return is_known or set(self.faults) == {NOT_AN_INTEGER}
 
 
@@ -90,7 +90,7 @@ def refusal_in(content: object) -> Refusal:
 
 
 def faults_in(text: str) -> tuple[str, ...]:
-    """Return the fault of each field; other servers' protocols put all faults in one line."""
+    """Return the error of each field; other servers' protocols put all errors in one line."""
     before, _, listed = text.partition(": ")
     if before != "the request does not follow its schema":
         return ()
@@ -99,7 +99,7 @@ def faults_in(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A server, and the headers that let a caller in."""
+    """A server, and the headers that admit a caller."""
 
     address: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -116,10 +116,10 @@ class Target:
         excluded = []
         match answer.status_code:
             case HTTPStatus.GATEWAY_TIMEOUT:
-                # The deadline that was sent, and nothing else, has this status.
+                # Only the deadline of the request gives this status.
                 excluded = [not_a_server_error]
             case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-                # A limit of the settings, looked at before anything else.
+                # A limit of the settings, checked before everything else.
                 excluded = [positive_data_acceptance, negative_data_rejection]
             case status if status >= 400 and refusal_in(answer.json()).is_beyond_schemas:
                 excluded = [positive_data_acceptance]
@@ -140,7 +140,7 @@ class Trial:
         return f"{self.method} {self.path} {self.mode.value}"
 
     def each(self, try_one: Callable[[Case[Any]], None], *, num_examples: int) -> None:
-        """Call with so many requests, or as many as there are; always the same ones."""
+        """Call with at most `count` requests, always the same requests."""
         operation = SCHEMA[self.path][self.method]
         known = {name: value for name, value in KNOWN.items() if f"{{{name}}}" in self.path}
         strategy = operation.as_strategy(generation_mode=self.mode)
@@ -163,7 +163,7 @@ class Trial:
 
 
 def can_be_wrong(operation: dict[str, Any]) -> bool:
-    """Whether a request can violate the schema; any string is a string."""
+    """Whether a request can violate the schema; no string can violate the type string."""
     return any(
         item["schema"].keys() - {"title", "description"} != {"type"}
         or item["schema"]["type"] != "string"

@@ -10,8 +10,8 @@ from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.predict.types import (
-    Prediction,
     PredictionRequest,
+    Predictions,
 )
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
@@ -26,7 +26,7 @@ LOGITS = [0.0, 1.0]
 
 
 class FakeEngine:
-    """Answers at once, with a failure for sick tasks; or never."""
+    """Answers at once, with a failure for chosen tasks; or never."""
 
     def __init__(self, *, sick: frozenset[str] = frozenset()) -> None:
         self.sick = sick
@@ -59,7 +59,7 @@ class Bench:
     readiness: Readiness
     metrics: Metrics
 
-    async def ask(self, *tasks: str, deadline_s: float = 60) -> Prediction:
+    async def ask(self, *tasks: str, deadline_s: float = 60) -> Predictions:
         request = PredictionRequest(
             references=tasks, inputs=("a", "b"), options=PredictionOptions(), deadline_s=deadline_s
         )
@@ -96,7 +96,7 @@ def make_bench(
     )
     service = PredictionService(
         readiness=readiness,
-        limits=RequestLimits(max_inputs=8, max_tasks=8, max_text_chars=100),
+        limits=RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100),
         stages=stages,
         metrics=metrics,
         backbone=backbone,

@@ -64,14 +64,14 @@ class RecordingObserver:
 
 
 class FakeStore:
-    """Resolves and loads from memory; either can be held up, and loads can fail."""
+    """Resolves and loads from memory. Both can be blocked, and loads can fail."""
 
     def __init__(self, branch: Branch) -> None:
         self.branch = branch
         self.branches: dict[str, Branch] = {}
-        """The branches of versions that have one of their own."""
+        """The branches of versions with their own branch."""
         self.sizes: dict[str, int] = {}
-        """Sizes of tasks in memory, in branches, where they differ from one."""
+        """Sizes of tasks in memory, in branches, if other than one."""
         self.manifests: dict[TaskReference, TaskManifest] = {}
         self.traffic: dict[TaskReference, Traffic] = {}
         self.num_resolved = 0
@@ -85,7 +85,7 @@ class FakeStore:
         self.may_resolve.set()
 
     def add(self, task: str, version: int = 1, *, seed: int | None = None) -> TaskReference:
-        """Add a version; one of a number that is there takes its place, with the seed's content."""
+        """Add a version with the seed's content. An existing number is replaced."""
         draft, _ = make_draft(task=task, seed=version if seed is None else seed)
         stored = TaskManifest(**draft.model_dump(), version=version)
         manifest = stored.model_copy(update={"split_depth": self.branch.split_depth})
@@ -127,7 +127,7 @@ def make_residency(
     patience_s: float = PATIENCE_S,
     fatal: list[EngineFailedError] | None = None,
 ) -> Residency:
-    """Return a residency with room for so many versions of the store, if each takes one branch."""
+    """Return a residency with room for `count` versions of the store, of one branch each."""
     return Residency(
         resolve=store.resolve,
         loader=Loader(
@@ -173,7 +173,7 @@ async def running_transport(
     *,
     tracing: Tracing | None = None,
 ) -> AsyncGenerator[httpx.ASGITransport]:
-    """Run the real application, and yield the way to it, which leads there even after its end."""
+    """Run the real application; yield its transport, which works even after the end."""
     app = create_app(
         settings or make_settings(), backbone=backbone, registry=registry, tracing=tracing
     )
@@ -201,5 +201,6 @@ def running_server(
         server.should_exit = True
         thread.join()
         for handler in logging.getLogger("nunatak_server").handlers:
-            # As at the end of a process: log lines of one test must not appear in another.
+            # Flushed as at the end of a process, so that one test's log lines do not appear in
+            # another.
             handler.flush()

@@ -31,7 +31,7 @@ def banks_of(backbone: Backbone) -> SlotBanks:
 
 
 class Recorder:
-    """Records as a device does: fixed memory in, fixed memory out."""
+    """Records like a device, with fixed memory for input and output."""
 
     def __init__(self) -> None:
         self.num_recorded = 0

@@ -1,4 +1,4 @@
-"""A simulated engine: the real planner and time_model on a simulated clock, one batch at a time."""
+"""A simulated engine: the real planner and time model on a simulated clock, one batch at a time."""
 
 import heapq
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ LIMITS = BatchLimits(max_tokens=4096, max_rows=64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """How long a batch takes."""
+    """The time of a batch."""
 
     fixed_s: float
     per_token_s: float
@@ -30,7 +30,7 @@ class Machine:
     """Layers; batches can be preempted between two of them."""
 
     def seconds(self, work: float, num_tasks: int = 1) -> float:
-        """Seconds of a batch: `work` tokens through all layers, in rows of `num_tasks` tasks."""
+        """Seconds of a batch of `num_tasks` tasks. `work` counts tokens through all layers."""
         return self.fixed_s + num_tasks * self.per_task_s + work * self.per_token_s
 
     def seconds_of(self, plan: BatchPlan[WaitingRow]) -> float:
@@ -81,7 +81,7 @@ class Simulation:
         return found
 
     def run_batch(self) -> None:
-        """Run one batch, and between its layers what preempts it."""
+        """Run one batch, and preempting batches between its layers."""
         plan = plan_next(self.pending, limits=self.limits, order=self.order, rules=self.rules)
         self.take(plan)
         seconds, preempted_by = self.machine.seconds_of(plan), 0.0
@@ -113,7 +113,7 @@ class Simulation:
         return charged
 
     def answer(self, plan: BatchPlan[WaitingRow]) -> None:
-        """Note the rows of a batch that has ended, and how long it took."""
+        """Record the rows of a finished batch, and its time."""
         self.time_model = self.time_model.after(
             work=plan.work,
             asked_work=plan.asked_work,

@@ -1,4 +1,4 @@
-"""Slow clients of every kind, next to normal ones."""
+"""Slow clients of every kind, next to normal clients."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _drip_unasked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Send byte after byte of a body that no route reads, after the answer as well."""
+    """Send byte after byte of a body that no route reads, also after the answer."""
     writer.write(b"GET /livez HTTP/1.1\r\nhost: test\r\ncontent-length: 100000\r\n\r\n")
     while not reader.at_eof():
         writer.write(b" ")
@@ -70,7 +70,7 @@ async def _drip_unasked(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 
 async def _read_for_a_while(reader: asyncio.StreamReader) -> None:
-    # Not `wait_for`, which loses a cancellation that arrives together with the awaited result.
+    # `wait_for` would lose a cancellation that arrives together with the awaited result.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PAUSE_S):
             await reader.read(65_536)
@@ -81,7 +81,7 @@ async def _unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None
     cast("asyncio.Transport", writer.transport).pause_reading()
     writer.write(UNREAD)
     await writer.drain()
-    # A connection that was reset is seen by writing alone.
+    # Only a write shows that a connection was reset.
     while True:
         await asyncio.sleep(PAUSE_S)
         writer.write(b"GET /livez HTTP/1.1\r\nhost: test\r\n\r\n")
@@ -94,7 +94,7 @@ BEHAVIOURS: tuple[Behaviour, ...] = (_idle, _half_head, _half_body, _drip, _drip
 
 @asynccontextmanager
 async def slow_clients(address: str, count: int) -> AsyncGenerator[set[asyncio.Task[None]]]:
-    """Open so many slow connections; each is opened again when the server closes it."""
+    """Open `count` slow connections; each is opened again when the server closes it."""
     tasks = {
         asyncio.create_task(_keep_slow(address, BEHAVIOURS[index % len(BEHAVIOURS)]))
         for index in range(count)
@@ -109,16 +109,16 @@ async def slow_clients(address: str, count: int) -> AsyncGenerator[set[asyncio.T
 
 @contextmanager
 def slow_process(address: str, count: int) -> Generator[None]:
-    """Keep so many slow connections from a process of their own, which takes no time from ours.
+    """Keep `count` slow connections from another process, which takes no time of this process.
 
     Raises:
-        RuntimeError: at the end, some connections could not be opened again.
+        RuntimeError: some connections could not be opened again.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_stay_slow, args=(address, count, theirs))
     process.start()
-    # Or its end would not be seen on ours.
+    # The end of the pipe is visible only if this process closes its own copy.
     theirs.close()
     try:
         ours.recv()
@@ -158,7 +158,7 @@ async def be_slow_once(address: str, behave: Behaviour) -> None:
 
 
 async def normal_traffic(address: str, *, num_requests: int, at_once: int) -> Tally:
-    """Ask as normal clients do; every answer must be right."""
+    """Ask like normal clients; every answer must be right."""
     clock = asyncio.get_running_loop().time
     remaining = iter(range(num_requests))
     answered, failures, seconds = 0, list[str](), list[float]()

@@ -53,7 +53,7 @@ def toy_runs(folder: Path, **changes: JsonValue) -> tuple[Run, ...]:
 
 
 def record_of(run: Run, *scores: float) -> RunRecord:
-    """A record as if the run had these dev scores, one an epoch; a failure if there are none."""
+    """A record of a run with these dev scores, one per epoch; a failure without scores."""
     if not scores:
         outcome: Finished | Failed = Failed(code="training_diverged", message="not finite | no")
     else:
@@ -74,7 +74,7 @@ def record_of(run: Run, *scores: float) -> RunRecord:
 
 
 class ScriptedRunner:
-    """Gives every run a score at once, and is killed before the run of that number."""
+    """Gives every run a score at once, and is killed before run number `dies_at`."""
 
     def __init__(self, *, killed_before: int | None = None) -> None:
         self.done: list[str] = []

@@ -1,13 +1,13 @@
 """Tiny task versions that a real server can load: random parameters, true probes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import torch
 from torch import Tensor
 
 from nunatak_artifact import Provenance, draft_task
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.methods import Method, TopK
 from nunatak_model import (
@@ -39,6 +39,8 @@ def tiny_task(
     max_length: int = MAX_LENGTH,
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
     problem_type: ProblemType | None = None,
+    thresholds: Mapping[str, float] | None = None,
+    reads: Reads | None = None,
 ) -> tuple[TaskDraft, dict[str, bytes]]:
     """Return a draft on `backbone` and its bytes; equal arguments give equal content."""
     has_labels = kind.fixed_outputs is None
@@ -48,6 +50,8 @@ def tiny_task(
         spec=spec,
         labels=tuple(labels) if has_labels else (),
         problem_type=problem_type,
+        thresholds=thresholds,
+        reads=reads,
         parameters=random_parameters(spec, backbone, seed=seed),
         backbone=backbone,
         max_length=max_length,
@@ -67,6 +71,8 @@ def publish_tiny_task(
     seed: int = 0,
     kind: HeadKind = HeadKind.SEQUENCE_CLASSIFICATION,
     problem_type: ProblemType | None = None,
+    thresholds: Mapping[str, float] | None = None,
+    reads: Reads | None = None,
 ) -> TaskManifest:
     """Publish `tiny_task` and return its manifest."""
     draft, blobs = tiny_task(
@@ -77,6 +83,8 @@ def publish_tiny_task(
         seed=seed,
         kind=kind,
         problem_type=problem_type,
+        thresholds=thresholds,
+        reads=reads,
     )
     return registry.publish(draft, blobs)
 
@@ -95,7 +103,7 @@ def spec_of(
 
 
 def random_parameters(spec: BranchSpec, backbone: Backbone, *, seed: int) -> dict[str, Tensor]:
-    """Return parameters away from where training starts, so that every method has an effect."""
+    """Return parameters that differ from fresh ones, so that every method has an effect."""
     generator = torch.Generator().manual_seed(seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
     return {

@@ -25,6 +25,6 @@ class Ran:
 
 
 def nunatak(*arguments: str, typed: str = "") -> Ran:
-    """Run the command; exceptions that it would let through as tracebacks are raised."""
+    """Run the command. Exceptions that would be printed as tracebacks are raised."""
     result = CliRunner().invoke(app, arguments, input=typed, env=WIDE, catch_exceptions=False)
     return Ran(exit_code=result.exit_code, stdout=result.stdout, stderr=result.stderr)

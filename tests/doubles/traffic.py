@@ -1,4 +1,4 @@
-"""Doubles for versions in traffic: a service over a fake store, and aliases with candidates."""
+"""Doubles for canaries and shadows: a service over a fake store, and aliases with candidates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def make_traffic_bench(
     clock: ManualClock | None = None,
     admission: Admission | None = None,
 ) -> TrafficBench:
-    """Return a ready service whose draws are given."""
+    """Return a ready service with these random draws."""
     residency, readiness, metrics = make_residency(store), Readiness(), Metrics()
     admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     rollouts = Rollouts(
@@ -56,7 +56,7 @@ def make_traffic_bench(
         metrics.include(collector)
     service = PredictionService(
         readiness=readiness,
-        limits=RequestLimits(max_inputs=8, max_tasks=8, max_text_chars=100),
+        limits=RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100),
         stages=Stages(
             admission=admission,
             residency=residency,

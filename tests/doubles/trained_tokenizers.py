@@ -1,4 +1,4 @@
-"""Tokenizers of every family, in the layout of transformers' own classes, trained in no time."""
+"""Tokenizers of every family, in the layout of transformers' own classes, trained at once."""
 
 import random
 from enum import StrEnum
@@ -36,7 +36,7 @@ PIECES = (
 
 
 class TokenizerFamily(StrEnum):
-    """Whose tokenizer it is."""
+    """The family of the tokenizer."""
 
     BERT = "bert"
     ROBERTA = "roberta"
@@ -94,7 +94,7 @@ def _trained(
 
 
 def _as_modernbert(backend: Tokenizer) -> None:
-    """Byte-level pairs as RoBERTa's, but composed characters, and special tokens by a template."""
+    """A byte-level tokenizer like RoBERTa's, with composed characters and a template."""
     backend.normalizer = normalizers.NFC()
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",

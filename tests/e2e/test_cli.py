@@ -17,7 +17,7 @@ from nunatak_client import Client, ConflictError
 from nunatak_loadtest import LoadReport
 from nunatak_loadtest.processes import ServerProcess
 
-# Three trainings stand behind one fixture, each a process of its own.
+# One fixture runs three trainings, each in its own process.
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -155,7 +155,7 @@ def test_client_reads_every_route_of_a_real_server(server: str) -> None:
         assert ("early", 2) in resident
         assert client.evict("early/2").versions == (2,)
 
-        prediction = client.predict("late", ["a b", ("y z", "z")], top_k=1, deadline_s=20)
+        prediction = client.predict("late", ["a b", "y z z"], top_k=1, deadline_s=20)
         assert [len(output) for output in prediction.outputs] == [1, 1]
         assert prediction.timings.compute_ms is not None
         assert prediction.timings.batch_size is not None

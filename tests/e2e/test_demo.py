@@ -74,7 +74,7 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Generator[LocalPredictor]
 
 
 def notes_of(num_words: int) -> list[str]:
-    """So many harmless words."""
+    """A text of harmless words."""
     return list(itertools.islice(itertools.cycle(NOTES.split()), num_words))
 
 

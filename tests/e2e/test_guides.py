@@ -61,7 +61,7 @@ def test_the_calls_of_the_http_page_are_answered(url: str) -> None:
     assert len(calls) == 5
 
     for call in calls:
-        # With --fail curl ends with an error where the server answers with one.
+        # With --fail, curl ends with an error if the server answers with an error.
         printed = run(["bash", "-euc", call.replace(ADDRESS, url).replace("curl ", "curl --fail ")])
 
         assert re.search(r'"(outputs|results|reference|tasks|backbone)"', printed), call

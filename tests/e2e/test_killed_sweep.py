@@ -1,4 +1,4 @@
-"""A sweep that is killed goes on where it was."""
+"""A killed sweep continues after its last result."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How real server processes end: told to, killed, or with their device lost."""
+"""The end of real server processes: by SIGTERM, by SIGKILL, or with a lost device."""
 
 import json
 import signal
@@ -35,7 +35,9 @@ def test_a_signal_loses_no_request_in_flight(site: Site) -> None:
     assert status in {0, -signal.SIGTERM}
 
 
-def test_what_outlasts_the_grace_is_told_that_the_server_ends(site: Site, tmp_path: Path) -> None:
+def test_a_request_that_outlasts_the_grace_learns_that_the_server_ends(
+    site: Site, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
 
     outlasted = outlast_the_grace(site, log=log)

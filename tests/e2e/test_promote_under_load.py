@@ -72,7 +72,7 @@ async def ask(client: httpx.AsyncClient, text: str) -> tuple[int, str, dict[str,
 
 
 async def flip(client: httpx.AsyncClient, done: asyncio.Event) -> int:
-    """Move the alias to and fro until the load is done; return how often."""
+    """Move the alias back and forth until the load is done; return the number of moves."""
     num_flips = 0
     while not done.is_set():
         version = 2 - num_flips % 2
@@ -86,7 +86,7 @@ async def flip(client: httpx.AsyncClient, done: asyncio.Event) -> int:
     return num_flips
 
 
-async def test_every_answer_is_that_of_the_version_it_names(
+async def test_every_answer_matches_the_version_it_names(
     server: ServerProcess, backbone: Backbone
 ) -> None:
     async def scenario() -> tuple[list[tuple[int, str, dict[str, float]]], int]:

@@ -1,4 +1,4 @@
-"""A registry restored from a backup while a real server answers: what it does not name is gone."""
+"""A registry is restored from a backup while a real server answers: later versions are gone."""
 
 import asyncio
 import time
@@ -27,14 +27,14 @@ TEXT = "where is my parcel?"
 SEEDS = {"old": 11, "lost": 22, "new": 33}
 NUM_CALLERS = 4
 NOTICED_WITHIN_S = 1.0
-"""What docs/registry.md promises."""
+"""The promise of docs/registry.md."""
 WATCHED_S = 0.5
 NEVER_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One answer: when it was asked for, what it says it is, and what it was computed by."""
+    """One answer: its time, the version it names, and the version that computed it."""
 
     asked_at: float
     version: int
@@ -90,7 +90,7 @@ async def restore_under_load(
         callers = [asyncio.create_task(call(client, expected, seen)) for _ in range(NUM_CALLERS)]
 
         async def watch(after: float) -> None:
-            """Wait until answers came that were asked for well after a moment."""
+            """Wait until requests from well after a moment have answers."""
             async with asyncio.timeout(30):
                 while not seen or seen[-1].asked_at < after + WATCHED_S:
                     await asyncio.sleep(0.01)
@@ -115,7 +115,7 @@ async def restore_under_load(
 def serve_and_restore(
     tmp_path: Path, backbone: Backbone, *, poll_ms: int
 ) -> tuple[list[Seen], float, float]:
-    """Run a server that looks at its registry so often, and `restore_under_load`."""
+    """Run a server with this poll interval, and `restore_under_load`."""
     settings = make_settings(registry_poll_ms=poll_ms)
     with (
         site_under_load(tmp_path, backbone) as (site, registry),
@@ -125,7 +125,7 @@ def serve_and_restore(
 
 
 def stale(seen: list[Seen], restored_at: float) -> list[Seen]:
-    """Return the answers of what the registry had ceased to name when they were asked for."""
+    """Return the answers of versions that the registry did not have at the time of the request."""
     return [
         it for it in seen if it.content == "lost" and it.asked_at > restored_at + NOTICED_WITHIN_S
     ]

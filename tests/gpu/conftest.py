@@ -6,6 +6,6 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def _device() -> None:
-    """Skip where there is none."""
+    """Skip without a CUDA device."""
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device here")

@@ -25,9 +25,9 @@ from nunatak_model import trunk_graphs
 
 FP32_TOLERANCE = 1e-4
 BF16_TOLERANCE = 0.1
-"""Tiny random layers round worse than trained ones; torch's own kernels are the other bound."""
+"""Tolerance. Tiny random layers have larger rounding errors than trained layers."""
 NEARLY = 1.3
-"""How much further from the truth than torch's own kernels in bfloat16, at most."""
+"""Largest ratio of the error to the error of torch's own kernels in bfloat16."""
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
@@ -54,7 +54,7 @@ def expected_answers(twins: list[Twin], questions: list[Question]) -> list[Tenso
     return [twins[it.task].expected(it.encoding) for it in questions]
 
 
-def test_float32_answers_are_those_of_the_published_models(folder: Path, twins: list[Twin]) -> None:
+def test_float32_answers_match_the_published_models(folder: Path, twins: list[Twin]) -> None:
     on_device = served(folder, [twin.branch for twin in twins], dtype=torch.float32)
     questions = random_questions(0, len(twins))
 
@@ -64,7 +64,7 @@ def test_float32_answers_are_those_of_the_published_models(folder: Path, twins: 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_bfloat16_answers_are_as_near_as_those_of_torchs_own_kernels(
+def test_bfloat16_answers_are_as_near_as_in_torchs_own_kernels(
     seed: int, folder: Path, twins: list[Twin], fast: Served
 ) -> None:
     questions = random_questions(seed, len(twins))
@@ -86,7 +86,7 @@ def test_each_task_alone_answers_as_in_company(twins: list[Twin], fast: Served) 
 
 
 def test_no_bit_of_a_row_depends_on_what_the_others_ask(twins: list[Twin], fast: Served) -> None:
-    """At fixed shapes: other texts of the same lengths, to the same tasks."""
+    """Fixed shapes: other texts of the same lengths, for the same tasks."""
     chance = random.Random(1)
     kept = Question(task=6, encoding=random_encoding(chance, 20))
     lengths = [chance.randint(4, 40) for _ in twins]

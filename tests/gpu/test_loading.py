@@ -28,7 +28,7 @@ def fast(folder: Path, twins: list[Twin]) -> Served:
     return served(folder, [twin.branch for twin in twins], dtype=torch.bfloat16)
 
 
-def test_loads_beside_the_batches_change_no_bit_of_an_answer(
+def test_loads_next_to_the_batches_change_no_bit_of_an_answer(
     twins: list[Twin], fast: Served
 ) -> None:
     questions = random_questions(0, len(twins))
@@ -49,10 +49,10 @@ def test_loads_beside_the_batches_change_no_bit_of_an_answer(
             load.result()
 
 
-def test_a_version_loaded_beside_the_batches_is_complete_when_its_load_returns(
+def test_a_version_loaded_next_to_the_batches_is_complete_when_its_load_returns(
     twins: list[Twin], fast: Served
 ) -> None:
-    """In slots that others have just left, over and over."""
+    """Again and again, versions load into slots that others have just left."""
     beside = BesideCompute(DEVICE)
     questions = random_questions(1, len(twins))
     expected = fast.answers(questions)

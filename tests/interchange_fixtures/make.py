@@ -1,7 +1,8 @@
 """Writes AdapterHub folders with `adapters` itself, and the logits that `adapters` gives for them.
 
 Runs where `adapters` 1.3.0 with its transformers 4.57 is installed, which cannot share an
-environment with this project; `regenerate` beside this file sets that up and calls it.
+environment with this project. `regenerate` next to this file makes that environment and runs this
+program.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -94,7 +95,7 @@ def make(case: dict[str, Any], base: Path, folder: Path) -> list[Any]:
 
 
 def logits(model: torch.nn.Module, tokens: list[int]) -> list[Any]:
-    """Of one text alone; start and end scores of an answer stand side by side."""
+    """Return the logits of one text; the last axis has start and end scores of an answer."""
     with torch.no_grad():
         output = model(
             input_ids=torch.tensor([tokens]),

@@ -1,8 +1,8 @@
-"""AdapterHub's folders here: the logits that `adapters` itself gave for them.
+"""Imported folders of AdapterHub give the logits of `adapters` itself.
 
-The folders and the logits lie in `tests/interchange_fixtures`, written by `adapters` in an
-environment of its own (`tests/interchange_fixtures/regenerate`): it needs an older transformers
-than everything else here.
+The folders and the logits lie in `tests/interchange_fixtures`, written by `adapters` in a separate
+environment (`tests/interchange_fixtures/regenerate`), because `adapters` needs an older
+transformers.
 """
 
 import json
@@ -75,7 +75,7 @@ def test_a_mixed_batch_of_all_kinds_answers_as_each_in_adapters(
 
 
 def test_the_fixtures_differ_from_their_bare_heads(backbones: dict[str, Backbone]) -> None:
-    """Guards the oracle: adapters that change little would make parity empty."""
+    """Guards the oracle: with adapters that change little, parity would prove nothing."""
     for case in CASES:
         backbone = backbones[case.partition("-")[0]]
         imported = import_adapterhub(FOLDERS / case, backbone)
@@ -103,7 +103,7 @@ def test_sizes_that_differ_become_the_largest(backbones: dict[str, Backbone]) ->
     assert imported.spec.method.size == 5
 
 
-def test_head_and_labels_are_those_of_the_folder(backbones: dict[str, Backbone]) -> None:
+def test_head_and_labels_match_the_folder(backbones: dict[str, Backbone]) -> None:
     tags = import_adapterhub(FOLDERS / "roberta-pfeiffer", backbones["roberta"])
     several = import_adapterhub(FOLDERS / "bert-houlsby-multi-label", backbones["bert"])
     number = import_adapterhub(FOLDERS / "bert-attention-alone", backbones["bert"])

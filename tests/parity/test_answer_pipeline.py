@@ -8,23 +8,23 @@ import pytest
 
 from doubles.published_answers import PublishedAnswer, published_answers
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
-from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
+from nunatak_server.outputs.answers import AnswerOptions, AnswerScore, best_answers
 from nunatak_server.outputs.entities import window_of
 
 QUESTION = "Who wrote it?"
 CONTEXTS = [text for text in random_texts(24, seed=5, longest=20) if not text.isspace()]
-# No word stands twice here: the pipeline adds up what has one text, wherever that stands.
+# Every word occurs once, because the pipeline adds up answers with equal texts at different places.
 PLAIN = "Ada Lovelace's report (London, 1843) said: où est, 東京 and 🙂."
 RANDOM, SURE = 3.0, 12.0
-"""How large logits are: the larger, the surer the best pair of tokens."""
+"""Scale of the logits. Larger logits give the best pair of tokens a higher probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One question as both sides answer it."""
+    """One question, with the answers of both sides."""
 
     expected: list[PublishedAnswer]
-    found: list[Answer]
+    found: list[AnswerScore]
 
 
 def asked(
@@ -91,7 +91,7 @@ def assert_equal(one: Asked, *, tolerance: float = 1e-9) -> None:
 @pytest.mark.parametrize("max_answer_len", [1, 15])
 @pytest.mark.parametrize("may_have_no_answer", [False, True])
 @pytest.mark.parametrize("max_length", [48, 512], ids=["windows", "whole"])
-def test_the_best_answer_is_that_of_the_pipeline(
+def test_the_best_answer_matches_the_pipeline(
     family: TokenizerFamily, max_answer_len: int, *, may_have_no_answer: bool, max_length: int
 ) -> None:
     num_equal = 0
@@ -104,7 +104,8 @@ def test_the_best_answer_is_that_of_the_pipeline(
         may_have_no_answer=may_have_no_answer,
     ):
         (best,) = one.expected
-        # The pipeline may answer by a token without characters, and adds up windows of one text.
+        # The pipeline may choose a token without characters as an answer, and adds up windows of
+        # one text.
         if best.num_pairs == (1 if best.answer else 0):
             assert_equal(one)
             num_equal += 1
@@ -113,7 +114,7 @@ def test_the_best_answer_is_that_of_the_pipeline(
 
 @pytest.mark.parametrize("family", TokenizerFamily)
 @pytest.mark.parametrize("top_k", [1, 3])
-def test_sure_answers_of_whole_words_are_those_of_the_pipeline(
+def test_sure_answers_of_whole_words_match_the_pipeline(
     family: TokenizerFamily, top_k: int
 ) -> None:
     for one in asked(family, [PLAIN] * 20, scale=SURE, top_k=top_k, align_to_words=True):
@@ -121,7 +122,7 @@ def test_sure_answers_of_whole_words_are_those_of_the_pipeline(
 
 
 @pytest.mark.parametrize("family", TokenizerFamily)
-def test_whole_words_are_those_of_the_pipeline_if_it_looks_at_all_pairs(
+def test_whole_words_match_the_pipeline_if_it_looks_at_all_pairs(
     family: TokenizerFamily,
 ) -> None:
     for one in asked(

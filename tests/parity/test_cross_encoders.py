@@ -1,4 +1,4 @@
-"""Cross-encoders of sentence-transformers, releases 2 to 6: served ranks and scores are theirs."""
+"""Cross-encoders of sentence-transformers, releases 2 to 6: equal ranks and scores."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,15 +14,14 @@ from doubles.adapter_folders import loaded_task
 from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
+from doubles.refusals import raises
 from doubles.sentence_folders import edit
-from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange import (
     ImportChoices,
-    LogitUse,
     export_transformers,
     import_transformers,
 )
-from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
+from nunatak_contract.enums import HeadKind, LogitUse, ProblemType, RankingScore
 from nunatak_contract.methods import TopK
 
 QUERY = "who wrote the report?"
@@ -43,14 +42,14 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
 
 
 def saved(factory: TwinFactory, folder: Path, *, release: int, activation: str | None) -> Path:
-    """A cross-encoder as a release writes it; without an activation, it says nothing of one."""
+    """A cross-encoder in the layout of a release; without an activation, the field is missing."""
     save_checkpoint(factory, folder, method=TopK(num_layers=1), num_labels=1)
     if release >= 6:
         chosen = None if activation is None else ACTIVATIONS[activation]()
         peer = CROSS_ENCODER(str(folder), device="cpu", activation_fn=chosen)
         newest = folder.with_name("newest")
         peer.save_pretrained(str(newest))
-        # The tiny tokenizer lacks the added tokens that transformers writes when it saves one.
+        # The tiny tokenizer lacks the added tokens that transformers writes at saving.
         (newest / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
         return newest
     if release >= 4:
@@ -75,7 +74,7 @@ def test_documents_are_ranked_and_scored_as_the_cross_encoder_does(
     factory: TwinFactory, tmp_path: Path, release: int, activation: str | None
 ) -> None:
     folder = saved(factory, tmp_path / "it", release=release, activation=activation)
-    # Release 2 writes nothing that tells a cross-encoder, where no activation was chosen.
+    # Without a chosen activation, release 2 writes no mark of a cross-encoder.
     is_silent = release == 2 and activation is None
     choices = ImportChoices(logit_use=LogitUse.RANKING if is_silent else None)
 
@@ -117,7 +116,7 @@ def test_an_exported_ranking_ranks_there_as_here(
     check_rank(exported, ours)
 
 
-def test_the_longest_pair_is_that_of_the_folder(factory: TwinFactory, tmp_path: Path) -> None:
+def test_the_longest_pair_matches_the_folder(factory: TwinFactory, tmp_path: Path) -> None:
     folder = saved(factory, tmp_path / "it", release=6, activation=SIGMOID)
     edit(folder / "tokenizer_config.json", {"model_max_length": 30})
     assert import_transformers(folder, factory.backbone).max_length == 30
@@ -157,7 +156,7 @@ def test_what_scores_otherwise_is_refused_by_name(
     folder = saved(factory, tmp_path / "it", release=6, activation=SIGMOID)
     edit(folder / file, changes)
 
-    with pytest.raises(UnsupportedImportError, match=named):
+    with raises("unsupported_import", match=named):
         import_transformers(folder, factory.backbone)
 
 
@@ -183,5 +182,5 @@ def test_the_caller_may_take_a_cross_encoder_as_a_classifier(
 def test_a_ranking_of_several_logits_is_refused(factory: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(factory, tmp_path)
 
-    with pytest.raises(UnsupportedImportError, match="3 logits"):
+    with raises("unsupported_import", match="3 logits"):
         import_transformers(tmp_path, factory.backbone, ImportChoices(logit_use=LogitUse.RANKING))

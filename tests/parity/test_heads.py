@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from doubles.backbones import Family
 from doubles.published import Twin, TwinFactory
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import Encoding, Row, forward
 
 MAX_TOKENS = 40
@@ -21,6 +30,7 @@ METHODS: dict[str, Method] = {
     "head": HeadOnly(),
     "topk": TopK(num_layers=2),
     "lora": Lora(rank=4, alpha=8.0, first_layer=1, targets=QUERY_AND_VALUE),
+    "ia3": Ia3(first_layer=1),
     "bottleneck": Bottleneck(size=8),
     "full": Full(),
 }

@@ -13,8 +13,8 @@ from doubles.backbones import save_tiny_backbone
 from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
+from doubles.refusals import raises
 from doubles.sentence_folders import edit
-from nunatak_artifact.errors import ForeignBackboneError, UnsupportedImportError
 from nunatak_artifact.interchange import ImportChoices, import_transformers
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.methods import TopK
@@ -57,7 +57,7 @@ def check_scores(folder: Path, ours: list[list[dict[str, Any]]]) -> None:
         (3, ProblemType.MULTI_LABEL),
     ],
 )
-def test_scores_equal_those_of_the_pipeline(
+def test_scores_match_the_pipeline(
     factory: TwinFactory, tmp_path: Path, num_labels: int, problem_type: ProblemType | None
 ) -> None:
     save_checkpoint(
@@ -103,7 +103,7 @@ def test_pairs_have_the_token_types_that_the_tokenizer_gives(
     gives_types = settings in ({}, GENERAL | TYPES)
     assert (backbone.digest == factory.backbone.digest) == gives_types
     if not gives_types:
-        with pytest.raises(ForeignBackboneError, match="gives none to the texts of a pair"):
+        with raises("foreign_backbone", match="gives none to the texts of a pair"):
             import_transformers(tmp_path / "tuned", factory.backbone)
 
 
@@ -133,7 +133,7 @@ def test_a_setting_that_contradicts_the_tokenizer_is_refused(
     base = save_tiny_backbone(tmp_path / "base")
     edit(base / "tokenizer_config.json", settings)
 
-    with pytest.raises(UnsupportedImportError, match=named):
+    with raises("unsupported_import", match=named):
         import_transformers(tmp_path / "tuned", factory.backbone)
     with pytest.raises(UnsupportedBackboneError, match=named):
         load_backbone(base)
@@ -158,15 +158,27 @@ def test_the_general_class_takes_the_tokenizer_as_it_is(
     check_scores(tmp_path, answers(tmp_path, factory.backbone, INPUTS))
 
 
-@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "camembert"])
+@pytest.mark.parametrize(
+    "model_type", ["bert", "roberta", "xlm-roberta", "camembert", "modernbert"]
+)
 def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type: str) -> None:
-    theirs = CONFIGS.for_model(model_type)
-    names = ("pad_token_id", "type_vocab_size", "layer_norm_eps", "hidden_act")
-    whole = {**theirs.to_dict(), "position_embedding_type": None}
+    whole = {**CONFIGS.for_model(model_type).to_dict(), "position_embedding_type": None}
 
-    sparse = config_from({name: it for name, it in whole.items() if name not in names})
+    assert config_from({"model_type": model_type}) == config_from(whole)
+    for name in whole.keys() - {"model_type"}:
+        sparse = {other: it for other, it in whole.items() if other != name}
+        assert config_from(sparse) == config_from(whole), name
 
-    assert sparse == config_from(whole)
+
+def test_pruned_heads_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save_tiny_backbone(tmp_path)
+    edit(folder / "config.json", {"pruned_heads": {}})
+    load_backbone(folder)
+
+    edit(folder / "config.json", {"pruned_heads": {"0": [1]}})
+
+    with pytest.raises(UnsupportedBackboneError, match="pruned_heads"):
+        load_backbone(folder)
 
 
 def test_positions_without_a_padding_id_are_refused(tmp_path: Path) -> None:

@@ -8,8 +8,17 @@ import torch
 
 from doubles.backbones import Family
 from doubles.published import Twin, TwinFactory
-from nunatak_contract.enums import LoraTarget
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.enums import LinearMap
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import Encoding, Row, forward
 
 NUM_LAYERS = 4
@@ -23,7 +32,18 @@ METHODS: dict[str, Method] = {
         f"lora-from-{n}": Lora(rank=4, alpha=8.0, first_layer=n, targets=QUERY_AND_VALUE)
         for n in range(NUM_LAYERS)
     },
-    "lora-all-targets": Lora(rank=3, alpha=6.0, targets=tuple(LoraTarget)),
+    "lora-all-targets": Lora(rank=3, alpha=6.0, targets=tuple(LinearMap)),
+    "ia3": Ia3(),
+    **{f"ia3-from-{n}": Ia3(first_layer=n) for n in range(1, NUM_LAYERS)},
+    "ia3-all-outputs": Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=()),
+    "ia3-all-inputs": Ia3(
+        scaled_outputs=(LinearMap.QUERY,),
+        scaled_inputs=(
+            LinearMap.ATTENTION_OUTPUT,
+            LinearMap.FEEDFORWARD_IN,
+            LinearMap.FEEDFORWARD_OUT,
+        ),
+    ),
     **{f"bottleneck-from-{n}": Bottleneck(size=8, first_layer=n) for n in range(NUM_LAYERS)},
     "full": Full(),
 }
@@ -54,7 +74,7 @@ def random_encoding(chance: random.Random, num_tokens: int, *, num_types: int) -
 
 
 def test_tasks_of_the_oracle_differ_from_one_another(twins: dict[str, Twin]) -> None:
-    """Guards the oracle: tasks that all gave one answer would make parity empty."""
+    """Guards the oracle: with equal answers of all tasks, parity would prove nothing."""
     encoding = random_encoding(random.Random(1), 9, num_types=1)
 
     answers = [twin.expected(encoding)[:2] for twin in twins.values()]

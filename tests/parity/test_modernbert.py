@@ -1,4 +1,4 @@
-"""ModernBERT against transformers' own classes: every setting that changes what is computed."""
+"""ModernBERT against transformers' own classes: every setting that changes the results."""
 
 import json
 import random
@@ -11,8 +11,8 @@ from transformers import ModernBertConfig, ModernBertForMaskedLM, ModernBertMode
 
 from doubles.backbones import WINDOW, tiny_config, tiny_tokenizer
 from doubles.published import TwinFactory
-from nunatak_contract.enums import HeadKind, LoraTarget, Pooling
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Encoding,
@@ -30,7 +30,9 @@ METHODS: tuple[Method, ...] = (
     HeadOnly(),
     TopK(num_layers=1),
     TopK(num_layers=3),
-    Lora(rank=4, alpha=8.0, targets=tuple(LoraTarget)),
+    Lora(rank=4, alpha=8.0, targets=tuple(LinearMap)),
+    Ia3(),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=()),
     Bottleneck(size=8),
     Full(),
 )
@@ -158,7 +160,7 @@ def test_a_masked_language_model_is_the_same_backbone_and_gives_heads_their_star
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-def test_the_usual_head_is_that_of_transformers(pooling: Pooling, tmp_path: Path) -> None:
+def test_the_usual_head_matches_transformers(pooling: Pooling, tmp_path: Path) -> None:
     name = "cls" if pooling is Pooling.FIRST else "mean"
     model = ModernBertModel(tiny_model_config(classifier_pooling=name))
     backbone = load_backbone(saved(tmp_path, model))

@@ -1,4 +1,4 @@
-"""peft's folders here and ours there: the same logits, whatever the adapter adapts."""
+"""peft's folders here and our folders in peft: the same logits, for every kind of adapter."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,18 +8,15 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from peft import LoraConfig
+from peft import IA3Config, LoraConfig
 
-from doubles.adapter_folders import edit_json, loaded_task
+from doubles.adapter_folders import edit_json, edit_tensors, loaded_task
 from doubles.backbones import Family
 from doubles.peft_folders import NUM_LAYERS, PeftBase, id2label, logits_of, save
+from doubles.refusals import raises
+from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import CREATED_AT
 from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
-from nunatak_artifact.errors import (
-    ForeignBackboneError,
-    UnsupportedExportError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange import (
     ImportChoices,
     ImportedTask,
@@ -30,8 +27,8 @@ from nunatak_artifact.interchange import (
 )
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Lora
-from nunatak_model import Backbone, Encoding, Row, forward
+from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
+from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward
 
 TOLERANCE = 1e-5
 ENCODINGS = [
@@ -60,6 +57,18 @@ HEADS = {
     "answers": ("QUESTION_ANS", 2, None),
 }
 
+IA3: dict[str, tuple[Any, Any]] = {
+    "paper": (
+        r".*(self\.(key|value)|layer\.\d+\.output\.dense)",
+        r".*layer\.\d+\.output\.dense",
+    ),
+    "default": (None, None),
+    "outputs": (["query", "key", "value", "dense"], []),
+    "pooler": (["value", "dense"], ["dense"]),
+    "one-layer": (r".*layer\.2\.(intermediate|output)\.dense", r".*layer\.2\.output\.dense"),
+    "some-layers": (r".*layer\.(1|3)\.attention\.self\.key", []),
+}
+"""Modules to scale, and those of them that are scaled at their input; None: as peft chooses."""
 SCORES = (
     (None, RankingScore.SIGMOID),
     ("torch.nn.modules.activation.Sigmoid", RankingScore.SIGMOID),
@@ -108,7 +117,7 @@ adapters = st.builds(
             "rank_pattern": st.dictionaries(patterns, st.integers(1, 7), max_size=3),
             "alpha_pattern": st.dictionaries(patterns, st.integers(1, 9), max_size=3),
             "exclude_modules": st.sampled_from((None, ["key"], r".*layer\.3\..*")),
-            # A new list each time, since peft adds to it.
+            # A new list each time, because peft adds to the list.
             "modules_to_save": st.none() | st.builds(lambda: ["pooler"]),
         }
     ),
@@ -122,7 +131,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeftBase]:
 
 
 def loaded(imported: ImportedTask, backbone: Backbone) -> LoadedTask:
-    """The task as a server has it, after a round through manifest and bytes."""
+    """The task in the form of a server, made from manifest and bytes."""
     draft = draft_task(
         "tone",
         spec=imported.spec,
@@ -155,7 +164,7 @@ def difference(task: LoadedTask, backbone: Backbone, model: torch.nn.Module) -> 
     max_examples=25,
     deadline=None,
     derandomize=True,
-    # Each example builds three models: shrinking one that fails would take minutes.
+    # Each example builds three models, so shrinking a failed example would take minutes.
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much),
 )
@@ -186,11 +195,11 @@ def test_an_adapter_answers_alike_in_peft_imported_and_exported_back(
             folder / "theirs",
             meaning=meaning,
         )
-        # peft saves overlapping patterns in another order than it was given, so that only what it
-        # loads again is what the folder says.
+        # peft saves overlapping patterns in another order, so only a reloaded model matches the
+        # folder.
         theirs = base.load(folder / "theirs", task_type, num_labels)
     except (RuntimeError, TypeError, ValueError):
-        assume(condition=False)  # an adapter of nothing, or one that peft cannot load itself
+        assume(condition=False)  # an adapter without modules, or one that peft itself cannot load
         raise
 
     task = loaded(import_peft(folder / "theirs", base.backbone), base.backbone)
@@ -202,6 +211,123 @@ def test_an_adapter_answers_alike_in_peft_imported_and_exported_back(
     again = import_peft(folder / "ours", base.backbone)
     assert again.labels == task.manifest.head.labels
     assert again.problem_type == task.manifest.head.problem_type
+
+
+@pytest.mark.parametrize("name", IA3)
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_scales_answer_alike_in_peft_imported_and_exported_back(
+    bases: dict[str, PeftBase], tmp_path: Path, family: str, name: str
+) -> None:
+    base, (targets, at_input) = bases[family], IA3[name]
+    config = IA3Config(task_type="SEQ_CLS", target_modules=targets, feedforward_modules=at_input)
+    save(base.train(config, num_labels=3, seed=1), tmp_path / "theirs", meaning=id2label(3))
+    theirs = base.load(tmp_path / "theirs", "SEQ_CLS", 3)
+
+    task = loaded(import_peft(tmp_path / "theirs", base.backbone), base.backbone)
+    export_peft(task, tmp_path / "ours", base.backbone)
+    back = base.load(tmp_path / "ours", "SEQ_CLS", 3)
+
+    assert isinstance(task.branch.spec.method, Ia3)
+    assert difference(task, base.backbone, theirs) <= TOLERANCE
+    assert difference(task, base.backbone, back) <= TOLERANCE
+    again = import_peft(tmp_path / "ours", base.backbone)
+    assert again.spec == task.branch.spec
+    assert again.parameters.keys() == task.branch.parameters.keys()
+    for part, tensor in again.parameters.items():
+        assert torch.equal(tensor, task.branch.parameters[part])
+
+
+def test_the_oracle_of_scales_sees_a_scale_that_is_left_out(
+    bases: dict[str, PeftBase], tmp_path: Path
+) -> None:
+    """Guards the oracle: parity would be empty if a scale hardly moved the logits."""
+    base, (targets, at_input) = bases["bert"], IA3["paper"]
+    config = IA3Config(task_type="SEQ_CLS", target_modules=targets, feedforward_modules=at_input)
+    adapted = base.train(config, num_labels=3, seed=1)
+    imported = import_peft(save(adapted, tmp_path / "it", meaning=id2label(3)), base.backbone)
+
+    for map_name in ("key", "value", "feedforward_out"):
+        planted = {
+            name: torch.ones_like(tensor) if f".ia3.{map_name}." in name else tensor
+            for name, tensor in imported.parameters.items()
+        }
+        wrong = loaded(replace(imported, parameters=planted), base.backbone)
+        assert difference(wrong, base.backbone, adapted) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"feedforward_modules": None}, "feedforward_modules"),
+        ({"feedforward_modules": ["key"]}, "attention.self.key alone"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"spectral_gate": 0.5}, "spectral_gate"),
+    ],
+)
+def test_scales_that_are_not_exactly_ours_to_compute_are_refused_by_name(
+    bases: dict[str, PeftBase], tmp_path: Path, changes: dict[str, object], named: str
+) -> None:
+    base = bases["bert"]
+    config = IA3Config(task_type="SEQ_CLS", target_modules=["key"], feedforward_modules=[])
+    folder = save(base.train(config, num_labels=2, seed=1), tmp_path / "it", meaning=id2label(2))
+    edit_json(folder / "adapter_config.json", changes)
+
+    with raises("unsupported_import", match=named):
+        import_peft(folder, base.backbone)
+
+
+def test_scales_of_another_width_are_of_another_backbone(
+    bases: dict[str, PeftBase], tmp_path: Path
+) -> None:
+    base = bases["bert"]
+    config = IA3Config(task_type="SEQ_CLS", target_modules=["key"], feedforward_modules=[])
+    folder = save(base.train(config, num_labels=2, seed=1), tmp_path / "it", meaning=id2label(2))
+    name = "base_model.model.bert.encoder.layer.0.attention.self.key.ia3_l"
+    edit_tensors(folder / "adapter_model.safetensors", {name: torch.ones(7, 1)})
+
+    with raises("foreign_backbone", match="has 7 scales of its output there"):
+        import_peft(folder, base.backbone)
+
+
+def test_a_map_that_is_scaled_on_both_sides_is_refused(
+    bases: dict[str, PeftBase], tmp_path: Path
+) -> None:
+    base = bases["bert"]
+    config = IA3Config(
+        task_type="SEQ_CLS",
+        target_modules=["intermediate.dense"],
+        feedforward_modules=r".*layer\.0\.intermediate\.dense",
+    )
+    folder = save(base.train(config, num_labels=2, seed=1), tmp_path / "it", meaning=id2label(2))
+
+    with raises("invalid_method", match="each on one side"):
+        import_peft(folder, base.backbone)
+
+
+@pytest.mark.parametrize("kernels", ["cpu", "grouped"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_large_ranks_equal_peft_in_one_batch_with_small_ones(
+    bases: dict[str, PeftBase], tmp_path: Path, family: str, kernels: str
+) -> None:
+    """Ranks above the width of the backbone, which is 32, are as good as any."""
+    base = bases[family]
+    served = base.backbone if kernels == "cpu" else with_gpu_kernels(base.backbone)
+    adapted: list[tuple[Branch, torch.nn.Module]] = []
+    for number, rank in enumerate((4, 64, 8, 128, 3, 256, 64)):
+        config = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=8, target_modules="all-linear")
+        theirs = base.train(config, num_labels=3, seed=number)
+        folder = save(theirs, tmp_path / str(number), meaning=id2label(3))
+        task = loaded(import_peft(folder, base.backbone), base.backbone)
+        adapted.append((convert_branch(task.branch, served), theirs))
+    pairs = [(encoding, *task) for encoding in ENCODINGS for task in adapted]
+
+    with torch.inference_mode():
+        answers = forward(
+            served, [Row(encoding=encoding, branch=branch) for encoding, branch, _ in pairs]
+        )
+
+    for answer, (encoding, _, theirs) in zip(answers, pairs, strict=True):
+        assert (answer - logits_of(theirs, encoding)).abs().max().item() <= TOLERANCE
 
 
 @pytest.mark.parametrize(("activation", "score"), SCORES)
@@ -249,14 +375,14 @@ def test_question_answering_on_token_types_that_peft_drops_is_refused(
     plain = Encoding(token_ids=pair.token_ids, type_ids=(0,) * 6)
     assert torch.equal(logits_of(adapted, pair), logits_of(adapted, plain)), "peft reads types"
 
-    with pytest.raises(UnsupportedImportError, match="token types"):
+    with raises("unsupported_import", match="token types"):
         import_peft(folder, base.backbone)
     task = loaded_task(
         base.backbone,
         Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
         kind=HeadKind.QUESTION_ANSWERING,
     )
-    with pytest.raises(UnsupportedExportError, match="token types"):
+    with raises("unsupported_export", match="token types"):
         export_peft(task, tmp_path / "ours", base.backbone)
 
 
@@ -272,7 +398,7 @@ def test_an_adapter_of_another_base_is_taken_only_if_the_caller_says_so(
     assert import_folder(folder, base.backbone).base == str(base.folder)
 
     edit_json(folder / "adapter_config.json", {"base_model_name_or_path": named})
-    with pytest.raises(ForeignBackboneError, match="--allow-other-base"):
+    with raises("foreign_backbone", match="--allow-other-base"):
         import_folder(folder, base.backbone)
     imported = import_folder(folder, base.backbone, choices=ImportChoices(allows_other_base=True))
     draft = draft_imported("tone", imported, base.backbone, origin="theirs", created_at=CREATED_AT)

@@ -39,7 +39,7 @@ FAMILIES: list[Family] = ["bert", "roberta"]
 
 
 def our_vectors(backbone: Backbone, texts: list[str]) -> Tensor:
-    """What the server computes, before it normalises."""
+    """The server's vectors before normalisation."""
     encodings = backbone.tokenizer.encode(texts, max_length=backbone.max_embedding_tokens)
     branch = embedding_branch(backbone)
     with torch.inference_mode():
@@ -49,7 +49,7 @@ def our_vectors(backbone: Backbone, texts: list[str]) -> Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("mode", POOLINGS)
 @pytest.mark.parametrize("release", RELEASES)
-def test_embeddings_equal_those_of_the_folder_whichever_release_wrote_it(
+def test_embeddings_match_the_folder_of_any_release(
     tmp_path: Path, release: int, mode: str, family: Family
 ) -> None:
     folder = save_sentence_folder(

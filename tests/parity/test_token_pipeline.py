@@ -47,7 +47,7 @@ def entities_of_both(
     *,
     max_length: int,
 ) -> tuple[list[Any], list[Any]]:
-    """What the pipeline and our code make of the same random logits."""
+    """The results of the pipeline and of our code for the same random logits."""
     ours = served(family)
     (encodings,) = ours.encode_windows([text], max_length=max_length, stride=STRIDE)
     pipeline = pipeline_of(family)
@@ -65,7 +65,7 @@ def entities_of_both(
     outputs = [{**each, "logits": drawn} for each, drawn in zip(inputs, logits, strict=True)]
     expected = pipeline.postprocess(outputs, PipelineStrategy(strategy.value), ignored)
     if len(inputs) > 1 and expected and expected[0]["start"] == expected[0]["end"]:
-        # Of several windows the pipeline lists the first entity twice if it has no characters.
+        # With several windows, the pipeline lists the first entity twice if it has no characters.
         del expected[0]
     found = [
         window_of(encoding, [float(x) for x in drawn[0, : encoding.num_tokens].flatten()])
@@ -75,7 +75,7 @@ def entities_of_both(
     return expected, find_entities(found, labels=LABELS, join=ours.join, options=options)
 
 
-# The pipeline has no windows where tokens are not aggregated.
+# Without aggregation of tokens, the pipeline has no windows.
 CASES = [
     *((strategy, 512) for strategy in STRATEGIES),
     *((it, MAX_LENGTH) for it in STRATEGIES if it is not AggregationStrategy.NONE),
@@ -86,7 +86,7 @@ CASES = [
 @pytest.mark.parametrize("ignored", [[], ["O", "PER", "B-LOC"]], ids=["none", "some"])
 @pytest.mark.parametrize(("strategy", "max_length"), CASES)
 @pytest.mark.parametrize("family", TokenizerFamily)
-def test_entities_are_those_of_the_pipeline(
+def test_entities_match_the_pipeline(
     family: TokenizerFamily, strategy: AggregationStrategy, max_length: int, ignored: list[str]
 ) -> None:
     for text in TEXTS:

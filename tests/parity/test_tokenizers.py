@@ -31,11 +31,11 @@ def alignment_of(window: Encoding) -> Alignment:
     return window.alignment
 
 
-# Every question here leaves more than half of the shortest window to its context.
+# In every case, the question leaves more than half of the shortest window to the context.
 @pytest.mark.parametrize(("kind", "max_length"), [("texts", 24), ("pairs", 90), ("texts", 1024)])
 @pytest.mark.parametrize("stride", [0, 7])
 @pytest.mark.parametrize("family", TokenizerFamily)
-def test_windows_are_those_of_transformers(
+def test_windows_match_transformers(
     family: TokenizerFamily, stride: int, kind: str, max_length: int
 ) -> None:
     expected = windows_of_transformers(family, kind, max_length=max_length, stride=stride)

@@ -1,6 +1,6 @@
 """The blocking client is the asyncio client without `async` and `await`.
 
-`python tests/policy/blocking_client.py` writes it; `test_blocking_client.py` holds it.
+`python tests/policy/blocking_client.py` writes it; `test_blocking_client.py` checks it.
 """
 
 import re
@@ -30,7 +30,7 @@ RULES: Final = (
     (r"\ba(close|iter_lines|read)\(", r"\1("),
     (r"\bcoroutines\b", "threads"),
 )
-"""Patterns and what replaces them, in this order; each must be found."""
+"""Patterns and their replacements, in this order; each pattern must occur."""
 
 LEFT_OVER: Final = re.compile(r"\w*(await|[Aa]sync(?!_client\.py))\w*")
 
@@ -39,7 +39,7 @@ def blocking_client(source: str) -> str:
     """Return the source of the blocking client for a source of the asyncio client.
 
     Raises:
-        ValueError: a pattern is not found, or something asynchronous is left over.
+        ValueError: a pattern does not occur, or asynchronous code remains.
     """
     for pattern, replacement in RULES:
         source, found = re.subn(pattern, replacement, source, flags=re.DOTALL | re.MULTILINE)

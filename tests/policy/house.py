@@ -1,6 +1,6 @@
-"""The measures of the house: how many files there are, and how many of them one request crosses.
+"""Measures of the code: the number of files, and the number of files that one request crosses.
 
-`python tests/policy/house.py` prints them; `test_house.py` holds them.
+`python tests/policy/house.py` prints the measures; `test_house.py` limits them.
 """
 
 import ast
@@ -17,7 +17,7 @@ import httpx
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests")]
 
-from doubles.backbones import tiny_backbone  # noqa: E402 - as a script, the path comes first
+from doubles.backbones import tiny_backbone  # noqa: E402 - a script needs the path first
 from doubles.serving import make_settings, running_server  # noqa: E402
 from doubles.tasks import publish_tiny_task  # noqa: E402
 from nunatak_registry import Registry  # noqa: E402
@@ -33,7 +33,7 @@ def product_files() -> dict[str, list[Path]]:
 
 
 def num_lines(files: Iterable[Path]) -> int:
-    """Return the lines of all files together."""
+    """Return the number of lines of all files together."""
     return sum(len(it.read_text().splitlines()) for it in files)
 
 
@@ -60,7 +60,7 @@ def files_of_one_predict() -> set[Path]:
         if is_on and event == "call" and frame.f_code.co_filename in product:
             crossed.add(product[frame.f_code.co_filename])
 
-    # Polls of the registry belong to no request: the first one is over before the trace begins.
+    # Polls of the registry belong to no request, so the trace begins after the first poll.
     settings = make_settings(registry_poll_ms=60_000)
     threading.setprofile(note)
     try:

@@ -1,4 +1,4 @@
-"""One client is written by hand, the other one is made from it."""
+"""The blocking client is generated from the asyncio client."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What lies in deploy/ speaks of settings, paths and routes that exist."""
+"""The files in deploy/ name only settings, paths and routes that exist."""
 
 import configparser
 import re

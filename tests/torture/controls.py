@@ -1,4 +1,4 @@
-"""Negative controls: does the check that is there for a planted bug catch it?"""
+"""Negative controls: the check for each planted bug must catch the bug."""
 
 import errno
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ RACES = 6
 
 
 def is_caught(mutant: Mutant, folder: Path, forks: ForkServer) -> bool:
-    """Tell whether a planted bug is caught; `folder` is empty, and may hold anything afterwards."""
+    """Return whether a planted bug is caught; `folder` is empty before."""
     return _CHECKS[mutant](mutant, folder, forks)
 
 
@@ -59,7 +59,7 @@ def _overlooks_damage(mutant: Mutant, folder: Path, _: ForkServer) -> bool:
 
 
 def _breaks_the_history(mutant: Mutant, folder: Path, _: ForkServer) -> bool:
-    # Whether two workers meet between look and move is chance: several races, none by much.
+    # Only chance decides whether two workers meet between read and write, so several races are run.
     return any(_race_fails(mutant, folder / str(attempt), attempt) for attempt in range(RACES))
 
 

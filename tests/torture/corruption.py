@@ -1,4 +1,4 @@
-"""Stores damaged at random: what is damaged must be found, and all else be served as it was."""
+"""Stores damaged at random: damage must be found, and everything else must be served as before."""
 
 import hashlib
 import os
@@ -9,8 +9,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from doubles.drafts import make_draft
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_registry import Finding, Registry, RegistryError, StoreUnavailableError
+from nunatak_registry import Finding, Registry, StoreUnavailableError
 from torture.mutants import Mutant, open_registry
 from torture.tally import Tally
 
@@ -43,7 +44,7 @@ def lengthen(source: random.Random, path: Path) -> None:
 
 
 def garble(source: random.Random, path: Path) -> None:
-    """Invert a stretch."""
+    """Invert a range of bytes."""
     data = bytearray(path.read_bytes())
     begin = source.randrange(len(data))
     end = min(len(data), begin + source.randrange(1, 512))
@@ -85,7 +86,7 @@ def remove(_: random.Random, path: Path) -> None:
 
 
 def add_file(source: random.Random, path: Path) -> None:
-    """Put a file beside the blobs that is none."""
+    """Put a foreign file next to the blobs."""
     (path.parent / "README").write_bytes(source.randbytes(10))
 
 
@@ -98,12 +99,12 @@ def add_false_blob(source: random.Random, path: Path) -> None:
 
 
 def add_link(_: random.Random, path: Path) -> None:
-    """Put a link out of the store beside the blobs."""
+    """Put a link out of the store next to the blobs."""
     (path.parent / "READABLE").symlink_to("/")
 
 
 class Target(StrEnum):
-    """What is damaged."""
+    """The damaged part."""
 
     BLOBS = "blobs"
     INDEX = "index"
@@ -120,7 +121,7 @@ INDEX_SHARE = 0.3
 
 
 def make_store(place: Path) -> Answers:
-    """Fill a registry; return all that its readers may ever be told."""
+    """Fill a registry; return all answers that its readers may get."""
     with Registry.open(place) as registry:
         for task in TASKS:
             for version in range(1, VERSIONS_PER_TASK + 1):
@@ -138,12 +139,12 @@ def answers(registry: Registry) -> Answers:
             try:
                 manifest: TaskManifest = registry.resolve(reference)
                 told[reference] = manifest.model_dump_json().encode() + registry.read_blob(manifest)
-            except RegistryError as error:
+            except NunatakError as error:
                 told[reference] = error.code
         try:
             moves = [event.to_version for event in registry.history(task, "prod")]
             told[f"{task} history"] = repr(moves).encode()
-        except RegistryError as error:
+        except NunatakError as error:
             told[f"{task} history"] = error.code
     return told
 
@@ -151,7 +152,7 @@ def answers(registry: Registry) -> Answers:
 def corrupt_stores(
     scratch: Path, *, num_stores: int, seed: int, mutant: Mutant | None = None
 ) -> Tally:
-    """Damage stores, one way each; look at what they say of themselves and answer."""
+    """Damage stores, one way each; check their verification and their answers."""
     tally = Tally(campaign="corrupted stores", seed=seed)
     source = random.Random(seed)
     template = scratch / "template"
@@ -191,7 +192,7 @@ def examine(
             return None
         tally.lost += 1
         return f"the whole store is refused: {error}"
-    except Exception as error:  # noqa: BLE001 - the campaign counts whatever comes
+    except Exception as error:  # noqa: BLE001 - the campaign counts every error
         tally.wrong += 1
         return f"{type(error).__name__}: {error}"
     false = [name for name, answer in told.items() if isinstance(answer, bytes)
@@ -219,7 +220,7 @@ def misplaced(folder: Path) -> list[str]:
 
 
 def _law_of_the_index(tally: Tally, findings: list[Finding], refused: set[str]) -> str | None:
-    # A byte of a free page or of a time changes no answer, and need not be found.
+    # A damaged byte in a free page or in a time changes no answer, so verification may miss it.
     if refused and not findings:
         tally.wrong += 1
         return f"refuses {refused}, finds nothing"

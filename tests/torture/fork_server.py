@@ -24,7 +24,7 @@ from torture.operations import Operation
 
 TESTS = Path(__file__).parent.parent
 LIFE_LIMIT_S = 60
-"""No life is anywhere near as long: one that is has been hanging."""
+"""Time limit of a life. Only a hanging life takes as long."""
 
 
 class Calls(IntFlag):
@@ -42,7 +42,7 @@ class Calls(IntFlag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens at the `nth` counted call below `folder`: `error`, or a kill where it is 0."""
+    """The fault at the `nth` counted call below `folder`: `error`, or a kill if `error` is 0."""
 
     folder: str
     nth: int = 0
@@ -54,15 +54,15 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How a life ended, and what it had done."""
+    """The end of a life, and its finished operations."""
 
     acknowledged: int
-    """How many of its operations were acknowledged."""
+    """Number of acknowledged operations."""
     was_killed: bool
     refusal: str | None
-    """The error of the registry that ended it."""
+    """The registry's error that ended the life."""
     breakage: str | None
-    """Any other error that ended it."""
+    """Any other error that ended the life."""
     counted_calls: int
 
 
@@ -89,9 +89,10 @@ class ForkServer:
         kill_when: Callable[[], object] | None = None,
         is_killed_from_birth: bool = False,
     ) -> Death:
-        """Run operations in a new process; kill it when `kill_when` returns, if it is given.
+        """Run operations in a new process; if `kill_when` is given, kill the process when it
+        returns.
 
-        It is called once the process is ready, or at its birth if that is asked for.
+        `kill_when` is called once the process is ready, or at the start of the process on request.
         """
         self._log.unlink(missing_ok=True)
         self._send_line(
@@ -119,7 +120,7 @@ class ForkServer:
     def _kill(self, child: int, when: Callable[[], object] | None) -> int:
         if when is not None:
             when()
-        # Dead or alive, it is not buried yet, so the number is still its own.
+        # The process may be dead, but nobody has waited for it, so its number is still in use.
         os.kill(child, signal.SIGKILL)
         return self._await_status(self._receive())
 
@@ -179,7 +180,7 @@ def _hang(status: int) -> str | None:
 
 
 def after_seconds(seconds: float) -> Callable[[], None]:
-    """Return what ends a life at a moment that has nothing to do with what it is doing."""
+    """Return a function that ends a life at a random moment."""
     return lambda: time.sleep(seconds)
 
 

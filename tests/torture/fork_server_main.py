@@ -1,7 +1,7 @@
-"""A process that has imported everything and forks a child for each life it is told to live.
+"""A process that has imported everything and forks a child for each requested life.
 
 Reads one JSON life per line. Prints `pid N`, what the child prints, and `over` at its end; after
-one more line of input it buries the child and prints `status N`.
+one more line of input, the process waits for the child and prints `status N`.
 """
 
 import ctypes
@@ -14,14 +14,14 @@ from typing import Any
 
 import psycopg
 
-from nunatak_registry import RegistryError
+from nunatak_contract.errors import NunatakError
 from torture.fork_server import LIFE_LIMIT_S
 from torture.mutants import Mutant, open_registry
 from torture.operations import Operation
 
 PRELOADED = (psycopg,)
 FAILED, BROKEN = 3, 4
-"""Exit statuses: refused by an error of the registry; ended by any other."""
+"""Exit statuses: after an error of the registry, and after any other error."""
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         say(f"pid {child}")
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         say("over")
-        # Until the driver has read this, its kill must not hit another process of that number.
+        # The process is reaped only after this line, so that a kill cannot hit another process.
         sys.stdin.readline()
         _, status = os.waitpid(child, 0)
         say(f"status {status}")
@@ -56,10 +56,10 @@ def live(life: Mapping[str, Any]) -> int:
                 operation.run(registry)
                 if mutant is not Mutant.ACKNOWLEDGE_EARLY:
                     os.write(log, f"{number}\n".encode())
-    except RegistryError as error:
+    except NunatakError as error:
         os.write(log, f"! {error.code}: {error}\n".encode())
         return FAILED
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must learn of it
+    except BaseException as error:  # noqa: BLE001 - the driver must learn of every error
         os.write(log, f"? {type(error).__name__}: {error}\n".encode())
         return BROKEN
     finally:

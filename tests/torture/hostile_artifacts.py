@@ -1,4 +1,4 @@
-"""Hostile artefacts, each made to break one rule, with the code it must be refused with."""
+"""Hostile artefacts. Each breaks one rule, and must be refused with one code."""
 
 import hashlib
 import time
@@ -12,20 +12,21 @@ from torch import Tensor
 from doubles.drafts import make_draft
 from doubles.hostile_files import HOSTILE_FILES
 from doubles.tasks import tiny_task
-from nunatak_artifact import ArtifactError, load_task
+from nunatak_artifact import load_task
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
-from nunatak_model import Backbone, ModelError, tensors_from_bytes, tensors_to_bytes
-from nunatak_registry import Registry, RegistryError
+from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
+from nunatak_registry import Registry
 from torture.tally import Tally
 
 LIMIT_S = 0.1
-REFUSALS = (RegistryError, ArtifactError, ModelError)
+REFUSALS = NunatakError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """One hostile artefact on its way in, and the code of its refusal."""
+    """One use of a hostile artefact, and the code of its refusal."""
 
     name: str
     code: str
@@ -42,10 +43,10 @@ def attacks(registry: Registry, backbone: Backbone) -> Iterator[Attack]:
 
 
 def launch_all(every: list[Attack], watched: Path) -> tuple[Tally, float]:
-    """Launch attacks; return what became of them and the longest time one took, in seconds."""
+    """Launch attacks; return their outcomes and the longest time of an attack, in seconds."""
     tally = Tally(campaign="hostile artefacts", seed=0)
     longest = 0.0
-    # The first load in a process starts torch's threads and kernels; that is not the artefact's.
+    # The first load in a process also starts torch's threads and kernels, so it is not measured.
     for attack in every[-1:]:
         _outcome(attack)
     for attack in every:
@@ -66,7 +67,7 @@ def launch_all(every: list[Attack], watched: Path) -> tuple[Tally, float]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return every path below a folder with a digest of what is there."""
+    """Return every path below a folder with a digest of its content."""
     return {
         str(path.relative_to(folder)): (
             hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
@@ -80,7 +81,7 @@ def _outcome(attack: Attack) -> str:
         attack.launch()
     except REFUSALS as error:
         return error.code
-    except Exception as error:  # noqa: BLE001 - the campaign counts whatever comes
+    except Exception as error:  # noqa: BLE001 - the campaign counts every error
         return f"{type(error).__name__}: {error}"
     return "accepted"
 
@@ -92,7 +93,7 @@ def _files(registry: Registry) -> Iterator[Attack]:
             role="parameters", sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data)
         )
         hostile = draft.model_copy(update={"blobs": (record,)})
-        # A record of no bytes breaks the manifest's own rule first.
+        # A record with zero bytes would break a rule of the manifest first.
         code = "invalid_artifact" if data else "invalid_manifest"
         yield Attack(name=name, code=code, launch=_publishing(registry, hostile, data))
 

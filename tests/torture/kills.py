@@ -3,7 +3,8 @@
 import random
 from collections.abc import Callable
 
-from nunatak_registry import Registry, RegistryError
+from nunatak_contract.errors import NunatakError
+from nunatak_registry import Registry
 from torture.fork_server import Death, ForkServer, after_seconds
 from torture.mutants import Mutant
 from torture.operations import Operation, State, draft_of, observe, plan
@@ -23,7 +24,7 @@ def kill_at_random(
     seed: int,
     mutant: Mutant | None = None,
 ) -> Tally:
-    """Kill processes until `num_kills` of them died of it; look at the store after each."""
+    """Kill processes until `num_kills` of them have died; check the store after each."""
     tally = Tally(campaign="kill -9 at random times", seed=seed)
     source = random.Random(seed)
     location, state, lives = new_location(), State(), 0
@@ -55,7 +56,7 @@ def kill_at_random(
 def judge(tally: Tally, location: str, states: list[State], death: Death) -> State | None:
     """Compare a store with the states it may be in; return the one it is in, if any.
 
-    It must show all that was acknowledged, and may show the operation that was under way.
+    The store must show all acknowledged operations, and may show the operation in progress.
     """
     if death.breakage is not None:
         tally.wrong += 1
@@ -63,11 +64,11 @@ def judge(tally: Tally, location: str, states: list[State], death: Death) -> Sta
         return None
     try:
         with Registry.open(location) as registry:
-            # Waits for what the dead process may have left under way in a database server.
+            # Waits for the dead process's last statement in a database server.
             registry.publish(*draft_of(KEEPER, 0))
             seen = {name: task for name, task in observe(registry).items() if name != KEEPER}
             errors = [finding for finding in registry.verify() if finding.kind.is_error]
-    except RegistryError as error:
+    except NunatakError as error:
         tally.dangling += 1
         tally.note(f"{error.code}: {error}")
         return None

@@ -1,7 +1,6 @@
 """Planted bugs: the negative controls. A check that catches none of them proves nothing.
 
-Each is a registry put together from parts that leave out, or do too early, one step that the
-registry's promises rest on.
+Each mutant is a registry that leaves out one necessary step, or does the step too early.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, event
 
-from nunatak_registry import Registry, StoreUnavailableError, TaskSummary
+from nunatak_registry import ListedTask, Registry, StoreUnavailableError
 from nunatak_registry.blobs.blobs import BlobStore, StoredFile, blob_key
 from nunatak_registry.blobs.files import Files, LocalFiles
 from nunatak_registry.index.index import Index
@@ -21,7 +20,7 @@ from nunatak_registry.store import utc_now
 
 
 class Mutant(StrEnum):
-    """The bugs there are."""
+    """The planted bugs."""
 
     SKIP_FILE_SYNC = "skip-file-sync"
     SKIP_FOLDER_SYNC = "skip-folder-sync"
@@ -39,7 +38,7 @@ class Mutant(StrEnum):
 
 
 def open_registry(location: str, mutant: Mutant | None = None) -> Registry:
-    """Open a registry, of a folder if it is to have a bug."""
+    """Open a registry; a registry with a bug must be in a folder."""
     match mutant:
         case Mutant.SKIP_FILE_SYNC | Mutant.SKIP_FOLDER_SYNC:
             _skip_syncs(of_folders=mutant is Mutant.SKIP_FOLDER_SYNC)
@@ -56,13 +55,13 @@ def open_registry(location: str, mutant: Mutant | None = None) -> Registry:
         case Mutant() if mutant in _FILES_OF:
             return _assemble(location, _FILES_OF[mutant])
         case _:
-            # Planted where operations are acknowledged and compared: by their callers.
+            # Planted in the callers, which acknowledge and compare operations.
             pass
     return Registry.open(location)
 
 
 class InPlaceFiles(LocalFiles):
-    """Writes a file where it is read."""
+    """Writes a file directly to its final place."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -78,7 +77,7 @@ class InPlaceFiles(LocalFiles):
 
 
 class LateFiles(LocalFiles):
-    """Says that a file is written, and writes it before the next."""
+    """Reports a write as done, and writes the file only before the next write."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -94,7 +93,7 @@ class LateFiles(LocalFiles):
 
 
 class HopefulFiles(LocalFiles):
-    """Takes every write for a success."""
+    """Reports every write as a success."""
 
     def write(self, key: str, data: bytes) -> None:
         with contextlib.suppress(StoreUnavailableError):
@@ -115,7 +114,7 @@ class BlindFiles(LocalFiles):
 
 
 class TrustingBlobs(BlobStore):
-    """Returns whatever bytes are there."""
+    """Returns the stored bytes without a check."""
 
     def __init__(self, files: Files) -> None:
         super().__init__(files)
@@ -127,18 +126,18 @@ class TrustingBlobs(BlobStore):
 
 
 class LazyBlobs(BlobStore):
-    """Says that a file is in quarantine, and leaves it where it is."""
+    """Reports that a file is in quarantine, and does not move the file."""
 
     def quarantine(self, key: str) -> str | None:
         return f"quarantine/{key}"
 
 
 class PathRegistry(Registry):
-    """Makes a path of a task's name before it looks at the name. Give it harmless names only."""
+    """Makes a path of a task's name before the check of the name. Use harmless names only."""
 
     folder: Path
 
-    def task(self, name: str) -> TaskSummary:
+    def task(self, name: str) -> ListedTask:
         (self.folder / f"{name}.lock").touch()
         return super().task(name)
 

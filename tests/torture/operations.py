@@ -1,4 +1,4 @@
-"""What is done to a registry under torture, and a plain model of what must come of it."""
+"""The operations on a registry under torture, and a plain model of their results."""
 
 import random
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Operation:
 
 @cache
 def draft_of(task: str, seed: int) -> tuple[TaskDraft, dict[str, bytes]]:
-    """Return `make_draft(task, seed)`, made once."""
+    """Return `make_draft(task, seed)`, computed once."""
     return make_draft(task, seed)
 
 
@@ -67,7 +67,7 @@ class TaskState:
 
 @dataclass
 class State:
-    """What a registry must hold. Applies operations by the laws that the documents state."""
+    """The expected content of a registry. Operations follow the laws of the documents."""
 
     tasks: dict[str, TaskState] = field(default_factory=lambda: {t: TaskState() for t in TASKS})
 
@@ -97,7 +97,7 @@ class State:
         return state
 
     def observable(self) -> dict[str, object]:
-        """Return what a reader can see."""
+        """Return the content for a reader."""
         return {
             name: (
                 dict(sorted(task.versions.items())),
@@ -109,7 +109,7 @@ class State:
         }
 
     def choices(self) -> Iterator[Operation]:
-        """Yield one valid operation of every kind and task that allows it."""
+        """Yield one valid operation of every possible kind, for every task."""
         for name, task in self.tasks.items():
             held = {stack[-1] for stack in task.stacks.values()}
             free = [version for version in task.versions if version not in held]
@@ -129,7 +129,7 @@ class State:
 
 
 def rollback_rest(task: TaskState, alias: str) -> list[int]:
-    """Return the stack of an alias after a rollback; empty where there is nothing to go back to."""
+    """Return the stack of an alias after a rollback; empty if there is no earlier version."""
     stack = task.stacks[alias]
     rest = stack[:-1]
     while rest and (rest[-1] not in task.versions or rest[-1] == stack[-1]):
@@ -151,7 +151,7 @@ def plan(source: random.Random, start: State, length: int) -> list[tuple[Operati
 
 
 def observe(registry: Registry) -> dict[str, object]:
-    """Return what the registry shows; reads every blob, so a dangling version raises."""
+    """Return the content of a registry. Every blob is read, so a dangling version raises."""
     seen: dict[str, object] = {}
     for summary in registry.tasks():
         manifests = registry.versions(summary.name)

@@ -1,4 +1,4 @@
-"""A registry of many versions: what listing, resolving, promoting and opening cost."""
+"""A registry of many versions: the time to list, resolve, promote and open."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A fault at every single step: each system call on the store killed at, or failing, in turn."""
+"""A fault at every step: for each system call on the store, a kill or an error."""
 
 import errno
 import random
@@ -24,7 +24,7 @@ PRELUDE = fixed(
     Operation(kind="publish", number=3),
     Operation(kind="delete", number=3),
 )
-"""What every store holds before the fault, with a deleted version for the collector."""
+"""The content of every store before the fault, with a deleted version for the collector."""
 
 OPERATIONS: dict[str, Operation] = {
     "publish": Operation(kind="publish", number=5),
@@ -90,7 +90,7 @@ class Bench:
         names: Iterable[str] = OPERATIONS,
         persistent: bool = False,
     ) -> Iterator[Case]:
-        """Yield every step of the operations; how many steps there are is found by counting."""
+        """Yield every step of the operations. The library counts the steps first."""
         for name in names:
             for error in errors:
                 _, death = self.run(Case(name=name, error=error, nth=0))
@@ -141,11 +141,11 @@ def sampled(cases: Iterable[Case], number: int, seed: int) -> list[Case]:
 
 
 def undurable(trace: Sequence[tuple[str, str]]) -> list[str]:
-    """Return what a power loss could take although the index says that it is there.
+    """Return the files that a power loss could take although the index names them.
 
-    Law: before the first write to the index of the transaction that names a blob, the blob's bytes
-    were synced before its rename, and its folder after it; and after the journal of that
-    transaction was emptied or removed, it or its folder was synced.
+    Law: a transaction names a blob only after the blob's bytes were synced, the blob was renamed,
+    and its folder was synced. After the transaction, the emptied journal or the journal's folder
+    was synced.
     """
     problems, synced, renamed = list[str](), set[str](), dict[str, bool]()
     unsynced_end: str | None = None

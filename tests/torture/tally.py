@@ -1,37 +1,37 @@
-"""What a campaign did and found, in one line."""
+"""The counts of a campaign, in one line."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Tally:
-    """Counts of one campaign; all but `injected` and `survived` must stay zero."""
+    """Counts of one campaign. All counts except `injected` and `survived` must stay zero."""
 
     campaign: str
     seed: int
     injected: int = 0
     survived: int = 0
     lost: int = 0
-    """Acknowledged, and gone."""
+    """Number of acknowledged changes that are lost."""
     wrong: int = 0
-    """Another answer than the model's, or an error that is not one of the registry's."""
+    """Number of answers that differ from the model's, and of foreign errors."""
     dangling: int = 0
-    """A version without its blob, or with a damaged one."""
+    """Number of versions without a blob, or with a damaged blob."""
     problems: list[str] = field(default_factory=list[str])
-    """The first few things that went wrong, to be read by people."""
+    """The first problems, in words."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether everything injected was survived."""
+        """Whether the registry survived all faults."""
         return self.injected == self.survived and not (self.lost or self.wrong or self.dangling)
 
     @property
     def failures(self) -> int:
-        """How often a law was broken."""
+        """Number of broken laws."""
         return self.lost + self.wrong + self.dangling
 
     def note(self, problem: str) -> None:
-        """Keep a problem, if there is room."""
+        """Keep a problem, if it is among the first."""
         if len(self.problems) < 10:
             self.problems.append(problem)
 

@@ -1,4 +1,4 @@
-"""Every planted bug is caught by the check that is there for it."""
+"""Every planted bug is caught by its check."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ from nunatak_registry import Registry
 from torture.hostile_artifacts import LIMIT_S, attacks, launch_all
 from torture.hostile_names import every_name, try_names
 
-# Another process may hold the processor for a while; `make torture` measures on a quiet machine.
+# Another process may hold the CPU for a while; `make torture` measures on a quiet machine.
 PATIENCE = 20
 
 

@@ -1,10 +1,10 @@
-"""A registry of many versions answers as one of few."""
+"""A registry of many versions answers as fast as a registry of few."""
 
 from pathlib import Path
 
 from torture.scale import fill, measure
 
-# Far above the goal of 20 ms, which `make torture` measures: other processes run beside this one.
+# Far above the goal of 20 ms, which `make torture` measures: other processes run at the same time.
 LIMIT_MS = 400
 
 

@@ -1,8 +1,8 @@
-"""The cache folder: files that training can compute again, and checkpoints of killed runs.
+"""The cache folder: reproducible files of training, and checkpoints of killed runs.
 
 <folder>/trunk/<key>.safetensors         trunk states of one data set, named in its metadata
 <folder>/checkpoints/<key>.safetensors   the state from which a killed run continues
-<folder>/*/<key>*.partial                a file in the making, or the rest of a killed write
+<folder>/*/<key>*.partial                an unfinished file, or the rest of a killed write
 <folder>/*/<key>.lock                    locked by the process that makes or uses the key's files
 """
 
@@ -33,7 +33,7 @@ class StatesFacts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
-    """Over all that the states depend on; the name of the file."""
+    """The name of the file: a digest over everything that the states depend on."""
     digest: str
     """SHA-256 of the states."""
     backbone: str
@@ -63,11 +63,11 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheContents:
-    """All that a cache folder holds."""
+    """The content of a cache folder."""
 
     folder: Path
     states: tuple[StoredStates, ...]
-    """Ordered from the least to the most recently used."""
+    """The files of trunk states, from the least to the most recently used."""
     checkpoints: tuple[StoredCheckpoint, ...]
 
     @property
@@ -86,9 +86,9 @@ def default_cache_folder() -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Give a place to write to, which becomes `path` in one step when all is written.
+    """Yield a temporary path, which becomes `path` in one step at the end of the block.
 
-    Only one process at a time may write to the same path. An error leaves `path` as it was.
+    Only one process at a time may write to the same path. An error leaves `path` unchanged.
     """
     partial = path.with_name(path.name + PARTIAL)
     try:
@@ -107,9 +107,9 @@ def stored_states(root: Path) -> tuple[StoredStates, ...]:
 
 
 def make_room(root: Path, *, budget: int) -> None:
-    """Remove trunk states, the least recently used first, until the others fit so many bytes.
+    """Remove the least recently used trunk states until the rest fits the given bytes.
 
-    States that a process reads stay readable to that process.
+    A process that reads removed states can still read them.
     """
     held = stored_states(root)
     total = sum(stored.facts.num_bytes for stored in held)
@@ -126,7 +126,7 @@ def sweep_unusable(root: Path) -> None:
         if path.suffix == SUFFIX and _read_states(path) is not None:
             continue
         with suppress(Timeout), _lock_of(path).acquire(blocking=False):
-            # Another process may have made the file anew before the lock was free.
+            # Another process may have created the file again before the lock was free.
             if path.suffix == PARTIAL or _read_states(path) is None:
                 path.unlink(missing_ok=True)
 
@@ -142,9 +142,9 @@ def cache_contents(folder: Path | None = None) -> CacheContents:
 
 
 def clear_cache(folder: Path | None = None) -> CacheContents:
-    """Remove every file that no process works on, and return the rest: checkpoints in use.
+    """Remove every file that no process works on; return the rest, the checkpoints in use.
 
-    States that a process reads stay readable to that process.
+    A process that reads removed states can still read them.
     """
     root = folder or default_cache_folder()
     for part in (STATES_FOLDER, CHECKPOINTS_FOLDER):
@@ -172,11 +172,12 @@ def _key_of(path: Path) -> str:
 
 
 def _unlink_unlocked(root: Path) -> None:
-    """Remove the files of every key that no process holds, locks among them."""
+    """Remove the files of every key that no process holds, including locks."""
     for key, files in _files_by_key(root).items():
         lock = root / f"{key}{LOCK}"
         with suppress(Timeout), FileLock(lock).acquire(blocking=False):
-            # The lock file goes last, under its lock: a process that opened it sees the removal.
+            # The lock file is removed last, under its lock, so that a process that opened it sees
+            # the removal.
             for path in (*files, lock):
                 path.unlink(missing_ok=True)
 

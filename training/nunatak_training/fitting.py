@@ -8,10 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, OnLong
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import TANH_BLOCK
 from nunatak_contract.manifest import MIN_WINDOW_TOKENS
+from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import (
     Backbone,
+    BackboneConfig,
     BranchSpec,
     Encoding,
     Row,
@@ -20,6 +23,7 @@ from nunatak_model import (
     default_head,
     forward,
     initial_parameters,
+    maths_of,
 )
 from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
@@ -31,9 +35,20 @@ from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.scoring import Interval, bootstrap_intervals
+from nunatak_training.run_settings import RunSettings
+from nunatak_training.scoring import Interval, score_intervals
 from nunatak_training.tapt import adapt
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What examples say of a trained task."""
+
+    values: Mapping[Metric, float]
+    """In the order in which they were reported on dev."""
+    intervals: Mapping[Metric, Interval]
+    """At 95 %; a score may have none (see `score_intervals`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,23 +57,32 @@ class TrainedTask:
 
     spec: BranchSpec
     recipe: Recipe
-    """The given recipe, with its metric settled."""
+    """The given recipe, with its metric filled in."""
     data: TaskData
     parameters: Mapping[str, Tensor]
     scores: Mapping[Metric, float]
-    """On the dev examples; the recipe's metric comes first."""
+    """Scores on the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
-    """The interval of each score, at 95 %, by bootstrap over the dev examples."""
+    """The interval of a score, at 95 %; a score may have none (see `score_intervals`)."""
     confusion: Mapping[tuple[str, str], int] | None
-    """On the dev examples, where each has one label: how often each pair of true and predicted
-    label occurred."""
+    """The number of dev examples of each pair of true and predicted label; empty if an example may
+    have several labels."""
     num_long: tuple[int, int]
-    """Train and dev examples of more tokens than the recipe's `max_length`."""
+    """Number of train and dev examples with more tokens than the recipe's `max_length`."""
     best_epoch: int
+    num_epochs: int
+    """That were planned; fewer have run where patience ended the run."""
     history: tuple[EpochResult, ...]
+    test: Scores | None = None
+    """On the test examples of the data, where there are some."""
+
+    def tested(self, backbone: Backbone) -> "TrainedTask":
+        """The same, with its scores on the test examples of its data, if there are some."""
+        examples = self.data.test
+        return self if examples is None else replace(self, test=evaluate(self, examples, backbone))
 
     def with_choice(self, choice: LayerChoice) -> "TrainedTask":
-        """The same, with how its number of layers was chosen in its recipe."""
+        """Return a copy whose recipe records the choice of the number of layers."""
         recipe = changed_recipe(self.recipe, {"layer_choice": choice.model_dump(mode="json")})
         return replace(self, recipe=recipe)
 
@@ -72,22 +96,22 @@ def fit_task(
     trunks: TrunkStore | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> TrainedTask:
-    """Train a task; the backbone is read and never written.
+    """Train a task. The backbone does not change.
 
     Args:
         data: train and dev examples.
-        recipe: how to train.
+        recipe: the settings of the run.
         backbone: the frozen encoder.
         report: receives every step and epoch.
-        trunks: the source of trunk states; runs that share it compute each trunk once.
-            Absent: memory, for this run alone. The result is the same, bit for bit.
-        checkpoint: holds the state of a killed run (see `held_checkpoint`); the caller discards it
-            when the result is safe. Absent: a killed run is lost.
+        trunks: the source of trunk states. Runs with a common source compute each trunk once.
+            Without a source, the states stay in memory for this run. The result has the same bits.
+        checkpoint: holds the state of a killed run (see `held_checkpoint`). The caller discards the
+            checkpoint when the result is stored. Without a checkpoint, a killed run is lost.
 
     Raises:
-        CacheError: `trunks` or `checkpoint` cannot be written.
+        NunatakError: `cache_unusable`, `trunks` or `checkpoint` cannot be written.
         InvalidRecipeError: the recipe does not fit the data or the backbone.
-        ModelError: the method does not fit the backbone.
+        NunatakError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
     """
     check_recipe(recipe, data, backbone)
@@ -129,10 +153,11 @@ def fit_task(
         data=data,
         parameters=finished,
         scores={each: statistics.value(each) for each in metrics},
-        intervals=bootstrap_intervals(statistics, metrics, seed=recipe.seed),
+        intervals=score_intervals(statistics, metrics, seed=recipe.seed),
         confusion=statistics.confusion,
         num_long=(train.num_long, dev.num_long),
         best_epoch=fitted.best_epoch,
+        num_epochs=fitted.num_epochs,
         history=fitted.history,
     )
 
@@ -146,7 +171,7 @@ def starting_parameters(
     report: Report,
     checkpoint: Checkpoint | None = None,
 ) -> dict[str, Tensor]:
-    """Return what tuning begins with: as the seed has it, and pretrained if the recipe says so.
+    """Return the initial parameters of tuning: from the seed, and pretrained if the recipe says so.
 
     Args:
         spec: the branch of the task.
@@ -154,12 +179,12 @@ def starting_parameters(
         texts: the task's train texts, for pretraining.
         backbone: the frozen encoder.
         report: receives every step of pretraining.
-        checkpoint: holds the state of the whole run; pretraining has one of its own next to it.
+        checkpoint: holds the state of the whole run; pretraining has its own checkpoint next to it.
 
     Raises:
-        CacheError: the checkpoint cannot be written.
-        InvalidRecipeError: nothing can be learnt from the texts.
-        ModelError: the method does not fit the backbone.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
+        InvalidRecipeError: the texts cannot be used for pretraining.
+        NunatakError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -175,9 +200,9 @@ def starting_parameters(
 def branch_spec(
     recipe: Recipe, backbone: Backbone, *, kind: HeadKind, num_outputs: int
 ) -> BranchSpec:
-    """Return the branch of a recipe; the backbone settles what the recipe leaves open.
+    """Return the branch of a recipe; the backbone gives the defaults.
 
-    `num_outputs` counts for heads with labels alone: others have as many as their kind.
+    `num_outputs` is for heads with labels. The kind fixes the number of outputs of all other heads.
     """
     head = default_head(backbone, kind=kind, num_labels=kind.fixed_outputs or num_outputs)
     if not kind.reads_tokens:
@@ -199,11 +224,11 @@ def branch_logits(
 ) -> BatchLogits:
     """Return the function from encodings to logits that these parameters define.
 
-    It refers to the tensors, so it follows them when they are trained. With `trunk` it starts each
-    encoding from its state there, where there is one.
+    The function uses the tensors themselves, so it changes while they are trained. With `trunk`,
+    each encoding starts from its held state, if there is one.
 
     Raises:
-        ModelError: the parameters do not fit `spec`.
+        NunatakError: the parameters do not fit `spec`.
     """
     branch = build_branch(spec, backbone.config, parameters)
 
@@ -224,11 +249,11 @@ def _trunk_states(
     *,
     report: Report,
 ) -> TrunkStates | None:
-    """The states of all sets at the split depth; None where nothing but embeddings lies below."""
+    """The states of all sets at the split depth; None if only embeddings are below."""
     depth = spec.split_depth(backbone.config)
     if not depth:
         return None
-    # Separate sets: tasks and runs may share their dev examples but not their train examples.
+    # Separate sets, because tasks and runs may share dev examples but not train examples.
     parts = [
         store.states(backbone, part.encodings, depth=depth, progress=report.prepared)
         for part in sets
@@ -237,7 +262,7 @@ def _trunk_states(
 
 
 def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
-    """Raise `InvalidRecipeError` unless the recipe fits data and backbone."""
+    """Raise `InvalidRecipeError` unless the recipe fits the data and the backbone."""
     check_method(recipe.regularizer, recipe.method)
     if recipe.max_length > backbone.config.max_tokens:
         raise InvalidRecipeError(
@@ -258,7 +283,7 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
         )
     if recipe.pooling is not None or recipe.dense:
         raise InvalidRecipeError(
-            f"a {data.kind} task reads every token; it has neither pooling nor dense layer"
+            f"a {data.kind} task reads every token and has no pooling and no dense layer"
         )
     if recipe.max_length < MIN_WINDOW_TOKENS:
         raise InvalidRecipeError(
@@ -286,18 +311,44 @@ def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
         )
 
 
-def evaluate(
-    trained: TrainedTask, examples: ExampleSet, backbone: Backbone
-) -> Mapping[Metric, float]:
-    """Return the scores that were reported on dev, in their order, of other examples.
+def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> Scores:
+    """Return the scores that were reported on dev, of other examples.
 
     Raises:
-        KeyError: the examples have a label that the task was not trained on.
-        TypeError: the examples are of another kind of task.
+        KeyError: a label does not occur in the train examples.
+        TypeError: the examples belong to another kind of task.
     """
     recipe = trained.recipe
     objective = objective_of(trained.data, positive_label=recipe.positive_label)
     encoded = objective.encode(examples, backbone.tokenizer, max_length=recipe.max_length)
     logits = predict(branch_logits(backbone, trained.spec, trained.parameters), encoded.encodings)
-    statistics = objective.statistics(examples, encoded, logits)
-    return {metric: statistics.value(metric) for metric in trained.scores}
+    statistics, metrics = objective.statistics(examples, encoded, logits), tuple(trained.scores)
+    return Scores(
+        values={metric: statistics.value(metric) for metric in metrics},
+        intervals=score_intervals(statistics, metrics, seed=recipe.seed),
+    )
+
+
+def method_on(settings: RunSettings, config: BackboneConfig) -> Method:
+    """Return the method of a run on a backbone.
+
+    Raises:
+        NunatakError: `invalid_method`, the method does not fit the backbone.
+    """
+    if settings.frozen is not None:
+        return _above(settings.frozen, config)
+    maths_of(settings.method).check(config)
+    return settings.method
+
+
+def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
+    """The method that tunes all layers above the lowest `num_frozen`; a head if there are none."""
+    if num_frozen > config.num_layers:
+        raise NunatakError(
+            "invalid_method",
+            problem=f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
+            f"(the backbone has {config.num_layers} layers)",
+        )
+    if num_frozen == config.num_layers:
+        return HeadOnly()
+    return TopK(num_layers=config.num_layers - num_frozen)

@@ -1,4 +1,4 @@
-"""Kinds of task: the fields of a row of each kind, how to tell the kind, and the metrics."""
+"""Kinds of task: the fields of a row of each kind, the detection of the kind, and the metrics."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -66,7 +66,7 @@ _TELLING_COLUMNS = {
 
 
 def kind_of_row(row: Mapping[str, object]) -> TaskKind:
-    """Tell the kind of a task from its first row: from its columns, and from a label's type.
+    """Return the kind of a task by its first row: by the columns, and by the type of a label.
 
     A `label` that is a number with a decimal point is a value to predict; all others are names.
     """
@@ -82,7 +82,7 @@ def kind_of_row(row: Mapping[str, object]) -> TaskKind:
 
 
 class Metric(StrEnum):
-    """A score; larger is better for each."""
+    """A score. For every metric, larger is better."""
 
     ACCURACY = "accuracy"
     F1 = "f1"

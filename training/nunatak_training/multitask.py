@@ -1,7 +1,7 @@
 """Multi-task training of one encoder (MT-DNN), which then serves as the backbone of its tasks.
 
 Liu et al. 2019 (arXiv:1901.11504), sec. 3.3. Lee, Tang, Lin 2019 (arXiv:1911.03090), sec. 3.1,
-freeze such an encoder below each task's own layers.
+freeze the lower layers of such an encoder for all tasks.
 
 `fit_encoder` trains on loaded tasks. `train_backbone` reads the tasks and writes a folder.
 """
@@ -49,9 +49,10 @@ from nunatak_training.report import EpochResult, Report, SilentReport
 
 MIN_TASKS = 2
 EPOCHS_PER_SEED = 2**20
-"""More than any run has, so that no two epochs of seeds below 2**41 share their order."""
+"""More epochs than any run has, so that each pair of seed (below 2**41) and epoch has its own
+order."""
 SEED_MODULUS = 2**61 - 1
-"""Brings larger seeds into what torch takes; a prime, so that they fall between the others."""
+"""Brings larger seeds into torch's range. A prime, so that such seeds fall between the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class TaskScores:
 
     loss: float
     metrics: Mapping[Metric, float]
-    """The one that the task is usually chosen by comes first."""
+    """The scores by metric; the task's main metric comes first."""
 
     @property
     def main(self) -> float:
@@ -70,24 +71,24 @@ class TaskScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskInTraining:
-    """Examples, head and loss of one task, on an encoder that others move too."""
+    """Examples, head and loss of one task, on an encoder that other tasks also train."""
 
     data: TaskData
     objective: Objective
     train: EncodedSet
     dev: EncodedSet
     head: Mapping[str, Tensor]
-    """The parameters by names that begin with `head.`."""
+    """The parameters of the head, by names that begin with `head.`."""
     logits: BatchLogits
 
     def loss(self, batch: Sequence[int], *, dropout: float) -> Float[Tensor, ""]:
-        """The loss of train encodings, given by their numbers."""
+        """The loss of train encodings, given by their indices."""
         encodings = [self.train.encodings[index] for index in batch]
         targets = [self.train.targets[index] for index in batch]
         return self.objective.loss(self.logits(encodings, dropout=dropout), targets)
 
     def scores(self) -> TaskScores:
-        """Return the scores on the dev examples now."""
+        """Return the present scores on the dev examples."""
         logits = predict(self.logits, self.dev.encodings)
         statistics = self.objective.statistics(self.data.dev, self.dev, logits)
         return TaskScores(
@@ -104,7 +105,7 @@ def put_on(
     backbone: Backbone,
     generator: Generator,
 ) -> TaskInTraining:
-    """Give a task a fresh head on an encoder; the encoder's tensors are referred to, not copied.
+    """Give a task a fresh head on an encoder; the encoder's tensors are shared, not copied.
 
     Raises:
         InvalidRecipeError: the recipe does not fit the data or the backbone.
@@ -129,12 +130,12 @@ def put_on(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedEncoder:
-    """An encoder after the epoch in which its tasks did best together."""
+    """An encoder after the epoch with the best mean score of its tasks."""
 
     parameters: Mapping[str, Tensor]
-    """The parameters of embeddings and layers, by our names; heads are thrown away."""
+    """The parameters of embeddings and layers, by our names; heads are discarded."""
     scores: Mapping[str, TaskScores]
-    """The scores of each task, with the head that was trained along."""
+    """The scores of each task, with the head from this training."""
     best_epoch: int
     history: tuple[EpochResult, ...]
     """Scores and losses are means over the tasks."""
@@ -148,24 +149,24 @@ def fit_encoder(
     report: Report,
     checkpoint: Checkpoint | None = None,
 ) -> FittedEncoder:
-    """Train a copy of the backbone's encoder on all tasks, each with a head of its own.
+    """Train a copy of the backbone's encoder on all tasks, each with its own head.
 
-    Every batch is of one task; the batches of all tasks come in one random order, drawn anew in
-    each epoch (Liu et al. 2019, algorithm 1), so a task has weight by its size. The epoch with the
-    highest mean of the tasks' main metrics is kept, where the paper keeps the last. The same
-    arguments give the same bytes on a CPU, also where `checkpoint` holds the beginning of the run.
+    Every batch belongs to one task. Each epoch draws one random order of the batches of all tasks
+    (Liu et al. 2019, algorithm 1), so larger tasks have more weight. The epoch with the highest
+    mean of the tasks' main metrics is kept; the paper keeps the last. The same arguments give the
+    same bytes on a CPU, also if `checkpoint` holds the beginning of the run.
 
     Args:
         tasks: by name; two or more.
-        recipe: of the method `full`, without regularizer, pretraining or metric.
-        backbone: training starts from its weights; it is read and never written.
+        recipe: for the method `full`, without regularizer, pretraining or metric.
+        backbone: training starts from its weights. The backbone does not change.
         report: receives every step and epoch.
-        checkpoint: keeps the state of the run; the run continues from it after a kill.
+        checkpoint: keeps the state of the run, from which a killed run continues.
 
     Raises:
         InvalidRecipeError: the recipe does not fit, or there are fewer than two tasks.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
-        CacheError: the checkpoint cannot be written.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
     """
     _check(recipe, tasks)
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -209,6 +210,7 @@ def fit_encoder(
                 dev_score=scored,
                 checkpoint=checkpoint,
                 report=report,
+                patience=recipe.patience,
             ).run()
     finally:
         report.ended()
@@ -225,8 +227,8 @@ def fit_encoder(
 
 
 def _batches(members: Iterable[TaskInTraining], recipe: Recipe, *, epoch: int) -> list[TrainBatch]:
-    """The batches of all tasks in the order of an epoch, which seed and epoch alone determine."""
-    # A run that continues in the middle of an epoch draws them again.
+    """The batches of all tasks in an epoch's order, which depends only on seed and epoch."""
+    # A run that is resumed in the middle of an epoch draws the same batches again.
     generator = torch.Generator().manual_seed(
         (recipe.seed * EPOCHS_PER_SEED + epoch) % SEED_MODULUS
     )
@@ -247,7 +249,7 @@ def _check(recipe: Recipe, tasks: Mapping[str, TaskData]) -> None:
     if len(tasks) < MIN_TASKS:
         raise InvalidRecipeError(f"multi-task training needs two tasks or more, got {len(tasks)}")
     if not isinstance(recipe.method, Full):
-        raise InvalidRecipeError(f"multi-task training is of method full, got {recipe.method.kind}")
+        raise InvalidRecipeError(f"multi-task training needs method full, got {recipe.method.kind}")
     unused = {
         "regularizer": recipe.regularizer.name is not RegularizerName.NONE,
         "tapt": recipe.tapt is not None,
@@ -265,7 +267,7 @@ class SharedTask:
     data: str | Path
     """A file, a folder, or the name of a data set (see `load_task_data`)."""
     kind: TaskKind | None = None
-    """Absent: the first train row tells it."""
+    """The kind of task. Absent: the first train row decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,12 +277,12 @@ class MultitaskSettings:
     tasks: Mapping[str, SharedTask]
     recipe: Recipe
     output: Path
-    """A new or empty folder; its name is the new backbone's."""
+    """A new or empty folder. The name of the folder becomes the new backbone's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultitaskOutcome:
-    """The new backbone and how it came about."""
+    """The new backbone and its training."""
 
     folder: Path
     digest: str
@@ -296,20 +298,20 @@ def train_backbone(
     report: Report | None = None,
     checkpoints: Path | None = None,
 ) -> MultitaskOutcome:
-    """Read the data of all tasks, train one encoder on them, and write it as a new backbone.
+    """Read the data of all tasks, train one encoder, and write it as a new backbone.
 
-    Nothing is written unless everything went well.
+    Nothing is written after an error.
 
     Args:
-        settings: which tasks, how, and where the result goes.
+        settings: the tasks, the recipe, and the folder of the result.
         backbone: training starts from its weights.
         report: receives every step and epoch.
-        checkpoints: a cache folder; the same call after a kill goes on from there, to the same
-            weights. Absent: it begins anew.
+        checkpoints: a cache folder. After a kill, the same call continues from this folder, to the
+            same weights. Without a folder, every call starts from the beginning.
 
     Raises:
-        TrainingError: the data, the recipe or the run is at fault.
-        ArtifactError: the folder is in use, or the architecture cannot be written.
+        NunatakError: the data, the recipe or the run has an error.
+        NunatakError: the folder is in use, or the architecture cannot be written.
         InvalidNameError: a task name is malformed.
     """
     started = time.perf_counter()
@@ -330,7 +332,7 @@ def train_backbone(
                 data, settings.recipe, backbone, report=report, checkpoint=checkpoint
             )
         except TrainingDivergedError:
-            # It would diverge again from there.
+            # The run would diverge again from this checkpoint.
             if checkpoint is not None:
                 checkpoint.discard()
             raise

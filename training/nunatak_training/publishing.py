@@ -1,12 +1,14 @@
 """Publishing: a trained task becomes a version in the registry."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from pydantic import TypeAdapter, ValidationError
 
-from nunatak_artifact import Draft, Provenance, draft_task, head_record
+from nunatak_artifact import Provenance, VersionDraft, draft_task, head_record
+from nunatak_contract.enums import HeadKind, Reads
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import (
     MAX_CONFUSION_CELLS,
     ConfusionCell,
@@ -18,11 +20,11 @@ from nunatak_contract.evidence import (
 from nunatak_contract.manifest import Note, TaskManifest
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
-from nunatak_training.data import Example, TaskData
-from nunatak_training.errors import UnpublishableError
+from nunatak_training.data import Example, ExampleSet, TaskData
 from nunatak_training.fitting import TrainedTask, branch_spec
-from nunatak_training.kinds import TaskKind
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
+from nunatak_training.scoring import Interval
 
 NUM_PROBE_INPUTS = 4
 MAX_PROBE_CHARS = 4096
@@ -37,20 +39,21 @@ def publish(
     created_at: datetime,
     note: str = "",
 ) -> TaskManifest:
-    """Publish a trained task as the next version of `task`, or find the version it equals.
+    """Publish a trained task as the next version of `task`, or return an equal version.
 
     Raises:
-        RegistryError: the registry refuses it or cannot be written; nothing is visible then.
+        NunatakError: the registry refuses the version or cannot be written; nothing is published.
     """
     draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
     return registry.publish(draft.manifest, draft.blobs)
 
 
 def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, note: str) -> None:
-    """Return if a version can be published, as far as can be known before training.
+    """Return if the known parts of a version can be published. Called before training.
 
     Raises:
-        UnpublishableError: the manifest has no room for the note, the labels or the data's name.
+        NunatakError: `unpublishable`, the manifest cannot hold the note, the labels or the data's
+            name.
     """
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     parts: dict[str, Callable[[], object]] = {
@@ -64,7 +67,7 @@ def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, not
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             place = ".".join(map(str, (part, *problem["loc"])))
-            raise UnpublishableError(place, problem["msg"]) from error
+            raise NunatakError("unpublishable", place=place, problem=problem["msg"]) from error
 
 
 def draft_trained(
@@ -74,7 +77,7 @@ def draft_trained(
     task: str,
     created_at: datetime,
     note: str = "",
-) -> Draft:
+) -> VersionDraft:
     """Describe and serialise a trained task."""
     recipe = trained.recipe
     return draft_task(
@@ -83,6 +86,7 @@ def draft_trained(
         labels=trained.data.labels,
         problem_type=trained.data.kind.problem_type,
         default_label=default_label_of(trained.data, recipe),
+        reads=reads_of(trained.data),
         on_long=recipe.on_long,
         parameters=trained.parameters,
         backbone=backbone,
@@ -92,7 +96,8 @@ def draft_trained(
             created_at=created_at,
             data=_data_record(trained.data, num_long=trained.num_long),
             recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
-            metrics=_metric_records(trained),
+            metrics=metric_records(trained.scores, trained.intervals, trained.data.dev),
+            test_metrics=_test_records(trained),
             confusion=_confusion_record(trained),
             note=note,
         ),
@@ -107,10 +112,23 @@ def probe_inputs(examples: Sequence[Example]) -> tuple[TextInput, ...]:
     return tuple(distinct[position] for position in sorted(positions))
 
 
-def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
-    """Return the label that means that nothing was found: the recipe's, or of two the commoner.
+def reads_of(data: TaskData) -> Reads | None:
+    """Return whether a sequence classification reads single texts or pairs: as its examples.
 
-    Of two that are equally frequent it is the first.
+    None if the examples are of both forms, or if the head of the task has inputs of its own kind.
+    """
+    if data.kind.head is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    examples = (*data.train.examples, *data.dev.examples)
+    forms = {Reads.SINGLE if it.text_pair is None else Reads.PAIR for it in examples}
+    return forms.pop() if len(forms) == 1 else None
+
+
+def default_label_of(data: TaskData, recipe: Recipe) -> str | None:
+    """Return the label that means that nothing was found; None if there is none.
+
+    This is the recipe's label, or the more frequent of two labels. If two labels are equally
+    frequent, it is the first.
     """
     if data.kind is not TaskKind.SINGLE_LABEL:
         return None
@@ -133,22 +151,35 @@ def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> 
     )
 
 
-def _metric_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
-    dev = trained.data.dev
-    return tuple(
-        MetricRecord(
-            name=metric.value,
-            value=value,
-            interval=trained.intervals[metric],
-            data_digest=dev.digest,
-            num_examples=len(dev),
+def _test_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
+    test, examples = trained.test, trained.data.test
+    if test is None or examples is None:
+        return ()
+    return metric_records(test.values, test.intervals, examples)
+
+
+def metric_records(
+    scores: Mapping[Metric, float], intervals: Mapping[Metric, Interval], examples: ExampleSet
+) -> tuple[MetricRecord, ...]:
+    """Return the records of the scores of examples."""
+    digest, records = examples.digest, list[MetricRecord]()
+    for metric, value in scores.items():
+        interval = intervals.get(metric)
+        records.append(
+            MetricRecord(
+                name=metric.value,
+                value=value,
+                interval=None if interval is None else (interval.low, interval.high),
+                interval_method=None if interval is None else interval.method,
+                data_digest=digest,
+                num_examples=len(examples),
+            )
         )
-        for metric, value in trained.scores.items()
-    )
+    return tuple(records)
 
 
 def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:
-    """The matrix, if the task has one that is small enough for a manifest."""
+    """The confusion matrix; None if the task has none, or it is too large for a manifest."""
     if trained.confusion is None or len(trained.confusion) > MAX_CONFUSION_CELLS:
         return None
     # Sorted, so that equal training gives equal content.
@@ -165,6 +196,6 @@ def _cut(example: Example) -> TextInput:
 
 
 def _order(text: TextInput) -> tuple[int, tuple[str, ...]]:
-    """Sort by length, then by content, so that equal data gives an equal probe."""
+    """The key of a sort by length, then by content, so that equal data gives an equal probe."""
     parts = (text,) if isinstance(text, str) else text
     return sum(map(len, parts)), parts

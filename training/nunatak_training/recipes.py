@@ -24,8 +24,17 @@ from pydantic import (
 )
 
 from nunatak_contract.enums import OnLong, Pooling
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import DEFAULT_BACKBONE
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
+from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
 from nunatak_training.settings import Setting, nested, problems_in, settings_of
@@ -33,10 +42,12 @@ from nunatak_training.settings import Setting, nested, problems_in, settings_of
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
 """A few hundred examples are learnt in about so many steps, whatever the method."""
+PATIENCE = 3
+"""Ends training after so many scored epochs without a better dev score."""
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NOT_SET = frozenset({"backbone", "method", "layer_choice"})
-"""Fields of a recipe that no setting names, since they are chosen or found in another way."""
+"""Fields of a recipe without a setting, because other options decide them."""
 
 
 class RegularizerName(StrEnum):
@@ -59,10 +70,10 @@ class _Settings(BaseModel):
 
 
 class UnregularizedSettings(_Settings):
-    """Nothing but dropout and weight decay."""
+    """No regularizer except dropout and weight decay."""
 
     name: Literal[RegularizerName.NONE] = Field(
-        default=RegularizerName.NONE, description="what masks gradients or weights"
+        default=RegularizerName.NONE, description="the rule that masks gradients or weights"
     )
 
 
@@ -70,11 +81,11 @@ class GradDropSettings(_Settings):
     """Drops gradients in every batch: single entries (eq. 4), or whole layers."""
 
     name: Literal[RegularizerName.GRADDROP, RegularizerName.LAYER_GRADDROP]
-    rate: Rate = Field(default=0.2, description="share that is masked; annealed: at first")
+    rate: Rate = Field(default=0.2, description="masked share; for annealed rates the first one")
 
 
 class AnnealedGradDropSettings(_Settings):
-    """The same with a rate that falls linearly to 0 in the last epoch (sec. III-C)."""
+    """Drops gradients at a rate that falls linearly to 0 in the last epoch (sec. III-C)."""
 
     name: Literal[RegularizerName.ANNEAL_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP]
     rate: Rate = Field(default=0.9, description="in the first epoch")
@@ -93,7 +104,7 @@ class GradFreezeSettings(_Settings):
 
 
 class MixoutSettings(_Settings):
-    """Every forward pass reads a random part of the weights as they were before training."""
+    """Every forward pass reads a random part of the weights at their pretrained values."""
 
     name: Literal[RegularizerName.MIXOUT]
     rate: Rate = 0.9
@@ -116,25 +127,33 @@ REPLACES_DROPOUT = frozenset(RegularizerName) - {
 }
 """These regularizers replace dropout (O'Neill and Dutta 2023, sec. IV; He et al. 2021, sec. 5)."""
 
+GOES_BY_EPOCHS = frozenset(RegularizerName) - {
+    RegularizerName.NONE,
+    RegularizerName.GRADDROP,
+    RegularizerName.LAYER_GRADDROP,
+    RegularizerName.MIXOUT,
+}
+"""These change from epoch to epoch, and reach what they are meant to do in the last epoch."""
+
 
 class TaptSettings(BaseModel):
-    """How the task's own texts are gone through, before any label is looked at."""
+    """Pretraining on the task's own texts, without labels."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     epochs: Annotated[
-        int, Field(ge=1, le=10_000, description="first, as a masked language model")
+        int, Field(ge=1, le=10_000, description="epochs of pretraining as a masked language model")
     ] = 10
     learning_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="meanwhile; null: as in the tuning"
+        default=None, description="learning rate of pretraining; null: the learning rate of tuning"
     )
     masked_share: Annotated[
-        float, Field(gt=0, lt=1, description="hidden tokens of a text, meanwhile")
+        float, Field(gt=0, lt=1, description="share of hidden tokens of a text in pretraining")
     ] = 0.15
 
 
 class Optimizer(StrEnum):
-    """How gradients become steps."""
+    """The optimizer."""
 
     ADAMW = "adamw"
     ADAM = "adam"
@@ -150,7 +169,7 @@ class Schedule(StrEnum):
 
 
 class LayerRun(BaseModel):
-    """One number of tuned layers that was tried."""
+    """One tried number of tuned layers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -159,75 +178,92 @@ class LayerRun(BaseModel):
 
 
 class LayerChoice(BaseModel):
-    """How the number of tuned layers was chosen."""
+    """The search for the number of tuned layers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     target: Annotated[float, Field(gt=0, le=1, description="share of `full_score` to keep")]
     full_score: float = Field(description="of full fine-tuning")
-    runs: tuple[LayerRun, ...] = Field(description="in the order they were made")
-    layers: int = Field(description="the fewest that kept it")
+    runs: tuple[LayerRun, ...] = Field(description="the tries in order")
+    layers: int = Field(description="the smallest number of layers that kept the share")
 
 
 class Recipe(BaseModel):
-    """Every setting of one training run; together with the data it fixes the result."""
+    """Every setting of one training run. Recipe and data together determine the result."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     backbone: Annotated[str, Field(min_length=1)] = DEFAULT_BACKBONE
     method: Method
     pooling: Pooling | None = Field(
-        default=None, description="from tokens to a text; null: as the backbone was trained"
+        default=None, description="from token vectors to one vector; null: the backbone's pooling"
     )
     dense: bool | None = Field(
-        default=None, description="a dense block in the head; null: as is usual for the backbone"
+        default=None, description="a dense block in the head; null: the backbone's default"
     )
-    max_length: Annotated[int, Field(ge=4, le=1_000_000, description="tokens read of a text")] = 128
+    max_length: Annotated[
+        int, Field(ge=4, le=1_000_000, description="most tokens that are read of a text")
+    ] = 128
     epochs: Annotated[int, Field(ge=1, le=10_000, description="passes over the train examples")]
     min_steps: Annotated[
-        int, Field(ge=0, le=1_000_000, description="small data gets more epochs to reach it")
+        int,
+        Field(
+            ge=0, le=1_000_000, description="smallest number of steps; small data gets more epochs"
+        ),
     ]
+    patience: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        default=None,
+        description="scored epochs without a better dev score end training; null: none, as with "
+        "named epochs",
+        # Younger than the digests of recipes: a recipe that runs all epochs has its old digest.
+        exclude_if=lambda patience: patience is None,
+    )
     batch_size: Annotated[int, Field(ge=1, le=65_536, description="examples a step")]
     learning_rate: LearningRate = Field(description="of the branch, or of a head alone")
     head_learning_rate: LearningRate | None = Field(
         default=None, description="null: `learning_rate`"
     )
-    optimizer: Optimizer = Field(
-        default=Optimizer.ADAMW, description="what makes steps of gradients"
-    )
+    optimizer: Optimizer = Field(default=Optimizer.ADAMW, description="the optimizer")
     weight_decay: Share = Field(
         default=0.01, description="of matrices; adam and sgd add it to the gradient"
     )
     schedule: Schedule = Field(
-        default=Schedule.LINEAR, description="of the learning rate after its rise"
+        default=Schedule.LINEAR, description="course of the learning rate after the warm-up"
     )
-    warmup_share: Share = Field(default=0.06, description="of all steps; a linear rise from 0")
+    warmup_share: Share = Field(
+        default=0.06, description="share of all steps; a linear rise from 0"
+    )
     dropout: Share = Field(
-        default=0.1, description="in own layers and head; 0 where the regularizer replaces it"
+        default=0.1, description="in own layers and head; 0 if the regularizer replaces dropout"
     )
     regularizer: RegularizerSettings = UnregularizedSettings()
-    max_grad_norm: Annotated[float, Field(gt=0, description="longer gradients are cut to it")] = 1.0
-    tapt: TaptSettings | None = Field(default=None, description="null: tuning begins at once")
+    max_grad_norm: Annotated[
+        float, Field(gt=0, description="largest norm of a gradient; longer gradients are cut")
+    ] = 1.0
+    tapt: TaptSettings | None = Field(
+        default=None, description="pretraining on the task's texts; null: none"
+    )
     metric: Metric | None = Field(
-        default=None, description="chooses the best epoch; null: as is usual for the task"
+        default=None,
+        description="metric that chooses the best epoch; null: the default of the kind of task",
     )
     positive_label: str | None = Field(default=None, description="the label whose F1 `f1` reports")
     default_label: str | None = Field(
         default=None,
         description="the label that means that nothing was found; null: of two, the more frequent",
-        # Left out while null, as `on_long`: digests of older recipes must not change.
+        # Left out if null, like `on_long`, because digests of older recipes must not change.
         exclude_if=lambda label: label is None,
     )
     on_long: OnLong | None = Field(
         default=None,
-        description="what becomes of longer texts when served; null: as is usual for the task",
+        description="treatment of longer texts when served; null: the default of the kind of task",
         exclude_if=lambda choice: choice is None,
     )
     seed: Annotated[int, Field(ge=0, lt=2**63, description="same seed, same weights")] = 0
     layer_choice: LayerChoice | None = Field(
         default=None,
-        description="how the number of layers was found; changes nothing in the run",
-        # A recipe whose layers were named has the digest it has always had.
+        description="the search for the number of layers; no effect on the run",
+        # A recipe without a search keeps its digest.
         exclude_if=lambda choice: choice is None,
     )
 
@@ -241,15 +277,15 @@ class Recipe(BaseModel):
     def _gradients_are_dropped_in_place_of_activations(self) -> "Recipe":
         if self.regularizer.name in REPLACES_DROPOUT and self.dropout > 0:
             raise ValueError(
-                f"regularizer {self.regularizer.name!s} takes the place of dropout, which must "
-                f"then be 0, got {self.dropout:g}"
+                f"regularizer {self.regularizer.name!s} replaces dropout, which must be 0, got "
+                f"{self.dropout:g}"
             )
         return self
 
     @model_validator(mode="after")
     def _pretraining_has_layers_to_move(self) -> "Recipe":
         if self.tapt is not None and isinstance(self.method, HeadOnly):
-            raise ValueError("tapt moves layers or adapters, and method 'head' has none")
+            raise ValueError("tapt trains layers or adapters, and method 'head' has none")
         return self
 
     @property
@@ -268,11 +304,35 @@ class _Defaults:
     epochs: int
     batch_size: int
     learning_rate: float
-    head_learning_rate: float | None
+    head_learning_rate: float | None = None
 
 
 DEFAULTS_BY_METHOD = ("min_steps", *(field.name for field in fields(_Defaults)))
 """The settings whose defaults differ between methods, or follow from what else is named."""
+TOP_LAYERS = 2
+"""Layers that `topk` tunes unless a run says otherwise."""
+_DEFAULTS: Mapping[Method, _Defaults] = {
+    TopK(num_layers=TOP_LAYERS): _Defaults(
+        epochs=2, batch_size=32, learning_rate=2e-4, head_learning_rate=1e-3
+    ),
+    HeadOnly(): _Defaults(epochs=10, batch_size=32, learning_rate=1e-2),
+    Bottleneck(size=64): _Defaults(
+        epochs=3, batch_size=16, learning_rate=5e-4, head_learning_rate=1e-3
+    ),
+    Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE): _Defaults(
+        epochs=4, batch_size=16, learning_rate=1e-3, head_learning_rate=2e-3
+    ),
+    Ia3(): _Defaults(epochs=6, batch_size=16, learning_rate=1e-2, head_learning_rate=2e-3),
+    Full(): _Defaults(epochs=2, batch_size=32, learning_rate=5e-5, head_learning_rate=1e-3),
+}
+"""The settings of each method, and of its training, unless a run says otherwise.
+
+The numbers were chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with MiniLM (width 384).
+`full` and `ia3` were not tuned: the numbers of `full` follow common practice, those of `ia3` are a
+first guess.
+"""
+METHODS: Mapping[str, Method] = {method.kind.value: method for method in _DEFAULTS}
+"""All methods by name, each with its defaults."""
 
 
 def default_recipe(
@@ -283,19 +343,20 @@ def default_recipe(
 ) -> Recipe:
     """Return the recipe for a method, with `changes` of single settings by name (`tapt.epochs`).
 
-    Where `changes` name `epochs` there are that many: `min_steps` is then 0 unless it is named too.
+    Where `changes` name `epochs` there are that many: `min_steps` is then 0 and `patience` None,
+    unless they are named too. A regularizer that changes from epoch to epoch also sees all epochs.
     Where the regularizer takes the place of dropout, dropout is 0 unless it is named.
 
     Raises:
-        InvalidRecipeError: a change names no setting, or its value or one of the method's does not
-            fit.
+        InvalidRecipeError: a change names no setting, or a value does not fit.
     """
-    defaults = _defaults_of(method)
+    defaults = _DEFAULTS[METHODS[method.kind.value]]
     recipe = Recipe(
         backbone=backbone,
         method=method,
         epochs=defaults.epochs,
         min_steps=MIN_STEPS,
+        patience=PATIENCE,
         batch_size=defaults.batch_size,
         learning_rate=defaults.learning_rate,
         head_learning_rate=defaults.head_learning_rate,
@@ -304,8 +365,10 @@ def default_recipe(
     _check_regularizer(changes.get("regularizer"))
     implied: dict[str, JsonValue] = {}
     if "epochs" in changes:
-        implied["min_steps"] = 0
-    if _replaces_dropout(changes.get("regularizer")):
+        implied |= {"min_steps": 0, "patience": None}
+    if _regularizer_of(changes) in GOES_BY_EPOCHS:
+        implied["patience"] = None
+    if _regularizer_of(changes) in REPLACES_DROPOUT:
         implied["dropout"] = 0.0
     return changed_recipe(recipe, {**implied, **changes})
 
@@ -332,24 +395,9 @@ def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
 def _check_regularizer(changed: JsonValue) -> None:
     if isinstance(changed, dict) and "name" not in changed:
         named = ", ".join(f"regularizer.{name}" for name in changed)
-        raise InvalidRecipeError(f"{named} needs regularizer.name: it belongs to a regularizer")
+        raise InvalidRecipeError(f"{named} belongs to a regularizer and needs regularizer.name")
 
 
-def _replaces_dropout(regularizer: JsonValue) -> bool:
-    return isinstance(regularizer, dict) and regularizer.get("name") in REPLACES_DROPOUT
-
-
-def _defaults_of(method: Method) -> _Defaults:
-    # Chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with MiniLM (width 384); `full`
-    # alone was not tuned and follows common practice.
-    match method:
-        case HeadOnly():
-            return _Defaults(epochs=10, batch_size=32, learning_rate=1e-2, head_learning_rate=None)
-        case TopK():
-            return _Defaults(epochs=2, batch_size=32, learning_rate=2e-4, head_learning_rate=1e-3)
-        case Bottleneck():
-            return _Defaults(epochs=3, batch_size=16, learning_rate=5e-4, head_learning_rate=1e-3)
-        case Lora():
-            return _Defaults(epochs=4, batch_size=16, learning_rate=1e-3, head_learning_rate=2e-3)
-        case Full():
-            return _Defaults(epochs=2, batch_size=32, learning_rate=5e-5, head_learning_rate=1e-3)
+def _regularizer_of(changes: Mapping[str, JsonValue]) -> JsonValue:
+    regularizer = changes.get("regularizer")
+    return regularizer.get("name") if isinstance(regularizer, dict) else None

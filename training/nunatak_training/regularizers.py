@@ -6,17 +6,16 @@ of layer l are multiplied by a mask, `theta_l - alpha * g_l * m_l` (eq. 3), with
 the update: under Adam a dropped entry still moves by its moments. A mask that changes with every
 batch is unbiased noise on the gradient, and Adam's averages smooth it.
 
-GradDrop-Epoch, its toggled form, and GradFreeze freeze entries for a whole epoch. Neither Adam's
-moments nor weight decay may move a frozen entry, so a mask on the gradient alone is not enough:
-Adam would move resting entries of the toggled form, and decay would move entries not freed yet.
+GradDrop-Epoch, its toggled form, and GradFreeze freeze entries for a whole epoch. No moment of Adam
+and no weight decay may move a frozen entry, so a mask on the gradient is not enough. Adam would
+move resting entries of the toggled form, and decay would move entries that are not free yet.
 
 Mixout, Lee, Cho and Kang 2020, "Mixout: Effective Regularization to Finetune Large-scale Pretrained
-Language Models" (arXiv:1909.11299): in every forward pass a weight w is replaced with probability p
-by its pretrained value u, and the rest is scaled so that the mean stays w:
-`w' = u + M / (1 - p) * (w - u)`, M ~ Bernoulli(1 - p). The gradient of w is M / (1 - p) times the
-gradient of w'. As in the authors' code the matrices of all layers are mixed; biases and norms are
-not. The head is not mixed here, because it has no pretrained value. Adapters go back to their
-initial values.
+Language Models" (arXiv:1909.11299): every forward pass replaces a weight w by its pretrained value
+u with probability p. The rest is scaled so that the mean stays w: `w' = u + M / (1 - p) * (w - u)`,
+M ~ Bernoulli(1 - p). The gradient of w is M / (1 - p) times the gradient of w'. As in the authors'
+code the matrices of all layers are mixed; biases and norms are not. The head is not mixed here,
+because it has no pretrained value. Adapters go back to their initial values.
 """
 
 # torch types some of its functions partly.
@@ -34,6 +33,7 @@ from torch import Tensor
 from nunatak_contract.methods import Method, TopK
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.recipes import (
+    GOES_BY_EPOCHS,
     AnnealedGradDropSettings,
     EpochGradDropSettings,
     GradDropSettings,
@@ -47,33 +47,33 @@ from nunatak_training.recipes import (
 LAYER_PREFIX = "layers."
 RateOfEpoch = Callable[[int], float]
 IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
-"""The entries that are free in an epoch, by the epoch that each entry was drawn for."""
+"""Returns the free entries of an epoch, given the drawn epoch of each entry."""
 Layers = list[list[Tensor]]
 OrderOfLayers = Callable[[Layers], Layers]
 
 
 class Regularizer(Protocol):
-    """Is called at four places of the loop; it keeps hold of the tensors that are trained."""
+    """Called at four places of the loop. A regularizer holds the trained tensors."""
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch (from 1) begins."""
         ...
 
     def before_forward(self) -> None:
-        """Change the parameters before the next forward pass reads them."""
+        """Change the parameters before the next forward pass."""
         ...
 
     def after_backward(self) -> None:
-        """Change the gradients after the backward pass, before the optimizer reads them."""
+        """Change the gradients between the backward pass and the optimizer's step."""
         ...
 
     def after_step(self) -> None:
-        """The optimizer has moved the parameters."""
+        """Called after the optimizer has moved the parameters."""
         ...
 
 
 class Unregularized:
-    """Does nothing, anywhere."""
+    """Does nothing."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Do nothing."""
@@ -89,9 +89,9 @@ class Unregularized:
 
 
 def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
-    """The tensors of each layer, from the lowest layer up; neither embeddings nor head.
+    """The tensors of each layer, from the lowest layer up, without embeddings and head.
 
-    Those are what masks apply to: "every layer apart from the input embedding layers and the
+    Masks apply to these tensors: "every layer apart from the input embedding layers and the
     task-specific classification layer" (O'Neill and Dutta 2023, sec. IV).
     """
     layers = defaultdict[int, dict[str, Tensor]](dict)
@@ -109,14 +109,15 @@ def constant_rate(rate: float) -> RateOfEpoch:
 def annealed_rate(first: float, *, num_epochs: int) -> RateOfEpoch:
     """A rate that falls linearly from `first` in epoch 1 to 0 in the last one.
 
-    The paper (sec. III-C) begins at 0.9, goes down by 1/T an epoch and ends at 0 in epoch T, which
-    agree for T = 10 only; the two ends are kept here for every number of epochs.
+    The paper (sec. III-C) begins at 0.9, falls by 1/T per epoch and ends at 0 in epoch T. These
+    statements agree only for T = 10. Here the first and the last rate hold for every number of
+    epochs.
     """
     return lambda epoch: first * (num_epochs - epoch) / max(1, num_epochs - 1)
 
 
 class GradDrop(Unregularized):
-    """Drops single gradient entries of all layers, and scales up the others."""
+    """Drops single gradient entries of all layers, and scales up the other entries."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], rate: RateOfEpoch, generator: torch.Generator
@@ -187,10 +188,10 @@ def bottom_up(layers: Layers) -> Layers:
 
 
 class EpochGradDrop(Unregularized):
-    """Draws for each entry of all layers, without replacement, the epoch that frees it.
+    """Draws, without replacement, the epoch that frees each entry of all layers.
 
     O'Neill and Dutta 2023, sec. III-B and fig. 1. Every epoch frees an equal part of every tensor,
-    so that the whole is free once in the last epoch; the paper leaves the parts open. Free entries
+    so that the last epoch frees the last part. The paper does not define the parts. Free entries
     get their gradient unscaled, as in gradual unfreezing.
     """
 
@@ -211,18 +212,18 @@ class EpochGradDrop(Unregularized):
         self._kept: list[Tensor] = []
 
     def begin_epoch(self, epoch: int) -> None:
-        """Divide entries into free and frozen, and remember the values of the frozen ones."""
+        """Divide entries into free and frozen, and copy the values of frozen entries."""
         self._free = [self._is_free(drawn, epoch) for drawn in self._drawn]
         self._kept = [tensor.detach().clone() for tensor in self._tensors]
 
     def after_backward(self) -> None:
-        """Zero the gradients of frozen entries: they count neither in the norm nor in moments."""
+        """Zero the gradients of frozen entries, so that norm and moments ignore them."""
         for tensor, free in zip(self._tensors, self._free, strict=True):
             if tensor.grad is not None:
                 tensor.grad.mul_(free)
 
     def after_step(self) -> None:
-        """Put frozen entries back to where they were."""
+        """Restore frozen entries."""
         with torch.no_grad():
             for tensor, free, kept in zip(self._tensors, self._free, self._kept, strict=True):
                 tensor.copy_(torch.where(free, tensor, kept))
@@ -231,17 +232,17 @@ class EpochGradDrop(Unregularized):
 def draw_epochs(
     tensor: Tensor, num_epochs: int, generator: torch.Generator
 ) -> Int[Tensor, "*shape"]:
-    """Draw an epoch (from 1) for each entry: equally many for each epoch, in random places."""
+    """Draw an epoch (from 1) for each entry: the same number for each epoch, at random places."""
     order = torch.randperm(tensor.numel(), generator=generator, device=tensor.device)
-    # The epochs of the remainder are drawn too, or small tensors would all move early.
+    # The epochs of the remainder are drawn too. Otherwise all small tensors would move early.
     first = torch.randint(num_epochs, (), generator=generator, device=tensor.device)
     return ((order + first) % num_epochs + 1).to(torch.int16).reshape(tensor.shape)
 
 
 class GradFreeze(Unregularized):
-    """Frees one group of layers more in each epoch, from the top or from the bottom.
+    """Frees one more group of layers in each epoch, from the top or from the bottom.
 
-    The groups are as equal as can be, and all layers are free in the last epoch.
+    The sizes of the groups differ by at most one layer. In the last epoch all layers are free.
     """
 
     def __init__(
@@ -252,17 +253,17 @@ class GradFreeze(Unregularized):
         self._num_epochs = num_epochs
 
     def begin_epoch(self, epoch: int) -> None:
-        """Free the layers of this epoch; the others get no gradient at all."""
+        """Free the layers of this epoch; other layers get no gradient."""
         num_free = math.ceil(epoch * len(self._in_order) / self._num_epochs)
         for position, layer in enumerate(self._in_order):
             for tensor in layer:
                 tensor.requires_grad_(position < num_free)
-                # A gradient left over from an epoch before would still be applied.
+                # The optimizer would still apply a gradient from the previous epoch.
                 tensor.grad = None
 
 
 class Mixout(Unregularized):
-    """Mixes weights in place for the time of a forward and backward pass."""
+    """Mixes weights in place during a forward and backward pass."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], rate: float, generator: torch.Generator
@@ -273,6 +274,11 @@ class Mixout(Unregularized):
             for tensor in layer.values()
             if tensor.ndim > 1
         ]
+        if not self._tensors:
+            raise InvalidRecipeError(
+                "regularizer mixout mixes matrices, and the method tunes none; choose another "
+                "method, or another regularizer"
+            )
         self._initial = [tensor.detach().clone() for tensor in self._tensors]
         self._rate = rate
         self._generator = generator
@@ -290,7 +296,7 @@ class Mixout(Unregularized):
                 tensor.copy_(initial + mask * (tensor - initial))
 
     def after_backward(self) -> None:
-        """Set the weights back, and turn gradients of the mixture into theirs."""
+        """Restore the weights, and convert gradients of the mixture to gradients of the weights."""
         with torch.no_grad():
             for tensor, own, mask in zip(self._tensors, self._own, self._masks, strict=True):
                 tensor.copy_(own)
@@ -311,9 +317,9 @@ def build_regularizer(
 ) -> Regularizer:
     """Return the regularizer of a run that is about to train `parameters`.
 
-    It draws from `generator` and from nothing else. To go on in the middle of a run, build it
-    anew on the initial parameters and a new generator of the same seed; then set the parameters,
-    the generator's state, and begin the epoch again.
+    All draws come from `generator`. To resume a run, build the regularizer again on the initial
+    parameters and a new generator of the same seed. Then set the parameters and the generator's
+    state, and begin the epoch again.
     """
     match settings:
         case UnregularizedSettings():
@@ -336,7 +342,7 @@ def build_regularizer(
 
 
 def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Generator:
-    """Return a random state for the regularizer alone, so that it leaves all other draws alone."""
+    """Return a random state for the regularizer alone, so that other draws do not change."""
     return torch.Generator(next(iter(parameters.values())).device).manual_seed(seed)
 
 
@@ -355,7 +361,7 @@ def check_method(settings: RegularizerSettings, method: Method) -> None:
     """Return if a method tunes the parameters that a regularizer acts on.
 
     Raises:
-        InvalidRecipeError: it tunes no layers, or too few to make a difference.
+        InvalidRecipeError: the method tunes no layers, or too few for the regularizer.
     """
     name = settings.name
     if method.kind == "head" and name is not RegularizerName.NONE:
@@ -371,13 +377,12 @@ def check_method(settings: RegularizerSettings, method: Method) -> None:
 
 
 def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
-    """Return if a regularizer has something to do in a run of so many epochs.
+    """Return if a regularizer has an effect in a run of `num_epochs` epochs.
 
     Raises:
-        InvalidRecipeError: it would be the same as none.
+        InvalidRecipeError: the regularizer would have no effect.
     """
-    goes_by_epochs = (AnnealedGradDropSettings, EpochGradDropSettings, GradFreezeSettings)
-    if isinstance(settings, goes_by_epochs) and num_epochs < 2:
+    if settings.name in GOES_BY_EPOCHS and num_epochs < 2:
         raise InvalidRecipeError(
             f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"
         )

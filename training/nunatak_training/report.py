@@ -11,19 +11,19 @@ from nunatak_contract.plain_text import visible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:
-    """One pass over the train examples, and the scores on the dev examples after it.
+    """One pass over the train examples, and the scores on the dev examples afterwards.
 
-    Of a run of very many epochs only some are scored and have a result.
+    In a run of very many epochs, only some epochs are scored and have a result.
     """
 
     epoch: int
     """Counted from 1."""
     step: int
-    """Optimizer steps until then."""
+    """Optimizer steps until the end of the epoch."""
     train_loss: float
     dev_loss: float
     dev_score: float
-    """In the recipe's metric."""
+    """The score in the recipe's metric."""
     seconds: float
 
 
@@ -31,7 +31,7 @@ class Report(Protocol):
     """Receives the progress of a run, from the thread that trains."""
 
     def prepared(self, done: int, num_inputs: int) -> None:
-        """So many inputs have gone through the trunk; told only where they had not before."""
+        """A number of inputs have passed the trunk. Not called for cached inputs."""
         ...
 
     def started(self, *, num_steps: int, num_epochs: int) -> None:
@@ -39,7 +39,7 @@ class Report(Protocol):
         ...
 
     def resumed(self, *, num_steps: int) -> None:
-        """Note that training continues an earlier process, after so many steps."""
+        """Training continues an earlier process, after `step` steps."""
         ...
 
     def stepped(self, *, loss: float) -> None:
@@ -78,14 +78,15 @@ class SilentReport:
 
 
 class ProgressBar:
-    """A bar on standard error; nothing at all where that is no terminal."""
+    """A bar on standard error; where that is no terminal, one line for each scored epoch."""
 
     def __init__(self, label: str) -> None:
         self._label = label
+        self._num_epochs = 0
         self._bar: tqdm[NoReturn] | None = None
 
     def prepared(self, done: int, num_inputs: int) -> None:
-        """Advance a bar of its own, which goes when all is done."""
+        """Advance a separate bar, which disappears at the end."""
         if done == 0:
             self._bar = _bar(f"{self._label} (trunk)", num_inputs, unit="text", leave=False)
         if self._bar is not None:
@@ -95,10 +96,11 @@ class ProgressBar:
 
     def started(self, *, num_steps: int, num_epochs: int) -> None:
         """Show an empty bar."""
+        self._num_epochs = num_epochs
         self._bar = _bar(f"{self._label} ({num_epochs} epochs)", num_steps, unit="step")
 
     def resumed(self, *, num_steps: int) -> None:
-        """Begin the bar where the earlier one ended."""
+        """Start the bar at the earlier process's end."""
         if self._bar is not None:
             self._bar.update(num_steps)
 
@@ -109,16 +111,19 @@ class ProgressBar:
             self._bar.update()
 
     def evaluated(self, result: EpochResult) -> None:
-        """Print the score of the epoch above the bar."""
+        """Print the score of the epoch: above the bar, or as a line of its own without a bar."""
+        line = (
+            f"epoch {result.epoch} of {self._num_epochs}: dev score {result.dev_score:.4f}, "
+            f"dev loss {result.dev_loss:.4f}, train loss {result.train_loss:.4f}"
+        )
         if self._bar is not None and not self._bar.disable:
-            self._bar.write(
-                f"epoch {result.epoch}: dev score {result.dev_score:.4f}, "
-                f"dev loss {result.dev_loss:.4f}, train loss {result.train_loss:.4f}",
-                file=sys.stderr,
-            )
+            self._bar.write(line, file=sys.stderr)
+        else:
+            sys.stderr.write(f"{visible(self._label)}: {line}\n")
+            sys.stderr.flush()
 
     def ended(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

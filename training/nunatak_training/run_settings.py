@@ -1,6 +1,6 @@
 """Run settings by name: the method of a run, and its changes to the recipe's defaults.
 
-Every name follows from a field: of the records of the methods, of `LayerSettings`, or of `Recipe`.
+Every name comes from a field: of a method's class, of `LayerSettings`, or of `Recipe`.
 """
 
 from collections.abc import Mapping
@@ -11,40 +11,33 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
 from nunatak_contract.enums import MethodKind
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import BackboneConfig, InvalidMethodError, maths_of
+from nunatak_contract.methods import Method
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.recipes import DEFAULTS_BY_METHOD, default_recipe, recipe_settings
+from nunatak_training.recipes import (
+    DEFAULTS_BY_METHOD,
+    METHODS,
+    PATIENCE,
+    TOP_LAYERS,
+    default_recipe,
+    recipe_settings,
+)
 from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
 
-TOP_LAYERS = 2
-"""Layers that `topk` tunes unless a run says otherwise."""
-METHODS: Mapping[str, Method] = {
-    method.kind.value: method
-    for method in (
-        TopK(num_layers=TOP_LAYERS),
-        HeadOnly(),
-        Bottleneck(size=64),
-        Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-        Full(),
-    )
-}
-"""All methods by name, each with its defaults."""
 TARGET = 0.95
-"""The share of full fine-tuning's score that Lee et al. 2019 hold to be good enough."""
+"""The share of full fine-tuning's score that is good enough for Lee et al. 2019."""
 
 
 class LayerSettings(BaseModel):
-    """How the number of own layers of `topk` is said."""
+    """The settings of the number of own layers of `topk`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     layers: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         default=TOP_LAYERS,
-        description="own top layers; auto: the fewest that keep `target`",
+        description="number of own top layers; auto: the fewest that keep `target`",
     )
     frozen: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="lowest layers that stay shared, in place of `layers`"
+        default=None, description="number of lowest layers that stay shared, in place of `layers`"
     )
     target: Annotated[float, Field(gt=0, le=1)] = Field(
         default=TARGET, description="with layers auto: share of full fine-tuning's dev score"
@@ -63,33 +56,23 @@ class LayerSettings(BaseModel):
 class RunSettings:
     """A method, and changes to the recipe's defaults for that method."""
 
-    record: Method
-    """The method; with `frozen`, the backbone gives its number of layers."""
+    method: Method
+    """As it is named; with `frozen`, the backbone gives its number of layers."""
     frozen: int | None
     layer_target: float | None
-    """Given: the fewest layers are sought that keep this share of full fine-tuning's score."""
+    """If given, the run searches the fewest layers that keep this share of full fine-tuning's
+    score."""
     changes: Mapping[str, JsonValue]
-
-    def method(self, config: BackboneConfig) -> Method:
-        """Return the method on a backbone.
-
-        Raises:
-            InvalidMethodError: the method does not fit the backbone.
-        """
-        if self.frozen is not None:
-            return _above(self.frozen, config)
-        maths_of(self.record).check(config)
-        return self.record
 
 
 def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
     """Read the settings of a run by name: `method`, settings of the method, settings of the recipe.
 
-    This is how options, task files and sweep files become a method and a recipe. Texts are read by
-    the type of their setting: `3`, `query,value`, `null`.
+    Options, task files and sweep files are read by this function. The type of a setting decides how
+    a text is read: `3`, `query,value`, `null`.
 
     Raises:
-        InvalidRecipeError: a name is no setting, or one of another method; two settings exclude
+        InvalidRecipeError: a name is no setting, or belongs to another method; two settings exclude
             each other; or a value does not fit.
     """
     flat = flattened(named)
@@ -114,11 +97,11 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
         of_method = {"num_layers": chosen.layers} if isinstance(chosen.layers, int) else {}
     default = METHODS[kind]
     try:
-        record = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
+        method = type(default).model_validate({**default.model_dump(mode="json"), **of_method})
     except ValidationError as error:
         raise InvalidRecipeError(problems_in(error)) from error
-    default_recipe(record, changes=flat)
-    return RunSettings(record=record, frozen=frozen, layer_target=target, changes=flat)
+    default_recipe(method, changes=flat)
+    return RunSettings(method=method, frozen=frozen, layer_target=target, changes=flat)
 
 
 @cache
@@ -137,13 +120,16 @@ def all_settings() -> tuple[Setting, ...]:
         name="method",
         values="|".join(METHODS),
         default=MethodKind.TOPK.value,
-        description="what is the task's own",
+        description="the method: the task's own parameters",
     )
     owners = dict[str, list[str]]()
     for kind in METHODS:
         for name in method_settings(kind):
             owners.setdefault(name, []).append(kind)
-    defaults_in_words = dict.fromkeys(DEFAULTS_BY_METHOD, "by method")
+    defaults_in_words = {
+        **dict.fromkeys(DEFAULTS_BY_METHOD, "by method"),
+        "patience": str(PATIENCE),
+    }
     of_methods = (
         replace(it, description=f"{', '.join(kinds)}: {it.description}".rstrip(": "))
         for name, kinds in owners.items()
@@ -157,7 +143,7 @@ def all_settings() -> tuple[Setting, ...]:
 
 
 def _is_of_recipe(name: str) -> bool:
-    """Whether a name is a setting of the recipe, or a group of its settings, which may be null."""
+    """Whether a name is a setting of the recipe, or a group of settings that may be null."""
     return any(it == name or it.startswith(f"{name}.") for it in recipe_settings())
 
 
@@ -167,19 +153,7 @@ def _layers(named: Mapping[str, JsonValue]) -> LayerSettings:
     except ValidationError as error:
         raise InvalidRecipeError(problems_in(error)) from error
     if "layers" in named and chosen.frozen is not None:
-        raise InvalidRecipeError("layers and frozen say the same; give one of them")
+        raise InvalidRecipeError("layers and frozen set the same number; give one of them")
     if "target" in named and chosen.layers != "auto":
         raise InvalidRecipeError("target belongs to layers auto")
     return chosen
-
-
-def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
-    """The method that tunes all layers above the lowest `num_frozen`; a head if none is left."""
-    if num_frozen > config.num_layers:
-        raise InvalidMethodError(
-            f"frozen layers must be in [0, {config.num_layers}], got {num_frozen} "
-            f"(the backbone has {config.num_layers} layers)"
-        )
-    if num_frozen == config.num_layers:
-        return HeadOnly()
-    return TopK(num_layers=config.num_layers - num_frozen)

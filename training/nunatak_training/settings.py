@@ -1,4 +1,4 @@
-"""Settings by name: the names of a pydantic model's fields, and values by these names.
+"""Settings by name: the fields of a pydantic model, and values by the names of fields.
 
 The name of a field in a nested model has a dot: `tapt.epochs`.
 """
@@ -19,12 +19,12 @@ Schema = Mapping[str, Any]
 
 NOTHING = "null"
 LARGE = 2**53
-"""An end of a range that is too large to show."""
+"""Ends of ranges from here on are not shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting, as people read and spell it."""
+    """One setting, in the form for people."""
 
     name: str
     values: str
@@ -33,10 +33,10 @@ class Setting:
     description: str
     is_list: bool = False
     is_text: bool = False
-    """Any text is a value."""
+    """Whether any text is a value."""
 
     def read(self, value: JsonValue) -> JsonValue:
-        """Return a value as the model takes it: a text may spell a list, or nothing."""
+        """Return a value in the form of the model. A text may spell a list or null."""
         if not isinstance(value, str) or self.is_text:
             return value
         if value == NOTHING:
@@ -47,7 +47,7 @@ class Setting:
 def settings_of(
     model: type[BaseModel], defaults: Mapping[str, JsonValue] | None = None
 ) -> dict[str, Setting]:
-    """Return the settings of a model by name; `defaults` take the place of the fields' own."""
+    """Return the settings of a model by name; `defaults` override the fields' defaults."""
     schema = model.model_json_schema()
     shared = schema.get("$defs", {})
     found = _settings_in(schema["properties"], shared, prefix="", defaults=defaults or {})
@@ -55,7 +55,7 @@ def settings_of(
 
 
 def flattened(named: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the values of mappings in mappings by names with dots."""
+    """Flatten nested mappings to names with dots."""
     flat: dict[str, JsonValue] = {}
     for name, value in named.items():
         if isinstance(value, dict):
@@ -66,9 +66,9 @@ def flattened(named: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def overlaid(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return settings by names with dots; a later layer replaces the values of earlier ones.
+    """Merge layers of settings, by names with dots; later layers override earlier layers.
 
-    A layer that gives a whole group, or the `name` in it, drops the group's earlier settings.
+    A layer with a whole group, or with the `name` in a group, drops the group's earlier settings.
     """
     flat: dict[str, JsonValue] = {}
     for layer in layers:
@@ -81,7 +81,7 @@ def overlaid(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def nested(named: Mapping[str, JsonValue], known: Mapping[str, Setting]) -> dict[str, JsonValue]:
-    """Return values by names with dots as the model takes them.
+    """Return values by names with dots in the form of the model.
 
     Raises:
         InvalidRecipeError: a name is unknown; the message gives the nearest known name.
@@ -104,10 +104,10 @@ def nested(named: Mapping[str, JsonValue], known: Mapping[str, Setting]) -> dict
 
 
 def check_name(name: str, known: Collection[str]) -> None:
-    """Return if a name is a known one.
+    """Return if a name is known.
 
     Raises:
-        InvalidRecipeError: it is none; the message has the nearest one, and all.
+        InvalidRecipeError: the name is unknown; the message gives the nearest name and all names.
     """
     if name not in known:
         within = [it for it in known if it.startswith(f"{name}.")]
@@ -120,7 +120,7 @@ def read_mapping(path: Path) -> dict[str, object]:
     """Return the settings in a YAML or TOML file, by name.
 
     Raises:
-        ValueError: there is no such file, it cannot be parsed, or a name stands twice in it.
+        ValueError: there is no such file, the file cannot be parsed, or a name occurs twice.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -141,7 +141,7 @@ def read_mapping(path: Path) -> dict[str, object]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that occurs twice, since YAML would silently take the last value."""
+    """Refuses a key that occurs twice, because YAML would silently use the last value."""
 
     def construct_mapping(
         self,
@@ -193,7 +193,7 @@ def _settings_in(
 
 
 def _variants(described: Schema, shared: Schema) -> list[Schema]:
-    """The schemas that a value may follow, without the schema of null."""
+    """The alternative schemas of a value, without null."""
     if "$ref" in described:
         return _variants(shared[described["$ref"].rpartition("/")[2]], shared)
     for union in ("anyOf", "oneOf"):
@@ -205,7 +205,7 @@ def _variants(described: Schema, shared: Schema) -> list[Schema]:
 
 
 def _merged(models: list[Schema]) -> dict[str, Schema]:
-    """The fields of several models that take turns, told apart by their first one."""
+    """The fields of all members of a union; the first field distinguishes the members."""
     names = dict.fromkeys(name for properties in models for name in properties)
     merged: dict[str, Schema] = {}
     for name in names:

@@ -1,7 +1,7 @@
 """Task-adaptive pretraining (TAPT): masked language modelling on a task's own texts, before tuning.
 
-Gururangan et al. 2020 (arXiv:2004.10964), sec. 4; with adapters only the adapters move, as in He
-et al. 2021 (arXiv:2106.03164), sec. 3.1. The rule for hidden tokens: Devlin et al. 2019
+Gururangan et al. 2020 (arXiv:2004.10964), sec. 4; with adapters, only the adapters are trained, as
+in He et al. 2021 (arXiv:2106.03164), sec. 3.1. The rule for hidden tokens: Devlin et al. 2019
 (arXiv:1810.04805), sec. 3.1, task 1. The head is `BertForMaskedLM`'s, tied to the word embeddings.
 
 Axes: tokens = tokens of a text, chosen = hidden tokens of a batch, width = hidden width,
@@ -44,14 +44,14 @@ from nunatak_training.report import Report
 
 MASKS = ("[MASK]", "<mask>")
 MASKED, REPLACED = 0.8, 0.1
-"""Shares of the chosen tokens that become the mask token, or a random one; the rest stay."""
+"""Shares of the chosen tokens that become the mask token, or a random token; the rest stay."""
 NORM_WEIGHT, NORM_BIAS, OUTPUT_BIAS = "head.lm.norm", "head.lm.norm_bias", "head.lm.bias"
 WORDS = "embeddings.word"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedText:
-    """A text with tokens hidden, and what stood there."""
+    """A text with hidden tokens, and the original tokens."""
 
     encoding: Encoding
     places: Int[Tensor, " chosen"]
@@ -59,7 +59,7 @@ class MaskedText:
 
 
 class Masking:
-    """Hides tokens, never special ones, by a random state of its own."""
+    """Hides tokens with its own random state; special tokens are never hidden."""
 
     def __init__(
         self, tokenizer: TextTokenizer, *, masked_share: float, generator: torch.Generator
@@ -67,7 +67,7 @@ class Masking:
         """Read the vocabulary.
 
         Raises:
-            InvalidRecipeError: it has no mask token.
+            InvalidRecipeError: the vocabulary has no mask token.
         """
         vocabulary = Tokenizer.from_str(tokenizer.definition)
         masks = [vocabulary.token_to_id(mask) for mask in MASKS]
@@ -80,16 +80,16 @@ class Masking:
         added = vocabulary.get_added_tokens_decoder()
         self._mask_id: int = found
         marked = {number for number, token in added.items() if token.special}
-        # What frames a text is special, also where the vocabulary does not mark it so.
+        # The tokens around a text are special, even if the vocabulary does not mark them.
         self._special = frozenset({found, *marked, *vocabulary.encode("").ids})
         self._ordinary = torch.tensor(sorted({*vocabulary.get_vocab().values()} - self._special))
         self._masked_share = masked_share
         self._generator = generator
 
     def hide(self, encoding: Encoding) -> MaskedText | None:
-        """Hide each token with the probability asked for; at least one, if the text has any.
+        """Hide each token with the given probability, and at least one token of a text.
 
-        The papers let a short text go by without a hidden token; it would then teach nothing.
+        In the papers a short text may have no hidden token; such a text would teach nothing.
         """
         readable = [
             place for place, it in zip(count(), encoding.token_ids) if it not in self._special
@@ -176,22 +176,22 @@ def adapt(
 ) -> None:
     """Train the method's own part of `parameters`, in place, by masked language modelling.
 
-    The backbone stays as it is, and so does the task's head. The language head starts from random
-    numbers, tied to the word embeddings (the backbone's, or the task's own where it has a full
-    copy), and is thrown away. The caller's random state is left as it was.
+    The backbone and the task's head do not change. The language head starts from random numbers and
+    is discarded at the end. It is tied to the word embeddings, which are the backbone's or, for a
+    full copy, the task's own. The caller's random state does not change.
 
     Args:
         parameters: the task's parameters before tuning, in float32.
         encodings: the task's train texts.
-        settings: how long, how fast and how many tokens are hidden.
-        recipe: of the tuning that follows; optimizer, schedule and batch size are shared.
+        settings: epochs, learning rate and share of hidden tokens.
+        recipe: the recipe of the later tuning, for optimizer, schedule and batch size.
         backbone: the frozen encoder.
         report: receives every step.
-        checkpoint: holds the progress, and at the end the result, for a run that continues later.
+        checkpoint: holds the progress, and at the end the result, for a resumed run.
 
     Raises:
-        CacheError: the checkpoint cannot be written.
-        InvalidRecipeError: the vocabulary has no mask token, or no text has an ordinary one.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
+        InvalidRecipeError: the vocabulary has no mask token, or all texts are empty.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -236,12 +236,12 @@ def adapt(
                 report=report,
             ).run()
             if checkpoint is not None:
-                # The tuning that follows begins here, also where it is begun anew.
+                # Tuning starts from this snapshot, also after a kill.
                 checkpoint.save(snapshot(state))
     finally:
         report.ended()
         for tensor in moved.values():
-            tensor.requires_grad_(False)  # noqa: FBT003 - torch names it otherwise than its stub
+            tensor.requires_grad_(False)  # noqa: FBT003 - torch's name differs from the stub's name
             tensor.grad = None
 
 

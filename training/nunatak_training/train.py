@@ -1,4 +1,4 @@
-"""One training run from data to published version, as the command line calls it."""
+"""One training run from data to published version, for the command line."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,14 +9,22 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
-from nunatak_training.data import TaskData, load_task_data
-from nunatak_training.errors import InvalidRecipeError, TargetMissedError, TrainingDivergedError
-from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_training.data import (
+    DataWarning,
+    ExampleSet,
+    RowFormat,
+    TaskData,
+    data_warnings,
+    load_task_data,
+)
+from nunatak_training.errors import InvalidRecipeError, TrainingDivergedError
+from nunatak_training.fitting import Scores, TrainedTask, fit_task
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import Checkpoint, held_checkpoint, run_key
 from nunatak_training.publishing import check_publishable, publish
@@ -27,35 +35,37 @@ from nunatak_training.scoring import Interval
 from nunatak_training.trunk import TrunkStore
 
 RunRecipe = Callable[[Recipe], TrainedTask]
-"""Trains one recipe on the data in question."""
+"""Trains one recipe on the data of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenTask:
-    """The task with the fewest layers, and how they were found."""
+    """The task with the fewest layers, and the search for them."""
 
     trained: TrainedTask
-    """Its recipe records the choice."""
+    """The trained task. The recipe records the choice."""
     choice: LayerChoice
 
 
 def choose_layers(
     backbone: Backbone, run: RunRecipe, *, target: float, changes: Mapping[str, JsonValue]
 ) -> ChosenTask:
-    """Train in full, then find the fewest top layers by bisection, from a head alone to all.
+    """Train the full model, then find the fewest top layers by bisection.
 
-    About log2 of the number of layers runs, plus the full one. All runs share `changes`; each
-    method's defaults settle the rest.
+    The search covers a head alone to all layers, in about log2(number of layers) runs. All runs
+    share `changes`; each method's defaults give the other settings.
 
     Raises:
-        TargetMissedError: not even all layers reach the target, or full fine-tuning learns nothing.
-        TrainingError: a run is at fault.
+        NunatakError: `target_missed`, even all layers miss the target, or full fine-tuning learns
+            nothing.
+        NunatakError: a run has an error.
     """
     whole = default_recipe(Full(), backbone=backbone.name, changes=changes)
     recipes = _candidates(backbone, changes)
     full = _score(run(whole))
     if full <= 0:
-        raise TargetMissedError(target, full, ())
+        found = "which is no basis for a share; train longer, or at another learning rate"
+        raise NunatakError("target_missed", full_score=full, found=found)
     runs = dict[int, float]()
     best: TrainedTask | None = None
     low, high = 0, len(recipes)
@@ -70,7 +80,12 @@ def choose_layers(
             low = middle + 1
     made = tuple(LayerRun(layers=layers, score=score) for layers, score in runs.items())
     if best is None:
-        raise TargetMissedError(target, full, tuple(runs.items()))
+        tried = ", ".join(f"{layers} layers {score:.4f}" for layers, score in runs.items())
+        found = (
+            f"of which {target:g} is {target * full:.4f}; tried: {tried}. Lower --target, or name "
+            "--layers or --method full"
+        )
+        raise NunatakError("target_missed", full_score=full, found=found)
     choice = LayerChoice(target=target, full_score=full, runs=made, layers=recipes[high][0])
     return ChosenTask(trained=best.with_choice(choice), choice=choice)
 
@@ -78,10 +93,10 @@ def choose_layers(
 def _candidates(
     backbone: Backbone, changes: Mapping[str, JsonValue]
 ) -> Sequence[tuple[int, Recipe]]:
-    """The recipes to choose from, by their number of layers.
+    """The recipes of the search, by number of layers.
 
-    Numbers that make no sense with `changes` are left out: too few layers for the regularizer, and
-    a head alone where pretraining needs layers to move.
+    Impossible numbers are left out: too few layers for the regularizer, and a head alone with
+    pretraining, which needs layers to train.
     """
     found = list[tuple[int, Recipe]]()
     for num_layers in range(backbone.config.num_layers + 1):
@@ -108,33 +123,41 @@ class TrainSettings:
     """A file, a folder, or the name of a data set (see `load_task_data`)."""
     recipe: Recipe
     kind: TaskKind | None = None
-    """Absent: the first train row tells it (see `docs/training.md`)."""
+    """The kind of task. Absent: the first train row decides (see `docs/training.md`)."""
     dev: Path | None = None
     """A file of dev examples, in place of the dev examples of `data`."""
+    spelt: RowFormat = field(default_factory=RowFormat)
+    """How files spell a row."""
+    strict: bool = False
+    """Whether a warning about the data ends the run before training."""
     device: str = "cpu"
     note: str = ""
     layer_target: float | None = None
-    """If given, the fewest tuned layers are sought that keep this share of full fine-tuning's dev
-    score; of `recipe` only the backbone and the seed count then, and `recipe_changes` (see
-    `default_recipe`) apply to every run."""
+    """If given, the run searches the fewest tuned layers that keep this share of full fine-tuning's
+    dev score. The search uses only backbone and seed of `recipe`, and applies `recipe_changes` (see
+    `default_recipe`) to every run."""
     recipe_changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOutcome:
-    """The published version and how it came about."""
+    """The published version and its training."""
 
     manifest: TaskManifest
     metrics: Mapping[Metric, float]
-    """On the dev examples; the recipe's metric comes first."""
+    """Scores on the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
-    """The interval of each metric, at 95 %, by bootstrap over the dev examples."""
+    """The interval of a metric, at 95 %; a metric may have none (see `score_intervals`)."""
+    test: Scores | None
+    """The scores on the test examples, if the data has some."""
     best_epoch: int
+    num_epochs: int
+    """That were planned; fewer have run where patience ended the run."""
     history: tuple[EpochResult, ...]
     layer_choice: LayerChoice | None
-    """How the number of layers was found, where it was sought."""
+    """The search for the number of layers; None without a search."""
     seconds: float
-    """Wall time of the whole run, loading and publishing included."""
+    """Wall time of the whole run, with loading and publishing."""
 
 
 def train(
@@ -145,38 +168,50 @@ def train(
     report: Report | None = None,
     trunks: TrunkStore | None = None,
     checkpoints: Path | None = None,
+    warn: Callable[[Sequence[DataWarning]], None] | None = None,
 ) -> TrainOutcome:
     """Read the data, train, and publish the best epoch as a new version of the task.
 
-    Nothing is published unless everything went well. Training the same data by the same recipe on
-    the same machine again gives the same bytes, and so finds the version that exists.
+    Nothing is published after an error. The same data and recipe give the same bytes on the same
+    machine, so a repeated run returns the existing version.
 
     Args:
-        settings: what to train, on what, and how.
-        registry: where the version is published.
-        backbone: a loaded backbone, to train several tasks on one; then neither
-            `settings.recipe.backbone` nor `settings.device` is looked at.
+        settings: the task, the data and the recipe.
+        registry: the registry for the version.
+        backbone: a loaded backbone, to train several tasks on one backbone.
+            `settings.recipe.backbone` and `settings.device` are then ignored.
         report: receives every step and epoch.
         trunks: the source of trunk states (see `fit_task`).
         checkpoints: a cache folder; the same call after a kill goes on from there, to the same
             weights. Absent: it begins anew.
+        warn: is given the warnings about the data, if there are some, before training.
 
     Raises:
-        TrainingError: the data, the recipe or the run is at fault.
-        ModelError: the backbone cannot be loaded or does not fit the method.
+        NunatakError: the data, the recipe or the run has an error.
+        NunatakError: the backbone cannot be loaded or does not fit the method.
         InvalidNameError: the task name is malformed.
-        RegistryError: the registry refuses the version.
+        NunatakError: the registry refuses the version.
     """
     started = time.perf_counter()
     check_task_name(settings.task)
     data = load_task_data(
-        settings.data, kind=settings.kind, dev=settings.dev, seed=settings.recipe.seed
+        settings.data,
+        kind=settings.kind,
+        dev=settings.dev,
+        seed=settings.recipe.seed,
+        spelt=settings.spelt,
     )
     if backbone is None:
         backbone = load_backbone(settings.recipe.backbone, device=settings.device)
-    # The record holds the backbone's own name, never a local path to it.
+    # The record has the backbone's own name, and never a local path.
     recipe = changed_recipe(settings.recipe, {"backbone": backbone.name})
     check_publishable(data, recipe, backbone, note=settings.note)
+    warnings = _warnings_of(data, recipe, backbone)
+    if warnings and warn is not None:
+        warn(warnings)
+    if warnings and settings.strict:
+        problems = "; ".join(f"{warning.problem}: {warning.found}" for warning in warnings)
+        raise NunatakError("suspicious_data", where=data.name, problems=problems)
     with ExitStack() as held:
         run = _Runs(settings.task, data, backbone, report or SilentReport(), trunks, checkpoints)
         target = settings.layer_target
@@ -190,6 +225,7 @@ def train(
                 changes=settings.recipe_changes,
             )
             trained = chosen.trained
+        trained = trained.tested(backbone)
         manifest = publish(
             trained,
             registry,
@@ -203,11 +239,27 @@ def train(
         manifest=manifest,
         metrics=trained.scores,
         intervals=trained.intervals,
+        test=trained.test,
         best_epoch=trained.best_epoch,
+        num_epochs=trained.num_epochs,
         history=trained.history,
         layer_choice=trained.recipe.layer_choice,
         seconds=time.perf_counter() - started,
     )
+
+
+def _warnings_of(data: TaskData, recipe: Recipe, backbone: Backbone) -> tuple[DataWarning, ...]:
+    if data.kind.head.reads_tokens:
+        return data_warnings(data, max_length=recipe.max_length)
+    num_long = [_num_long(part, recipe, backbone) for part in (data.train, data.dev)]
+    return data_warnings(data, num_long=(num_long[0], num_long[1]), max_length=recipe.max_length)
+
+
+def _num_long(examples: ExampleSet, recipe: Recipe, backbone: Backbone) -> int:
+    """Examples of more tokens than training reads of a text."""
+    inputs = [example.model_input for example in examples.examples]
+    encodings = backbone.tokenizer.encode(inputs, max_length=recipe.max_length)
+    return sum(bool(it.part.index or it.part.num_left_out) for it in encodings)
 
 
 class _Runs:
@@ -231,7 +283,7 @@ class _Runs:
         self._checkpoints: list[Checkpoint] = []
 
     def fit(self, recipe: Recipe, held: ExitStack) -> TrainedTask:
-        """Train one recipe; its checkpoint is held as long as `held`."""
+        """Train one recipe. Its checkpoint stays locked until `held` closes."""
         checkpoint: Checkpoint | None = None
         if self._folder is not None:
             key = run_key({self._task: self._data}, recipe, self._backbone)
@@ -247,7 +299,7 @@ class _Runs:
                 checkpoint=checkpoint,
             )
         except TrainingDivergedError:
-            # It would diverge again from there.
+            # The run would diverge again from this checkpoint.
             self.discard_checkpoints()
             raise
 

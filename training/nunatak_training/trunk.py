@@ -26,6 +26,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, Encoding, TrunkCache, TrunkSource, TrunkStates, run_trunk
 from nunatak_training.cache import (
     LOCK,
@@ -37,36 +38,35 @@ from nunatak_training.cache import (
     replacing,
     sweep_unusable,
 )
-from nunatak_training.errors import CacheError
 
 CHUNK_TOKENS = 4096
-"""Tokens of one pass through the trunk: enough to keep a CPU busy, few enough for memory."""
+"""Tokens of one pass through the trunk: enough for a busy CPU, and few enough for memory."""
 Progress = Callable[[int, int], None]
-"""Receives the number of inputs that are done, and the number of all inputs."""
+"""Receives the number of finished inputs, and the number of all inputs."""
 FORMAT = "1"
-"""Rises when the order of a set, or the result of its forward, changes within a release."""
+"""Increased when the order of a set, or the result of its forward, changes within a release."""
 MAX_MEMORY_BYTES = 2 * 1024**3
 MAX_DISK_BYTES = 32 * 1024**3
 STATES = "states"
 """The one tensor of a file."""
 FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-"""As safetensors calls them."""
+"""safetensors' names of dtypes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputSet:
-    """Distinct inputs, from the shortest to the longest, among equal lengths by their tokens.
+    """Distinct inputs, from the shortest to the longest, at equal length by their tokens.
 
     The order of the inputs, and so their division into chunks, does not depend on the order of the
-    examples. The states of a set therefore always have the same bits; with other rows in the batch,
-    a row's sums could differ in the last bit.
+    examples. Other rows in a batch could change the last bit of a row's sums, so the fixed order
+    keeps the bits of a set's states.
     """
 
     encodings: tuple[Encoding, ...]
 
     @classmethod
     def of(cls, encodings: Iterable[Encoding]) -> "InputSet":
-        """Return the distinct ones of some encodings, in order."""
+        """Return the distinct encodings, in order."""
         return cls(encodings=tuple(sorted(dict.fromkeys(encodings), key=_order)))
 
     @cached_property
@@ -92,7 +92,7 @@ class InputSet:
         return content.hexdigest()
 
     def chunks(self) -> Iterator[tuple[Encoding, ...]]:
-        """Yield the inputs that go through the trunk together, in order."""
+        """Yield the chunks of inputs that pass the trunk together, in order."""
         begin, tokens = 0, 0
         for index, encoding in enumerate(self.encodings):
             if tokens and tokens + encoding.num_tokens > CHUNK_TOKENS:
@@ -108,10 +108,10 @@ def _order(encoding: Encoding) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
 
 
 class SetStates:
-    """The states of a set, where the forward looks for trunk states; they never change.
+    """The states of a set, as a source of trunk states for the forward. The states never change.
 
-    The caller states that the states belong to these inputs. A source of another backbone, format
-    or device is treated like an unknown input.
+    The caller must make sure that the states belong to these inputs. A source of another backbone,
+    format or device is treated like an unknown input.
     """
 
     def __init__(
@@ -131,11 +131,11 @@ class SetStates:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the states, in memory or in a file that is mapped to it."""
+        """Bytes of the states, in memory or in a mapped file."""
         return self._packed.nbytes
 
     def depths(self, source: TrunkSource) -> Collection[int]:
-        """Return the one depth, if the input is one of the set."""
+        """Return the one depth, if the input is in the set."""
         belongs = (
             source.backbone == self._backbone.digest
             and source.dtype == self._backbone.dtype
@@ -147,12 +147,12 @@ class SetStates:
         """Return the state of an input of the set, on the backbone's device.
 
         Raises:
-            KeyError: it is not of the set.
+            KeyError: the input is not in the set.
         """
         return self._packed[self._places[_key(source)]].to(self._backbone.device)
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Keep nothing: the set is complete."""
+        """Do nothing, because the set is complete."""
 
 
 def compute_states(
@@ -183,7 +183,7 @@ def _key(source: TrunkSource) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 class TrunkStore(Protocol):
-    """Gives the trunk states of a data set; computes them if no earlier run did."""
+    """Gives the trunk states of a data set. Missing states are computed."""
 
     def states(
         self,
@@ -196,26 +196,26 @@ class TrunkStore(Protocol):
         """Return the states of all encodings at a depth of at least 1.
 
         Raises:
-            CacheError: they cannot be written where they should be.
+            NunatakError: `cache_unusable`, the states cannot be written.
         """
         ...
 
 
 class JoinedStates:
-    """Several sets read as one; the first that holds an input answers for it."""
+    """Several sets as one. The first set with an input gives its state."""
 
     def __init__(self, parts: Sequence[TrunkStates]) -> None:
         self._parts = tuple(parts)
 
     def depths(self, source: TrunkSource) -> Collection[int]:
-        """Return the depths of the first part that holds the input."""
+        """Return the depths of the first set that holds the input."""
         return next(filter(None, (part.depths(source) for part in self._parts)), ())
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return the state as the first part that holds the input has it.
+        """Return the state from the first set that holds the input.
 
         Raises:
-            KeyError: none holds it.
+            KeyError: no set holds the input.
         """
         for part in self._parts:
             if depth in part.depths(source):
@@ -223,21 +223,30 @@ class JoinedStates:
         raise KeyError(source, depth)
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Offer it to all parts."""
+        """Offer the state to all sets."""
         for part in self._parts:
             part.offer(source, depth, state)
 
 
 def states_key(backbone: Backbone, inputs: InputSet, depth: int) -> str:
-    """SHA-256 over all that the bits of a set's states depend on."""
+    """SHA-256 over everything that the bits of a set's states depend on."""
     parts = (FORMAT, backbone.digest, numerics_of(backbone), inputs.digest, str(depth))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def numerics_of(backbone: Backbone) -> str:
     """Everything but weights and inputs that the bits of a trunk state depend on."""
+    machine = machine_of(backbone)
+    threads = torch.get_num_threads()
+    return machine if backbone.device.type == "cuda" else f"{machine}, {threads} threads"
+
+
+def machine_of(backbone: Backbone) -> str:
+    """Everything of it but the number of threads."""
     device = backbone.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    is_cuda = device.type == "cuda"
+    capability = torch.backends.cpu.get_cpu_capability
+    name = torch.cuda.get_device_name(device) if is_cuda else capability()
     layout = "packed" if backbone.is_packed else "plain"
     return (
         f"nunatak {version('nunatak')}, torch {torch.__version__}, {device.type} {name}, "
@@ -245,16 +254,11 @@ def numerics_of(backbone: Backbone) -> str:
     )
 
 
-def _cpu_name() -> str:
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"{capability} with {torch.get_num_threads()} threads"
-
-
 class MemoryTrunkStore:
-    """Holds the sets read last, as many as a budget of bytes allows.
+    """Holds the most recently read sets, within a budget of bytes.
 
-    If one set alone exceeds the budget, the store holds the states that were read last, by batches.
-    They may then differ in the last bit from the states of a whole pass.
+    If one set alone exceeds the budget, the store holds the most recently read states of batches.
+    Such states may differ in the last bit from the states of a whole pass.
     """
 
     def __init__(self, *, max_bytes: int = MAX_MEMORY_BYTES) -> None:
@@ -291,13 +295,13 @@ class MemoryTrunkStore:
 
 
 class DiskTrunkStore:
-    """Holds the sets read last in a folder, as many as a budget of bytes allows.
+    """Holds the most recently read sets in a folder, within a budget of bytes.
 
     Runs, processes and tasks on the same texts share the files, which are mapped to memory. A file
-    appears whole or not at all, so a process may be killed at any time. Two processes that want the
-    same set wait for each other, and the second finds the file made. A file is read only if its
-    metadata names this set and the digest of its states is right; otherwise the file is made anew.
-    A set that alone exceeds the budget goes to memory, under the rules of `MemoryTrunkStore`.
+    appears whole or not at all, so a process may be killed at any time. Of two processes that need
+    the same set, the second waits and then reads the file. A file is read only if its metadata
+    names this set and the digest of its states is right; otherwise the file is computed again. A
+    set that alone exceeds the budget stays in memory, under the rules of `MemoryTrunkStore`.
     """
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_DISK_BYTES) -> None:
@@ -316,7 +320,7 @@ class DiskTrunkStore:
         """Return the states of all encodings at a depth of at least 1.
 
         Raises:
-            CacheError: the folder cannot be written.
+            NunatakError: `cache_unusable`, the folder cannot be written.
         """
         inputs = InputSet.of(encodings)
         if _num_bytes(backbone, inputs) > self._max_bytes:
@@ -325,7 +329,9 @@ class DiskTrunkStore:
             found = self._found(backbone, inputs, depth)
             return found or self._made(backbone, inputs, depth, progress)
         except OSError as error:
-            raise CacheError(self._root, error.strerror or str(error)) from error
+            raise NunatakError(
+                "cache_unusable", folder=self._root, problem=error.strerror or str(error)
+            ) from error
 
     def _found(self, backbone: Backbone, inputs: InputSet, depth: int) -> SetStates | None:
         key = states_key(backbone, inputs, depth)
@@ -350,7 +356,7 @@ class DiskTrunkStore:
         key = states_key(backbone, inputs, depth)
         path = self._root / f"{key}{SUFFIX}"
         with FileLock(path.with_name(key + LOCK)):
-            # Another process may have made the file while this one waited.
+            # Another process may have made the file while this process waited.
             found = self._found(backbone, inputs, depth)
             if found is not None:
                 return found
@@ -379,7 +385,10 @@ class DiskTrunkStore:
 
 
 def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
-    """Map a file to memory: its metadata and its states. Changes to the states stay in memory."""
+    """Map a file to memory; return its metadata and its states.
+
+    Changes to the states stay in memory.
+    """
     # safetensors does not type its file.
     with safe_open(path, framework="pt") as file:  # pyright: ignore[reportUnknownVariableType]
         opened = cast("Any", file)
@@ -389,7 +398,7 @@ def _mapped(path: Path) -> tuple[object, Float[Tensor, "tokens width"]]:
 def _write_states(
     path: Path, facts: StatesFacts, backbone: Backbone, parts: Iterable[Tensor]
 ) -> None:
-    """Write a safetensors file part by part: the states of a large set need not fit in memory."""
+    """Write a safetensors file part by part, because the states of a set may exceed the memory."""
     with path.open("wb") as file:
         file.write(_header(facts, backbone))
         digest = hashlib.sha256()
@@ -397,7 +406,7 @@ def _write_states(
             data = _bytes_of(part)
             digest.update(data)
             file.write(data)
-        # The header is as long as before: a digest has one length.
+        # The header keeps its length, because all digests have one length.
         file.seek(0)
         file.write(_header(facts.model_copy(update={"digest": digest.hexdigest()}), backbone))
 

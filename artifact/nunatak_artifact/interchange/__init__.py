@@ -1,7 +1,7 @@
-"""Exchange with other programs: their folders as our tasks, and our tasks as their folders."""
+"""Exchange with other programs: import of their folders, and export of our tasks."""
 
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
-from nunatak_artifact.interchange.compatibility import ImportChoices, ImportedTask, LogitUse
+from nunatak_artifact.interchange.compatibility import ImportChoices, ImportedTask
 from nunatak_artifact.interchange.folders import check_new
 from nunatak_artifact.interchange.hub import (
     Fetched,
@@ -16,7 +16,6 @@ from nunatak_artifact.interchange.hub import (
     write_hub_folder,
 )
 from nunatak_artifact.interchange.importing import (
-    ForeignKind,
     draft_imported,
     import_folder,
     kind_of,
@@ -32,13 +31,11 @@ from nunatak_artifact.interchange.transformers_import import import_transformers
 
 __all__ = [
     "Fetched",
-    "ForeignKind",
     "Hub",
     "HubTask",
     "HuggingFaceHub",
     "ImportChoices",
     "ImportedTask",
-    "LogitUse",
     "check_exportable",
     "check_new",
     "draft_imported",

@@ -1,8 +1,8 @@
 """AdapterHub's `adapter_config.json` and `head_config.json`: fields read here, and fields refused.
 
-The fields are those of `adapters` 1.3 (`BnConfig`, `PredictionHead`). Older files have the same
-fields or fewer. An unknown field is accepted while it is off (null, false, empty). An unknown field
-that is on is refused.
+The fields are from `adapters` 1.3 (`BnConfig`, `PredictionHead`). Older files have the same fields
+or fewer. An unknown field is accepted while it is off (null, false, empty). An unknown field that
+is on is refused.
 """
 
 from enum import StrEnum
@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
-from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
 from nunatak_artifact.interchange.folders import read_model
 from nunatak_contract.enums import Activation
+from nunatak_contract.errors import NunatakError
 
 CONFIG_FILE, WEIGHTS_STEM, PICKLE = "adapter_config.json", "adapter", "pytorch_adapter.bin"
 HEAD_FILE, HEAD_STEM, HEAD_PICKLE = "head_config.json", "model_head", "pytorch_model_head.bin"
@@ -117,8 +117,9 @@ def read_bottleneck(folder: Path, file: AdapterFile) -> BottleneckConfig:
     """Read the bottleneck configuration that we can reproduce exactly.
 
     Raises:
-        InvalidFolderError: it is no configuration.
-        UnsupportedImportError: it is of another method, or uses what we refuse.
+        NunatakError: `invalid_folder`, the file is no configuration.
+        NunatakError: `unsupported_import`, the configuration has another method, or uses a refused
+            feature.
     """
     architecture = file.config.get("architecture")
     if architecture is not None:
@@ -132,12 +133,12 @@ def read_bottleneck(folder: Path, file: AdapterFile) -> BottleneckConfig:
         raise unsupported(folder, f"its non-linearity is {config.non_linearity[:80]!r}")
     if isinstance(config.scaling, str) and config.scaling not in set(Scaling):
         raise unsupported(folder, f"its scaling is {config.scaling[:80]!r}")
-    # Where the adapter reads the block alone, block and residual are the same to it.
+    # If the adapter reads the block alone, the residual setting has no effect.
     residuals = (True,) if config.original_ln_before else (True, False)
     if config.residual_before_ln not in residuals or not config.original_ln_after:
         raise unsupported(
             folder,
-            "its norms and residuals are placed otherwise than Houlsby's or Pfeiffer's "
+            "its norms and residuals have another place than Houlsby's or Pfeiffer's "
             f"(residual_before_ln={config.residual_before_ln!r}, "
             f"original_ln_after={config.original_ln_after})",
         )
@@ -148,25 +149,29 @@ def size_at(folder: Path, config: BottleneckConfig, layer: int, width: int) -> i
     """The width of the bottleneck at a layer.
 
     Raises:
-        InvalidFolderError: the configuration leaves it open.
+        NunatakError: `invalid_folder`, the configuration gives no width.
     """
     factor = config.reduction_factor
     if isinstance(factor, dict):
         found = factor.get(str(layer), factor.get("default"))
         if found is None:
-            raise InvalidFolderError(
-                folder.name, f"its reduction_factor names neither layer {layer} nor a default"
+            raise NunatakError(
+                "invalid_folder",
+                folder=folder.name,
+                reason=f"its reduction_factor names neither layer {layer} nor a default",
             )
         factor = found
     return max(1, int(width // factor))
 
 
-def unsupported(folder: Path, found: str) -> UnsupportedImportError:
+def unsupported(folder: Path, found: str) -> NunatakError:
     """A refusal that lists the supported settings."""
-    return UnsupportedImportError(
-        folder.name,
-        found,
-        "expected a bottleneck adapter of Houlsby's or Pfeiffer's kind (double_seq_bn, seq_bn)",
+    return NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=found,
+        advice="expected a bottleneck adapter of Houlsby's or Pfeiffer's kind (double_seq_bn, "
+        "seq_bn)",
     )
 
 

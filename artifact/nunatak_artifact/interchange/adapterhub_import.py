@@ -19,12 +19,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nunatak_artifact.errors import (
-    ForeignBackboneError,
-    InvalidFolderError,
-    PickledWeightsError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange.adapterhub_config import (
     ACTIVATIONS,
     CONFIG_FILE,
@@ -56,6 +50,7 @@ from nunatak_artifact.interchange.folders import (
     read_max_length,
     read_model,
     read_model_config,
+    read_problem_type,
     read_weights,
 )
 from nunatak_artifact.interchange.peft_config import task_type_of_class
@@ -77,6 +72,7 @@ from nunatak_contract.enums import (
     Pooling,
     ProblemType,
 )
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Bottleneck, HeadOnly
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
 from nunatak_model.weights import Linear
@@ -114,9 +110,9 @@ def flexible_head(
     """Read the head of a model class of `adapters`.
 
     Raises:
-        UnsupportedImportError: `HeadSpec` cannot describe the head.
-        TensorMismatchError: the tensors do not fit the configuration.
-        ForeignBackboneError: the head reads a pooler that the backbone does not have.
+        NunatakError: `unsupported_import`, `HeadSpec` cannot describe the head.
+        NunatakError: `tensor_mismatch`, the tensors do not fit the configuration.
+        NunatakError: `foreign_backbone`, the head reads a pooler that the backbone does not have.
     """
     spec = _spec(folder, head)
     positions = {OUTPUT: FIRST_LINEAR}
@@ -141,15 +137,17 @@ def class_head(
     """Read the head of a model class of transformers.
 
     Raises:
-        UnsupportedImportError: `HeadSpec` cannot describe the head of this class.
-        InvalidFolderError: the tensors do not fit the class.
-        ForeignBackboneError: the head reads a pooler that the backbone does not have.
+        NunatakError: `unsupported_import`, `HeadSpec` cannot describe the head of this class.
+        NunatakError: `invalid_folder`, the tensors do not fit the class.
+        NunatakError: `foreign_backbone`, the head reads a pooler that the backbone does not have.
     """
     task_type = task_type_of_class(file.model_class)
     if task_type is None:
-        raise _unsupported(folder, f"its head is that of {file.model_class[:80]!r}")
+        raise _unsupported(folder, f"its head belongs to {file.model_class[:80]!r}")
     if file.num_labels is None:
-        raise InvalidFolderError(folder.name, "its head_config.json has no num_labels")
+        raise NunatakError(
+            "invalid_folder", folder=folder.name, reason="its head_config.json has no num_labels"
+        )
     spec = head_spec(task_type, file.num_labels)
     maps = stored_head(encoder, task_type, saved=())
     check_tensors(folder, tensors, stored_shapes(maps, spec, width=backbone.config.hidden_width))
@@ -159,7 +157,7 @@ def class_head(
     return ImportedHead(
         spec=spec,
         parameters=parameters,
-        problem_type=problem_type_of(spec, None),
+        problem_type=problem_type_of(folder, spec, None),
         id2label=_inverted(file.label2id),
     )
 
@@ -196,11 +194,13 @@ def _problem_type(head: FlexibleHead, spec: HeadSpec) -> ProblemType | None:
     return ProblemType.REGRESSION if head.num_labels == 1 else ProblemType.SINGLE_LABEL
 
 
-def _unsupported(folder: Path, found: str) -> UnsupportedImportError:
-    return UnsupportedImportError(
-        folder.name,
-        found,
-        "expected a head for classification, tagging or question answering, of one linear map or, "
+def _unsupported(folder: Path, found: str) -> NunatakError:
+    return NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=found,
+        advice="expected a head for classification, tagging or question answering, of one linear "
+        "map or, "
         "for classification, two with tanh between them",
     )
 
@@ -219,12 +219,12 @@ def normalised_bottleneck(
     """Write adapters as one method with its float32 parameters.
 
     Args:
-        settings: what all adapters have in common; size and first layer are found here.
+        settings: common settings of all adapters. Size and first layer are found here.
         adapters: layer and our name of the place (`attention_adapter`) -> adapter; at least one.
         config: the backbone's.
 
     Raises:
-        InvalidMethodError: a size is beyond what our method takes.
+        NunatakError: `invalid_method`, a size exceeds our method's limit.
     """
     method = settings.model_copy(
         update={
@@ -249,20 +249,20 @@ def normalised_bottleneck(
 def import_adapterhub(
     folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
-    """Read a bottleneck adapter with its head; it computes what `adapters` computes, to rounding.
+    """Read a bottleneck adapter with its head. The results equal `adapters`' results to rounding.
 
     Args:
         folder: holds `adapter_config.json`, `adapter.safetensors`, `head_config.json` and
             `model_head.safetensors`, as `save_adapter(..., use_safetensors=True)` writes them.
         backbone: the base model of the adapter. AdapterHub records its type and width.
-        choices: replace what the folder says of the head, and replace its `config.json`.
+        choices: override the folder's head and its `config.json`.
 
     Raises:
-        InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
-            configuration differ; or nothing names the labels.
-        UnsupportedImportError: no method or head here computes the same.
-        ForeignBackboneError: the adapter fits another backbone.
-        InvalidMethodError: a bottleneck is wider than our method takes.
+        NunatakError: `invalid_folder`, a file is missing, unsound or no part of the folder;
+            tensors and configuration differ; or nothing names the labels.
+        NunatakError: `unsupported_import`, no method or head here computes the same.
+        NunatakError: `foreign_backbone`, the adapter fits another backbone.
+        NunatakError: `invalid_method`, a width exceeds our method's limit.
     """
     encoder = encoder_of(folder, backbone)
     file = read_model(folder, CONFIG_FILE, AdapterFile)
@@ -291,7 +291,11 @@ def import_adapterhub(
             folder, head.spec, given=choices.labels, stored=head.id2label or meaning.id2label
         ),
         problem_type=head.problem_type
-        and (choices.problem_type or meaning.problem_type or head.problem_type),
+        and (
+            choices.problem_type
+            or read_problem_type(folder, meaning.problem_type)
+            or head.problem_type
+        ),
         parameters={**parameters, **head.parameters},
         max_length=read_max_length(folder, backbone),
         source="AdapterHub bottleneck folder, "
@@ -303,22 +307,26 @@ def import_adapterhub(
 def _check_backbone(folder: Path, file: AdapterFile, backbone: Backbone) -> None:
     theirs, ours = file.model_type, backbone.config.model_type
     if theirs != ours:
-        raise ForeignBackboneError(
-            folder.name, backbone.name, f"it adapts a {theirs[:80]} model, the backbone is a {ours}"
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference=f"it adapts a {theirs[:80]} model, the backbone is a {ours}",
         )
     width = backbone.config.hidden_width
     if file.hidden_size != width:
-        raise ForeignBackboneError(
-            folder.name,
-            backbone.name,
-            f"its base is {file.hidden_size} wide, the backbone {width}",
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference=f"its base is {file.hidden_size} wide, the backbone {width}",
         )
 
 
 def _shapes(
     folder: Path, config: BottleneckConfig, layers: str, name: str, backbone: Backbone
 ) -> dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]:
-    """Layer and our name of the place -> the adapter's prefix there, and its tensors."""
+    """Layer and our name of the place -> the adapter's prefix at that place, and its tensors."""
     width = backbone.config.hidden_width
     adapted = {"attention_adapter": config.mh_adapter, "feedforward_adapter": config.output_adapter}
     shapes = dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]()
@@ -392,5 +400,5 @@ def _head(folder: Path, encoder: str, backbone: Backbone) -> ImportedHead:
 
 def _read(folder: Path, stem: str, pickle: str) -> dict[str, Tensor]:
     if has_file(folder, pickle) and not has_file(folder, f"{stem}.safetensors"):
-        raise PickledWeightsError(folder.name, pickle, PICKLE_ADVICE)
+        raise NunatakError("pickled_weights", folder=folder.name, file=pickle, advice=PICKLE_ADVICE)
     return read_weights(folder, stem, advice=PICKLE_ADVICE)

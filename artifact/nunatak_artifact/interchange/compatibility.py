@@ -1,34 +1,29 @@
 """Parts that all importers share: choices, results, and checks of a folder against the backbone.
 
 An importer takes `ImportChoices` and returns an `ImportedTask`. The checks compare the shape of the
-model, its tokenizer and its reading settings with the backbone at hand. `write_model` writes a
-model folder in the layout of transformers.
+model, its tokenizer and its reading settings with the backbone. `write_model` writes a model folder
+in the layout of transformers.
 """
 
 import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import JsonValue
 from safetensors.torch import (
-    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
 )
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from nunatak_artifact.errors import (
-    CorruptFileError,
-    ForeignBackboneError,
-    InvalidFolderError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange.folders import MAX_JSON_BYTES, has_file, read_bytes
 from nunatak_artifact.interchange.transformers_layout import FAMILIES
-from nunatak_contract.enums import ProblemType, RankingScore
+from nunatak_contract.enums import LogitUse, OnLong, ProblemType, RankingScore, Reads
+from nunatak_contract.errors import NunatakError
 from nunatak_model import (
     INT8_SUFFIX,
     Backbone,
@@ -40,25 +35,21 @@ from nunatak_model import (
 from nunatak_model.architectures import config_from
 from nunatak_model.checkpoint import WEIGHTS
 from nunatak_model.tokenizer_settings import (
+    SAVE_ADVICE,
+    TOKENIZER,
     TOKENIZER_CONFIG,
     check_settings,
+    definition_of,
     gives_token_types,
 )
 
 CONFIG: Final = "config.json"
-TOKENIZER: Final = "tokenizer.json"
 TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
 """Parts that decide token ids. Saved truncation and padding do not: each task has its length."""
+OWN_BACKBONE: Final = "import and serve it with its own folder as the backbone (--backbone)"
 MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
-"""That of XLM-R, the largest of the family, has 17 MB."""
+"""XLM-R has the largest file of the family, 17 MB."""
 MASKS: Final = ("[MASK]", "<mask>")
-
-
-class LogitUse(StrEnum):
-    """The meaning of the one logit of a model."""
-
-    CLASSIFICATION = "classification"
-    RANKING = "ranking"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +57,17 @@ class ImportChoices:
     """Choices of the caller. Where a field is None, the folder decides."""
 
     labels: tuple[str, ...] | None = None
-    """In the order of the logits."""
+    """The labels in the order of the logits."""
     problem_type: ProblemType | None = None
     """Only for sequence classification: a model with a problem type is no ranking."""
     logit_use: LogitUse | None = None
+    default_label: str | None = None
+    """The label that means that nothing was found; None: the first of two labels."""
+    thresholds: Mapping[str, float] | None = None
+    """The score from which a label of a multi-label task applies, by label; None: 0.5."""
+    reads: Reads | None = None
+    """None: a single text and a pair."""
+    on_long: OnLong | None = None
     allows_other_base: bool = False
     """Whether to accept an adapter that names another base than the backbone, or none."""
 
@@ -81,7 +79,7 @@ AS_THE_FOLDER_SAYS: Final = ImportChoices()
 class ImportedTask:
     """The content of a foreign folder as a method, a head and parameters.
 
-    Everything `draft_task` needs but name, probe inputs and provenance.
+    Everything `draft_task` needs, except name, probe inputs and provenance.
     """
 
     spec: BranchSpec
@@ -90,7 +88,7 @@ class ImportedTask:
     parameters: Mapping[str, Tensor]
     """In float32."""
     max_length: int | None
-    """In tokens; None: the folder does not say."""
+    """The longest input in tokens; None: the folder gives no length."""
     source: str
     """Findings of the import, for people."""
     score: RankingScore = RankingScore.SIGMOID
@@ -103,7 +101,7 @@ def check_exact(backbone: Backbone) -> None:
     """Refuse a quantized backbone: other programs compute other numbers.
 
     Raises:
-        UnsupportedBackboneError: it is one.
+        UnsupportedBackboneError: the backbone is quantized.
     """
     if backbone.is_quantized:
         original = backbone.name.removesuffix(INT8_SUFFIX)
@@ -114,50 +112,111 @@ def check_exact(backbone: Backbone) -> None:
 
 
 def check_shape(folder: Path, backbone: Backbone) -> None:
-    """Refuse a `config.json` of an encoder that is not shaped as the backbone.
+    """Refuse a `config.json` of an encoder with another shape than the backbone.
 
     Raises:
-        UnsupportedImportError: another architecture.
-        InvalidFolderError: there is no sound `config.json`.
-        ForeignBackboneError: another shape.
+        NunatakError: `unsupported_import`, another architecture, or embeddings of more or fewer
+            tokens.
+        NunatakError: `invalid_folder`, there is no sound `config.json`.
+        NunatakError: `foreign_backbone`, another shape.
+        UnsupportedBackboneError: a variant of the family with different computations.
+    """
+    theirs, ours = read_config(folder), backbone.config
+    if replace(theirs, vocab_size=ours.vocab_size) == ours != theirs:
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"its embeddings have {theirs.vocab_size} tokens, those of backbone "
+            f"{backbone.name!r} have {ours.vocab_size} (tokens were added, or the embeddings were "
+            "resized)",
+            advice=OWN_BACKBONE,
+        )
+    differences = [
+        f"its {name} is {getattr(theirs, name)}, the backbone's is {getattr(ours, name)}"
+        for name in _names_of_both(theirs, ours)
+        if getattr(theirs, name) != getattr(ours, name)
+    ]
+    if differences:
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference="; ".join(differences),
+        )
+
+
+def read_config(folder: Path) -> BackboneConfig:
+    """Read the shape of the encoder in `config.json`.
+
+    Raises:
+        NunatakError: `unsupported_import`, another architecture.
+        NunatakError: `invalid_folder`, there is no sound `config.json`.
         UnsupportedBackboneError: a variant of the family whose layers are computed differently.
     """
     raw = _read_object(folder, CONFIG)
     if raw.get("model_type") not in FAMILIES:
-        raise UnsupportedImportError(
-            folder.name,
-            f"its model_type is {raw.get('model_type')!r}",
-            f"checkpoints are read of {', '.join(FAMILIES)}",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"its model_type is {raw.get('model_type')!r}",
+            advice=f"checkpoints are read of {', '.join(FAMILIES)}",
         )
-    theirs, ours = _config(folder, raw), backbone.config
-    differences = [
-        f"its {field.name} is {getattr(theirs, field.name)}, "
-        f"the backbone's is {getattr(ours, field.name)}"
-        for field in fields(BackboneConfig)
-        if getattr(theirs, field.name) != getattr(ours, field.name)
-    ]
-    if differences:
-        raise ForeignBackboneError(folder.name, backbone.name, "; ".join(differences))
+    try:
+        return config_from(raw)
+    except (TypeError, ValueError) as error:
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=CONFIG, problem=f"does not read: {error}"
+        ) from error
+
+
+def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
+    """Return the fields of both shapes that describe the encoder, so without the dense block."""
+    both = fields(ours) if type(theirs) is type(ours) else fields(BackboneConfig)
+    return [field.name for field in both if field.name != "dense_block"]
 
 
 def check_tokenizer(folder: Path, backbone: Backbone) -> None:
     """Refuse a folder whose tokenizer may give other token ids or types than the backbone's.
 
     Raises:
-        InvalidFolderError: there is no sound `tokenizer.json`.
-        ForeignBackboneError: it differs in what decides token ids or types.
-        UnsupportedImportError: as `check_reading`.
+        NunatakError: `invalid_folder`, there is no sound `tokenizer.json`.
+        NunatakError: `foreign_backbone`, it differs in what decides token ids or types.
+        NunatakError: `unsupported_import`, it differs in one setting, or as `check_reading`.
     """
-    data = read_bytes(folder, TOKENIZER, limit=MAX_TOKENIZER_BYTES)
+    with import_errors(folder):
+        data = definition_of(
+            partial(_read_if_any, folder), _read_object(folder, CONFIG), read_settings(folder)
+        )
+    if data is None:
+        raise NunatakError(
+            "invalid_folder", folder=folder.name, reason=f"it has no {TOKENIZER}; {SAVE_ADVICE}"
+        )
     try:
         theirs = _normalised(data.decode())
     except Exception as error:  # the library raises nothing more specific
-        raise CorruptFileError(folder.name, TOKENIZER, f"is no tokenizer: {error}") from error
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=TOKENIZER, problem=f"is no tokenizer: {error}"
+        ) from error
     ours = _normalised(backbone.tokenizer.definition)
     differing = [part for part in TOKENIZING_PARTS if ours.get(part) != theirs.get(part)]
+    if differing and _without_spaces(ours) == _without_spaces(theirs):
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found="its tokenizer and the backbone's differ in add_prefix_space, the space before a "
+            "text's first word",
+            advice=f"{OWN_BACKBONE}, or with a copy of the backbone's folder that has the "
+            f"tokenizer files of {folder.name}, on which other tasks trained with that tokenizer "
+            "share layers",
+        )
     if differing:
         names = ", ".join("vocabulary" if part == "model" else part for part in differing)
-        raise ForeignBackboneError(folder.name, backbone.name, f"its tokenizer differs in: {names}")
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference=f"its tokenizer differs in: {names}",
+        )
     check_reading(folder, backbone)
 
 
@@ -167,9 +226,10 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
     For files that the folder lacks, the backbone's files count.
 
     Raises:
-        InvalidFolderError: a file is not sound.
-        ForeignBackboneError: one of both gives token types and the other does not.
-        UnsupportedImportError: transformers cuts or spells texts in a way that is not done here.
+        NunatakError: `invalid_folder`, a file is not sound.
+        NunatakError: `foreign_backbone`, only one of folder and backbone gives token types.
+        NunatakError: `unsupported_import`, transformers cuts or normalises texts in a way that is
+            not available here.
     """
     settings = read_settings(folder)
     config = _read_object(folder, CONFIG) if has_file(folder, CONFIG) else {}
@@ -182,20 +242,22 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
         theirs = gives_token_types(config, settings)
     if ours != theirs:
         gives = {True: "gives token types", False: "gives none"}
-        raise ForeignBackboneError(
-            folder.name,
-            backbone.name,
-            f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's {gives[ours]}",
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference=f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's "
+            f"{gives[ours]}",
         )
 
 
 def read_settings(folder: Path) -> dict[str, JsonValue]:
-    """Read `tokenizer_config.json`; one that is not there is empty."""
+    """Read `tokenizer_config.json`; empty if there is no file."""
     return _read_object(folder, TOKENIZER_CONFIG) if has_file(folder, TOKENIZER_CONFIG) else {}
 
 
 def read_definition(folder: Path, backbone: Backbone) -> Mapping[str, Any]:
-    """Read `tokenizer.json`; where there is none, it is the backbone's."""
+    """Read `tokenizer.json`; the backbone's if there is no file."""
     if has_file(folder, TOKENIZER):
         found = read_json(folder, TOKENIZER, limit=MAX_TOKENIZER_BYTES)
         return found if isinstance(found, dict) else {}
@@ -206,12 +268,14 @@ def read_json(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonVa
     """Read a JSON file of the folder.
 
     Raises:
-        InvalidFolderError: it is missing, leads out of the folder, or is no JSON.
+        NunatakError: `invalid_folder`, the file is missing, leads out of the folder, or is no JSON.
     """
     try:
         return json.loads(read_bytes(folder, name, limit=limit))
     except (ValueError, RecursionError) as error:
-        raise CorruptFileError(folder.name, name, f"is no JSON: {error}") from error
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=name, problem=f"is no JSON: {error}"
+        ) from error
 
 
 @contextmanager
@@ -219,34 +283,37 @@ def import_errors(folder: Path) -> Generator[None]:
     """Turn the errors of reading a backbone into errors of a folder to import.
 
     Raises:
-        InvalidFolderError: a file is damaged.
-        UnsupportedImportError: a file asks for a feature that the backbone here lacks.
+        NunatakError: `invalid_folder`, a file is damaged.
+        NunatakError: `unsupported_import`, a file asks for a feature that the backbone here lacks.
     """
     try:
         yield
     except CorruptBackboneError as error:
-        raise InvalidFolderError(folder.name, str(error)) from error
+        raise NunatakError("invalid_folder", folder=folder.name, reason=str(error)) from error
     except UnsupportedBackboneError as error:
         found, _, advice = str(error).rpartition("; ")
-        raise UnsupportedImportError(folder.name, found, advice) from error
+        raise NunatakError(
+            "unsupported_import", folder=folder.name, found=found, advice=advice
+        ) from error
 
 
 def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
     """Refuse an adapter that does not name the backbone, by the last part of both names.
 
-    Adapters hold no weights of their base, so that its name is all there is to compare.
+    Adapters hold no weights of their base model, so only its name can be compared.
 
     Raises:
-        ForeignBackboneError: it names another base, or none.
+        NunatakError: `foreign_backbone`, the adapter names another base, or none.
     """
     if named and _last_part(named) == _last_part(backbone.name):
         return
     found = f"it was trained on {named!r}" if named else "it does not name its base model"
-    raise ForeignBackboneError(
-        folder.name,
-        backbone.name,
-        f"{found}, and nothing but the name tells bases of equal shape apart (if this backbone is "
-        "the base, say --allow-other-base)",
+    raise NunatakError(
+        "foreign_backbone",
+        folder=folder.name,
+        backbone=backbone.name,
+        difference=f"{found}, and only the name distinguishes bases of equal shape (if this "
+        "backbone is the base, use --allow-other-base)",
     )
 
 
@@ -255,7 +322,7 @@ def _last_part(name: str) -> str:
 
 
 def _drops_types(backbone: Backbone) -> bool:
-    """Whether `tokenizer.json` gives types that the encoder has and is not given."""
+    """Whether `tokenizer.json` gives token types that the encoder has and does not get."""
     if backbone.config.num_token_types == 1:
         return False
     tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
@@ -263,24 +330,33 @@ def _drops_types(backbone: Backbone) -> bool:
     return any(tokenizer.encode("a", "a").type_ids)
 
 
+def _read_if_any(folder: Path, name: str) -> bytes | None:
+    if not has_file(folder, name):
+        return None
+    return read_bytes(folder, name, limit=MAX_TOKENIZER_BYTES)
+
+
 def _read_object(folder: Path, name: str) -> dict[str, JsonValue]:
     found = read_json(folder, name)
     if not isinstance(found, dict):
-        raise CorruptFileError(folder.name, name, "is no JSON object")
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=name, problem="is no JSON object"
+        )
     return found
 
 
-def _config(folder: Path, raw: dict[str, JsonValue]) -> BackboneConfig:
-    try:
-        return config_from(raw)
-    except KeyError as error:
-        raise CorruptFileError(folder.name, CONFIG, f"has no field {error}") from error
-    except (TypeError, ValueError) as error:
-        raise CorruptFileError(folder.name, CONFIG, f"does not read: {error}") from error
+def _without_spaces(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the parts that decide token ids, without the setting of the first space."""
+    parts = {part: definition.get(part) for part in TOKENIZING_PARTS}
+    for part in ("pre_tokenizer", "post_processor"):
+        found = parts[part]
+        if isinstance(found, dict):
+            parts[part] = {name: it for name, it in found.items() if name != "add_prefix_space"}
+    return parts
 
 
 def _normalised(definition: str) -> dict[str, JsonValue]:
-    # Read and written by one version of the library: spellings of old versions become alike.
+    # Read and written by one version of the library, so that old spellings become the same.
     return json.loads(Tokenizer.from_str(definition).to_str())
 
 
@@ -296,10 +372,10 @@ def write_model(
 
     Args:
         folder: an empty one.
-        config: of `config.json`.
-        weights: by stored name.
-        backbone: whose tokenizer reads the texts.
-        max_length: tokens that the tokenizer should cut texts to.
+        config: the content of `config.json`.
+        weights: tensors by stored name.
+        backbone: gives the tokenizer.
+        max_length: the tokenizer's limit, in tokens.
     """
     _write(folder / CONFIG, config)
     (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
@@ -327,8 +403,9 @@ def _tokenizer_config(backbone: Backbone, max_length: int) -> dict[str, JsonValu
 def _special_tokens(tokenizer: Tokenizer, backbone: Backbone) -> dict[str, JsonValue]:
     """The special tokens by transformers' names.
 
-    Its pipelines spell an unknown token as the text does, and so must know which one it is. Others
-    are named only where `tokenizer.json` has them: naming adds a token to the vocabulary.
+    The pipelines of transformers spell an unknown token as the text does, so its name is needed.
+    Other tokens are named only if `tokenizer.json` has them, because a name adds a token to the
+    vocabulary.
     """
     tokenizer.no_truncation()
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}

@@ -13,18 +13,17 @@ from typing import Any, Final, cast
 
 from pydantic import JsonValue
 
-from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange.compatibility import (
     CONFIG,
     ImportChoices,
-    LogitUse,
     import_errors,
     read_definition,
     read_json,
     read_settings,
 )
 from nunatak_artifact.interchange.folders import has_file
-from nunatak_contract.enums import RankingScore
+from nunatak_contract.enums import LogitUse, RankingScore
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_model.sentence_folder import (
     SENTENCE_CONFIG,
@@ -47,7 +46,7 @@ PATHS: Final[Mapping[RankingScore, str]] = {
     RankingScore.SIGMOID: "torch.nn.modules.activation.Sigmoid",
     RankingScore.NONE: "torch.nn.modules.linear.Identity",
 }
-"""As sentence-transformers writes them."""
+"""The activations as sentence-transformers writes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +55,16 @@ class CrossEncoder:
 
     score: RankingScore
     max_length: int | None
-    """In tokens; None: its modules do not say."""
+    """The longest input in tokens; None: the modules give no length."""
 
 
 def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
-    """Read what sentence-transformers wrote into the folder; None if it is no cross-encoder.
+    """Read the cross-encoder settings of sentence-transformers; None if there are none.
 
     Raises:
-        InvalidFolderError: a file is not what sentence-transformers writes.
-        UnsupportedImportError: it scores pairs in a way that is not computed here.
+        NunatakError: `invalid_folder`, a file differs from the format of sentence-transformers.
+        NunatakError: `unsupported_import`, the scores need a computation that is not available
+            here.
     """
 
     def read(name: str) -> object:
@@ -84,7 +84,7 @@ def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
 
 
 def score_of(cross_encoder: CrossEncoder | None) -> RankingScore:
-    """The score of the logit; sigmoid where the folder names none, as in sentence-transformers."""
+    """The score of the logit. The default is the sigmoid, as in sentence-transformers."""
     return RankingScore.SIGMOID if cross_encoder is None else cross_encoder.score
 
 
@@ -94,14 +94,16 @@ def is_ranking(
     """Whether a sequence classification becomes a ranking: the caller decides before the folder.
 
     Raises:
-        UnsupportedImportError: the caller wants a ranking, but the model has several logits.
+        NunatakError: `unsupported_import`, the caller wants a ranking, but the model has several
+            logits.
     """
     if choices.logit_use is LogitUse.RANKING:
         if num_outputs != 1:
-            raise UnsupportedImportError(
-                folder.name,
-                f"it has {num_outputs} logits",
-                "expected one logit for a ranking; import it as a classification",
+            raise NunatakError(
+                "unsupported_import",
+                folder=folder.name,
+                found=f"it has {num_outputs} logits",
+                advice="expected one logit for a ranking; import it as a classification",
             )
         return True
     said = choices.logit_use is not None or choices.problem_type is not None
@@ -116,10 +118,11 @@ def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
 def _check_modules(folder: Path, read: ReadJson, general: Mapping[str, Any]) -> None:
     kinds = [kind for kind, _ in read_modules(read) or ()]
     if kinds != ["Transformer"]:
-        raise UnsupportedImportError(
-            folder.name,
-            f"its modules are {', '.join(kinds)}",
-            "expected a cross-encoder of one Transformer",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"its modules are {', '.join(kinds)}",
+            advice="expected a cross-encoder of one Transformer",
         )
     check_prompt(general)
 
@@ -136,9 +139,10 @@ def _score(folder: Path, general: Mapping[str, Any], config: Mapping[str, Any]) 
         return RankingScore.SIGMOID
     module, _, name = str(path).rpartition(".")
     if name not in SCORES or not f"{module}.".startswith("torch.nn."):
-        raise UnsupportedImportError(
-            folder.name,
-            f"it scores by {str(path)[:80]!r}",
-            f"expected {' or '.join(PATHS.values())}",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it scores by {str(path)[:80]!r}",
+            advice=f"expected {' or '.join(PATHS.values())}",
         )
     return SCORES[name]

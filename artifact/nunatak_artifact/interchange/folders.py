@@ -1,4 +1,4 @@
-"""Folders of other programs: writing them whole, and reading them with suspicion.
+"""Folders of other programs: safe writing and safe reading.
 
 `new_folder` writes a folder whole or not at all. `read_checkpoint` reads the weights of a whole
 model: one safetensors file, or shards with an index. `read_model_config` and the functions after it
@@ -18,19 +18,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 from torch import Tensor
 
-from nunatak_artifact.errors import (
-    CorruptFileError,
-    EscapingFileError,
-    FolderInUseError,
-    InvalidFolderError,
-    PickledWeightsError,
-    TensorMismatchError,
-    UnknownLabelsError,
-    UnsupportedImportError,
-)
 from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, HeadSpec, InvalidTensorsError, tensors_from_bytes
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
+from nunatak_model.errors import mismatch_of
 from nunatak_registry import InvalidArtifactError
 from nunatak_registry.blobs.tensors import read_header
 
@@ -47,17 +39,17 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def check_new(target: Path) -> None:
-    """Raise `FolderInUseError` if there is a file, or a folder that holds something."""
+    """Raise `folder_in_use` if there is a file, or a folder that holds something."""
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise FolderInUseError(str(target))
+        raise NunatakError("folder_in_use", folder=str(target))
 
 
 @contextmanager
 def new_folder(target: Path) -> Generator[Path]:
-    """Yield a folder to fill, which takes its place at `target` if nothing goes wrong.
+    """Yield a folder to fill, and move it to `target` if the block succeeds.
 
     Raises:
-        FolderInUseError: `target` is a file, or a folder that holds something.
+        NunatakError: `folder_in_use`, `target` is a file, or a folder that is not empty.
     """
     check_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +67,7 @@ def new_folder(target: Path) -> Generator[Path]:
 
 
 def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
-    """Write a JSON file that reads well."""
+    """Write an indented JSON file."""
     text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / name).write_text(text + "\n", encoding="utf-8")
 
@@ -87,11 +79,11 @@ class _Index(BaseModel):
 
 
 def read_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """Read every floating-point tensor, in the format it is stored in.
+    """Read every floating-point tensor, in its stored format.
 
     Raises:
-        InvalidFolderError: a file is missing, leads out of the folder, or is not sound.
-        UnsupportedImportError: the weights are pickled, or numbers of another format.
+        NunatakError: `invalid_folder`, a file is missing, leads out of the folder, or is not sound.
+        NunatakError: `unsupported_import`, the weights are pickled, or numbers of another format.
     """
     tensors = dict[str, Tensor]()
     for name in _weight_files(folder):
@@ -99,15 +91,18 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
         try:
             tensors |= tensors_from_bytes(data)
         except InvalidTensorsError as error:
-            raise CorruptFileError(folder.name, name, f"is no safetensors: {error}") from error
-    # Old checkpoints carry the numbers of the positions as integers.
+            raise NunatakError(
+                "corrupt_file", folder=folder.name, file=name, problem=f"is no safetensors: {error}"
+            ) from error
+    # Old checkpoints also store the position ids, as integers.
     floats = {name: it for name, it in tensors.items() if not name.endswith(".position_ids")}
     for name, tensor in floats.items():
         if tensor.dtype not in FLOATS:
-            raise UnsupportedImportError(
-                folder.name,
-                f"tensor {name!r} is {tensor.dtype}",
-                "save the model in float32, float16 or bfloat16",
+            raise NunatakError(
+                "unsupported_import",
+                folder=folder.name,
+                found=f"tensor {name!r} is {tensor.dtype}",
+                advice="save the model in float32, float16 or bfloat16",
             )
     return floats
 
@@ -119,8 +114,10 @@ def _weight_files(folder: Path) -> Iterable[str]:
         return sorted(set(read_model(folder, WEIGHTS_INDEX, _Index).weight_map.values()))
     pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
-        raise PickledWeightsError(folder.name, pickles[0], PICKLE_ADVICE)
-    raise InvalidFolderError(folder.name, f"it has no file {WEIGHTS}")
+        raise NunatakError(
+            "pickled_weights", folder=folder.name, file=pickles[0], advice=PICKLE_ADVICE
+        )
+    raise NunatakError("invalid_folder", folder=folder.name, reason=f"it has no file {WEIGHTS}")
 
 
 class ModelConfigFile(BaseModel):
@@ -129,7 +126,7 @@ class ModelConfigFile(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     id2label: dict[NonNegativeInt, str] | None = None
-    problem_type: ProblemType | None = None
+    problem_type: str | None = None
 
 
 class TokenizerConfigFile(BaseModel):
@@ -148,20 +145,47 @@ def read_model_config(folder: Path) -> ModelConfigFile:
 
 
 def read_max_length(folder: Path, backbone: Backbone) -> int | None:
-    """The longest input that the tokenizer's settings in the folder ask for, if they say."""
+    """The longest input in the folder's tokenizer settings; None if not set."""
     if not has_file(folder, "tokenizer_config.json"):
         return None
     length = read_model(folder, "tokenizer_config.json", TokenizerConfigFile).model_max_length
     return int(length) if length is not None and length <= backbone.config.max_tokens else None
 
 
-def problem_type_of(head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
+def read_problem_type(folder: Path, named: str | None) -> ProblemType | None:
+    """Return the problem type that a `config.json` names.
+
+    Raises:
+        NunatakError: `unsupported_import`, transformers knows no such problem.
+    """
+    if named is None or named in set(ProblemType):
+        return None if named is None else ProblemType(named)
+    raise NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=f"problem_type in config.json is {named!r}",
+        advice=f"expected one of {', '.join(ProblemType)}; say which with --problem-type",
+    )
+
+
+def problem_type_of(folder: Path, head: HeadSpec, said: ProblemType | None) -> ProblemType | None:
     """Return the problem type, by the rule of transformers' text classification pipeline.
 
     One logit is a regression only if `said` names one; else it is a label's logit, for sigmoid.
+
+    Raises:
+        NunatakError: `unsupported_import`, it is a regression with several logits.
     """
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
+    if said is ProblemType.REGRESSION and head.num_labels > 1:
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it is a regression to {head.num_labels} numbers",
+            advice="a regression task gives one number; train one model for each, or name another "
+            "--problem-type if the logits are those of labels",
+        )
     default = ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
     return said or default
 
@@ -178,17 +202,35 @@ def labels_in_order(
     A head whose kind fixes the meaning of its outputs, such as question answering, has no labels.
 
     Raises:
-        UnknownLabelsError: there are none, too few, too many, or two that are equal.
+        NunatakError: `unknown_labels`, there are none, too few, too many, or two that are equal.
+        NunatakError: `unsupported_import`, the caller names labels of a kind that has none.
     """
     if head.kind.fixed_outputs is not None:
+        if given is not None:
+            raise NunatakError(
+                "unsupported_import",
+                folder=folder.name,
+                found=f"a {head.kind.replace('_', ' ')} task has no labels, got {', '.join(given)}",
+                advice="leave out --labels",
+            )
         return ()
     if given is None and stored is None:
-        raise UnknownLabelsError(folder.name, head.num_labels, "the folder names none")
+        raise NunatakError(
+            "unknown_labels",
+            folder=folder.name,
+            num_labels=head.num_labels,
+            found="the folder names none",
+        )
     numbered = dict(enumerate(given)) if given is not None else dict(stored or {})
     labels = tuple(numbered[index] for index in sorted(numbered))
     if sorted(numbered) != list(range(head.num_labels)) or len(set(labels)) != len(labels):
         found = ", ".join(f"{index}: {label}" for index, label in sorted(numbered.items()))
-        raise UnknownLabelsError(folder.name, head.num_labels, f"got {found[:200]!r}")
+        raise NunatakError(
+            "unknown_labels",
+            folder=folder.name,
+            num_labels=head.num_labels,
+            found=f"got {found[:200]!r}",
+        )
     return labels
 
 
@@ -201,22 +243,29 @@ def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes
     """Read a regular file of the folder.
 
     Raises:
-        InvalidFolderError: there is no such file.
-        EscapingFileError: it is a link out of the folder.
-        CorruptFileError: it is no regular file, or longer than `limit` bytes.
+        NunatakError: `invalid_folder`, there is no such file.
+        NunatakError: `escaping_file`, the file is a link out of the folder.
+        NunatakError: `corrupt_file`, the file is not regular, or longer than `limit` bytes.
     """
     path = folder / name
     if not has_file(folder, name):
-        raise InvalidFolderError(folder.name, f"it has no file {name}")
+        raise NunatakError("invalid_folder", folder=folder.name, reason=f"it has no file {name}")
     target = path.resolve()
     if not target.is_relative_to(folder.resolve()):
-        raise EscapingFileError(folder.name, name)
-    # A pipe would be waited for without end.
+        raise NunatakError("escaping_file", folder=folder.name, file=name)
+    # Reading a pipe could wait without end.
     if not target.is_file():
-        raise CorruptFileError(folder.name, name, "must be a regular file")
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=name, problem="must be a regular file"
+        )
     size = target.stat().st_size
     if size > limit:
-        raise CorruptFileError(folder.name, name, f"has {size} bytes, at most {limit} are read")
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder.name,
+            file=name,
+            problem=f"has {size} bytes, at most {limit} are read",
+        )
     return target.read_bytes()
 
 
@@ -224,7 +273,8 @@ def read_model(folder: Path, name: str, model: type[Model]) -> Model:
     """Read a JSON file of the folder as `model`.
 
     Raises:
-        InvalidFolderError: as `read_bytes`; a file that does not fit the model is corrupt.
+        NunatakError: `invalid_folder`, as `read_bytes`; a file that does not fit the model is
+            corrupt.
     """
     data = read_bytes(folder, name)
     try:
@@ -232,31 +282,41 @@ def read_model(folder: Path, name: str, model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "document"
-        raise CorruptFileError(folder.name, name, f"does not read: {where}: {first['msg']}") from (
-            error
-        )
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder.name,
+            file=name,
+            problem=f"does not read: {where}: {first['msg']}",
+        ) from (error)
 
 
 def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
     """Read `stem`.safetensors as float32 tensors that own their memory.
 
-    The limits equal the registry's limits for stored blobs. `advice` says how to get a safetensors
-    file where the folder has only a pickle.
+    The limits equal the registry's limits for stored blobs. `advice` explains how to get a
+    safetensors file if the folder has only a pickle.
 
     Raises:
-        PickledWeightsError: there are only pickled weights.
-        InvalidFolderError: as `read_bytes`; a file that is no safetensors is corrupt.
+        NunatakError: `pickled_weights`, there are only pickled weights.
+        NunatakError: `invalid_folder`, as `read_bytes`; a file that is no safetensors is corrupt.
     """
     name = f"{stem}.safetensors"
     if not has_file(folder, name):
         for suffix in PICKLE_SUFFIXES:
             if has_file(folder, f"{stem}{suffix}"):
-                raise PickledWeightsError(folder.name, f"{stem}{suffix}", advice)
+                raise NunatakError(
+                    "pickled_weights", folder=folder.name, file=f"{stem}{suffix}", advice=advice
+                )
     data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
     try:
         read_header(data)
     except InvalidArtifactError as error:
-        raise CorruptFileError(folder.name, name, f"is no sound safetensors: {error}") from error
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder.name,
+            file=name,
+            problem=f"is no sound safetensors: {error}",
+        ) from error
     return {key: tensor.to(torch.float32) for key, tensor in tensors_from_bytes(data).items()}
 
 
@@ -264,7 +324,7 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes)
     """Refuse tensors that are not exactly `expected`.
 
     Raises:
-        TensorMismatchError: they are not.
+        NunatakError: `tensor_mismatch`, the tensors differ from `expected`.
     """
     wrong = [
         f"{name} is {list(tensor.shape)}, expected {list(expected[name])}"
@@ -273,4 +333,9 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes)
     ]
     missing, unused = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
     if missing or unused or wrong:
-        raise TensorMismatchError(folder.name, missing=missing, unused=unused, wrong=wrong)
+        found = {
+            "missing": sorted(missing),
+            "that nothing reads": sorted(unused),
+            "of another shape": sorted(wrong),
+        }
+        raise NunatakError("tensor_mismatch", folder=folder.name, found=mismatch_of(found))

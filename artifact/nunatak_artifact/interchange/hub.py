@@ -15,11 +15,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
-from nunatak_artifact.drafting import PARAMETERS_ROLE, Draft
-from nunatak_artifact.errors import CorruptFileError, HubUnavailableError, InvalidFolderError
+from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
 from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
 from nunatak_artifact.loading import load_task
 from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
 from nunatak_contract.names import check_task_name
 from nunatak_contract.plain_text import visible_lines
@@ -32,9 +32,18 @@ FILES = (MANIFEST, README, "*.safetensors")
 MAX_NOTE_CHARS = 4096
 
 
+class HubUnavailableError(NunatakError):
+    """The hub refused a request, or could not be reached."""
+
+    def __init__(self, repository: str, action: str, reason: str) -> None:
+        self.action = action
+        self.reason = reason
+        super().__init__("hub_unavailable", repository=repository, action=action, reason=reason)
+
+
 def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
-    """Write the README of a version; `source` is the repository it will be found in, if any."""
-    # It imports an HTTP client and YAML, which no other function needs.
+    """Write the README of a version; `source` is the version's future repository, if any."""
+    # This import loads an HTTP client and YAML, which no other function needs.
     from huggingface_hub import EvalResult, ModelCardData  # noqa: PLC0415 - as above
 
     tag, name = pipeline_tag(manifest.head.kind), manifest.backbone.name
@@ -44,7 +53,7 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
         library_name=LIBRARY,
         pipeline_tag=tag,
         tags=[LIBRARY, manifest.method.kind.value],
-        # Only ids of the hub are allowed here; a folder's name is none.
+        # The hub allows only its own ids in this field; a folder's name is none.
         base_model=name if name.count("/") == 1 else None,
         metrics=[metric.name for metric in manifest.metrics] or None,
         eval_results=[
@@ -79,7 +88,7 @@ def pipeline_tag(kind: HeadKind) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubTask:
-    """The content of a task folder. Its bytes match the digests in the manifest."""
+    """The content of a task folder. All bytes match the digests in the manifest."""
 
     manifest: TaskManifest
     blobs: Mapping[str, bytes]
@@ -91,7 +100,7 @@ def write_hub_folder(
     """Write a version; `source` is the repository that the folder will become, if any.
 
     Raises:
-        FolderInUseError: the folder holds something already.
+        NunatakError: `folder_in_use`, the folder holds something already.
     """
     with new_folder(folder) as made:
         (made / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -101,10 +110,11 @@ def write_hub_folder(
 
 
 def read_hub_folder(folder: Path) -> HubTask:
-    """Read a version and check that every byte is the one its publisher stored.
+    """Read a version and check that every byte is as its publisher stored it.
 
     Raises:
-        InvalidFolderError: a file is missing, malformed, or not the one that the manifest names.
+        NunatakError: `invalid_folder`, a file is missing, malformed, or not the one that the
+            manifest names.
     """
     manifest = read_model(folder, MANIFEST, TaskManifest)
     return HubTask(
@@ -112,26 +122,31 @@ def read_hub_folder(folder: Path) -> HubTask:
     )
 
 
-def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin: str) -> Draft:
-    """Describe a foreign version as one to publish here, after validation that it answers right.
+def draft_pulled(
+    found: HubTask, backbone: Backbone, *, task: str | None, origin: str
+) -> VersionDraft:
+    """Validate a foreign version, and describe it for publication here.
 
     Args:
         found: the content of the folder.
         backbone: must be the backbone that the task was trained on.
         task: the name in the registry; None keeps the name in the manifest.
-        origin: where the folder came from, for the note.
+        origin: the origin of the folder, for the note.
 
     Raises:
-        ArtifactError: backbone or tokenizer are others, it changes nothing, or fails its probe.
-        ModelError: its tensors do not fit.
-        InvalidFolderError: the version has no parameters.
-        InvalidNameError: `task` is no name of a task.
+        NunatakError: backbone or tokenizer differ, or the version changes nothing, or fails its
+            probe.
+        NunatakError: the tensors do not fit.
+        NunatakError: `invalid_folder`, the version has no parameters.
+        InvalidNameError: `task` is not a valid name.
     """
     there = found.manifest
     name = check_task_name(task or there.task)
     data = found.blobs.get(PARAMETERS_ROLE)
     if data is None:
-        raise InvalidFolderError(origin, f"it has no blob {PARAMETERS_ROLE!r}")
+        raise NunatakError(
+            "invalid_folder", folder=origin, reason=f"it has no blob {PARAMETERS_ROLE!r}"
+        )
     load_task(there, data, backbone)
     note = f"pulled from {origin}, where it was {there.reference}"
     fields = there.model_dump(include=set(TaskDraft.model_fields))
@@ -142,15 +157,18 @@ def draft_pulled(found: HubTask, backbone: Backbone, *, task: str | None, origin
             "note": "; ".join(filter(None, (note, there.note)))[:MAX_NOTE_CHARS],
         }
     )
-    return Draft(manifest=draft, blobs=found.blobs)
+    return VersionDraft(manifest=draft, blobs=found.blobs)
 
 
 def _blob(folder: Path, blob: BlobRecord) -> bytes:
     name = _file(blob.role)
     data = read_bytes(folder, name, limit=blob.size_bytes)
     if (digest := sha256(data).hexdigest()) != blob.sha256:
-        raise CorruptFileError(
-            folder.name, name, f"must have SHA-256 {blob.sha256}, it has {digest}"
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder.name,
+            file=name,
+            problem=f"must have SHA-256 {blob.sha256}, it has {digest}",
         )
     return data
 
@@ -165,7 +183,7 @@ class Hub(Protocol):
     def upload(self, repository: str, folder: Path, *, message: str, private: bool) -> str:
         """Add a commit with the files of a folder; return the address of the repository.
 
-        The repository is created if there is none; only then does `private` matter.
+        A missing repository is created. Only then `private` has an effect.
 
         Raises:
             HubUnavailableError: the hub refuses, or cannot be reached.
@@ -178,17 +196,18 @@ class Hub(Protocol):
         """Copy the files that match these patterns into a folder; return the commit's id.
 
         Raises:
-            HubUnavailableError: there is no such repository or revision, or no way to it.
+            HubUnavailableError: there is no such repository or revision, or the hub cannot be
+                reached.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceHub:
-    """The hub itself; with the token that `hf auth login` or HF_TOKEN has left."""
+    """The hub itself, with the token of `hf auth login` or HF_TOKEN."""
 
     endpoint: str | None = None
-    """None: the public hub, or HF_ENDPOINT."""
+    """The address of the hub. None: the public hub, or HF_ENDPOINT."""
 
     def upload(self, repository: str, folder: Path, *, message: str, private: bool) -> str:
         """Add a commit with the files of a folder."""
@@ -209,7 +228,7 @@ class HuggingFaceHub:
         api = HfApi(endpoint=self.endpoint)
         with _hub_errors(repository, "pull from"):
             commit = api.model_info(repository, revision=revision).sha
-            # Real files: links into a cache would lead out of the folder.
+            # Real files are written, because links into a cache would lead out of the folder.
             api.snapshot_download(  # pyright: ignore[reportUnknownMemberType] - one part is untyped
                 repository, revision=commit, local_dir=folder, allow_patterns=list(files)
             )
@@ -218,7 +237,7 @@ class HuggingFaceHub:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """Files to read, and where they are from."""
+    """Files to read, and their origin."""
 
     folder: Path
     origin: str
@@ -226,7 +245,7 @@ class Fetched:
 
 
 def is_folder(place: str) -> bool:
-    """Whether a place is a folder: it exists, or it is spelt as a path (`./x`, `/x`, `~/x`).
+    """Whether a place is a folder: an existing folder, or a path such as `./x`, `/x` or `~/x`.
 
     Anything else is a repository on the hub.
     """
@@ -236,10 +255,10 @@ def is_folder(place: str) -> bool:
 def push(
     manifest: TaskManifest, blobs: Mapping[str, bytes], place: str, *, hub: Hub, private: bool
 ) -> str:
-    """Write a version to a place in the hub's layout; return where it is now.
+    """Write a version to a place in the hub's layout; return its address.
 
     Raises:
-        FolderInUseError: the folder holds something already.
+        NunatakError: `folder_in_use`, the folder holds something already.
         HubUnavailableError: the hub does not take it.
     """
     if is_folder(place):
@@ -256,16 +275,16 @@ def push(
 def fetched(
     place: str, *, hub: Hub, revision: str | None, files: Sequence[str]
 ) -> Generator[Fetched]:
-    """Yield the files of a place for reading; downloaded ones are gone afterwards.
+    """Yield the files of a place for reading; downloaded files are removed afterwards.
 
     Raises:
-        InvalidFolderError: there is no such folder.
+        NunatakError: `invalid_folder`, there is no such folder.
         HubUnavailableError: the hub does not give them.
     """
     if is_folder(place):
         folder = Path(place).expanduser()
         if not folder.is_dir():
-            raise InvalidFolderError(place, "there is no such folder")
+            raise NunatakError("invalid_folder", folder=place, reason="there is no such folder")
         yield Fetched(folder=folder, origin=folder.resolve().name)
         return
     with tempfile.TemporaryDirectory() as scratch:
@@ -273,7 +292,9 @@ def fetched(
         try:
             commit = hub.download(place, folder, revision=revision, files=files)
         except HubUnavailableError as error:
-            both = f"there is no such folder here, and the hub gave nothing ({error.reason})"
+            both = (
+                f"there is no such folder here, and the hub has no such repository ({error.reason})"
+            )
             raise HubUnavailableError(place, error.action, both) from error
         yield Fetched(folder=folder, origin=f"{place}@{commit}")
 
@@ -282,7 +303,7 @@ def fetched(
 def _hub_errors(repository: str, action: str) -> Generator[None]:
     from huggingface_hub.errors import (  # noqa: PLC0415 - slow to import, and rarely needed
         HfHubHTTPError,
-        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of whichever library it uses
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - The client's errors come from several libraries.
     )
 
     try:

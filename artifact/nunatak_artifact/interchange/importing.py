@@ -1,14 +1,13 @@
 """Import of a folder of any known kind, up to a draft for the registry."""
 
+from collections.abc import Mapping
 from datetime import datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nunatak_artifact.drafting import Draft, Provenance, draft_task
-from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
+from nunatak_artifact.drafting import Provenance, VersionDraft, draft_task
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
@@ -24,56 +23,58 @@ from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
-from nunatak_contract.enums import HeadKind, OnLong, ProblemType
+from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType, Reads
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, TextInput
+from nunatak_model.tokenizer_settings import VOCABULARY
 
-FILES = ("*.json", "*.safetensors")
+FILES = ("*.json", "*.safetensors", VOCABULARY)
 PROBE_INPUTS: Final[tuple[TextInput, ...]] = (
     "Thanks!",
     "Where is my parcel? It was due on Monday.",
     ("Who wrote the report?", "The report was written by Ada Lovelace in London in 1843."),
     "Third reminder: 3 of the 12 invoices (7, 9 and 11) are still open! Please call back at once.",
 )
-"""A text, a sentence, a pair and something longer: foreign folders bring no examples of theirs."""
-
-
-class ForeignKind(StrEnum):
-    """The kinds of folder that can be imported."""
-
-    TRANSFORMERS = "transformers"
-    PEFT = "peft"
-    ADAPTERHUB = "adapterhub"
+"""Probe inputs: two short texts, a pair and a longer text, because foreign folders bring no
+examples."""
 
 
 class _AdapterConfig(BaseModel):
-    """Both kinds of adapters have a file of this name; only peft's names a type of its own."""
+    """Both kinds of adapters have a file of this name. Only peft's file names a `peft_type`."""
 
     model_config = ConfigDict(frozen=True)
 
     peft_type: str | None = None
 
 
-def kind_of(folder: Path) -> ForeignKind:
-    """Tell the kind of a folder by its files.
+def kind_of(
+    folder: Path,
+) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
+    """Find the kind of a folder from its files.
 
     Raises:
-        InvalidFolderError: nothing in it is known.
-        UnsupportedImportError: it is a task of our own, which is pulled.
+        NunatakError: `invalid_folder`, no file is known.
+        NunatakError: `unsupported_import`, the folder is our own format, which `pull` reads.
     """
     if not folder.is_dir():
-        raise InvalidFolderError(str(folder), "there is no such folder")
+        raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")
     if has_file(folder, MANIFEST):
-        raise UnsupportedImportError(
-            folder.name, f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it has a {MANIFEST} and is no foreign folder",
+            advice="use `nunatak task pull`",
         )
     if has_file(folder, CONFIG_FILE):
         is_peft = read_model(folder, CONFIG_FILE, _AdapterConfig).peft_type is not None
-        return ForeignKind.PEFT if is_peft else ForeignKind.ADAPTERHUB
+        return ImportFormat.PEFT if is_peft else ImportFormat.ADAPTERHUB
     if has_file(folder, CONFIG):
-        return ForeignKind.TRANSFORMERS
-    raise InvalidFolderError(
-        folder.name, f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)"
+        return ImportFormat.TRANSFORMERS
+    raise NunatakError(
+        "invalid_folder",
+        folder=folder.name,
+        reason=f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)",
     )
 
 
@@ -81,30 +82,30 @@ def import_folder(
     folder: Path,
     backbone: Backbone,
     *,
-    kind: ForeignKind | None = None,
+    kind: ImportFormat = ImportFormat.AUTO,
     choices: ImportChoices = AS_THE_FOLDER_SAYS,
 ) -> ImportedTask:
-    """Read a folder of the given kind, or of the kind that its files tell.
+    """Read a folder of the given kind. Without a kind, the files of the folder decide.
 
     Raises:
-        ForeignBackboneError: an adapter names another base than the backbone, or none.
-        ArtifactError: it cannot be imported; the message says what to do.
-        ModelError: its parts do not fit the backbone.
+        NunatakError: `foreign_backbone`, an adapter names another base than the backbone, or none.
+        NunatakError: the folder cannot be imported; the message gives the remedy.
+        NunatakError: the parts of the folder do not fit the backbone.
     """
     check_exact(backbone)
-    match kind or kind_of(folder):
-        case ForeignKind.TRANSFORMERS:
+    match kind_of(folder) if kind is ImportFormat.AUTO else kind:
+        case ImportFormat.TRANSFORMERS:
             return import_transformers(folder, backbone, choices)
-        case ForeignKind.PEFT:
+        case ImportFormat.PEFT:
             imported = import_peft(folder, backbone, choices)
-        case ForeignKind.ADAPTERHUB:
+        case ImportFormat.ADAPTERHUB:
             imported = import_adapterhub(folder, backbone, choices)
     if not choices.allows_other_base:
         check_base(folder, imported.base, backbone)
     return imported
 
 
-def draft_imported(  # noqa: PLR0913 - an imported task, and what the caller adds to it
+def draft_imported(
     task: str,
     imported: ImportedTask,
     backbone: Backbone,
@@ -112,23 +113,24 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the caller add
     origin: str,
     created_at: datetime,
     note: str = "",
-    default_label: str | None = None,
-    on_long: OnLong | None = None,
-) -> Draft:
-    """Describe an imported task as a version to publish; it has neither data nor scores.
+    choices: ImportChoices = AS_THE_FOLDER_SAYS,
+) -> VersionDraft:
+    """Describe an imported task as a version to publish, without data and scores.
 
-    Of two exclusive labels, the first is the default label unless the caller names one.
+    If there are two exclusive labels, the first is the default label unless the caller names one.
 
     Raises:
         InvalidNameError: `task` is no name of a task.
-        InvalidFolderError: labels and head contradict each other.
-        NoEffectError: the parameters leave every layer as the backbone has it.
-        ModelError: the parameters do not fit, or are not finite.
+        NunatakError: `invalid_folder`, labels and head contradict each other.
+        NunatakError: `no_effect`, the parameters change no layer of the backbone.
+        NunatakError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)
+    default_label = choices.default_label
     if default_label is None and _is_one_of_two(imported):
         default_label = imported.labels[0]
-    _check_head(imported, origin, default_label, on_long)
+    _check_inputs(imported.spec.head.kind, origin, choices.reads, choices.on_long)
+    _check_head(imported, origin, default_label, choices.thresholds)
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
@@ -137,7 +139,9 @@ def draft_imported(  # noqa: PLR0913 - an imported task, and what the caller add
         labels=imported.labels,
         problem_type=imported.problem_type,
         default_label=default_label,
-        on_long=on_long,
+        thresholds=choices.thresholds,
+        reads=choices.reads,
+        on_long=choices.on_long,
         score=imported.score,
         parameters=imported.parameters,
         backbone=backbone,
@@ -153,18 +157,37 @@ def _is_one_of_two(imported: ImportedTask) -> bool:
     return is_classification and is_single and len(imported.labels) == 2
 
 
-def _check_head(
-    imported: ImportedTask, origin: str, default_label: str | None, on_long: OnLong | None
-) -> None:
-    kind = imported.spec.head.kind
+def _check_inputs(kind: HeadKind, origin: str, reads: Reads | None, on_long: OnLong | None) -> None:
     if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
-        raise InvalidFolderError(
-            origin, f"a {kind} task reads long texts as windows, got on_long {on_long}"
+        raise NunatakError(
+            "invalid_folder",
+            folder=origin,
+            reason=f"a {kind} task reads long texts as windows, got on_long {on_long}",
         )
+    if reads is not None and kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        raise NunatakError(
+            "invalid_folder",
+            folder=origin,
+            reason=f"a {kind} task reads inputs of its own kind, got reads {reads}; leave it out",
+        )
+
+
+def _check_head(
+    imported: ImportedTask,
+    origin: str,
+    default_label: str | None,
+    thresholds: Mapping[str, float] | None,
+) -> None:
     try:
         head_record(
-            imported.spec.head, imported.labels, imported.problem_type, default_label=default_label
+            imported.spec.head,
+            imported.labels,
+            imported.problem_type,
+            default_label=default_label,
+            thresholds=thresholds,
         )
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]["msg"]
-        raise InvalidFolderError(origin, f"labels and head do not fit: {problem}") from error
+        raise NunatakError(
+            "invalid_folder", folder=origin, reason=f"labels and head do not fit: {problem}"
+        ) from error

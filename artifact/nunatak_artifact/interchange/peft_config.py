@@ -1,40 +1,39 @@
-"""`adapter_config.json` of peft: the fields read here, and the modules that an adapter changes.
+"""`adapter_config.json` of peft: fields of all methods, and the modules that an adapter changes.
 
-The fields are those of peft 0.21 (`LoraConfig`); older and newer files have fewer or more. An
-unknown field is accepted while it is off (null, false, empty). An unknown field that is on is
-refused, since it may change the result.
-
-The rules for modules, ranks and scales are peft 0.21's (`check_target_module_exists`,
-`get_pattern_key`); a test compares both. A module's name is its path in the adapted model, such as
+The rules for modules are peft 0.21's (`check_target_module_exists`, `get_pattern_key`); a test
+compares both. A module's name is its path in the adapted model, such as
 `bert.encoder.layer.3.attention.self.query`. A pattern from a stranger's file can keep `re` busy for
 years, so every pattern that is more than a plain name runs in a process of its own with a time
 limit.
 """
 
 import json
-import math
 import re
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
+from torch import Tensor
 
-from nunatak_artifact.errors import CorruptFileError, UnsupportedImportError
-from nunatak_artifact.interchange.folders import read_model
-from nunatak_contract.enums import LoraTarget
-from nunatak_contract.methods import Lora
-from nunatak_model import BackboneConfig, maths_of
+from nunatak_contract.enums import LinearMap
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.methods import Method
+from nunatak_model import BackboneConfig
+from nunatak_model.layer import MapChange
+from nunatak_model.methods.base import map_widths
+from nunatak_model.weights import Shapes
 
 TIME_LIMIT_SECONDS = 10.0
-"""Time limit of the process. An honest pattern takes milliseconds, mostly to start the process."""
+"""Time limit of the process. A normal pattern takes milliseconds, mostly to start the process."""
 
 _PLAIN = re.compile(r"[\w.-]*")
-"""Names, in which a dot stands for any character: nothing to repeat, nothing to choose from."""
+"""Matches plain names, in which a dot stands for any character."""
 
 _PROGRAM = """
 import json, re, sys
@@ -43,27 +42,6 @@ json.dump([[name for name in names if re.fullmatch(it, name)] for it in patterns
 """
 CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
 Names = tuple[str, ...] | str
-Positive = Annotated[int, Field(ge=1)]
-REFUSED = {
-    "use_dora": "DoRA",
-    "fan_in_fan_out": "transposed weights (fan_in_fan_out)",
-    "lora_bias": "biases in the low-rank maps (lora_bias)",
-    "megatron_config": "Megatron layers (megatron_config)",
-    "layer_replication": "replicated layers (layer_replication)",
-    "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
-    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
-    "target_parameters": "LoRA over bare parameters (target_parameters)",
-    "use_qalora": "QALoRA",
-    "use_bdlora": "block-diagonal LoRA (use_bdlora)",
-    "arrow_config": "Arrow routing (arrow_config)",
-}
-IDLE_ALONE = frozenset({"megatron_core", "qalora_group_size"})
-"""Settings with a value by default that only a refused feature reads."""
-PLAIN_STARTS = frozenset({"true", "false", "gaussian", "eva", "orthogonal"})
-"""Values of `init_lora_weights` that leave the base weights alone; others (PiSSA, OLoRA, CorDA,
-LoftQ, LoRA-GA) subtract from them, so that the adapter fits only a changed base."""
-START_SETTINGS = frozenset({"eva_config", "corda_config", "lora_ga_config", "loftq_config"})
-"""Read only while `init_lora_weights` names their method."""
 ENCODERS: Mapping[str, str] = {
     "bert": "bert",
     "roberta": "roberta",
@@ -71,13 +49,13 @@ ENCODERS: Mapping[str, str] = {
     "camembert": "roberta",
 }
 """`model_type` -> the attribute that holds the encoder in the classes with a head."""
-TARGETS: Mapping[LoraTarget, str] = {
-    LoraTarget.QUERY: "attention.self.query",
-    LoraTarget.KEY: "attention.self.key",
-    LoraTarget.VALUE: "attention.self.value",
-    LoraTarget.ATTENTION_OUTPUT: "attention.output.dense",
-    LoraTarget.FEEDFORWARD_IN: "intermediate.dense",
-    LoraTarget.FEEDFORWARD_OUT: "output.dense",
+TARGETS: Mapping[LinearMap, str] = {
+    LinearMap.QUERY: "attention.self.query",
+    LinearMap.KEY: "attention.self.key",
+    LinearMap.VALUE: "attention.self.value",
+    LinearMap.ATTENTION_OUTPUT: "attention.output.dense",
+    LinearMap.FEEDFORWARD_IN: "intermediate.dense",
+    LinearMap.FEEDFORWARD_OUT: "output.dense",
 }
 EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 ALL_LINEAR = "all-linear"
@@ -91,10 +69,10 @@ def matches(
     file: str,
     time_limit: float = TIME_LIMIT_SECONDS,
 ) -> list[frozenset[str]]:
-    """For each pattern, out of `file`, the names that it matches from first to last letter.
+    """The names that each pattern of `file` matches from the first to the last letter.
 
     Raises:
-        CorruptFileError: a pattern is no regular expression, or takes too long.
+        NunatakError: `corrupt_file`, a pattern is no regular expression, or takes too long.
     """
     if all(_PLAIN.fullmatch(pattern) for pattern in patterns):
         return [
@@ -110,13 +88,19 @@ def matches(
             timeout=time_limit,
         )
     except subprocess.TimeoutExpired as error:
-        raise CorruptFileError(
-            folder, file, f"holds a pattern that takes over {time_limit:g} s to match"
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder,
+            file=file,
+            problem=f"holds a pattern that takes over {time_limit:g} s to match",
         ) from error
     except subprocess.CalledProcessError as error:
         reason = str(error.stderr).strip().rpartition("\n")[2][:200]
-        raise CorruptFileError(
-            folder, file, f"holds a pattern that is no regular expression ({reason})"
+        raise NunatakError(
+            "corrupt_file",
+            folder=folder,
+            file=file,
+            problem=f"holds a pattern that is no regular expression ({reason})",
         ) from error
     found: list[list[str]] = json.loads(done.stdout)
     return [frozenset(it) for it in found]
@@ -138,12 +122,6 @@ CLASS_SUFFIXES = {
 """The task by the end of the class name, for configurations without a task type."""
 
 
-class _Kind(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-    peft_type: str
-
-
 class ModelClass(BaseModel):
     """The class of the adapted model (`auto_mapping`)."""
 
@@ -152,10 +130,55 @@ class ModelClass(BaseModel):
     base_model_class: str | None = None
 
 
-class PeftConfig(BaseModel):
-    """A LoRA configuration; the fields are documented by peft's `LoraConfig`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A linear map that an adapter can change."""
+
+    name: str
+    out: int
+    into: int
+    layer: int | None
+    """None for the pooler, which belongs to the head here."""
+    target: LinearMap | None
+
+
+class AdaptedModule(Protocol):
+    """A module, and how a method changes it."""
+
+    @property
+    def module(self) -> Module:
+        """The module."""
+        ...
+
+    def shapes(self) -> Shapes:
+        """Names, without prefix, and shapes of the stored tensors."""
+        ...
+
+    def difference(self, tensors: Mapping[str, Tensor]) -> str | None:
+        """Describe how the stored tensors fit another width than the module's; None if they fit."""
+        ...
+
+    def change(self, tensors: Mapping[str, Tensor]) -> MapChange:
+        """The change that the stored tensors make."""
+        ...
+
+
+Place = tuple[int, LinearMap]
+"""A layer, and a map of it."""
+
+
+class PeftConfig(BaseModel, ABC):
+    """The fields that all methods share; they are documented by peft's `PeftConfig`.
+
+    Each method of peft that is read and written has one subclass.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, strict=True)
+
+    TITLE: ClassVar[str]
+    """The usual name of the method."""
+    METHOD: ClassVar[type[Method]]
+    """The method of Nunatak with the same maths."""
 
     task_type: str | None = None
     auto_mapping: ModelClass | None = None
@@ -164,54 +187,65 @@ class PeftConfig(BaseModel):
     peft_type: str
     peft_version: str | None = None
     inference_mode: bool = True
-    r: Positive = 8
-    lora_alpha: float = 8.0
-    lora_dropout: float = 0.0
-    use_rslora: bool = False
-    bias: str = "none"
     target_modules: Names | None = None
     exclude_modules: Names | None = None
     modules_to_save: tuple[str, ...] | None = None
-    layers_to_transform: tuple[int, ...] | int | None = None
-    layers_pattern: Names | None = None
-    rank_pattern: dict[str, Positive] | None = None
-    alpha_pattern: dict[str, float] | None = None
-    init_lora_weights: bool | str = True
 
+    @abstractmethod
+    def check(self, folder: Path) -> None:
+        """Return if we can reproduce exactly what the configuration says.
 
-def read_peft_config(folder: Path) -> PeftConfig:
-    """Read a LoRA configuration that we can reproduce exactly.
+        Raises:
+            NunatakError: `unsupported_import`, it uses what we refuse.
+        """
 
-    Raises:
-        InvalidFolderError: it cannot be read.
-        UnsupportedImportError: it is of another method, or uses what we refuse.
-    """
-    kind = read_model(folder, CONFIG_FILE, _Kind).peft_type
-    if kind != "LORA":
-        raise _unsupported(folder, f"it is a peft adapter of type {kind}")
-    config = read_model(folder, CONFIG_FILE, PeftConfig)
-    for name, value in _extra(config).items():
-        if value and name not in IDLE_ALONE | START_SETTINGS:
-            found = REFUSED.get(name, f"the unknown setting {name} = {str(value)[:80]!r}")
-            raise _unsupported(folder, f"it uses {found}")
-    if config.bias != "none":
-        raise _unsupported(folder, f"it has trained biases (bias={config.bias!r})")
-    start = str(config.init_lora_weights).lower()
-    if start not in PLAIN_STARTS:
-        raise _unsupported(
-            folder, f"it fits a base changed at the start (init_lora_weights={start!r})"
+    def chosen_layers(self, folder: Path, names: Sequence[str]) -> set[str]:
+        """Return the module names that lie in a layer to adapt: all, unless the method chooses."""
+        del folder
+        return set(names)
+
+    @abstractmethod
+    def adapted(self, folder: Path, modules: Sequence[Module]) -> tuple[AdaptedModule, ...]:
+        """How the method changes each of the modules that it adapts."""
+
+    @classmethod
+    @abstractmethod
+    def normalised(
+        cls, changes: Mapping[Place, MapChange], config: BackboneConfig
+    ) -> tuple[Method, dict[str, Tensor]]:
+        """Changes that the method made, at least one, as one method of ours with its parameters.
+
+        Raises:
+            NunatakError: `invalid_method`, a change is beyond what our method takes.
+        """
+
+    @classmethod
+    @abstractmethod
+    def fields(cls, method: Method, encoder: str, num_layers: int) -> dict[str, JsonValue]:
+        """The fields of a configuration that describe one of our methods."""
+
+    @classmethod
+    @abstractmethod
+    def stored(cls, name: str, tensor: Tensor, encoder: str) -> tuple[str, Tensor]:
+        """Name, without prefix, and shape in which peft stores a tensor of a layer of ours."""
+
+    def unsupported(self, folder: Path, found: str) -> NunatakError:
+        """An error for what the folder was found to use."""
+        return NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=found,
+            advice=f"expected plain {self.TITLE}; merge the adapter (merge_and_unload) and import "
+            "the whole model, or train it again without",
         )
-    if isinstance(config.target_modules, str) and config.layers_to_transform:
-        # peft refuses the pair too; the only text that peft would accept is all-linear.
-        raise _unsupported(folder, "it chooses layers both by pattern and by layers_to_transform")
-    return config
 
 
 def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
     """Return the prediction of the adapted model.
 
     Raises:
-        UnsupportedImportError: nothing that we have a head for, or it is not said.
+        NunatakError: `unsupported_import`, no head here fits the prediction, or the file does not
+            name it.
     """
     if config.task_type is not None:
         for task_type in TaskType:
@@ -221,10 +255,11 @@ def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
     found = task_type_of_class(model_class or "")
     if config.task_type is None and found is not None:
         return found
-    raise UnsupportedImportError(
-        folder.name,
-        f"its task_type is {config.task_type!r} and its model {model_class!r}",
-        f"expected a task_type out of {', '.join(TaskType)}: an adapter without such a head "
+    raise NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=f"its task_type is {config.task_type!r} and its model {model_class!r}",
+        advice=f"expected a task_type out of {', '.join(TaskType)}: an adapter without such a head "
         "answers nothing",
     )
 
@@ -236,51 +271,19 @@ def task_type_of_class(model_class: str) -> TaskType | None:
     )
 
 
-def _extra(config: PeftConfig) -> dict[str, JsonValue]:
-    return config.__pydantic_extra__ or {}
-
-
-def _unsupported(folder: Path, found: str) -> UnsupportedImportError:
-    return UnsupportedImportError(
-        folder.name,
-        found,
-        "expected plain LoRA; merge the adapter (merge_and_unload) and import the whole model, or "
-        "train it again without",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
-    """A linear map that can carry a low-rank update."""
-
-    name: str
-    out: int
-    into: int
-    layer: int | None
-    """None for the pooler, which belongs to the head here."""
-    target: LoraTarget | None
-
-
 def has_pooler(encoder: str, task_type: TaskType) -> bool:
     """Whether the adapted model reads the encoder's pooler: only BERT for sequences does."""
     return encoder == "bert" and task_type is TaskType.SEQUENCE_CLASSIFICATION
 
 
 def modules_of(encoder: str, task_type: TaskType, config: BackboneConfig) -> tuple[Module, ...]:
-    """Every module of the adapted model that we can update."""
-    thinnest = Lora(rank=1, alpha=1.0, targets=tuple(TARGETS))
-    shapes = maths_of(thinnest).parameter_shapes(config)
-    modules = [
-        Module(
-            name=f"{encoder}.encoder.layer.{layer}.{path}",
-            out=shapes[f"layers.{layer}.lora.{target}.up"][0],
-            into=shapes[f"layers.{layer}.lora.{target}.down"][1],
-            layer=layer,
-            target=target,
-        )
-        for layer in range(config.num_layers)
-        for target, path in TARGETS.items()
-    ]
+    """Every module of the adapted model that we can change."""
+    modules = list[Module]()
+    for layer in range(config.num_layers):
+        for target, path in TARGETS.items():
+            out, into = map_widths(target, layer, config)
+            name = f"{encoder}.encoder.layer.{layer}.{path}"
+            modules.append(Module(name=name, out=out, into=into, layer=layer, target=target))
     if has_pooler(encoder, task_type):
         width = config.hidden_width
         name = f"{encoder}.pooler.dense"
@@ -289,7 +292,7 @@ def modules_of(encoder: str, task_type: TaskType, config: BackboneConfig) -> tup
 
 
 def embeddings_of(encoder: str) -> tuple[str, ...]:
-    """Names of the embedding tables, over which we have no updates."""
+    """Names of the embedding tables, for which there are no updates here."""
     return tuple(f"{encoder}.embeddings.{table}" for table in EMBEDDINGS)
 
 
@@ -301,31 +304,23 @@ HEAD_NAMES = {
 """Names that peft adds to `modules_to_save` for a task type, whether written down or not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptedModule:
-    """A module with the rank and the scale of its low-rank update."""
-
-    module: Module
-    rank: int
-    scale: float
-
-
 def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder: str) -> set[str]:
     """Names of the modules that are stored whole.
 
     Raises:
-        UnsupportedImportError: one is neither head nor pooler.
+        NunatakError: `unsupported_import`, a stored module is neither head nor pooler.
     """
     saved = set(config.modules_to_save or ())
     if config.task_type is not None:
         saved |= set(HEAD_NAMES[task_type])
     known = {"classifier", "score", "qa_outputs", "pooler", f"{encoder}.pooler"}
     if not saved <= known:
-        raise UnsupportedImportError(
-            folder.name,
-            f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
-            "expected nothing but the head and the pooler; merge the adapter (merge_and_unload) "
-            "and import the whole model",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
+            advice="expected nothing but the head and the pooler; merge the adapter "
+            "(merge_and_unload) and import the whole model",
         )
     return saved
 
@@ -333,11 +328,12 @@ def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder
 def adapted_modules(
     folder: Path, config: PeftConfig, task_type: TaskType, encoder: str, shape: BackboneConfig
 ) -> tuple[AdaptedModule, ...]:
-    """The modules that a configuration adapts.
+    """The modules that a configuration adapts, each with its change.
 
     Raises:
-        InvalidFolderError: a pattern cannot be matched.
-        UnsupportedImportError: an embedding table is adapted, or another module stored whole.
+        NunatakError: `invalid_folder`, a pattern cannot be matched.
+        NunatakError: `unsupported_import`, an embedding table is adapted, or another module stored
+            whole.
     """
     modules = modules_of(encoder, task_type, shape)
     names = (*(module.name for module in modules), *embeddings_of(encoder))
@@ -347,27 +343,18 @@ def adapted_modules(
     chosen = _targeted(folder, config, open_names)
     tables = sorted(chosen & set(embeddings_of(encoder)))
     if tables:
-        raise UnsupportedImportError(
-            folder.name,
-            f"it adapts {tables[0]}",
-            "embeddings are shared by all tasks; merge the adapter (merge_and_unload) and import "
-            "the whole model",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it adapts {tables[0]}",
+            advice="embeddings are shared by all tasks; merge the adapter (merge_and_unload) and "
+            "import the whole model",
         )
-    adapted = [module for module in modules if module.name in chosen]
-    ranks = _by_pattern(folder, config.rank_pattern or {}, adapted, config.r)
-    alphas = _by_pattern(folder, config.alpha_pattern or {}, adapted, config.lora_alpha)
-    return tuple(
-        AdaptedModule(
-            module=module,
-            rank=int(rank),
-            scale=alpha / (math.sqrt(rank) if config.use_rslora else rank),
-        )
-        for module, rank, alpha in zip(adapted, ranks, alphas, strict=True)
-    )
+    return config.adapted(folder, [module for module in modules if module.name in chosen])
 
 
 def _excluded(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str]:
-    return set(_named(folder, config.exclude_modules or (), names))
+    return set(named(folder, config.exclude_modules or (), names))
 
 
 def _lies_in(name: str, modules: Iterable[str]) -> bool:
@@ -379,51 +366,36 @@ def _targeted(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str
     if isinstance(targets, str):
         if targets.lower() == ALL_LINEAR:
             return {name for name in names if ".embeddings." not in name}
-        return set(_named(folder, targets, names))
+        return set(named(folder, targets, names))
     # A full name matches its module in any layer.
-    layers = _chosen_layers(folder, config, names)
-    return {name for name in _named(folder, targets, names) if name in targets or name in layers}
+    layers = config.chosen_layers(folder, names)
+    return {name for name in named(folder, targets, names) if name in targets or name in layers}
 
 
-def _chosen_layers(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str]:
-    layers = config.layers_to_transform
-    indexes = (layers,) if isinstance(layers, int) else layers
-    if not indexes:
-        return set(names)
-    patterns = config.layers_pattern or (r"[^.]*",)
-    patterns = (patterns,) if isinstance(patterns, str) else patterns
-    found = _match(folder, [rf"(?:(?:^|.*?\.){it}\.\d+\.).*" for it in patterns], names)
-    return {name for it in found for name in it if _layer_of(name) in indexes}
-
-
-def _layer_of(name: str) -> int | None:
-    return next((int(part) for part in name.split(".") if part.isdigit()), None)
-
-
-def _named(folder: Path, chosen: Names, names: Sequence[str]) -> frozenset[str]:
+def named(folder: Path, chosen: Names, names: Sequence[str]) -> frozenset[str]:
     """A list names modules by their last parts, a text by a pattern for the whole name."""
     if isinstance(chosen, str):
-        return _match(folder, [chosen], names)[0]
+        return match_names(folder, [chosen], names)[0]
     return frozenset(
         name for name in names if any(name == it or name.endswith(f".{it}") for it in chosen)
     )
 
 
-def _by_pattern(
-    folder: Path, values: dict[str, int] | dict[str, float], modules: Sequence[Module], usual: float
-) -> list[float]:
-    """Return each module's value: of the first pattern that ends its name, else the default."""
-    names = [module.name for module in modules]
-    found = _match(folder, [_ending(pattern) for pattern in values], names)
-    return [
-        next((value for value, it in zip(values.values(), found, strict=True) if name in it), usual)
-        for name in names
-    ]
+def match_names(
+    folder: Path, patterns: Sequence[str], names: Sequence[str]
+) -> list[frozenset[str]]:
+    """For each pattern of a configuration, the names that it matches as a whole.
 
-
-def _ending(pattern: str) -> str:
-    return rf"(.*\.)?({pattern})"
-
-
-def _match(folder: Path, patterns: Sequence[str], names: Sequence[str]) -> list[frozenset[str]]:
+    Raises:
+        NunatakError: `corrupt_file`, a pattern is no regular expression, or takes too long.
+    """
     return matches(patterns, names, folder=folder.name, file=CONFIG_FILE)
+
+
+def target_pattern(
+    targets: Iterable[LinearMap], encoder: str, *, first_layer: int, num_layers: int
+) -> str:
+    """A pattern for whole names: a list of last parts would confuse the two `output.dense`."""
+    layers = "|".join(map(str, range(first_layer, num_layers)))
+    paths = "|".join(TARGETS[target].replace(".", r"\.") for target in targets)
+    return rf"{encoder}\.encoder\.layer\.({layers})\.({paths})"

@@ -1,15 +1,8 @@
-"""Import of the LoRA folders of peft.
-
-`Lora` has one rank and one scale for all targets, and adapts every layer from its first. An adapter
-with several ranks, or with gaps between its layers, is padded to the largest rank: zero rows of
-`down` and zero columns of `up` add nothing. Where scales differ, they are multiplied into `up`.
-Padding costs memory and time, but it keeps a batch of tasks one product.
+"""Import of the adapter folders of peft.
 
 BERT reads sequences through its pooler, a dense layer with tanh over the first token. RoBERTa's
-`classifier` has such a layer of its own. Both become `head.dense` here. A LoRA update of BERT's
-pooler is added to the pooler's weights.
-
-Axes: rank, in, out = of one update.
+`classifier` has such a layer of its own. Both become `head.dense` here. A change of BERT's pooler
+is merged into the pooler's weights.
 """
 
 import re
@@ -17,13 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from nunatak_artifact.errors import (
-    ForeignBackboneError,
-    TensorMismatchError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
     ImportChoices,
@@ -37,28 +26,31 @@ from nunatak_artifact.interchange.folders import (
     labels_in_order,
     problem_type_of,
     read_max_length,
+    read_model,
     read_model_config,
+    read_problem_type,
     read_weights,
 )
 from nunatak_artifact.interchange.peft_config import (
+    CONFIG_FILE,
     ENCODERS,
     WEIGHTS_STEM,
     AdaptedModule,
+    PeftConfig,
     TaskType,
     adapted_modules,
     has_pooler,
-    read_peft_config,
     saved_modules,
     task_type_of,
 )
-from nunatak_contract.enums import HeadKind, LoraTarget, Pooling, RankingScore
-from nunatak_contract.methods import HeadOnly, Lora
-from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
-from nunatak_model.layer import LoraUpdate
-from nunatak_model.methods.lora import check_rank
+from nunatak_artifact.interchange.peft_ia3 import Ia3Config
+from nunatak_artifact.interchange.peft_lora import LoraConfig
+from nunatak_contract.enums import HeadKind, Pooling, RankingScore
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.methods import HeadOnly, Method
+from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec
+from nunatak_model.errors import mismatch_of
 
-Updates = Mapping[tuple[int, LoraTarget], LoraUpdate]
-"""Layer and target -> its update; at least one."""
 HEAD_KINDS = {
     TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
     TaskType.TOKEN_CLASSIFICATION: HeadKind.TOKEN_CLASSIFICATION,
@@ -67,44 +59,20 @@ HEAD_KINDS = {
 OUTPUT, DENSE = "head.output", "head.dense"
 PREFIX = "base_model.model."
 PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
+PEFT_CONFIGS: Mapping[str, type[PeftConfig]] = {"LORA": LoraConfig, "IA3": Ia3Config}
+"""peft's name of each method that can be imported and exported, and the method's configuration."""
 
 
-def normalised_lora(updates: Updates, config: BackboneConfig) -> tuple[Lora, dict[str, Tensor]]:
-    """Write updates as one method with its float32 parameters.
+class _Kind(BaseModel):
+    model_config = ConfigDict(frozen=True)
 
-    Semantics:
-        for each (layer, target), x:
-            scale * (x @ down.T) @ up.T  is the same before and after, zero where there was none
-
-    Raises:
-        InvalidMethodError: a rank is beyond what our method takes.
-    """
-    rank = max(update.down.shape[0] for update in updates.values())
-    check_rank(rank, config)
-    scales = {update.scale for update in updates.values()}
-    scale = min(scales) if len(scales) == 1 and min(scales) > 0.0 else 1.0
-    method = Lora(
-        rank=rank,
-        alpha=scale * rank,
-        targets=tuple(target for target in LoraTarget if any(it == target for _, it in updates)),
-        first_layer=min(layer for layer, _ in updates),
-    )
-    maths = maths_of(method)
-    maths.check(config)
-    parameters = {
-        name: torch.zeros(shape) for name, shape in maths.parameter_shapes(config).items()
-    }
-    for (layer, target), update in updates.items():
-        prefix, own_rank = f"layers.{layer}.lora.{target}", update.down.shape[0]
-        parameters[f"{prefix}.down"][:own_rank] = update.down
-        parameters[f"{prefix}.up"][:, :own_rank] = update.up * (update.scale / scale)
-    return method, parameters
+    peft_type: str
 
 
 def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> dict[str, str]:
     """Our name of each linear map of the head -> its module in the adapted model.
 
-    The pooler is among them where it was trained, that is, `saved`.
+    The pooler is among them if it was trained, that is, if `saved` names it.
     """
     match task_type:
         case TaskType.QUESTION_ANSWERING:
@@ -120,7 +88,7 @@ def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> di
 
 
 def head_spec(task_type: TaskType, num_labels: int, *, ranks: bool = False) -> HeadSpec:
-    """The shape of the head of a class of transformers; of a ranking, if its one logit `ranks`."""
+    """The shape of the head of a class of transformers; a ranking head if the one logit `ranks`."""
     kind = HeadKind.RANKING if ranks else HEAD_KINDS[task_type]
     if kind.reads_tokens:
         return HeadSpec(kind=kind, num_labels=num_labels)
@@ -151,14 +119,15 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
     """The backbone's pooler as the dense layer of a head, in float32.
 
     Raises:
-        ForeignBackboneError: it has none.
+        NunatakError: `foreign_backbone`, the backbone has no pooler.
     """
     pooler = backbone.pooler
     if pooler is None or pooler.bias is None:
-        raise ForeignBackboneError(
-            folder.name,
-            backbone.name,
-            "the head reads the pooler of its base, and this backbone has none",
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference="the head reads the pooler of its base, and this backbone has none",
         )
     return {
         f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
@@ -169,7 +138,7 @@ def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
 def import_peft(
     folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
-    """Read a LoRA adapter with its head; it computes what peft computes, to rounding.
+    """Read an adapter with its head; it computes what peft computes, to rounding.
 
     Args:
         folder: holds `adapter_config.json` and `adapter_model.safetensors`, as peft writes them.
@@ -179,11 +148,11 @@ def import_peft(
             type.
 
     Raises:
-        InvalidFolderError: a file is missing, unsound or no part of the folder; tensors and
-            configuration differ; or nothing names the labels.
-        UnsupportedImportError: no method or head here computes the same.
-        ForeignBackboneError: the adapter fits another shape of backbone.
-        InvalidMethodError: a rank is beyond what our method takes.
+        NunatakError: `invalid_folder`, a file is missing, unsound or no part of the folder;
+            tensors and configuration differ; or nothing names the labels.
+        NunatakError: `unsupported_import`, no method or head here computes the same.
+        NunatakError: `foreign_backbone`, the adapter fits another shape of backbone.
+        NunatakError: `invalid_method`, a rank is beyond what our method takes.
     """
     encoder = encoder_of(folder, backbone)
     config = read_peft_config(folder)
@@ -201,34 +170,56 @@ def import_peft(
     spec = head_spec(task_type, num_labels, ranks=ranks)
     _check_backbone(folder, tensors, adapted, backbone, encoder)
     check_tensors(folder, tensors, _shapes(adapted, head, spec, backbone.config))
-    method, parameters = _branch(adapted, tensors, backbone.config)
+    method, parameters = _branch(config, adapted, tensors, backbone.config)
     parameters |= head_parameters(head, tensors)
     if spec.dense and DENSE not in head:
         parameters |= pooler_parameters(folder, backbone)
-    parameters |= _updated_pooler(adapted, tensors, parameters)
+    parameters |= _changed_pooler(adapted, tensors, parameters)
     meaning, base = read_model_config(folder), config.base_model_name_or_path
     return ImportedTask(
         spec=BranchSpec(method=method, head=spec),
         labels=labels_in_order(folder, spec, given=choices.labels, stored=meaning.id2label),
-        problem_type=problem_type_of(spec, choices.problem_type or meaning.problem_type),
+        problem_type=problem_type_of(
+            folder, spec, choices.problem_type or read_problem_type(folder, meaning.problem_type)
+        ),
         parameters=parameters,
         max_length=read_max_length(folder, backbone),
-        source=f"peft LoRA folder, trained on {base}"
-        if base
-        else "peft LoRA folder, no base named",
+        source=f"peft {config.TITLE} folder, {f'trained on {base}' if base else 'no base named'}",
         score=score_of(cross_encoder) if ranks else RankingScore.SIGMOID,
         base=base,
     )
 
 
+def read_peft_config(folder: Path) -> PeftConfig:
+    """Read a configuration that we can reproduce exactly.
+
+    Raises:
+        NunatakError: `invalid_folder`, it cannot be read.
+        NunatakError: `unsupported_import`, it is of another method, or uses what we refuse.
+    """
+    kind = read_model(folder, CONFIG_FILE, _Kind).peft_type
+    if kind not in PEFT_CONFIGS:
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it is a peft adapter of type {kind}",
+            advice=f"expected one of {', '.join(PEFT_CONFIGS)}; merge the adapter "
+            "(merge_and_unload) and import the whole model",
+        )
+    config = read_model(folder, CONFIG_FILE, PEFT_CONFIGS[kind])
+    config.check(folder)
+    return config
+
+
 def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
     if task_type is TaskType.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise UnsupportedImportError(
-            folder.name,
-            "peft's class for question answering gives its model no token types, and this backbone "
-            "reads them",
-            "merge the adapter (merge_and_unload), check that the merged model answers well with "
-            "token types, and import it whole",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found="peft's class for question answering gives its model no token types, and this "
+            "backbone reads them",
+            advice="merge the adapter (merge_and_unload), check that the merged model answers "
+            "well with token types, and import it whole",
         )
 
 
@@ -236,14 +227,15 @@ def encoder_of(folder: Path, backbone: Backbone) -> str:
     """Return the name of an encoder like the backbone in transformers' classes with a head.
 
     Raises:
-        UnsupportedImportError: adapters of such a model cannot be imported.
+        NunatakError: `unsupported_import`, adapters of such a model cannot be imported.
     """
     encoder = ENCODERS.get(backbone.config.model_type)
     if encoder is None:
-        raise UnsupportedImportError(
-            folder.name,
-            f"the backbone is a {backbone.config.model_type}",
-            f"adapter folders are read for {', '.join(ENCODERS)}",
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"the backbone is a {backbone.config.model_type}",
+            advice=f"adapter folders are read for {', '.join(ENCODERS)}",
         )
     return encoder
 
@@ -253,7 +245,11 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     stored = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
     strange = [name for name in stored if not name.startswith(PREFIX)]
     if strange:
-        raise TensorMismatchError(folder.name, missing=(), unused=strange, wrong=())
+        raise NunatakError(
+            "tensor_mismatch",
+            folder=folder.name,
+            found=mismatch_of({"that nothing reads": strange}),
+        )
     return {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
 
 
@@ -264,14 +260,19 @@ def _check_backbone(
     backbone: Backbone,
     encoder: str,
 ) -> None:
-    """Tell another base model from a damaged folder, as far as names and widths allow."""
+    """Distinguish another base model from a damaged folder, by names and widths."""
     differences = [
         *(_foreign_name(name, encoder, backbone.config) for name in tensors),
-        *(_foreign_width(it, tensors) for it in adapted),
+        *(it.difference(tensors) for it in adapted),
     ]
     for difference in differences:
         if difference is not None:
-            raise ForeignBackboneError(folder.name, backbone.name, difference)
+            raise NunatakError(
+                "foreign_backbone",
+                folder=folder.name,
+                backbone=backbone.name,
+                difference=difference,
+            )
 
 
 def _foreign_name(name: str, encoder: str, config: BackboneConfig) -> str | None:
@@ -283,21 +284,6 @@ def _foreign_name(name: str, encoder: str, config: BackboneConfig) -> str | None
     if int(found[2]) >= config.num_layers:
         return f"it adapts layer {found[2]}, the backbone has {config.num_layers} layers"
     return None
-
-
-def _foreign_width(adapted: AdaptedModule, tensors: Mapping[str, Tensor]) -> str | None:
-    module = adapted.module
-    down, up = (tensors.get(name) for name in _names(adapted))
-    if down is None or up is None or not down.dim() == up.dim() == 2:
-        return None
-    found, wanted = (up.shape[0], down.shape[1]), (module.out, module.into)
-    return (
-        None if found == wanted else f"{module.name} maps {found[::-1]} there, {wanted[::-1]} here"
-    )
-
-
-def _names(adapted: AdaptedModule) -> tuple[str, str]:
-    return f"{adapted.module.name}.lora_A.weight", f"{adapted.module.name}.lora_B.weight"
 
 
 def _num_labels(tensors: Mapping[str, Tensor], task_type: TaskType, output: str) -> int:
@@ -312,39 +298,36 @@ def _shapes(
     spec: HeadSpec,
     config: BackboneConfig,
 ) -> dict[str, tuple[int, ...]]:
-    shapes = dict[str, tuple[int, ...]]()
+    shapes = stored_shapes(head, spec, width=config.hidden_width)
     for it in adapted:
-        down, up = _names(it)
-        shapes[down], shapes[up] = (it.rank, it.module.into), (it.module.out, it.rank)
-    shapes |= stored_shapes(head, spec, width=config.hidden_width)
+        shapes |= it.shapes()
     return shapes
 
 
 def _branch(
-    adapted: Sequence[AdaptedModule], tensors: Mapping[str, Tensor], config: BackboneConfig
-) -> tuple[Lora | HeadOnly, dict[str, Tensor]]:
+    kind: PeftConfig,
+    adapted: Sequence[AdaptedModule],
+    tensors: Mapping[str, Tensor],
+    config: BackboneConfig,
+) -> tuple[Method, dict[str, Tensor]]:
     """The method with its parameters; one that adapts no layer is a head."""
-    updates = {
-        (it.module.layer, it.module.target): _update(it, tensors)
+    changes = {
+        (it.module.layer, it.module.target): it.change(tensors)
         for it in adapted
         if it.module.layer is not None and it.module.target is not None
     }
-    return normalised_lora(updates, config) if updates else (HeadOnly(), {})
+    return kind.normalised(changes, config) if changes else (HeadOnly(), {})
 
 
-def _updated_pooler(
+def _changed_pooler(
     adapted: Sequence[AdaptedModule],
     tensors: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """The pooler's weights with its low-rank update, if it has one."""
+    """The pooler's weights with the change of the adapter, if there is one."""
     pooler = next((it for it in adapted if it.module.layer is None), None)
     if pooler is None:
         return {}
-    name, update = f"{DENSE}.weight", _update(pooler, tensors)
-    return {name: parameters[name] + update.scale * (update.up @ update.down)}
-
-
-def _update(adapted: AdaptedModule, tensors: Mapping[str, Tensor]) -> LoraUpdate:
-    down, up = _names(adapted)
-    return LoraUpdate(down=tensors[down], up=tensors[up], scale=adapted.scale)
+    weight, bias = (parameters[f"{DENSE}.{part}"].clone() for part in ("weight", "bias"))
+    pooler.change(tensors).merge(weight, bias)
+    return {f"{DENSE}.weight": weight, f"{DENSE}.bias": bias}

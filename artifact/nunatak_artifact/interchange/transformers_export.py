@@ -7,7 +7,6 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_artifact.errors import UnsupportedExportError
 from nunatak_artifact.interchange.compatibility import check_exact, write_model
 from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.folders import new_folder
@@ -20,18 +19,19 @@ from nunatak_artifact.interchange.transformers_layout import (
     to_stored,
 )
 from nunatak_artifact.loading import LoadedTask
-from nunatak_contract.enums import HeadKind, LoraTarget, Pooling
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import Bottleneck
 from nunatak_model import Backbone
-from nunatak_model.architectures import architecture_of, encoder_shapes
-from nunatak_model.layer import LoraLayer
+from nunatak_model.architectures import architecture_of, bert, encoder_shapes
+from nunatak_model.branch import HEAD_PREFIX
+from nunatak_model.layer import BottleneckLayer, ChangedMaps
 from nunatak_model.weights import Linear
 
-QKV_ROWS: Mapping[LoraTarget, int] = {
-    LoraTarget.QUERY: 0,
-    LoraTarget.KEY: 1,
-    LoraTarget.VALUE: 2,
+QKV_ROWS: Mapping[LinearMap, int] = {
+    LinearMap.QUERY: 0,
+    LinearMap.KEY: 1,
+    LinearMap.VALUE: 2,
 }
 """The position of a target in the stacked map of query, key and value."""
 KEEP_IT = "write it with --format hub, which keeps every method and head"
@@ -44,12 +44,12 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
 
     Args:
         parameters: all weights of the encoder under our names; written in float32.
-        base: the backbone whose shape they have.
-        folder: to write to; new or empty.
+        base: the backbone with the same shape.
+        folder: a new or empty folder to write to.
 
     Raises:
-        UnsupportedExportError: the architecture cannot be written.
-        FolderInUseError: the folder holds something already.
+        NunatakError: `unsupported_export`, the architecture cannot be written.
+        NunatakError: `folder_in_use`, the folder holds something already.
         UnsupportedBackboneError: `base` is quantized.
     """
     check_exportable(base)
@@ -73,13 +73,14 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
 
 
 def check_exportable(base: Backbone) -> None:
-    """Raise `UnsupportedExportError` unless backbones of this architecture can be written."""
+    """Raise `unsupported_export` unless backbones of this architecture can be written."""
     check_exact(base)
-    if base.config.model_type not in FAMILIES:
-        raise UnsupportedExportError(
-            base.name,
-            f"it is a {base.config.model_type}",
-            f"start from one of {', '.join(FAMILIES)}",
+    if base.config.model_type not in bert.MODEL_TYPES:
+        raise NunatakError(
+            "unsupported_export",
+            reference=base.name,
+            part=f"it is a {base.config.model_type}",
+            advice=f"start from one of {', '.join(bert.MODEL_TYPES)}",
         )
 
 
@@ -95,8 +96,9 @@ def _linear(name: str, linear: Linear) -> dict[str, Tensor]:
 def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     """Write the folder that `AutoModelFor...` and `AutoTokenizer` of transformers load.
 
-    The weights are the backbone's and the task's own, in float32; low-rank updates are merged into
-    them. Ranking becomes sequence classification with one output, as cross-encoders are stored.
+    The weights are the backbone's and the task's own, in float32; changes of maps are merged
+    into them. Ranking becomes sequence classification with one output, as cross-encoders are
+    stored.
 
     Args:
         task: loaded on `backbone`.
@@ -104,8 +106,8 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
         backbone: in float32.
 
     Raises:
-        UnsupportedExportError: no class of transformers has the method or the head.
-        FolderInUseError: the folder holds something already.
+        NunatakError: `unsupported_export`, no class of transformers has the method or the head.
+        NunatakError: `folder_in_use`, the folder holds something already.
         UnsupportedBackboneError: the backbone is quantized.
     """
     check_exact(backbone)
@@ -120,47 +122,62 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
     """The classes that compute the same as the task."""
     spec, model_type = task.branch.spec, backbone.config.model_type
     if model_type not in FAMILIES:
-        raise UnsupportedExportError(
-            task.manifest.reference, f"its backbone is a {model_type}", KEEP_IT
+        raise NunatakError(
+            "unsupported_export",
+            reference=task.manifest.reference,
+            part=f"its backbone is a {model_type}",
+            advice=KEEP_IT,
         )
-    if isinstance(spec.method, Bottleneck):
-        raise UnsupportedExportError(
-            task.manifest.reference, "no class of transformers has bottleneck adapters", KEEP_IT
+    if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
+        raise NunatakError(
+            "unsupported_export",
+            reference=task.manifest.reference,
+            part="no class of transformers has bottleneck adapters",
+            advice=KEEP_IT,
         )
-    if not has_class(spec.head):
+    if not has_class(spec.head, backbone.config):
         dense = "a" if spec.head.dense else "no"
-        raise UnsupportedExportError(
-            task.manifest.reference,
-            f"no class of transformers has a head with {spec.head.pooling} pooling and {dense} "
+        raise NunatakError(
+            "unsupported_export",
+            reference=task.manifest.reference,
+            part=f"no class of transformers has a head with {spec.head.pooling} pooling and "
+            f"{dense} "
             "dense layer",
-            KEEP_IT,
+            advice=KEEP_IT,
         )
     return FAMILIES[model_type]
 
 
 def _merged(task: LoadedTask, backbone: Backbone) -> dict[str, Tensor]:
     """All weights of the model that the task is, under our names."""
-    own = {name: it for name, it in task.branch.parameters.items() if ".lora." not in name}
+    own = {
+        name: it
+        for name, it in task.branch.parameters.items()
+        if name in backbone.parameters or name.startswith(HEAD_PREFIX)
+    }
     weights = {name: it.to(torch.float32) for name, it in {**backbone.parameters, **own}.items()}
     for index, layer in task.branch.layers.items():
-        if isinstance(layer, LoraLayer):
-            weights |= _updated(layer, f"layers.{index}", weights)
+        if isinstance(layer, ChangedMaps):
+            weights |= _changed(layer, f"layers.{index}", weights)
     return weights
 
 
-def _updated(layer: LoraLayer, prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of one layer with its updates merged in (Hu et al. 2021, sec. 4.1)."""
-    changed = dict[str, Tensor]()
-    for target, update in layer.updates.items():
+def _changed(layer: ChangedMaps, prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The maps of one layer with the changes merged in."""
+    # In float64, so that only the result is rounded.
+    merged = dict[str, Tensor]()
+    for target, change in (*layer.outputs.items(), *layer.inputs.items()):
         part = "qkv" if target in QKV_ROWS else target.value
-        name = f"{prefix}.{part}.weight"
-        merged = changed.setdefault(name, weights[name].clone())
-        # Summed in float64, so that only the result is rounded.
-        change = update.scale * (update.up.double() @ update.down.double())
-        start = QKV_ROWS.get(target, 0) * change.shape[0]
-        rows = merged[start : start + change.shape[0]]
-        rows.copy_(rows.double() + change)
-    return changed
+        for kind in ("weight", "bias"):
+            name = f"{prefix}.{part}.{kind}"
+            if name in weights and name not in merged:
+                merged[name] = weights[name].double()
+        weight, bias = merged[f"{prefix}.{part}.weight"], merged.get(f"{prefix}.{part}.bias")
+        if target in QKV_ROWS:
+            weight = weight.chunk(3)[QKV_ROWS[target]]
+            bias = None if bias is None else bias.chunk(3)[QKV_ROWS[target]]
+        change.merge(weight, bias)
+    return {name: tensor.float() for name, tensor in merged.items()}
 
 
 def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[str, JsonValue]:
@@ -174,6 +191,8 @@ def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
+    if head.pooling is Pooling.MEAN:
+        config["classifier_pooling"] = "mean"
     if head.problem_type is not None:
         config["problem_type"] = head.problem_type.value
     if kind is HeadKind.RANKING:

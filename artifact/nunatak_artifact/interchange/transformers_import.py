@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from nunatak_artifact.errors import UnsupportedImportError
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
     CONFIG,
@@ -22,6 +20,7 @@ from nunatak_artifact.interchange.compatibility import (
     ImportedTask,
     check_shape,
     check_tokenizer,
+    read_config,
 )
 from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
 from nunatak_artifact.interchange.folders import (
@@ -31,6 +30,7 @@ from nunatak_artifact.interchange.folders import (
     read_checkpoint,
     read_max_length,
     read_model,
+    read_problem_type,
 )
 from nunatak_artifact.interchange.transformers_layout import (
     CLASS_SUFFIXES,
@@ -42,7 +42,8 @@ from nunatak_artifact.interchange.transformers_layout import (
     stored_shapes,
     unread_names,
 )
-from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
+from nunatak_contract.enums import HeadKind, RankingScore
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model import Backbone, BranchSpec, HeadSpec, dedicated_parameters, parameter_shapes
 
@@ -55,11 +56,11 @@ class Divergence:
 
     embeddings: bool
     layers: tuple[int, ...]
-    """Ascending."""
+    """The differing layers, ascending."""
     num_layers: int
 
     def method(self) -> TopK | HeadOnly | Full:
-        """The method that owns what differs, and all that is computed from it."""
+        """The method that owns the differing parts and all layers above them."""
         if self.embeddings:
             return Full()
         if not self.layers:
@@ -112,13 +113,11 @@ class _Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    architectures: Annotated[tuple[str, ...], Field(min_length=1, max_length=1)]
+    architectures: tuple[str, ...] | None = None
     id2label: dict[int, str] | None = None
-    problem_type: ProblemType | None = None
-
-    @property
-    def class_name(self) -> str:
-        return self.architectures[0]
+    problem_type: str | None = None
+    classifier_pooling: str | None = None
+    """Only in ModernBERT: `mean` or `cls`, the first token."""
 
 
 def import_transformers(
@@ -133,16 +132,17 @@ def import_transformers(
     Args:
         folder: as `save_pretrained` writes it, with its tokenizer; safetensors only.
         backbone: the original backbone of the checkpoint, in float32.
-        choices: replace what the folder says.
+        choices: override the folder.
 
     Raises:
-        InvalidFolderError: a file is missing or malformed, or a tensor is.
-        UnsupportedImportError: another class, pickled weights, or tensors that nothing reads.
-        ForeignBackboneError: another shape or tokenizer than the backbone's.
-        UnsupportedBackboneError: a variant of the family whose layers are computed differently.
+        NunatakError: `invalid_folder`, a file or a tensor is missing or malformed.
+        NunatakError: `unsupported_import`, another class, pickled weights, or tensors that nothing
+            reads.
+        NunatakError: `foreign_backbone`, another shape or tokenizer than the backbone's.
+        UnsupportedBackboneError: a variant of the family with different computations.
     """
     settings = read_model(folder, CONFIG, _Settings)
-    kind = _head_kind(folder, settings.class_name)
+    class_name, kind = _head_class(folder, settings.architectures or ())
     check_shape(folder, backbone)
     check_tokenizer(folder, backbone)
     family = FAMILIES[backbone.config.model_type]
@@ -153,7 +153,12 @@ def import_transformers(
         folder, cross_encoder, choices, num_outputs=num_outputs
     ):
         kind = HeadKind.RANKING
-    head = head_spec(kind, num_outputs=num_outputs)
+    head = head_spec(
+        kind,
+        read_config(folder),
+        num_outputs=num_outputs,
+        is_mean=settings.classifier_pooling == "mean",
+    )
     check_tensors(folder, stored, stored_shapes(family, head, backbone.config))
     tensors = from_stored(stored, family, head, backbone.config)
     found = find_divergence(tensors, backbone)
@@ -167,23 +172,38 @@ def import_transformers(
         labels=labels_in_order(
             folder, head, given=choices.labels, stored=_stored_labels(settings, head)
         ),
-        problem_type=problem_type_of(head, choices.problem_type or settings.problem_type),
+        problem_type=problem_type_of(
+            folder, head, choices.problem_type or read_problem_type(folder, settings.problem_type)
+        ),
         parameters=parameters,
         max_length=(cross_encoder and cross_encoder.max_length)
         or read_max_length(folder, backbone),
         score=score_of(cross_encoder) if kind is HeadKind.RANKING else RankingScore.SIGMOID,
-        source=f"{settings.class_name}, {_report(found, head, parameters, backbone)}",
+        source=f"{class_name}, {_report(found, head, parameters, backbone)}",
     )
 
 
-def _head_kind(folder: Path, class_name: str) -> HeadKind:
-    for suffix, kind in CLASS_SUFFIXES.items():
-        if class_name.endswith(suffix):
-            return kind
-    raise UnsupportedImportError(
-        folder.name,
-        f"it is a {class_name}",
-        f"expected a class whose name ends in {', '.join(CLASS_SUFFIXES)}",
+def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
+    """Return the one class that `config.json` names, and the kind of its head."""
+    if len(named) != 1:
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"architectures in config.json names {', '.join(named) or 'no class'}",
+            advice="write there the one class of transformers that the model was trained as, such "
+            "as BertForSequenceClassification",
+        )
+    for family in FAMILIES.values():
+        for suffix, kind in CLASS_SUFFIXES.items():
+            if named[0] == family.class_prefix + suffix:
+                return named[0], kind
+    prefixes = dict.fromkeys(family.class_prefix for family in FAMILIES.values())
+    raise NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=f"it is a {named[0]}",
+        advice=f"expected a class of transformers called {', '.join(prefixes)} with "
+        f"{', '.join(CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
     )
 
 
@@ -202,13 +222,16 @@ def _stored_tensors(folder: Path, family: Family, kind: HeadKind) -> dict[str, T
 
 
 def _num_outputs(stored: Mapping[str, Tensor], family: Family, kind: HeadKind) -> int:
-    """The logits that the checkpoint claims to have; its tensors are checked with all others."""
+    """The number of logits by the configuration. A later check covers the tensors."""
     bias = stored.get(head_names(family, kind)["head.output.bias"])
     return kind.fixed_outputs or (1 if bias is None else bias.numel())
 
 
 def _stored_labels(settings: _Settings, head: HeadSpec) -> Mapping[int, str]:
-    """The folder's names; where it has none, transformers' own, which it does not store."""
+    """The folder's label names.
+
+    If there are none, transformers' default names, which are not stored.
+    """
     return settings.id2label or {index: f"LABEL_{index}" for index in range(head.num_labels)}
 
 

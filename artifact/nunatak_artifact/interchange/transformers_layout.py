@@ -1,7 +1,8 @@
-"""Names of classes, configuration fields and tensors in transformers' BERT family, with a head.
+"""Names of classes, configuration fields and tensors in transformers' encoders, with a head.
 
 Import and export share this description. The classes of RoBERTa, XLM-R and CamemBERT differ in
-their names only.
+their names only. ModernBERT has one head for all kinds, and reads sequences by their mean or their
+first token.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from torch import Tensor
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_model import BackboneConfig, HeadSpec
 from nunatak_model.architectures import architecture_of, encoder_shapes
+from nunatak_model.architectures.modernbert import GLOBAL, LOCAL, ModernBertConfig
 from nunatak_model.heads import head_shapes
 
 CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
@@ -31,8 +33,16 @@ class Family:
     class_prefix: str
     encoder: str
     dense: str
-    """The layer with tanh of the sequence classification head."""
+    """The dense layer of the sequence classification head; in ModernBERT, of every head."""
     sequence_output: str
+    answer_output: str = "qa_outputs"
+    norm: str | None = None
+    """The norm after the dense layer, if there is one."""
+
+    @property
+    def has_dense_tokens(self) -> bool:
+        """Whether heads that read tokens have the dense layer too."""
+        return self.norm is not None
 
 
 def _roberta(class_prefix: str) -> Family:
@@ -54,6 +64,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "roberta": _roberta("Roberta"),
     "xlm-roberta": _roberta("XLMRoberta"),
     "camembert": _roberta("Camembert"),
+    "modernbert": Family(
+        class_prefix="ModernBert",
+        encoder="model",
+        dense="head.dense",
+        norm="head.norm",
+        sequence_output="classifier",
+        answer_output="classifier",
+    ),
 }
 """Families by `model_type`."""
 
@@ -65,30 +83,48 @@ def class_name(family: Family, kind: HeadKind) -> str:
     return family.class_prefix + suffix
 
 
-def has_class(spec: HeadSpec) -> bool:
-    """Whether a class of transformers computes this head.
+def has_class(spec: HeadSpec, config: BackboneConfig) -> bool:
+    """Whether a class of transformers computes this head on this encoder."""
+    is_mean = spec.pooling is Pooling.MEAN
+    return spec == head_spec(spec.kind, config, num_outputs=spec.num_labels, is_mean=is_mean)
 
-    Its sequence heads read the first token through a dense layer, its token heads have neither.
+
+def head_spec(
+    kind: HeadKind, config: BackboneConfig, *, num_outputs: int, is_mean: bool = False
+) -> HeadSpec:
+    """Return the head that transformers' class of this kind has.
+
+    In the BERT family, sequence heads read the first token through a dense layer with tanh, and
+    token heads have neither. In ModernBERT every head has the dense block of the configuration,
+    and sequence heads read the mean if the configuration says so.
     """
-    return spec.kind.reads_tokens or (spec.pooling is Pooling.FIRST and spec.dense)
-
-
-def head_spec(kind: HeadKind, *, num_outputs: int) -> HeadSpec:
-    """The head that transformers' class of this kind has."""
-    if kind.reads_tokens:
-        return HeadSpec(kind=kind, num_labels=num_outputs)
-    return HeadSpec(kind=kind, num_labels=num_outputs, pooling=Pooling.FIRST, dense=True)
+    pooling = None if kind.reads_tokens else Pooling.FIRST
+    if isinstance(config, ModernBertConfig):
+        if pooling is not None and is_mean:
+            pooling = Pooling.MEAN
+        return HeadSpec(
+            kind=kind,
+            num_labels=num_outputs,
+            pooling=pooling,
+            dense=True,
+            block=config.dense_block,
+        )
+    return HeadSpec(kind=kind, num_labels=num_outputs, pooling=pooling, dense=not kind.reads_tokens)
 
 
 def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
-    """Our names of the tensors of a head, each with the name it is stored under."""
+    """Return our names of the tensors that a head may have, each with its stored name."""
     match kind:
         case HeadKind.QUESTION_ANSWERING:
-            modules = {"head.output": "qa_outputs"}
+            modules = {"head.output": family.answer_output}
         case HeadKind.TOKEN_CLASSIFICATION:
             modules = {"head.output": "classifier"}
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
-            modules = {"head.dense": family.dense, "head.output": family.sequence_output}
+            modules = {"head.output": family.sequence_output}
+    if family.has_dense_tokens or not kind.reads_tokens:
+        modules["head.dense"] = family.dense
+    if family.norm is not None:
+        modules["head.norm"] = family.norm
     return {
         f"{ours}.{part}": f"{theirs}.{part}"
         for ours, theirs in modules.items()
@@ -129,7 +165,8 @@ def to_stored(
         for name, sources in names.items()
         for source, part in zip(sources, tensors[name].chunk(len(sources)), strict=True)
     }
-    return {**stored, **{it: tensors[n] for n, it in head_names(family, head.kind).items()}}
+    of_head = head_names(family, head.kind)
+    return {**stored, **{of_head[name]: tensors[name] for name in head_shapes(head, config)}}
 
 
 def from_stored(
@@ -140,16 +177,19 @@ def from_stored(
     encoder = {
         name: torch.cat([stored[source] for source in sources]) for name, sources in names.items()
     }
-    return {**encoder, **{n: stored[it] for n, it in head_names(family, head.kind).items()}}
+    of_head = head_names(family, head.kind)
+    return {**encoder, **{name: stored[of_head[name]] for name in head_shapes(head, config)}}
 
 
 def unread_names(family: Family) -> frozenset[str]:
-    """Tensors that checkpoints may hold though no head of theirs reads them."""
+    """Tensors that checkpoints may hold, but that no head reads."""
     return frozenset(f"{family.encoder}.pooler.dense.{part}" for part in ("weight", "bias"))
 
 
 def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
     """The fields of `config.json` that describe the encoder."""
+    if isinstance(config, ModernBertConfig):
+        return _modernbert_fields(config)
     return {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
@@ -162,4 +202,30 @@ def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
         "pad_token_id": config.padding_id,
         "layer_norm_eps": config.layer_norm_epsilon,
         "hidden_act": config.activation.value,
+    }
+
+
+def _modernbert_fields(config: ModernBertConfig) -> dict[str, JsonValue]:
+    bases = {GLOBAL: config.global_base, LOCAL: config.local_base}
+    return {
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_width,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_width,
+        "max_position_embeddings": config.num_positions,
+        "pad_token_id": config.padding_id,
+        "norm_eps": config.layer_norm_epsilon,
+        "norm_bias": config.norm_bias,
+        "hidden_activation": config.activation.value,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.feedforward_bias,
+        "local_attention": 2 * config.reach,
+        "layer_types": [LOCAL if is_local else GLOBAL for is_local in config.is_local],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+        },
+        "classifier_activation": config.dense_block.activation.value,
+        "classifier_bias": config.dense_block.bias,
     }

@@ -14,8 +14,7 @@ from statistics import mean
 
 from benchmarks.papers.analysis.findings import Findings
 from benchmarks.papers.analysis.finished import finished_cells
-from nunatak_training.sweeps.canvas import legend_below, whole_numbers
-from nunatak_training.sweeps.plots import label_of, panels_by_task
+from nunatak_training.sweeps.reporting import label_of, legend_below, panels_by_task, whole_numbers
 from nunatak_training.sweeps.results import EpochRecord, RunDescription, RunRecord
 from nunatak_training.sweeps.tables import COLUMNS, Cell
 
@@ -63,7 +62,7 @@ def analyze_curves(records: Sequence[RunRecord]) -> Findings:
     """Curves of all settings of a sweep, a panel a task.
 
     Raises:
-        InvalidSweepError: no run finished.
+        NunatakError: `invalid_sweep`, no run finished.
     """
     cells = finished_cells(records)
     drawing, panels = panels_by_task(cells)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nunatak_training.errors import InvalidSweepError
+from nunatak_contract.errors import NunatakError
 from nunatak_training.sweeps.results import RunRecord
 from nunatak_training.sweeps.tables import Cell, cells_of
 
@@ -11,11 +11,13 @@ def finished_cells(records: Sequence[RunRecord]) -> list[Cell]:
     """The settings with a finished run, in the order of the records.
 
     Raises:
-        InvalidSweepError: none did.
+        NunatakError: `invalid_sweep`, none did.
     """
     cells = [cell for cell in cells_of(records) if cell.outcomes]
     if not cells:
-        raise InvalidSweepError(
-            "results", f"expected a run that finished, got {len(records)} that failed"
+        raise NunatakError(
+            "invalid_sweep",
+            where="results",
+            problem=f"expected a run that finished, got {len(records)} that failed",
         )
     return cells

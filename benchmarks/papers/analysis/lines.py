@@ -10,7 +10,7 @@ from types import MappingProxyType
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nunatak_training.sweeps.canvas import COLOURS, LOOKS, legend_below
+from nunatak_training.sweeps.reporting import COLOURS, LOOKS, legend_below
 
 COLOURS_OF_METHODS = MappingProxyType(
     {

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from benchmarks.papers.analysis.findings import Findings
 from benchmarks.papers.analysis.finished import finished_cells
 from benchmarks.papers.analysis.lines import colours_of
-from nunatak_training.errors import InvalidSweepError
-from nunatak_training.sweeps.canvas import legend_below
+from nunatak_contract.errors import NunatakError
+from nunatak_training.sweeps.reporting import legend_below
 from nunatak_training.sweeps.results import (
     BackboneDescription,
     DataDescription,
@@ -79,7 +79,7 @@ def gains(cells: Sequence[Cell]) -> tuple[Gain, ...]:
     counts, also where the scores are of test examples.
 
     Raises:
-        InvalidSweepError: no run of full fine-tuning finished on some ground.
+        NunatakError: `invalid_sweep`, no run of full fine-tuning finished on some ground.
     """
     best: dict[tuple[_Ground, str], Cell] = {}
     for cell in cells:
@@ -106,7 +106,7 @@ def analyze_lowresource(records: Sequence[RunRecord]) -> Findings:
     """Gains over full fine-tuning, as bars by task.
 
     Raises:
-        InvalidSweepError: no run finished, or none of full fine-tuning.
+        NunatakError: `invalid_sweep`, no run finished, or none of full fine-tuning.
     """
     found = gains(finished_cells(records))
     average = tuple(
@@ -182,9 +182,11 @@ def _dev_score(cell: Cell) -> float:
 def _baseline(cells: Mapping[tuple[_Ground, str], Cell], ground: _Ground) -> Cell:
     cell = cells.get((ground, BASELINE))
     if cell is None:
-        raise InvalidSweepError(
-            ground.task,
-            f"expected a finished run of full fine-tuning on {ground.data.num_train} examples "
+        raise NunatakError(
+            "invalid_sweep",
+            where=ground.task,
+            problem=f"expected a finished run of full fine-tuning on {ground.data.num_train} "
+            "examples "
             f"with backbone {ground.backbone.name}",
         )
     return cell

@@ -15,8 +15,7 @@ from matplotlib.axes import Axes
 from benchmarks.papers.analysis.findings import Findings
 from benchmarks.papers.analysis.finished import finished_cells
 from benchmarks.papers.analysis.lines import colours_of
-from nunatak_training.sweeps.canvas import legend_below
-from nunatak_training.sweeps.plots import panels_by_task
+from nunatak_training.sweeps.reporting import legend_below, panels_by_task
 from nunatak_training.sweeps.results import RunRecord
 from nunatak_training.sweeps.tables import COLUMNS, Cell
 
@@ -50,7 +49,7 @@ def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
     """Boxes over seeds, of each method at each learning rate, a panel a task.
 
     Raises:
-        InvalidSweepError: no run finished.
+        NunatakError: `invalid_sweep`, no run finished.
     """
     cells = finished_cells(records)
     cells.sort(key=lambda cell: (cell.axes[METHOD], cell.runs[0].recipe.learning_rate))

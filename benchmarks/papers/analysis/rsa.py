@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, Branch, Encoding, hidden_states
-from nunatak_training.errors import TooFewExamplesError
 
 NUM_TOKENS = 5000
 """As many as the paper samples from the dev set (figure 2)."""
@@ -46,7 +46,7 @@ def layer_similarities(
     """Compare a branch with its backbone after each layer, on tokens drawn from the inputs.
 
     Raises:
-        TooFewExamplesError: the inputs have fewer than three tokens.
+        NunatakError: `too_few_examples`, the inputs have fewer than three tokens.
     """
     chosen = sampled_tokens(inputs, num_tokens=num_tokens, seed=seed)
     before = hidden_states(backbone, inputs)
@@ -63,7 +63,7 @@ def sampled_tokens(
     """Positions in the packed inputs of at most so many tokens of text, in order.
 
     Raises:
-        TooFewExamplesError: fewer than three tokens have no correlation.
+        NunatakError: `too_few_examples`, fewer than three tokens have no correlation.
     """
     of_text = [
         alignment.text_ids[position] is not None
@@ -73,8 +73,10 @@ def sampled_tokens(
     ]
     positions = [position for position, is_text in enumerate(of_text) if is_text]
     if len(positions) < 3:
-        raise TooFewExamplesError(
-            "rsa", f"expected texts of at least 3 tokens together, got {len(positions)}"
+        raise NunatakError(
+            "too_few_examples",
+            where="rsa",
+            problem=f"expected texts of at least 3 tokens together, got {len(positions)}",
         )
     drawn = random.Random(seed).sample(positions, min(num_tokens, len(positions)))
     return torch.tensor(sorted(drawn))

@@ -16,8 +16,8 @@ from benchmarks.papers.analysis.transfer import transfer
 from nunatak_model import Backbone, Encoding, build_branch
 from nunatak_training.data import ExampleSet, TaskData, load_test_set
 from nunatak_training.fitting import TrainedTask
-from nunatak_training.sweeps.canvas import LOOKS, legend_below, whole_numbers
 from nunatak_training.sweeps.planning import Run
+from nunatak_training.sweeps.reporting import LOOKS, legend_below, whole_numbers
 from nunatak_training.sweeps.running import RunContext
 from nunatak_training.sweeps.tables import run_text
 
@@ -31,8 +31,8 @@ def analyze_rsa(
     """Similarity to the backbone after each layer, on tokens of the dev examples.
 
     Raises:
-        TrainingError: a run is at fault.
-        ModelError: its method does not fit the backbone.
+        NunatakError: a run is at fault.
+        NunatakError: its method does not fit the backbone.
     """
     rows: list[tuple[str, float, float]] = []
     for run in runs:
@@ -62,8 +62,8 @@ def analyze_landscape(runs: Sequence[Run], context: RunContext) -> Findings:
     """Loss of the dev examples along the line from before training through the trained task.
 
     Raises:
-        TrainingError: a run is at fault.
-        ModelError: its method does not fit the backbone.
+        NunatakError: a run is at fault.
+        NunatakError: its method does not fit the backbone.
     """
     rows: list[tuple[str, float, float]] = []
     for run in runs:
@@ -91,9 +91,9 @@ def analyze_transfer(
     """Scores on other sets, next to the scores on the dev examples.
 
     Raises:
-        DataError: a test set is missing or broken, or has labels of its own.
-        TrainingError: a run is at fault.
-        ModelError: its method does not fit the backbone.
+        NunatakError: a test set is missing or broken, or has labels of its own.
+        NunatakError: a run is at fault.
+        NunatakError: its method does not fit the backbone.
     """
     drawing = Figure(figsize=(7, 4.8), layout="constrained")
     axes = drawing.subplots()

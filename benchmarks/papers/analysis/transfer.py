@@ -30,6 +30,7 @@ def transfer(trained: TrainedTask, tests: Mapping[str, ExampleSet], backbone: Ba
         metric=metric.value,
         own=trained.scores[metric],
         others={
-            name: evaluate(trained, examples, backbone)[metric] for name, examples in tests.items()
+            name: evaluate(trained, examples, backbone).values[metric]
+            for name, examples in tests.items()
         },
     )

@@ -88,9 +88,9 @@ def memory_sheet(lines: Sequence[MemoryLine], backbone: str) -> Sheet:
         )
     return Sheet(
         title=f"Memory, {backbone}",
-        note="PSS of all processes of a system, seen from outside: shared pages count "
-        "once. Beyond the measured numbers of tasks the straight line is taken. Parameter bytes "
-        "are what a task owns beside the backbone; the cache of texts, of a fixed size, is off.",
+        note="PSS of all processes of a system, measured from outside. Shared pages count once. "
+        "Values beyond the measured numbers of tasks follow the fitted line. Parameter bytes "
+        "are the parameters of a task alone; the cache of texts, of a fixed size, is off.",
         header=(
             "system",
             f"{most} tasks",
@@ -115,8 +115,8 @@ def saved_sheet(cells: Sequence[SavedCell]) -> Sheet:
     ordered = sorted(cells, key=lambda it: (it.num_tasks, it.num_frozen))
     return Sheet(
         title="The published savings, in deployment",
-        note="Growth of the server process (PSS beyond a server with next to no weights) against "
-        "that of a process with as many full models, and the formula of Lee et al. "
+        note="The growth of the server process (PSS above a server with almost no weights), "
+        "compared with a process with as many full models, and with the formula of Lee et al. "
         "(What Would Elsa Do?, sec. 3) for parameters.",
         header=("backbone", "tasks", "frozen layers", "formula", "measured", "server", "models"),
         rows=tuple(
@@ -158,9 +158,9 @@ def race_sheet(race: Race, price_per_hour: float) -> Sheet:
         title=race.title,
         note=f"Highest rate of the open loop at which 99 of 100 requests are answered within "
         f"{race.objective_p99_ms:g} ms, {race.dtype}, all systems in turns on the same cores; 0 "
-        "where none of the rates tried kept that. Requests and seconds are those of all rounds "
-        f"at that rate; of a round with fewer than {FEWEST_REQUESTS} requests neither p99 nor cost "
-        f"is told. Cost at {price_per_hour:g} per hour for the machine.",
+        "if no rate that was tried met this objective. Requests and seconds cover all rounds at "
+        f"that rate; of a round with fewer than {FEWEST_REQUESTS} requests the table gives no p99 "
+        f"and no cost. Cost at {price_per_hour:g} per hour for the machine.",
         header=(
             "system",
             "requests/s",
@@ -215,8 +215,8 @@ def fan_out_sheet(line: FanOutLine) -> Sheet:
         plots=(
             Plot(
                 name="fanout",
-                alt="How many times faster tasks are asked at once than one by one, beside what "
-                "counting layers gives",
+                alt="How many times faster tasks are asked at once than one by one, with the "
+                "factor by counted layers",
             ),
         ),
     )
@@ -226,8 +226,9 @@ def many_sheet(many: ManyTasks) -> Sheet:
     """Throughput over very many tasks."""
     return Sheet(
         title=f"Very many tasks, {many.title}",
-        note=f"One server, {many.backbone}. Latencies at half of the throughput, requests and "
-        "seconds those of its measurement; a cold request is one whose task was not in memory.",
+        note=f"One server, {many.backbone}. Latencies at half of the throughput, with the "
+        "requests and seconds of that measurement; a cold request is one whose task was not in "
+        "memory.",
         header=(
             "tasks",
             "popularity",

@@ -24,7 +24,7 @@ def write_report(folder: Path, out: Path, *, price_per_hour: float) -> list[Path
     """Write the report of a folder's results; returns the files.
 
     Raises:
-        InvalidSettingsError: the folder holds no results.
+        NunatakError: `invalid_settings`, the folder holds no results.
     """
     results = load_results(folder)
     facts = gather(results, price_per_hour=price_per_hour)

@@ -14,7 +14,7 @@ from nunatak_cli.options import JsonOption, example
 from nunatak_cli.output import console, print_json
 
 if TYPE_CHECKING:
-    from nunatak_training import CacheContents
+    from nunatak_training.cache import CacheContents
 
 EXAMPLES = {"show": "nunatak cache show", "clear": "nunatak cache clear"}
 
@@ -23,7 +23,7 @@ def cache_app() -> typer.Typer:
     """Return the group with its commands."""
     app = typer.Typer(
         name="cache",
-        help="See and clear what training keeps on disk (folder: NUNATAK_CACHE).",
+        help="Show and clear the cache of training on disk (folder: NUNATAK_CACHE).",
         no_args_is_help=True,
         epilog=example(EXAMPLES["show"]),
     )
@@ -35,7 +35,7 @@ def cache_app() -> typer.Typer:
 def show(*, as_json: JsonOption = False) -> None:
     """Show the trunk states of data sets, and the checkpoints of killed runs."""
     with needs_extra("training"):
-        from nunatak_training import cache_contents
+        from nunatak_training.cache import cache_contents
     contents = cache_contents()
     if as_json:
         print_json(_contents_json(contents))
@@ -48,7 +48,7 @@ def show(*, as_json: JsonOption = False) -> None:
 def clear() -> None:
     """Remove every file that no running process needs."""
     with needs_extra("training"):
-        from nunatak_training import clear_cache
+        from nunatak_training.cache import clear_cache
     console().print(_total_line(clear_cache()))
 
 

@@ -1,8 +1,7 @@
 """Errors become one line, `error [code]: message`, on standard error, with exit status 1.
 
-An error of Nunatak has a package of Nunatak and a `code`, so this file imports none of the
-packages. Any other error is a bug and keeps its traceback. Tracebacks, warnings and log lines of
-other packages also go through the console that spells out control characters.
+Any other error than an error of Nunatak is a bug and keeps its traceback. Tracebacks, warnings and
+log lines of other packages also go through the console that spells out control characters.
 """
 
 import logging
@@ -15,31 +14,23 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from nunatak_cli.errors import MissingExtraError
 from nunatak_cli.output import error_console, plain
-
-OUR_PACKAGES = frozenset(
-    {
-        "nunatak_artifact",
-        "nunatak_cli",
-        "nunatak_client",
-        "nunatak_contract",
-        "nunatak_loadtest",
-        "nunatak_model",
-        "nunatak_registry",
-        "nunatak_server",
-        "nunatak_training",
-    }
-)
-
+from nunatak_contract.errors import NunatakError
 
 _format_warning = warnings.formatwarning
 
 
-class Program(typer.Typer):
-    """The command as a program; it makes everything on standard error safe for a terminal.
+class MissingExtraError(NunatakError):
+    """An optional part of the installation is missing."""
 
-    Typer prints usage errors, because they quote only what the user typed.
+    def __init__(self, extra: str, module: str) -> None:
+        super().__init__("missing_extra", extra=extra, module=module)
+
+
+class Program(typer.Typer):
+    """Run the command as a program, with standard error made safe for a terminal.
+
+    Typer prints usage errors, because such errors quote only the user's own text.
     """
 
     def __call__(self, *args: object, **kwargs: object) -> object:
@@ -56,7 +47,7 @@ class Program(typer.Typer):
 
 
 class PlainFormatter(logging.Formatter):
-    """Formats the log events of packages that have no handler of their own."""
+    """Formats the log events of packages without a handler."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the lines of an event, with control characters spelt out."""
@@ -82,19 +73,9 @@ class FailureGroup(TyperGroup):
         """Run the chosen command."""
         try:
             return super().invoke(ctx)
-        except Exception as error:
-            code = error_code(error)
-            if code is None:
-                raise
-            print_failure(code, str(error))
+        except NunatakError as error:
+            print_failure(error.code, str(error))
             raise typer.Exit(1) from error
-
-
-def error_code(error: Exception) -> str | None:
-    """Return the stable code of an error of Nunatak, or `None` for any other error."""
-    code: object = getattr(error, "code", None)
-    package = type(error).__module__.partition(".")[0]
-    return code if package in OUR_PACKAGES and isinstance(code, str) else None
 
 
 def print_failure(code: str, message: str) -> None:
@@ -114,6 +95,6 @@ def needs_extra(extra: str) -> Generator[None]:
         yield
     except ModuleNotFoundError as error:
         module = (error.name or "").partition(".")[0]
-        if not module or module in OUR_PACKAGES:
+        if not module or module.startswith("nunatak_"):
             raise
         raise MissingExtraError(extra, module) from error

@@ -13,10 +13,10 @@ import typer
 from pydantic import JsonValue, ValidationError
 from rich.table import Table
 
-from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import JsonOption, example
 from nunatak_cli.output import console, error_console, print_json, print_text
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_server.access.files import Keys
@@ -46,7 +46,7 @@ EXAMPLES = {
 
 
 class ScopeName(StrEnum):
-    """What a key allows."""
+    """The permissions of a key."""
 
     PREDICT = "predict"
     READ = "read"
@@ -55,7 +55,7 @@ class ScopeName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRequest:
-    """What a new key allows, and for how long."""
+    """The permissions and the lifetime of a new key."""
 
     name: str
     scopes: tuple[str, ...]
@@ -83,7 +83,7 @@ def create(
     file: FileOption,
     scope: Annotated[
         list[ScopeName] | None,
-        typer.Option(help="What the key allows (predict). Repeatable.", show_default=False),
+        typer.Option(help="Scope of the key (predict). Repeatable.", show_default=False),
     ] = None,
     task: Annotated[
         list[str] | None,
@@ -122,7 +122,7 @@ def create(
 
 
 def list_keys(*, file: FileOption, as_json: JsonOption = False) -> None:
-    """List the owners of the keys and what each key allows; the keys themselves stay hidden."""
+    """List the owners and the permissions of the keys; the keys themselves stay hidden."""
     with needs_extra("server"):
         from nunatak_server.access.files import read_keys
 
@@ -143,7 +143,7 @@ def _create_key(file: Path, wanted: KeyRequest) -> str:
     """Make a key, write its digest to the file, and return the key.
 
     Raises:
-        InvalidOptionError: the name or a task is malformed, or the name is taken.
+        NunatakError: `invalid_option`, the name or a task is malformed, or the name is taken.
         KeyFileError: the file cannot be read or written.
     """
     with needs_extra("server"):
@@ -155,8 +155,10 @@ def _create_key(file: Path, wanted: KeyRequest) -> str:
 
     def add(keys: "Keys") -> "Keys":
         if any(each.name == record.name for each in keys):
-            raise InvalidOptionError(
-                f"there is a key named {record.name!r} already; choose another name or revoke it"
+            raise NunatakError(
+                "invalid_option",
+                problem=f"there is a key named {record.name!r} already; choose another name or "
+                "revoke it",
             )
         return (*keys, record)
 
@@ -168,7 +170,7 @@ def _revoke_key(file: Path, name: str) -> None:
     """Remove a key from the file.
 
     Raises:
-        InvalidOptionError: no key has this name.
+        NunatakError: `invalid_option`, no key has this name.
         KeyFileError: the file cannot be read or written.
     """
     with needs_extra("server"):
@@ -177,7 +179,9 @@ def _revoke_key(file: Path, name: str) -> None:
     def remove(keys: "Keys") -> "Keys":
         kept = tuple(each for each in keys if each.name != name)
         if len(kept) == len(keys):
-            raise InvalidOptionError(f"no key is named {name!r}; `nunatak key list` shows them")
+            raise NunatakError(
+                "invalid_option", problem=f"no key is named {name!r}; `nunatak key list` shows them"
+            )
         return kept
 
     change_keys(file, remove)
@@ -202,7 +206,9 @@ def _record(wanted: KeyRequest, *, sha256: str) -> "KeyRecord":
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise InvalidOptionError(f"{place}: {first['msg']}, got {first['input']!r}") from error
+        raise NunatakError(
+            "invalid_option", problem=f"{place}: {first['msg']}, got {first['input']!r}"
+        ) from error
 
 
 def _keys_table(keys: Sequence["KeyRecord"]) -> Table:

@@ -48,7 +48,9 @@ DurationOption = Annotated[
 ]
 TextFileOption = Annotated[
     Path | None,
-    typer.Option(metavar="PATH", help="Texts to send, one per line; replaces the scenario's."),
+    typer.Option(
+        metavar="PATH", help="Texts to send, one per line; replaces the scenario's texts."
+    ),
 ]
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 

@@ -1,7 +1,7 @@
 """The `nunatak` command with all its groups.
 
-This file and the command files import no heavy package; a command imports what it needs when it
-runs. `nunatak --help` answers at once, and a command needs only its own extra.
+This file and the command files import no heavy package; each command imports its packages when it
+runs. So `nunatak --help` answers at once, and a command needs only its own extra.
 """
 
 from importlib.metadata import version as distribution_version
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from nunatak_cli.cache import cache_app
+from nunatak_cli.evaluate import evaluate
 from nunatak_cli.failures import FailureGroup, Program
 from nunatak_cli.key import key_app
 from nunatak_cli.loadtest import loadtest_app
@@ -30,6 +31,7 @@ EXAMPLES = {
     "multitask": "nunatak multitask ./base --data tone=tone.jsonl --data intent=intent.jsonl",
     "train-all": "nunatak train-all tasks.yaml",
     "predict": 'nunatak predict "Please come at once." --task tone --task intent',
+    "evaluate": "nunatak evaluate tone --data test.jsonl --wrong wrong.csv",
     "serve": "nunatak serve --registry ./registry --port 8080",
 }
 
@@ -40,7 +42,7 @@ def build_app() -> Program:
         name="nunatak",
         cls=FailureGroup,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
         epilog=example(EXAMPLES["nunatak"]),
@@ -48,7 +50,7 @@ def build_app() -> Program:
     built.callback(invoke_without_command=True)(start)
     built.command("train", cls=TrainCommand, epilog=example(EXAMPLES["train"]))(train)
     built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
-    for command in (multitask, predict, serve):
+    for command in (multitask, predict, evaluate, serve):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
     groups = (task_app, memory_app, sweep_app, cache_app, key_app, loadtest_app)
     for group in groups:

@@ -33,7 +33,7 @@ def memory_app() -> typer.Typer:
     """Return the group with its commands."""
     app = typer.Typer(
         name="memory",
-        help="See and choose which task versions a server holds.",
+        help="Show and choose the task versions in a server's memory.",
         no_args_is_help=True,
         epilog=example(EXAMPLES["pin"]),
     )
@@ -66,7 +66,7 @@ def preload(reference: ReferenceArgument, *, server: ServerOption) -> None:
 
 
 def pin(reference: ReferenceArgument, *, server: ServerOption) -> None:
-    """Load a version and keep it in memory, whatever other requests need."""
+    """Load a version and keep it in memory, even if other requests need the memory."""
     from nunatak_client import Client
 
     with Client(server) as client:

@@ -63,8 +63,10 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_cli.training import kind_named
         from nunatak_contract.methods import Full
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
-        from nunatak_training import ProgressBar, default_cache_folder, default_recipe
+        from nunatak_training.cache import default_cache_folder
         from nunatak_training.multitask import MultitaskSettings, SharedTask, train_backbone
+        from nunatak_training.recipes import default_recipe
+        from nunatak_training.report import ProgressBar
     tasks = {
         name: SharedTask(data=path, kind=kind_named(kinds.get(name)))
         for name, path in sources.items()

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and how NAME=VALUE options are read."""
+"""Options and arguments that several commands share, and the reading of NAME=VALUE options."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from nunatak_cli.errors import InvalidOptionError
+from nunatak_contract.errors import NunatakError
+
+
+class DeviceName(StrEnum):
+    """Devices that train."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the task.")]
 ReferenceArgument = Annotated[
@@ -46,6 +54,24 @@ ResumeOption = Annotated[
     bool,
     typer.Option("--resume/--no-resume", help="Continue a killed run of the same command."),
 ]
+DeviceOption = Annotated[
+    DeviceName,
+    typer.Option("--device", help="Where to compute: on the CPU, or on the CUDA device."),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=1,
+        help="CPU threads that compute. Absent: as many as find a free CPU.",
+        show_default=False,
+    ),
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option("--strict", help="Refuse data with warnings, instead of training on it."),
+]
 KindOption = Annotated[
     str | None,
     typer.Option(
@@ -60,6 +86,15 @@ KindOption = Annotated[
 ]
 EpochsOption = Annotated[
     str | None, typer.Option("--epochs", metavar="N", help="Passes over the train examples.")
+]
+PatienceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--patience",
+        metavar="N|null",
+        help="End training after N scored epochs without a better dev score (3, but none with "
+        "--epochs); null: run all epochs.",
+    ),
 ]
 LearningRateOption = Annotated[
     str | None,
@@ -116,55 +151,12 @@ RevisionOption = Annotated[
 ]
 
 
-class ImportFormat(StrEnum):
-    """The library whose folder `task import` reads."""
-
-    AUTO = "auto"
-    TRANSFORMERS = "transformers"
-    PEFT = "peft"
-    ADAPTERHUB = "adapterhub"
-
-
-class LogitUseName(StrEnum):
-    """The head that `task import` gives a model with one logit."""
-
-    CLASSIFICATION = "classification"
-    RANKING = "ranking"
-
-
 class ExportFormat(StrEnum):
     """The format that `task export` writes."""
 
     TRANSFORMERS = "transformers"
     PEFT = "peft"
     HUB = "hub"
-
-
-class AggregationName(StrEnum):
-    """How tokens with labels become entities."""
-
-    NONE = "none"
-    SIMPLE = "simple"
-    FIRST = "first"
-    AVERAGE = "average"
-    MAX = "max"
-    WORD = "word"
-
-
-class DtypeName(StrEnum):
-    """Number formats in which the server computes."""
-
-    AUTO = "auto"
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-class LogFormatName(StrEnum):
-    """Formats of the server's log."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def example(command_line: str) -> str:
@@ -178,32 +170,38 @@ def assignments(
     """Return the values of an option such as `--set epochs=3`, by name.
 
     Raises:
-        InvalidOptionError: a text is not NAME=VALUE, or a name is given twice.
+        NunatakError: `invalid_option`, a text is not NAME=VALUE, or a name is given twice.
     """
     values = dict[str, str]()
     for text in given or ():
         name, equals, value = text.partition("=")
         if not (name and equals and (value or may_be_empty)):
-            raise InvalidOptionError(f"{option} expects NAME=VALUE, got {text!r}")
+            raise NunatakError(
+                "invalid_option", problem=f"{option} expects NAME=VALUE, got {text!r}"
+            )
         if name in values:
-            raise InvalidOptionError(f"{option} names {name!r} twice")
+            raise NunatakError("invalid_option", problem=f"{option} names {name!r} twice")
         values[name] = value
     return values
 
 
 def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[str, str]:
-    """Return the settings of `--set` together with the settings that have an option of their own.
+    """Return the settings of `--set` together with the settings that have their own option.
 
     `options` holds the values of these options by setting; an option that is `None` was not given.
 
     Raises:
-        InvalidOptionError: a text of `--set` is not NAME=VALUE, or a setting is given twice.
+        NunatakError: `invalid_option`, a text of `--set` is not NAME=VALUE, or a setting is given
+            twice.
     """
     own = {name: value for name, value in options.items() if value is not None}
     values = assignments("--set", given)
     for name in own.keys() & values.keys():
         option = f"--{name.replace('_', '-')}"
-        raise InvalidOptionError(f"{option} and --set {name} say the same; give one of them")
+        raise NunatakError(
+            "invalid_option",
+            problem=f"{option} and --set {name} set the same value; give one of them",
+        )
     return {**own, **values}
 
 
@@ -211,10 +209,11 @@ def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str])
     """Check that an option names only known names.
 
     Raises:
-        InvalidOptionError: a name is unknown.
+        NunatakError: `invalid_option`, a name is unknown.
     """
     unknown = sorted(named.keys() - known.keys())
     if unknown:
-        raise InvalidOptionError(
-            f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}"
+        raise NunatakError(
+            "invalid_option",
+            problem=f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}",
         )

@@ -22,7 +22,7 @@ class PlainConsole(Console):
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
 
-    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - as its base has them
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - the signature of the base class
         """Spell out a string before a table measures its width."""
         return super().render_str(plain(text), **options)
 

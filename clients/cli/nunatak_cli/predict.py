@@ -1,65 +1,77 @@
-"""`nunatak predict`: ask tasks about a text, over HTTP or in this process."""
+"""`nunatak predict`: ask tasks about a text or a file, over HTTP or in this process."""
 
 # ruff: noqa: PLC0415 - the command imports client and server when it runs, not for --help
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.errors import InvalidOptionError
-from nunatak_cli.failures import needs_extra
+from nunatak_cli.asking import (
+    Asker,
+    InputFormat,
+    Item,
+    PlacedInput,
+    ShownAnswer,
+    open_asker,
+    open_inputs,
+    server_answer,
+)
 from nunatak_cli.options import (
-    AggregationName,
     BackboneOption,
     JsonOption,
     RegistryOption,
 )
-from nunatak_cli.output import console, print_json, print_json_line
-from nunatak_cli.registries import existing_location
-from nunatak_contract.enums import OnLong
+from nunatak_cli.output import console, error_console, print_json, print_json_line
+from nunatak_contract.enums import AggregationStrategy, OnLong
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query, Question
 
 if TYPE_CHECKING:
-    from nunatak_client import Entity, Input, Parameters, Predicted, TaskResult
-    from nunatak_server.inputs import TaskInput
-    from nunatak_server.predict.types import TaskFailure, TaskPrediction
+    from nunatak_client import Parameters, PredictedValue
 
 SHOWN_ITEMS = 3
-"""Items of an answer that people see; JSON has all."""
-
-Item = Mapping[str, JsonValue]
-"""One label, entity, answer or document with its score, in the shape of the server."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The answer of one task, or its error."""
-
-    reference: str
-    version: int | None
-    items: tuple[Item, ...]
-    """The best item first; entities are in the order of the text."""
-    num_tokens: int | None = None
-    """Tokens of the text that the task read; None if the server does not report the number."""
-    is_truncated: bool = False
-    """Whether the task did not read a part of the text."""
-    error_code: str | None = None
-    error_message: str = ""
+"""Items of an answer that people see; they see every predicted label, and JSON has all items."""
+NOTHING = "nothing found"
 
 
 def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="The text, context or query to ask about.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="[TEXT]",
+            help="The text, context or query to ask about.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     task: Annotated[
         list[str],
         typer.Option(metavar="REF", help="Task: name, name@alias or name/version. Repeatable."),
     ],
+    file: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|-",
+            help="Ask about every row of a file, or of standard input (-), in place of TEXT, and "
+            "print one JSON line for each.",
+        ),
+    ] = None,
+    file_format: Annotated[
+        InputFormat | None,
+        typer.Option(
+            "--format",
+            help="Format of the file. Absent: its suffix tells it; standard input is txt, one text "
+            "a line.",
+            show_default=False,
+        ),
+    ] = None,
     pair: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Second text, for tasks about pairs of texts."),
@@ -73,14 +85,18 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(metavar="TEXT", help="Document to rank for TEXT. Repeatable."),
     ] = None,
     aggregation: Annotated[
-        AggregationName | None,
-        typer.Option(help="How tokens with labels become entities. Absent: one item per token."),
+        AggregationStrategy | None,
+        typer.Option(
+            help="The rule that joins tokens with labels to entities. Absent: one item per token."
+        ),
     ] = None,
     on_long: Annotated[
         OnLong | None,
         typer.Option(
-            help="What the task does with a text of more tokens than it reads at once. "
-            "Absent: the task version decides."
+            help=(
+                "Treatment of a text with more tokens than the task reads at once. Absent: the "
+                "task version decides."
+            )
         ),
     ] = None,
     server: Annotated[
@@ -91,45 +107,107 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     stream: Annotated[
         bool,
-        typer.Option("--stream", help="Print each answer as soon as it is there; with --server."),
+        typer.Option("--stream", help="Print each answer as soon as it arrives; with --server."),
     ] = False,
     registry: RegistryOption = None,
     backbone: BackboneOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask one or more tasks about a text; exit 1 if a task fails."""
-    source = _source(text, pair=pair, question=question, documents=document or ())
-    parameters = _parameters(source, aggregation=aggregation, on_long=on_long)
-    if stream:
-        if server is None:
-            raise InvalidOptionError("--stream needs a server; name one with --server")
-        answers = _stream_server(server, source, task, parameters=parameters)
-        has_failed = _print_stream(answers, as_json=as_json)
-    else:
-        found = (
-            _ask_here(source, task, parameters=parameters, registry=registry, backbone=backbone)
-            if server is None
-            else _ask_server(server, source, task, parameters=parameters)
+    """Ask one or more tasks about a text or a file of texts; exit 1 if a task fails."""
+    parameters = _parameters(ranks=bool(document), aggregation=aggregation, on_long=on_long)
+    if file is not None:
+        if stream or any(it is not None for it in (text, pair, question, document)):
+            raise NunatakError(
+                "invalid_option",
+                problem="--file takes the place of TEXT, --pair, --question, --document and "
+                "--stream; put the texts into columns of the file",
+            )
+        with (
+            open_inputs(file, file_format) as inputs,
+            open_asker(server, registry=registry, backbone=backbone) as asker,
+        ):
+            has_failed = _ask_file(inputs, asker, task, parameters)
+    elif text is None or file_format is not None:
+        raise NunatakError(
+            "invalid_option", problem="expected a TEXT, or --file (with --format where needed)"
         )
-        if as_json:
-            print_json({"results": [_answer_json(answer) for answer in found]})
+    else:
+        source = _source(text, pair=pair, question=question, documents=document or ())
+        if stream:
+            if server is None:
+                raise NunatakError(
+                    "invalid_option", problem="--stream needs a server; name one with --server"
+                )
+            answers = _stream_server(server, source, task, parameters=parameters)
+            has_failed = _print_stream(answers, as_json=as_json)
         else:
-            console().print(_answers_table(found))
-        has_failed = any(answer.error_code is not None for answer in found)
+            with open_asker(server, registry=registry, backbone=backbone) as asker:
+                found = asker.ask_one(source, task, parameters)
+            has_failed = _print_answers(found, as_json=as_json)
     if has_failed:
         raise typer.Exit(1)
 
 
+def _ask_file(
+    inputs: Iterator[PlacedInput],
+    asker: Asker,
+    tasks: Sequence[str],
+    parameters: "Parameters",
+) -> bool:
+    """Print one line for every input, in order; return whether a task failed."""
+    waiting = list[PlacedInput]()
+
+    def sources() -> Iterator[Input]:
+        for placed in inputs:
+            waiting.append(placed)
+            yield placed.source
+
+    has_failed = False
+    with counting("asked") as advance:
+        for answers in asker.ask(sources(), tasks, parameters):
+            placed = waiting.pop(0)
+            has_failed = has_failed or any(it.error_code is not None for it in answers)
+            results: list[JsonValue] = [_answer_json(answer) for answer in answers]
+            print_json_line({"place": placed.where, "results": results})
+            advance()
+    return has_failed
+
+
+@contextmanager
+def counting(what: str) -> Generator[Callable[[], None]]:
+    """Show on standard error how many inputs are done; yield what counts one more.
+
+    Nothing is shown if standard error is no terminal, or if standard output is a terminal too,
+    where its lines show the progress.
+    """
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        yield lambda: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.completed} " + what), TimeElapsedColumn())
+    with Progress(
+        *columns, console=error_console(), transient=True, redirect_stdout=False
+    ) as progress:
+        shown = progress.add_task("", total=None)
+        yield lambda: progress.advance(shown)
+
+
+def _print_answers(found: Sequence[ShownAnswer], *, as_json: bool) -> bool:
+    """Print the answers to one input; return whether a task failed."""
+    if as_json:
+        print_json({"results": [_answer_json(answer) for answer in found]})
+    else:
+        console().print(_answers_table(found))
+    return any(answer.error_code is not None for answer in found)
+
+
 def _source(
     text: str, *, pair: str | None, question: str | None, documents: Sequence[str]
-) -> "Input":
+) -> Input:
     """Return the one input that the options describe.
 
     Raises:
-        InvalidOptionError: the options describe several kinds of input.
+        NunatakError: `invalid_option`, the options describe several kinds of input.
     """
-    from nunatak_client import Query, Question
-
     match pair, question, documents:
         case None, None, ():
             return text
@@ -140,140 +218,38 @@ def _source(
         case None, None, _:
             return Query(query=text, documents=documents)
         case _:
-            raise InvalidOptionError(
-                "expected at most one of --pair, --question and --document; "
-                "ask about each in a command of its own"
+            raise NunatakError(
+                "invalid_option",
+                problem="expected at most one of --pair, --question and --document; "
+                "use one command for each",
             )
 
 
 def _parameters(
-    source: "Input", *, aggregation: AggregationName | None, on_long: OnLong | None
+    *, ranks: bool, aggregation: AggregationStrategy | None, on_long: OnLong | None
 ) -> "Parameters":
     """Return the parameters of the request; a ranking shows its documents as texts."""
-    from nunatak_client import AggregationStrategy, OnLong, Parameters, Query
+    from nunatak_client import Parameters
 
     return Parameters(
-        on_long=None if on_long is None else OnLong(on_long),
-        aggregation_strategy=None if aggregation is None else AggregationStrategy(aggregation),
-        return_documents=True if isinstance(source, Query) else None,
+        on_long=on_long,
+        aggregation_strategy=aggregation,
+        return_documents=True if ranks else None,
     )
 
 
-def _ask_server(
-    server: str, source: "Input", tasks: Sequence[str], *, parameters: "Parameters"
-) -> list[Answer]:
-    """Ask a server about all tasks in one request."""
-    from nunatak_client import Client
-
-    with Client(server) as client:
-        fan_out = client.predict_many(source, tasks, parameters=parameters)
-    return [_server_answer(result) for result in fan_out.results]
-
-
 def _stream_server(
-    server: str, source: "Input", tasks: Sequence[str], *, parameters: "Parameters"
-) -> Iterator[Answer]:
+    server: str, source: Input, tasks: Sequence[str], *, parameters: "Parameters"
+) -> Iterator[ShownAnswer]:
     """Ask a server about all tasks in one request, and yield each answer as it arrives."""
     from nunatak_client import Client
 
     with Client(server) as client:
         for result in client.stream(source, tasks, parameters=parameters):
-            yield _server_answer(result)
+            yield server_answer(result)
 
 
-def _server_answer(result: "TaskResult") -> Answer:
-    problem = result.error
-    if problem is not None:
-        return Answer(
-            reference=result.reference,
-            version=None,
-            items=(),
-            error_code=problem.code,
-            error_message=problem.detail or problem.title,
-        )
-    return Answer(
-        reference=result.reference,
-        version=result.version,
-        items=_items(result.require()),
-        num_tokens=sum(result.tokens) if result.tokens else None,
-        is_truncated=result.is_truncated,
-    )
-
-
-def _items(predicted: "Predicted") -> tuple[Item, ...]:
-    """Return the outputs for the one input, in the shape of the server."""
-    from nunatak_client import TokenClassification
-
-    if isinstance(predicted, TokenClassification):
-        return tuple(_entity(entity) for entity in predicted.outputs[0])
-    return tuple(item.model_dump(exclude_none=True) for item in predicted.outputs[0])
-
-
-def _entity(entity: "Entity") -> Item:
-    is_group = entity.index is None
-    place = entity.model_dump(exclude={"label"}, exclude_none=True)
-    return {"entity_group" if is_group else "entity": entity.label, **place}
-
-
-def _ask_here(
-    source: "Input",
-    tasks: Sequence[str],
-    *,
-    parameters: "Parameters",
-    registry: str | None,
-    backbone: str | None,
-) -> list[Answer]:
-    """Ask tasks in this process, with the engine of the server and without HTTP."""
-    with needs_extra("server"):
-        from nunatak_contract import requests
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
-        from nunatak_registry import Registry
-        from nunatak_server.http.requests import options_of
-        from nunatak_server.local import LocalPredictor
-
-    options = options_of(requests.Parameters.model_validate(parameters.wire()))
-    with Registry.open(existing_location(registry)) as opened:
-        loaded = load_backbone(backbone or DEFAULT_BACKBONE)
-        with LocalPredictor(opened, loaded) as predictor:
-            prediction = predictor.predict([_server_input(source)], tasks, options=options)
-    return [_local_answer(result) for result in prediction.results]
-
-
-def _server_input(source: "Input") -> "TaskInput":
-    from nunatak_client import Query, Question
-    from nunatak_server import inputs
-
-    match source:
-        case Question():
-            return inputs.Question(question=source.question, context=source.context)
-        case Query():
-            return inputs.Query(query=source.query, documents=tuple(source.documents))
-        case _:
-            return source
-
-
-def _local_answer(result: "TaskPrediction | TaskFailure") -> Answer:
-    from nunatak_server.predict.types import TaskFailure
-
-    if isinstance(result, TaskFailure):
-        return Answer(
-            reference=result.reference,
-            version=None,
-            items=(),
-            error_code=result.error.code,
-            error_message=str(result.error),
-        )
-    items = TypeAdapter(tuple[dict[str, JsonValue], ...])
-    return Answer(
-        reference=result.reference,
-        version=result.version,
-        items=items.validate_python(result.outputs[0]),
-        num_tokens=result.extents[0].num_tokens,
-        is_truncated=result.extents[0].is_cut,
-    )
-
-
-def _print_stream(answers: Iterable[Answer], *, as_json: bool) -> bool:
+def _print_stream(answers: Iterable[ShownAnswer], *, as_json: bool) -> bool:
     """Print every answer as it arrives; return whether a task failed."""
     has_failed = False
     for answer in answers:
@@ -285,7 +261,7 @@ def _print_stream(answers: Iterable[Answer], *, as_json: bool) -> bool:
     return has_failed
 
 
-def _answers_table(answers: Iterable[Answer]) -> Table:
+def _answers_table(answers: Iterable[ShownAnswer]) -> Table:
     """Return one row per task."""
     table = Table(box=None, header_style="bold")
     table.add_column("task", style="cyan", no_wrap=True)
@@ -299,29 +275,51 @@ def _answers_table(answers: Iterable[Answer]) -> Table:
             problem = Text(f"error [{answer.error_code}]: {answer.error_message}", style="red")
             table.add_row(answer.reference, version, "-", problem, "")
             continue
-        shown = [(_item_text(item), f"{item['score']:.4f}") for item in answer.items[:SHOWN_ITEMS]]
-        text, score = shown[0] if shown else ("nothing found", "-")
+        first, others = _shown(answer)
         table.add_row(
             answer.reference,
             version,
-            score,
-            Text.assemble((text, "bold"), _truncation_mark(answer)),
-            ", ".join(f"{text} {score}" for text, score in shown[1:]),
+            f"{first[0]['score']:.4f}" if first else "-",
+            Text.assemble((_items_text(first), "bold"), _truncation_mark(answer)),
+            _scored_text(others),
         )
     return table
 
 
-def _answer_line(answer: Answer) -> Text:
+def _answer_line(answer: ShownAnswer) -> Text:
     version = "" if answer.version is None else f" (version {answer.version})"
     name = (f"{answer.reference}{version}: ", "cyan")
     if answer.error_code is not None:
         return Text.assemble(name, (f"error [{answer.error_code}]: {answer.error_message}", "red"))
-    items = answer.items[:SHOWN_ITEMS]
-    shown = ", ".join(f"{_item_text(item)} {item['score']:.4f}" for item in items)
-    return Text.assemble(name, shown or "nothing found", _truncation_mark(answer))
+    first, others = _shown(answer)
+    if isinstance(answer.predicted, tuple):
+        shown = f"{_scored_text(first) or NOTHING}; next {_scored_text(others) or '-'}"
+    else:
+        shown = _scored_text((*first, *others)) or NOTHING
+    return Text.assemble(name, shown, _truncation_mark(answer))
 
 
-def _truncation_mark(answer: Answer) -> tuple[str, str]:
+def _shown(answer: ShownAnswer) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+    """Return the items that are the answer, and the next ones.
+
+    The answer of a multi-label task is all labels that apply. Any other answer is the first item.
+    """
+    if not isinstance(answer.predicted, tuple):
+        return answer.items[:1], answer.items[1:SHOWN_ITEMS]
+    predicted = tuple(item for item in answer.items if item["label"] in answer.predicted)
+    others = tuple(item for item in answer.items if item["label"] not in answer.predicted)
+    return predicted, others[: SHOWN_ITEMS - 1]
+
+
+def _items_text(items: Iterable[Item]) -> str:
+    return ", ".join(map(_item_text, items)) or NOTHING
+
+
+def _scored_text(items: Iterable[Item]) -> str:
+    return ", ".join(f"{_item_text(item)} {item['score']:.4f}" for item in items)
+
+
+def _truncation_mark(answer: ShownAnswer) -> tuple[str, str]:
     mark = f" (truncated: only {answer.num_tokens} tokens were read)"
     return (mark if answer.is_truncated else "", "yellow")
 
@@ -340,7 +338,7 @@ def _item_text(item: Item) -> str:
             return f"document {item['index']}"
 
 
-def _answer_json(answer: Answer) -> dict[str, JsonValue]:
+def _answer_json(answer: ShownAnswer) -> dict[str, JsonValue]:
     """Return an answer in the shape of the server's `POST /v1/predict`."""
     if answer.error_code is not None:
         problem: JsonValue = {"code": answer.error_code, "detail": answer.error_message}
@@ -351,6 +349,12 @@ def _answer_json(answer: Answer) -> dict[str, JsonValue]:
     return {
         "reference": answer.reference,
         "version": answer.version,
+        "problem_type": answer.problem_type,
+        "predicted": _predicted_json(answer.predicted),
         "outputs": [dict(item) for item in answer.items],
         **extent,
     }
+
+
+def _predicted_json(predicted: "PredictedValue | None") -> JsonValue:
+    return list(predicted) if isinstance(predicted, tuple) else predicted

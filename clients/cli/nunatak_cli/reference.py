@@ -61,7 +61,7 @@ def _rows() -> Iterator[str]:
 
 
 def _flags() -> dict[str, str]:
-    """Return the flag of each setting that has an option of its own."""
+    """Return the flag of each setting that has its own option."""
     root = get_command(app)
     options = root.commands["serve"].params if isinstance(root, TyperGroup) else []
     named = {RENAMED.get(option.name, option.name): option.opts[0] for option in options}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nunatak_cli.errors import RegistryMissingError
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_registry import Registry
@@ -18,7 +18,7 @@ def existing_registry(location: str | None) -> Generator["Registry"]:
     """Open a registry that exists: a mistyped path must not become a new, empty registry.
 
     Raises:
-        RegistryMissingError: there is no such folder.
+        NunatakError: `registry_missing`, there is no such folder.
     """
     from nunatak_registry import Registry
 
@@ -40,11 +40,11 @@ def existing_location(location: str | None) -> str:
     """Return the place of a registry, and check that a folder exists.
 
     Raises:
-        RegistryMissingError: there is no such folder.
+        NunatakError: `registry_missing`, there is no such folder.
     """
     place = registry_location(location)
     if "://" not in place and not Path(place).expanduser().is_dir():
-        raise RegistryMissingError(place)
+        raise NunatakError("registry_missing", location=place)
     return place
 
 

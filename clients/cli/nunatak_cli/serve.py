@@ -11,12 +11,11 @@ import typer
 from nunatak_cli.failures import needs_extra, print_failure
 from nunatak_cli.options import (
     BackboneOption,
-    DtypeName,
-    LogFormatName,
     RegistryOption,
     assignments,
 )
 from nunatak_cli.output import print_text
+from nunatak_contract.enums import LogFormat, ServingDtype
 
 LIMITS = "Limits (each also has an environment variable: NUNATAK_MAX_INPUTS, ...)"
 
@@ -88,7 +87,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None, typer.Option(metavar="auto|cpu|cuda", help="Device that computes (auto).")
     ] = None,
     dtype: Annotated[
-        DtypeName | None,
+        ServingDtype | None,
         typer.Option(help="Number format (auto: float32 on a CPU, bfloat16 on CUDA)."),
     ] = None,
     max_batch_tokens: Annotated[
@@ -164,7 +163,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     log_format: Annotated[
-        LogFormatName | None,
+        LogFormat | None,
         typer.Option(help="Format of the log: for people or for programs (text)."),
     ] = None,
     access_log: Annotated[
@@ -215,7 +214,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_server.serving import START_AGAIN
         from nunatak_server.serving import serve as run_server
         from nunatak_server.settings import as_toml, configure
-    # An option of its own wins over --set.
+    # A setting's own option overrides --set.
     named = {name: value for name, value in given.items() if value is not None}
     others = assignments("--set", settings, may_be_empty=True)
     configuration = configure({**others, **named}, file=config)

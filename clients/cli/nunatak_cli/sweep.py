@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import JsonValue
 
-from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import BackboneOption, assignments, example
+from nunatak_cli.options import BackboneOption, ThreadsOption, assignments, example
 from nunatak_cli.output import console, print_text
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_training.sweeps import Grid, RunRecord
@@ -43,7 +43,7 @@ def sweep_app() -> typer.Typer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRequest:
-    """The runs of a sweep, as file and options describe them."""
+    """The runs of a sweep, described by file and options."""
 
     file: Path | None
     tasks: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class SweepRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """Where and how the runs of a sweep are done."""
+    """The place and the method of the runs of a sweep."""
 
     results: Path
     jobs: int
@@ -68,7 +68,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]", help="Sweep file, YAML or TOML. Absent: the options give all."
+            metavar="[FILE]", help="Sweep file, YAML or TOML. Absent: the options give all axes."
         ),
     ] = None,
     *,
@@ -82,6 +82,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     ],
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at the same time.")] = 1,
     device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
+    threads: ThreadsOption = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Repeat the runs that failed.")
     ] = False,
@@ -171,7 +172,9 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         "train_caps": _numbers(train_caps),
     }
     with needs_extra("training"):
+        from nunatak_model import compute_with
         from nunatak_training.sweeps import Failed
+    compute_with(threads)
     records = _sweep_through(
         SweepRequest(
             file=file,
@@ -228,14 +231,16 @@ def _method_entries(
     """Return the methods that the options name, or None if they name none.
 
     Raises:
-        InvalidOptionError: an option belongs to a method that the options do not name.
+        NunatakError: `invalid_option`, an option belongs to a method that the options do not name.
     """
     names = list(methods or ())
     of_method = {"topk": ("frozen", _numbers(frozen)), "bottleneck": ("size", _numbers(size))}
     for owner, (option, values) in of_method.items():
         if values is not None and owner not in names:
             if names:
-                raise InvalidOptionError(f"--{option} belongs to --method {owner}")
+                raise NunatakError(
+                    "invalid_option", problem=f"--{option} belongs to --method {owner}"
+                )
             names.append(owner)
     entries: list[JsonValue] = []
     for name in names:
@@ -274,7 +279,7 @@ def grid_of(request: SweepRequest) -> "Grid":
     """Read the sweep file and apply the options to it.
 
     Raises:
-        InvalidSweepError: file and options do not make a sweep.
+        NunatakError: `invalid_sweep`, file and options do not make a sweep.
     """
     from nunatak_training.settings import overlaid
     from nunatak_training.sweeps import read_grid
@@ -291,14 +296,16 @@ def grid_of(request: SweepRequest) -> "Grid":
 
 def _with_tasks(grid: "Grid", names: frozenset[str]) -> "Grid":
     """Return the grid with only the named tasks; no names keep all tasks."""
-    from nunatak_training import InvalidSweepError
-
     if not names:
         return grid
     unknown = names - {task.name for task in grid.tasks}
     if unknown:
         known = ", ".join(task.name for task in grid.tasks)
-        raise InvalidSweepError("--task", f"expected one of {known}, got {min(unknown)!r}")
+        raise NunatakError(
+            "invalid_sweep",
+            where="--task",
+            problem=f"expected one of {known}, got {min(unknown)!r}",
+        )
     kept = tuple(task for task in grid.tasks if task.name in names)
     return grid.model_copy(update={"tasks": kept})
 
@@ -307,12 +314,13 @@ def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
     """Read a results folder.
 
     Raises:
-        InvalidSweepError: the folder holds no result.
+        NunatakError: `invalid_sweep`, the folder holds no result.
     """
-    from nunatak_training import InvalidSweepError
     from nunatak_training.sweeps import ResultsFolder
 
     records = ResultsFolder(results).records()
     if not records:
-        raise InvalidSweepError(str(results), "expected a folder with results of a sweep")
+        raise NunatakError(
+            "invalid_sweep", where=str(results), problem="expected a folder with results of a sweep"
+        )
     return records

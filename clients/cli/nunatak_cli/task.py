@@ -32,7 +32,7 @@ from nunatak_cli.task_verify import prove_version, verify
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
-    from nunatak_registry import AliasEvent, CandidateEvent, TaskSummary
+    from nunatak_registry import AliasEvent, CandidateEvent, ListedTask
 
 VersionArgument = Annotated[
     int, typer.Argument(metavar="VERSION", min=1, help="Number of the version.")
@@ -114,7 +114,7 @@ def history(
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every move of a task's aliases and every change of their candidates, oldest first."""
+    """Show each move of a task's aliases and each change of their candidates: when, and by whom."""
     with existing_registry(registry) as opened:
         aliases = opened.task(name).aliases if alias is None else [alias]
         moves = [move for each in aliases for move in opened.history(name, each)]
@@ -233,9 +233,9 @@ def collect(
         )
 
 
-def _tasks_table(tasks: "Iterable[TaskSummary]") -> Table:
+def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
     """Return one row per task, about the version that the bare name serves."""
-    from nunatak_registry.cards import method_text, shared_text
+    from nunatak_registry.cards import shared_text
 
     table = Table(box=None, header_style="bold")
     table.add_column("task", style="cyan", no_wrap=True)
@@ -249,7 +249,7 @@ def _tasks_table(tasks: "Iterable[TaskSummary]") -> Table:
             task.name,
             f"{manifest.version} of {len(task.versions)}",
             _aliases(task.aliases),
-            method_text(manifest.method),
+            manifest.method.text,
             shared_text(manifest),
             _score(manifest),
             Text(labels_text(manifest.head.labels), no_wrap=True, overflow="ellipsis"),
@@ -260,11 +260,11 @@ def _tasks_table(tasks: "Iterable[TaskSummary]") -> Table:
 def _history_table(events: "Iterable[AliasEvent]", changes: "Iterable[CandidateEvent]") -> Table:
     """Return one row per move of an alias and per change of a candidate, oldest first."""
     table = Table(box=None, header_style="bold")
-    for heading in ("when", "alias", "what", "from", "to"):
+    for heading in ("when", "alias", "what", "from", "to", "by"):
         table.add_column(heading)
     # The sort is stable: a move stays before the candidates that it ends at the same time.
     for event in sorted((*events, *changes), key=lambda event: event.at):
-        table.add_row(moment(event.at), *_history_cells(event))
+        table.add_row(moment(event.at), *_history_cells(event), event.by)
     return table
 
 
@@ -290,7 +290,7 @@ def _moved_line(event: "AliasEvent") -> Text:
     )
 
 
-def _summary_json(task: "TaskSummary") -> dict[str, JsonValue]:
+def _summary_json(task: "ListedTask") -> dict[str, JsonValue]:
     """Return a task in the shape of the server's `GET /v1/tasks`."""
     manifest = task.manifest
     return {
@@ -309,6 +309,7 @@ def _summary_json(task: "TaskSummary") -> dict[str, JsonValue]:
         ],
         "head": manifest.head.kind.value,
         "labels": list(manifest.head.labels),
+        "reads": manifest.reads,
         "method": manifest.method.kind,
         "split_depth": manifest.split_depth,
     }
@@ -322,6 +323,7 @@ def _event_json(event: "AliasEvent") -> dict[str, JsonValue]:
         "version": event.to_version,
         "previous_version": event.from_version,
         "at": event.at.isoformat(),
+        "by": event.by,
     }
 
 

@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,20 +16,20 @@ from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     ExportFormat,
-    ImportFormat,
     JsonOption,
-    LogitUseName,
     NewAliasOption,
     ReferenceArgument,
     RegistryOption,
     RevisionOption,
+    assignments,
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry, existing_registry
-from nunatak_contract.enums import OnLong, ProblemType
+from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
-    from nunatak_artifact import Draft
+    from nunatak_artifact import VersionDraft
     from nunatak_artifact.interchange import ImportChoices
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
@@ -44,7 +45,7 @@ PlaceArgument = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportRequest:
-    """A folder of another program, and how to read it."""
+    """A folder of another program, and the choices for its import."""
 
     place: str
     revision: str | None
@@ -53,17 +54,15 @@ class ImportRequest:
     choices: "ImportChoices"
     backbone: str | None
     note: str
-    default_label: str | None
-    on_long: OnLong | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A version that came from elsewhere."""
+    """An imported version."""
 
     manifest: "TaskManifest"
     found: str
-    """What the folder held, in words."""
+    """The content of the folder, in words."""
 
 
 def import_(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -89,11 +88,30 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             show_default=False,
         ),
     ] = None,
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL=X",
+            help="The score from which a label of a multi-label task applies. Repeatable. Absent: "
+            "0.5.",
+            show_default=False,
+        ),
+    ] = None,
+    reads: Annotated[
+        Reads | None,
+        typer.Option(
+            help="Whether the task reads a single text or a pair of texts; it then refuses the "
+            "other. Absent: both.",
+            show_default=False,
+        ),
+    ] = None,
     on_long: Annotated[
         OnLong | None,
         typer.Option(
-            help="What the task does with a text of more tokens than it reads at once. Absent: "
-            "windows, and cut for ranking.",
+            help=(
+                "Treatment of a text with more tokens than the task reads at once. Absent: "
+                "windows, and cut for ranking."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -106,7 +124,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     head: Annotated[
-        LogitUseName | None,
+        LogitUse | None,
         typer.Option(
             help="Head of a model with one logit. Absent: ranking if the folder is a "
             "cross-encoder.",
@@ -129,12 +147,16 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
     with needs_extra("model"):
-        from nunatak_artifact.interchange import ImportChoices, LogitUse
+        from nunatak_artifact.interchange import ImportChoices
     choices = ImportChoices(
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
         problem_type=problem_type,
-        logit_use=None if head is None else LogitUse(head.value),
+        logit_use=head,
         allows_other_base=allow_other_base,
+        default_label=default_label,
+        thresholds=_thresholds(threshold),
+        reads=reads,
+        on_long=on_long,
     )
     request = ImportRequest(
         place=place,
@@ -144,8 +166,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         choices=choices,
         backbone=backbone,
         note=note,
-        default_label=default_label,
-        on_long=on_long,
     )
     with created_registry(registry) as opened:
         published = _import_task(request, opened, alias=promote)
@@ -154,7 +174,9 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 
 def export(
     reference: ReferenceArgument,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="To write to; new or empty.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="New or empty folder to write to.")
+    ],
     *,
     wanted: Annotated[
         ExportFormat, typer.Option("--format", help="Format of the folder.")
@@ -203,7 +225,7 @@ def pull(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name of the task here. Absent: its name there.",
+            help="Name of the task in this registry. Absent: its original name.",
             show_default=False,
         ),
     ] = None,
@@ -238,7 +260,6 @@ def pull(
 def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | None) -> Published:
     """Import a folder, publish it, and point `alias`, if given, at the new version."""
     from nunatak_artifact.interchange import (
-        ForeignKind,
         HuggingFaceHub,
         draft_imported,
         fetched,
@@ -251,11 +272,10 @@ def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | N
     check_task_name(request.task)
     _check_alias(alias)
     backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
-    kind = None if request.kind is ImportFormat.AUTO else ForeignKind(request.kind.value)
     with fetched(
         request.place, hub=HuggingFaceHub(), revision=request.revision, files=importing.FILES
     ) as there:
-        imported = import_folder(there.folder, backbone, kind=kind, choices=request.choices)
+        imported = import_folder(there.folder, backbone, kind=request.kind, choices=request.choices)
         draft = draft_imported(
             request.task,
             imported,
@@ -263,8 +283,7 @@ def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | N
             origin=there.origin,
             created_at=datetime.now(UTC),
             note=request.note,
-            default_label=request.default_label,
-            on_long=request.on_long,
+            choices=request.choices,
         )
     return Published(manifest=_publish(draft, registry, alias), found=imported.source)
 
@@ -302,6 +321,24 @@ def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
     return {blob.role: registry.read_blob(manifest, blob.role) for blob in manifest.blobs}
 
 
+def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
+    """Return the scores of `--threshold`, by label.
+
+    Raises:
+        NunatakError: `invalid_option`, a text is not LABEL=X, or X is no number.
+    """
+    found = dict[str, float]()
+    for label, text in assignments("--threshold", given).items():
+        try:
+            found[label] = float(text)
+        except ValueError:
+            raise NunatakError(
+                "invalid_option",
+                problem=f"--threshold expects a number from 0 to 1 after =, got {text!r}",
+            ) from None
+    return found
+
+
 def _check_alias(alias: str | None) -> None:
     """Refuse a malformed alias before the work, not after it."""
     from nunatak_contract.names import check_alias_name
@@ -310,7 +347,7 @@ def _check_alias(alias: str | None) -> None:
         check_alias_name(alias)
 
 
-def _publish(draft: "Draft", registry: "Registry", alias: str | None) -> "TaskManifest":
+def _publish(draft: "VersionDraft", registry: "Registry", alias: str | None) -> "TaskManifest":
     manifest = registry.publish(draft.manifest, draft.blobs)
     if alias is not None:
         registry.promote(manifest.task, alias, manifest.version)
@@ -325,13 +362,13 @@ def _show(published: Published, *, alias: str | None, as_json: bool) -> None:
 
 
 def _published_lines(published: Published, *, alias: str | None) -> Text:
-    from nunatak_registry.cards import method_text, shared_text
+    from nunatak_registry.cards import shared_text
 
     manifest = published.manifest
     default = manifest.head.default_label
     lines = [
         published.found,
-        f"method {method_text(manifest.method)}; shared layers {shared_text(manifest)}",
+        f"method {manifest.method.text}; shared layers {shared_text(manifest)}",
         f"published {manifest.reference}",
         *([] if default is None else [f"default label {default}"]),
         *([] if alias is None else [f"{manifest.task}@{alias} -> version {manifest.version}"]),
@@ -351,6 +388,8 @@ def _published_json(published: Published, *, alias: str | None) -> dict[str, Jso
         "split_depth": manifest.split_depth,
         "labels": list(manifest.head.labels),
         "default_label": manifest.head.default_label,
+        "thresholds": dict(manifest.head.thresholds),
+        "reads": manifest.reads,
         "max_length": manifest.max_length,
         "on_long": manifest.reads_long,
         "note": manifest.note,

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.errors import InvalidOptionError
 from nunatak_cli.options import (
     BackboneOption,
     JsonOption,
@@ -20,6 +19,7 @@ from nunatak_cli.options import (
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import existing_registry
 from nunatak_cli.task_verify import prove_version
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_client import ShadowReport
@@ -79,7 +79,9 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
         event = _end(name, alias, role, expect=expect, registry=registry)
     else:
         if version is None or share is None:
-            raise InvalidOptionError("a canary needs --version and --share, or --end")
+            raise NunatakError(
+                "invalid_option", problem="a canary needs --version and --share, or --end"
+            )
         candidate = Candidate(task=name, alias=alias, role=role, version=version, share=share)
         event = _set(
             candidate, expect=expect, backbone=backbone, is_probed=not unprobed, registry=registry
@@ -129,7 +131,9 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
         event = _end(name, alias, role, expect=expect, registry=registry)
     else:
         if version is None:
-            raise InvalidOptionError("a shadow needs --version, --report or --end")
+            raise NunatakError(
+                "invalid_option", problem="a shadow needs --version, --report or --end"
+            )
         full = 1.0 if share is None else share
         candidate = Candidate(task=name, alias=alias, role=role, version=version, share=full)
         event = _set(
@@ -140,7 +144,7 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
 
 def _refuse_with_end(version: int | None, share: float | None) -> None:
     if version is not None or share is not None:
-        raise InvalidOptionError("--end takes neither --version nor --share")
+        raise NunatakError("invalid_option", problem="--end excludes --version and --share")
 
 
 def _set(
@@ -175,7 +179,10 @@ def _report(name: str, alias: str, *, server: str | None, as_json: bool) -> None
     from nunatak_client import Client
 
     if server is None:
-        raise InvalidOptionError("--report needs --server, because each server has its own report")
+        raise NunatakError(
+            "invalid_option",
+            problem="--report needs --server, because each server has its own report",
+        )
     with Client(server) as client:
         found = client.shadow_report(name, alias=alias)
     if as_json:
@@ -210,6 +217,7 @@ def candidate_json(event: "CandidateEvent") -> dict[str, JsonValue]:
         "version": candidate.version,
         "share": candidate.share,
         "at": event.at.isoformat(),
+        "by": event.by,
     }
 
 

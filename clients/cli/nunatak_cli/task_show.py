@@ -19,11 +19,12 @@ from nunatak_cli.output import console, print_json, print_text
 from nunatak_cli.registries import existing_registry
 
 if TYPE_CHECKING:
+    from nunatak_contract.evidence import MetricRecord
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Compared, Matrix
 
 SHOWN_LABELS = 5
-"""Labels that people see; JSON has all."""
+"""Most labels in a panel; JSON has all labels."""
 
 
 def show(
@@ -82,20 +83,29 @@ def moment(at: datetime) -> str:
 
 def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
     """Return a panel of facts, followed by the confusion matrix or the worst mistakes."""
-    from nunatak_registry.cards import head_text, method_text, shared_text, stored_bytes
+    from nunatak_registry.aliases import reads_text
+    from nunatak_registry.cards import (
+        head_text,
+        shared_text,
+        stored_bytes,
+        thresholds_text,
+    )
 
     names = [alias for alias, version in aliases.items() if version == manifest.version]
     rows = [
         ("aliases", ", ".join(names) or "none"),
         ("head", head_text(manifest.head)),
         ("labels", labels_text(manifest.head.labels) or "none"),
-        ("method", method_text(manifest.method)),
+        *([] if (limits := thresholds_text(manifest.head)) is None else [("thresholds", limits)]),
+        *([] if manifest.reads is None else [("reads", reads_text(manifest))]),
+        ("method", manifest.method.text),
         ("shared layers", shared_text(manifest)),
         ("parameters", _parameters(manifest)),
         ("stored", f"{decimal(stored_bytes(manifest))} ({manifest.dtype})"),
         ("backbone", f"{manifest.backbone.name}  {manifest.backbone.digest[:12]}..."),
         ("longest input", f"{manifest.max_length} tokens"),
-        ("metrics", _metrics(manifest)),
+        ("metrics", _metrics(manifest.metrics)),
+        *([("test metrics", _metrics(manifest.test_metrics))] if manifest.test_metrics else []),
         ("data", _data(manifest)),
         ("recipe", _recipe(manifest)),
         ("probe", f"{len(manifest.probe.inputs)} inputs, tolerance {manifest.probe.tolerance:g}"),
@@ -145,13 +155,13 @@ def _matrix_table(matrix: "Matrix") -> Table:
     return table
 
 
-def _metrics(manifest: "TaskManifest") -> str:
+def _metrics(metrics: "Sequence[MetricRecord]") -> str:
     from nunatak_registry.cards import score_text
 
-    if not manifest.metrics:
+    if not metrics:
         return "none recorded"
-    examples = manifest.metrics[0].num_examples
-    scores = ", ".join(f"{metric.name} {score_text(metric)}" for metric in manifest.metrics)
+    examples = metrics[0].num_examples
+    scores = ", ".join(f"{metric.name} {score_text(metric)}" for metric in metrics)
     return f"{scores}  ({examples} examples)"
 
 

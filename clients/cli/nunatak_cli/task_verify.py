@@ -14,6 +14,7 @@ from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import existing_registry
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
@@ -74,9 +75,9 @@ def prove_version(registry: "Registry", task: str, version: int, *, source: str 
     """Load a version as a server does, including its parity probe; `source` names the backbone.
 
     Raises:
-        RegistryError: there is no such version, or its bytes are damaged.
-        ModelError: the backbone cannot be loaded, or the parameters do not fit it.
-        ArtifactError: the version has another backbone, has no effect, or fails its probe.
+        NunatakError: there is no such version, or its bytes are damaged.
+        NunatakError: the backbone cannot be loaded, or the parameters do not fit it.
+        NunatakError: the version has another backbone, has no effect, or fails its probe.
     """
     with needs_extra("server"):
         from nunatak_artifact import load_task
@@ -94,7 +95,7 @@ def _probe_versions(
     """Load every version except `skipped` as a server does, and return the failures.
 
     Raises:
-        ModelError: the backbone cannot be loaded.
+        NunatakError: the backbone cannot be loaded.
     """
     with needs_extra("server"):
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
@@ -111,9 +112,7 @@ def _probe_versions(
 
 
 def _probe(registry: "Registry", manifest: "TaskManifest", backbone: "Backbone") -> Check | None:
-    from nunatak_artifact import ArtifactError, load_task
-    from nunatak_model import ModelError
-    from nunatak_registry import RegistryError
+    from nunatak_artifact import load_task
 
     if manifest.backbone.digest != backbone.digest:
         return Check(
@@ -124,7 +123,7 @@ def _probe(registry: "Registry", manifest: "TaskManifest", backbone: "Backbone")
         )
     try:
         load_task(manifest, registry.read_blob(manifest), backbone)
-    except (RegistryError, ModelError, ArtifactError) as error:
+    except NunatakError as error:
         return Check(subject=manifest.reference, kind=error.code, is_error=True, message=str(error))
     return None
 

@@ -3,36 +3,41 @@
 `training` and `training_all` do the work; they import torch.
 """
 
-# ruff: noqa: PLC0415 - a command imports torch when training starts, or to list all settings
+# ruff: noqa: PLC0415 - a command imports torch when training starts
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
 from typer.core import TyperCommand
 
-from nunatak_cli.errors import MissingExtraError
-from nunatak_cli.failures import needs_extra
+from nunatak_cli.failures import MissingExtraError, needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     CacheOption,
+    DeviceName,
+    DeviceOption,
     EpochsOption,
     JsonOption,
     KindOption,
     LearningRateOption,
     NewAliasOption,
+    PatienceOption,
     RegistryOption,
     ResumeOption,
     SeedOption,
     SetOption,
+    StrictOption,
+    ThreadsOption,
     settings_given,
 )
 from nunatak_cli.output import console, print_json
 from nunatak_cli.registries import created_registry
-from nunatak_contract.enums import OnLong
+from nunatak_contract.enums import MethodKind, OnLong
 
 METHOD = "Method"
-RECIPE = "Recipe (absent: the tuned default of the method)"
+RECIPE = "Recipe (absent: the default of the method)"
 
 
 class TrainCommand(TyperCommand):
@@ -44,11 +49,16 @@ class TrainCommand(TyperCommand):
         super().format_help(ctx, formatter)  # pyright: ignore[reportArgumentType]
         try:
             with needs_extra("training"):
-                from nunatak_cli.training import settings_table
+                from nunatak_training.run_settings import all_settings
         except MissingExtraError as error:
             console().print(f"Settings of --set: {error}", soft_wrap=True)
             return
-        console().print(settings_table())
+        table = Table("--set", "is", "default", "", box=None, header_style="bold", pad_edge=False)
+        table.columns[0].no_wrap = True
+        for setting in all_settings():
+            values = setting.values.replace("|", " | ")
+            table.add_row(setting.name, values, setting.default, setting.description)
+        console().print(table)
 
 
 def train(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -58,8 +68,8 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str,
         typer.Option(
             metavar="PATH",
-            help="Examples: JSONL, CSV, TSV or Parquet; a folder with train.* and dev.*; or the "
-            "name of a data set on the hub. Columns: see --kind.",
+            help="Examples: JSONL, CSV, TSV or Parquet; a folder with train.*, dev.* and "
+            "maybe test.*; or the name of a data set on the hub. Columns: see --kind.",
         ),
     ],
     dev: Annotated[
@@ -71,18 +81,52 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     kind: KindOption = None,
+    text_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Column of the text, if it is not `text`.", show_default=False
+        ),
+    ] = None,
+    label_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Column of the label, if it is not `label` (or `labels`).",
+            show_default=False,
+        ),
+    ] = None,
+    pair_column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Column of the second text, if it is not `text_pair`.",
+            show_default=False,
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHARACTER",
+            help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
+            "whichever splits the header line.",
+            show_default=False,
+        ),
+    ] = None,
+    strict: StrictOption = False,
     registry: RegistryOption = None,
     promote: NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
     as_json: JsonOption = False,
     cache: CacheOption = True,
     resume: ResumeOption = True,
+    device: DeviceOption = DeviceName.CPU,
+    threads: ThreadsOption = None,
     backbone: BackboneOption = None,
     method: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What the task owns: topk (default), head, bottleneck, lora or full.",
+            help=f"What the task owns: {', '.join(MethodKind)} (default: topk).",
             rich_help_panel=METHOD,
         ),
     ] = None,
@@ -116,7 +160,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="N",
-            help="bottleneck, lora: first layer with adapters (0); the layers below stay shared.",
+            help="Methods with adapters: their first layer (0); the layers below stay shared.",
             rich_help_panel=METHOD,
         ),
     ] = None,
@@ -124,8 +168,10 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(
             metavar="LABEL",
-            help="The label that means that nothing was found (of two, the more frequent). A long "
-            "text gets the answer of the window in which another label is most likely.",
+            help=(
+                "The label that means that nothing was found (of two, the more frequent). A long "
+                "text gets the answer of the window where another label is most likely."
+            ),
             rich_help_panel=RECIPE,
         ),
     ] = None,
@@ -140,12 +186,15 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     on_long: Annotated[
         OnLong | None,
         typer.Option(
-            help="What the task does with a text of more than --max-length tokens. Absent: "
-            "windows, and cut for ranking.",
+            help=(
+                "Treatment of a text with more than --max-length tokens. Absent: windows, and cut "
+                "for ranking."
+            ),
             rich_help_panel=RECIPE,
         ),
     ] = None,
     epochs: EpochsOption = None,
+    patience: PatienceOption = None,
     learning_rate: LearningRateOption = None,
     seed: SeedOption = None,
     settings: SetOption = None,
@@ -163,6 +212,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         max_length=max_length,
         on_long=on_long,
         epochs=epochs,
+        patience=patience,
         learning_rate=learning_rate,
         seed=seed,
     )
@@ -172,9 +222,11 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             kind_named,
             outcome_json,
             outcome_table,
+            prepare_device,
+            row_format,
             train_and_promote,
         )
-        from nunatak_training import read_settings
+        from nunatak_training.run_settings import read_settings
     request = TrainRequest(
         task=task,
         data=data,
@@ -186,7 +238,13 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         alias=promote,
         cache=cache,
         resume=resume,
+        device=device,
+        spelt=row_format(
+            text=text_column, label=label_column, pair=pair_column, delimiter=delimiter
+        ),
+        strict=strict,
     )
+    prepare_device(device, threads)
     with created_registry(registry) as opened:
         outcome = train_and_promote(request, opened)
     if as_json:
@@ -198,7 +256,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             console().print(f"{task}@{promote} -> version {outcome.manifest.version}")
 
 
-def train_all(
+def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     file: Annotated[
         Path,
         typer.Argument(
@@ -210,9 +268,13 @@ def train_all(
     as_json: JsonOption = False,
     cache: CacheOption = True,
     resume: ResumeOption = True,
+    device: DeviceOption = DeviceName.CPU,
+    threads: ThreadsOption = None,
+    strict: StrictOption = False,
 ) -> None:
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
+        from nunatak_cli.training import prepare_device
         from nunatak_cli.training_all import (
             read_task_file,
             requests_of,
@@ -220,7 +282,9 @@ def train_all(
             results_table,
             train_in_turn,
         )
-    requests = requests_of(read_task_file(file), file, cache=cache, resume=resume)
+    listed = read_task_file(file)
+    prepare_device(device, threads)
+    requests = requests_of(listed, file, cache=cache, resume=resume, device=device, strict=strict)
     with created_registry(registry) as opened:
         results = train_in_turn(requests, opened)
     if as_json:

@@ -1,6 +1,7 @@
 """Trains and publishes one task for `nunatak train`, and shows the outcome."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -8,31 +9,28 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.errors import InvalidOptionError
+from nunatak_cli.options import DeviceName
+from nunatak_cli.output import error_console
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_alias_name, check_task_name
-from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone
+from nunatak_model import DEFAULT_BACKBONE, Backbone, compute_with, has_cuda, load_backbone
 from nunatak_registry import Registry
 from nunatak_registry.cards import (
     long_examples_text,
     long_text,
-    method_text,
     shared_text,
     stored_bytes,
 )
-from nunatak_training import (
-    DiskTrunkStore,
-    LayerChoice,
-    ProgressBar,
-    RunSettings,
-    TaskKind,
-    TrainOutcome,
-    TrainSettings,
-    TrunkStore,
-    all_settings,
-    default_cache_folder,
-    default_recipe,
-    train,
-)
+from nunatak_training.cache import default_cache_folder
+from nunatak_training.data import DataWarning, RowFormat
+from nunatak_training.fitting import method_on
+from nunatak_training.kinds import TaskKind
+from nunatak_training.recipes import LayerChoice, default_recipe
+from nunatak_training.report import ProgressBar
+from nunatak_training.run_settings import RunSettings
+from nunatak_training.scoring import Interval
+from nunatak_training.train import TrainOutcome, TrainSettings, train
+from nunatak_training.trunk import DiskTrunkStore, TrunkStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +50,11 @@ class TrainRequest:
     """Whether the disk keeps the trunk states."""
     resume: bool = True
     """Whether to continue a killed run and to write checkpoints."""
+    device: DeviceName = DeviceName.CPU
+    spelt: RowFormat = field(default_factory=RowFormat)
+    """How the files of examples spell a row."""
+    strict: bool = False
+    """Whether to refuse data with warnings."""
 
 
 def train_and_promote(
@@ -67,10 +70,10 @@ def train_and_promote(
     """
     check_names(request)
     if backbone is None:
-        backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
+        backbone = load_backbone(request.backbone or DEFAULT_BACKBONE, device=request.device.value)
     chosen = request.settings
     recipe = default_recipe(
-        chosen.method(backbone.config), backbone=backbone.name, changes=chosen.changes
+        method_on(chosen, backbone.config), backbone=backbone.name, changes=chosen.changes
     )
     if trunks is None and request.cache:
         trunks = DiskTrunkStore()
@@ -80,6 +83,8 @@ def train_and_promote(
         recipe=recipe,
         kind=request.kind,
         dev=request.dev,
+        spelt=request.spelt,
+        strict=request.strict,
         note=request.note,
         layer_target=chosen.layer_target,
         recipe_changes=chosen.changes,
@@ -91,10 +96,59 @@ def train_and_promote(
         report=ProgressBar(request.task),
         trunks=trunks,
         checkpoints=default_cache_folder() if request.resume else None,
+        warn=lambda found: error_console().print(warnings_table(found, request.task)),
     )
     if request.alias is not None:
         registry.promote(request.task, request.alias, outcome.manifest.version)
     return outcome
+
+
+def row_format(
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    pair: str | None = None,
+    delimiter: str | None = None,
+) -> RowFormat:
+    """Return how files spell a row, as options say.
+
+    Raises:
+        NunatakError: `invalid_option`, the delimiter is no single character.
+    """
+    if delimiter is not None:
+        delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+        if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
+            raise NunatakError(
+                "invalid_option",
+                problem="--delimiter expects one character, such as ';', or tab, got "
+                f"{delimiter!r}",
+            )
+    return RowFormat(text=text, label=label, pair=pair, delimiter=delimiter)
+
+
+def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
+    """Return the warnings about the data of a task, each with a way out."""
+    table = Table(title=Text(f"warnings about the data of {task}"), title_justify="left")
+    for heading in ("problem", "found", "what to do"):
+        table.add_column(heading)
+    for warning in warnings:
+        table.add_row(Text(warning.problem), Text(warning.found), Text(warning.advice))
+    return table
+
+
+def prepare_device(device: DeviceName, threads: int | None) -> None:
+    """Check that the device exists, and set the number of threads; absent: what is free.
+
+    Raises:
+        NunatakError: `invalid_option`, there is no CUDA device.
+    """
+    if device is DeviceName.CUDA and not has_cuda():
+        raise NunatakError(
+            "invalid_option",
+            problem="--device cuda: torch finds no CUDA device here; expected a GPU with its "
+            "driver and a torch built for CUDA. Train with --device cpu",
+        )
+    compute_with(threads)
 
 
 def check_names(request: TrainRequest) -> None:
@@ -108,21 +162,13 @@ def kind_named(name: str | None) -> TaskKind | None:
     """Return the kind of task that an option names, or `None` without a name.
 
     Raises:
-        InvalidOptionError: there is no such kind.
+        NunatakError: `invalid_option`, there is no such kind.
     """
     if name is not None and name not in set(TaskKind):
-        raise InvalidOptionError(f"--kind must be one of {', '.join(TaskKind)}, got {name!r}")
+        raise NunatakError(
+            "invalid_option", problem=f"--kind must be one of {', '.join(TaskKind)}, got {name!r}"
+        )
     return None if name is None else TaskKind(name)
-
-
-def settings_table() -> Table:
-    """Return every setting of `--set` with the values that it accepts."""
-    table = Table("--set", "is", "default", "", box=None, header_style="bold", pad_edge=False)
-    table.columns[0].no_wrap = True
-    for setting in all_settings():
-        values = setting.values.replace("|", " | ")
-        table.add_row(setting.name, values, setting.default, setting.description)
-    return table
 
 
 def outcome_table(outcome: TrainOutcome) -> Table:
@@ -133,11 +179,13 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for metric, value in outcome.metrics.items():
-        low, high = outcome.intervals[metric]
-        table.add_row(f"dev {metric}", f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 %")
+        table.add_row(f"dev {metric}", _score_text(value, outcome.intervals.get(metric)))
+    if outcome.test is not None:
+        for metric, value in outcome.test.values.items():
+            table.add_row(f"test {metric}", _score_text(value, outcome.test.intervals.get(metric)))
     if outcome.layer_choice is not None:
         table.add_row("layers chosen", _choice_text(outcome.layer_choice))
-    table.add_row("method", method_text(manifest.method))
+    table.add_row("method", manifest.method.text)
     table.add_row("shared layers", shared_text(manifest))
     table.add_row("labels", str(len(manifest.head.labels)))
     if manifest.head.default_label is not None:
@@ -147,9 +195,22 @@ def outcome_table(outcome: TrainOutcome) -> Table:
         table.add_row("long examples", long_examples)
     table.add_row("parameters", f"{counts.branch + counts.head:,}")
     table.add_row("stored", decimal(stored_bytes(manifest)))
-    table.add_row("best epoch", f"{outcome.best_epoch} of {outcome.history[-1].epoch}")
+    table.add_row("best epoch", f"{outcome.best_epoch} of {epochs_text(outcome)}")
     table.add_row("time", f"{outcome.seconds:.1f} s")
     return table
+
+
+def epochs_text(outcome: TrainOutcome) -> str:
+    """Return how many epochs ran, and of how many if training ended early."""
+    num_run, num_planned = outcome.history[-1].epoch, outcome.num_epochs
+    return str(num_run) if num_run == num_planned else f"{num_run} (ended early, of {num_planned})"
+
+
+def _score_text(value: float, interval: Interval | None) -> str:
+    if interval is None:
+        return f"{value:.4f}"
+    low, high = interval.low, interval.high
+    return f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 % ({interval.method})"
 
 
 def _choice_text(choice: LayerChoice) -> str:
@@ -171,8 +232,12 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "default_label": outcome.manifest.head.default_label,
         "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
         "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
-        "intervals": {str(metric): [*ends] for metric, ends in outcome.intervals.items()},
+        "intervals": {str(metric): [it.low, it.high] for metric, it in outcome.intervals.items()},
+        "test_metrics": None
+        if outcome.test is None
+        else {str(metric): value for metric, value in outcome.test.values.items()},
         "best_epoch": outcome.best_epoch,
+        "planned_epochs": outcome.num_epochs,
         "epochs": [
             {
                 "epoch": result.epoch,

@@ -17,24 +17,25 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from rich.table import Table
 
-from nunatak_cli.errors import TaskFileError
-from nunatak_cli.failures import error_code
+from nunatak_cli.options import DeviceName
 from nunatak_cli.output import error_console
-from nunatak_cli.training import TrainRequest, check_names, outcome_json, train_and_promote
-from nunatak_contract.errors import ContractError
-from nunatak_model import DEFAULT_BACKBONE, Backbone, ModelError, load_backbone, maths_of
-from nunatak_registry import Registry, RegistryError
-from nunatak_training import (
-    DiskTrunkStore,
-    MemoryTrunkStore,
-    TaskKind,
-    TrainingError,
-    TrainOutcome,
-    default_recipe,
-    read_settings,
+from nunatak_cli.training import (
+    TrainRequest,
+    check_names,
+    outcome_json,
+    row_format,
+    train_and_promote,
 )
-from nunatak_training.run_settings import METHODS, method_settings
+from nunatak_contract.errors import NunatakError
+from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone, maths_of
+from nunatak_registry import Registry
+from nunatak_training.fitting import method_on
+from nunatak_training.kinds import TaskKind
+from nunatak_training.recipes import METHODS, default_recipe
+from nunatak_training.run_settings import method_settings, read_settings
 from nunatak_training.settings import overlaid, read_mapping
+from nunatak_training.train import TrainOutcome
+from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore
 
 METHOD = "method"
 LAYER_SETTINGS = frozenset(method_settings("topk"))
@@ -48,6 +49,10 @@ class SharedSettings(BaseModel):
     kind: TaskKind | None = None
     promote: str | None = None
     note: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    pair_column: str | None = None
+    delimiter: str | None = None
 
     @property
     def named(self) -> dict[str, JsonValue]:
@@ -81,7 +86,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskResult:
+class TrainResult:
     """The result of one task: either `outcome` or `failure`."""
 
     task: str
@@ -91,12 +96,12 @@ class TaskResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
+class TrainRequests:
     """All tasks of a file, checked before the first training."""
 
     backbone: Backbone
     items: tuple[TrainRequest, ...]
-    """In order of split depth, the lowest first."""
+    """The tasks in order of split depth, the lowest first."""
 
 
 def read_task_file(path: Path) -> TaskFile:
@@ -105,7 +110,8 @@ def read_task_file(path: Path) -> TaskFile:
     Paths in the file are relative to its folder.
 
     Raises:
-        TaskFileError: the file does not exist, or breaks the format; the message names the place.
+        NunatakError: `invalid_task_file`, the file does not exist, or breaks the format; the
+            message names the place.
     """
     try:
         content = read_mapping(path)
@@ -113,23 +119,38 @@ def read_task_file(path: Path) -> TaskFile:
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = ".".join(map(str, problem["loc"])) or "file"
-        raise TaskFileError(path, place, problem["msg"]) from error
+        raise NunatakError(
+            "invalid_task_file", path=path, place=place, problem=problem["msg"]
+        ) from error
     except ValueError as error:
-        raise TaskFileError(path, "file", str(error)) from error
+        raise NunatakError(
+            "invalid_task_file", path=path, place="file", problem=str(error)
+        ) from error
     for name in TaskSettings.model_fields.keys() & file.shared.named.keys():
-        raise TaskFileError(path, f"shared.{name}", "each task has its own")
+        raise NunatakError(
+            "invalid_task_file", path=path, place=f"shared.{name}", problem="each task has its own"
+        )
     tasks = {name: _merged(file.shared, task, path.parent) for name, task in file.tasks.items()}
     return file.model_copy(update={"tasks": tasks})
 
 
-def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> Requests:
+def requests_of(
+    listed: TaskFile,
+    file: Path,
+    *,
+    cache: bool,
+    resume: bool,
+    device: DeviceName = DeviceName.CPU,
+    strict: bool = False,
+) -> TrainRequests:
     """Check every task of a file against the backbone.
 
     A store computes the states of one depth from the states of a smaller depth. So the tasks with
     the lowest split depth come first, and each trunk layer runs once for equal texts.
 
     Raises:
-        TaskFileError: the settings of a task contradict each other; the message names the task.
+        NunatakError: `invalid_task_file`, the settings of a task contradict each other; the
+            message names the task.
     """
     name = listed.backbone or DEFAULT_BACKBONE
     requests = dict[str, TrainRequest]()
@@ -146,25 +167,37 @@ def requests_of(listed: TaskFile, file: Path, *, cache: bool, resume: bool) -> R
                 alias=said.promote,
                 cache=cache,
                 resume=resume,
+                device=device,
+                spelt=row_format(
+                    text=said.text_column,
+                    label=said.label_column,
+                    pair=said.pair_column,
+                    delimiter=said.delimiter,
+                ),
+                strict=strict,
             )
             check_names(requests[task])
-        except (TrainingError, ContractError, RegistryError) as error:
-            raise TaskFileError(file, f"tasks.{task}", str(error)) from error
-    backbone = load_backbone(name)
+        except NunatakError as error:
+            raise NunatakError(
+                "invalid_task_file", path=file, place=f"tasks.{task}", problem=str(error)
+            ) from error
+    backbone = load_backbone(name, device=device.value)
     depths = dict[str, int]()
     for task, request in requests.items():
         try:
             depths[task] = _split_depth(request, backbone)
-        except (TrainingError, ModelError) as error:
-            raise TaskFileError(file, f"tasks.{task}", str(error)) from error
+        except NunatakError as error:
+            raise NunatakError(
+                "invalid_task_file", path=file, place=f"tasks.{task}", problem=str(error)
+            ) from error
     items = sorted(requests.values(), key=lambda request: depths[request.task])
-    return Requests(backbone=backbone, items=tuple(items))
+    return TrainRequests(backbone=backbone, items=tuple(items))
 
 
-def train_in_turn(requests: Requests, registry: Registry) -> tuple[TaskResult, ...]:
+def train_in_turn(requests: TrainRequests, registry: Registry) -> tuple[TrainResult, ...]:
     """Train and publish each task; an error of Nunatak fails only its own task."""
     memory = MemoryTrunkStore()
-    results = list[TaskResult]()
+    results = list[TrainResult]()
     for number, request in enumerate(requests.items, start=1):
         result = _trained(request, requests.backbone, registry, memory)
         results.append(result)
@@ -198,7 +231,7 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
 def _split_depth(request: TrainRequest, backbone: Backbone) -> int:
     """Return the depth at which a request needs trunk states; 0 for none or for several depths."""
     settings = request.settings
-    method = settings.method(backbone.config)
+    method = method_on(settings, backbone.config)
     default_recipe(method, backbone=backbone.name, changes=settings.changes)
     if settings.layer_target is not None:
         return 0
@@ -207,17 +240,17 @@ def _split_depth(request: TrainRequest, backbone: Backbone) -> int:
 
 def _trained(
     request: TrainRequest, backbone: Backbone, registry: Registry, memory: MemoryTrunkStore
-) -> TaskResult:
+) -> TrainResult:
     trunks = DiskTrunkStore() if request.cache else memory
     try:
         outcome = train_and_promote(request, registry, backbone=backbone, trunks=trunks)
-    except (TrainingError, ModelError, RegistryError) as error:
-        failure = Failure(code=error_code(error) or error.code, message=str(error))
-        return TaskResult(task=request.task, alias=request.alias, failure=failure)
-    return TaskResult(task=request.task, alias=request.alias, outcome=outcome)
+    except NunatakError as error:
+        failure = Failure(code=error.code, message=str(error))
+        return TrainResult(task=request.task, alias=request.alias, failure=failure)
+    return TrainResult(task=request.task, alias=request.alias, outcome=outcome)
 
 
-def _print_progress(result: TaskResult, number: int, count: int) -> None:
+def _print_progress(result: TrainResult, number: int, count: int) -> None:
     if result.failure is not None:
         line = f"failed [{result.failure.code}]: {result.failure.message}"
     elif result.outcome is not None:
@@ -228,7 +261,7 @@ def _print_progress(result: TaskResult, number: int, count: int) -> None:
     error_console().print(f"[{number}/{count}] {result.task}: {line}", soft_wrap=True)
 
 
-def results_table(results: Sequence[TaskResult]) -> Table:
+def results_table(results: Sequence[TrainResult]) -> Table:
     """Return one row per task."""
     table = Table("task", "version", "dev score", "time", box=None)
     for result in results:
@@ -242,7 +275,7 @@ def results_table(results: Sequence[TaskResult]) -> Table:
     return table
 
 
-def results_json(results: Sequence[TaskResult]) -> dict[str, JsonValue]:
+def results_json(results: Sequence[TrainResult]) -> dict[str, JsonValue]:
     """Return the result of each task, in the order of training."""
     published = [result for result in results if result.outcome is not None]
     return {
@@ -252,7 +285,7 @@ def results_json(results: Sequence[TaskResult]) -> dict[str, JsonValue]:
     }
 
 
-def _result_json(result: TaskResult) -> dict[str, JsonValue]:
+def _result_json(result: TrainResult) -> dict[str, JsonValue]:
     if result.outcome is not None:
         return {"status": "published", **outcome_json(result.outcome, alias=result.alias)}
     failure = result.failure

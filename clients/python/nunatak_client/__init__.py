@@ -22,14 +22,14 @@ from nunatak_client.errors import (
     UnavailableError,
     WrongHeadError,
 )
-from nunatak_client.payloads import Input, Inputs, Parameters, Query, Question, TextInput
+from nunatak_client.payloads import Inputs, Parameters
 from nunatak_client.replies import (
     Answers,
     Classification,
     Entities,
     Entity,
     FanOut,
-    Predicted,
+    HeadOutputs,
     Prediction,
     QuestionAnswering,
     Ranking,
@@ -45,7 +45,9 @@ from nunatak_contract.enums import (
     FunctionToApply,
     HeadKind,
     OnLong,
+    ProblemType,
 )
+from nunatak_contract.inputs import Input, Query, Question, TextInput
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.wire import (
     AliasChange,
@@ -53,9 +55,10 @@ from nunatak_contract.wire import (
     CandidateChange,
     DriftCount,
     Eviction,
+    PredictedValue,
     Problem,
     RankedDocument,
-    Residency,
+    ResidencyReport,
     RunningCandidate,
     Score,
     ServerInfo,
@@ -88,6 +91,7 @@ __all__ = [
     "FanOut",
     "FunctionToApply",
     "HeadKind",
+    "HeadOutputs",
     "Input",
     "Inputs",
     "InvalidInputError",
@@ -100,16 +104,17 @@ __all__ = [
     "OverloadedError",
     "Parameters",
     "PermissionDeniedError",
-    "Predicted",
+    "PredictedValue",
     "Prediction",
     "Problem",
+    "ProblemType",
     "Query",
     "Question",
     "QuestionAnswering",
     "RankedDocument",
     "Ranking",
     "RankingOutputs",
-    "Residency",
+    "ResidencyReport",
     "RetryPolicy",
     "RunningCandidate",
     "Score",

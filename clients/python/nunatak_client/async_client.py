@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -10,8 +10,8 @@ import httpx
 
 from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call, PredictOptions
-from nunatak_client.errors import ConnectionFailedError, UnavailableError
-from nunatak_client.payloads import Inputs, Parameters
+from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
+from nunatak_client.payloads import Inputs, Parameters, Parts
 from nunatak_client.replies import FanOut, Prediction, TaskResult
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
@@ -23,12 +23,13 @@ from nunatak_client.transport import (
     to_reply,
 )
 from nunatak_contract.enums import CandidateRole, FunctionToApply
+from nunatak_contract.inputs import Input
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.wire import (
     AliasChange,
     CandidateChange,
     Eviction,
-    Residency,
+    ResidencyReport,
     ServerInfo,
     ShadowReport,
     TaskDetail,
@@ -38,16 +39,16 @@ from nunatak_contract.wire import (
 
 
 class AsyncClient:
-    """Talks to one server; keeps connections open, so keep it and share it between coroutines.
+    """Talks to one server. Several coroutines can share a client, which keeps connections open.
 
     Every method may raise any `NunatakClientError`.
 
     Args:
         url: Address of the server.
-        api_key: What a server with keys asks for; absent: `NUNATAK_API_KEY`, if that is set.
-        timeout_s: Seconds to wait for an answer, where the call sets no deadline.
-        retries: Further attempts after a refused connection, or a 429 or 503 that invites one;
-            a `RetryPolicy` also sets the delays.
+        api_key: The API key. Absent: the value of `NUNATAK_API_KEY`, if set.
+        timeout_s: Seconds to wait for an answer if the call sets no deadline.
+        retries: Further attempts after a refused connection, or after a 429 or 503 with
+            `Retry-After`; a `RetryPolicy` also sets the delays.
         transport: Replaces the network.
         sleep: Waits between attempts.
         clock: Monotonic seconds.
@@ -91,10 +92,11 @@ class AsyncClient:
         Args:
             task: `name`, `name@alias` or `name/3`.
             inputs: A text, a pair of texts as a tuple, a `Question`, a `Query`, or a list of these.
-            top_k: Labels, documents or answers per input; absent: all, but of answers one.
-            function_to_apply: `softmax`, `sigmoid` or `none`; by the task's kind when absent.
-            parameters: What else to show, for tasks that do not classify whole texts.
-            deadline_s: Seconds for everything, further attempts included.
+            top_k: Labels, documents or answers per input. Absent: all labels or documents, one
+                answer.
+            function_to_apply: `softmax`, `sigmoid` or `none`. Absent: by the task's kind.
+            parameters: Further options, for tasks that do not classify whole texts.
+            deadline_s: Seconds for the whole call, with further attempts.
             routing_key: Requests of one key get one version while a canary runs.
         """
         options = PredictOptions(
@@ -127,6 +129,44 @@ class AsyncClient:
         )
         return await self._run(calls.predict_many(inputs, tasks, options))
 
+    async def predict_all(
+        self,
+        inputs: Iterable[Input],
+        tasks: Sequence[str],
+        *,
+        top_k: int | None = None,
+        function_to_apply: FunctionToApply | str | None = None,
+        parameters: Parameters | None = None,
+        deadline_s: float | None = None,
+        routing_key: str | None = None,
+    ) -> AsyncGenerator[tuple[list[Input], FanOut]]:
+        """Ask several tasks about any number of inputs, in order.
+
+        The inputs are divided into requests that the server accepts, one after the other. Yields
+        the inputs of each request with their answers. `deadline_s` is of each request.
+
+        Raises:
+            InvalidRequestError: the server refuses an input; all inputs before are answered.
+        """
+        parts = Parts(inputs)
+        while part := parts.take():
+            try:
+                answer = await self.predict_many(
+                    part,
+                    tasks,
+                    top_k=top_k,
+                    function_to_apply=function_to_apply,
+                    parameters=parameters,
+                    deadline_s=deadline_s,
+                    routing_key=routing_key,
+                )
+            except InvalidRequestError as error:
+                if not parts.divide(part, code=error.code):
+                    raise
+            else:
+                parts.accept()
+                yield part, answer
+
     async def stream(
         self,
         inputs: Inputs,
@@ -138,10 +178,10 @@ class AsyncClient:
         deadline_s: float | None = None,
         routing_key: str | None = None,
     ) -> AsyncGenerator[TaskResult]:
-        """Ask several tasks about the same inputs, and yield each one's result as it comes.
+        """Ask several tasks about the same inputs, and yield each task's result on arrival.
 
-        Closing the iterator gives up what has not come. Further attempts are made only before the
-        first result.
+        Closing the iterator discards results that have not arrived. Further attempts are made only
+        before the first result.
         """
         options = PredictOptions(
             top_k=top_k,
@@ -194,14 +234,15 @@ class AsyncClient:
         """Point `alias` at `version`, which the server loads and probes first.
 
         Raises:
-            ConflictError: the alias is not at `expected_version` (0: it must not exist yet).
+            ConflictError: the alias does not point to `expected_version` (0: it must not exist
+                yet).
         """
         return await self._run(calls.promote(task, alias, version, expected_version))
 
     async def rollback(
         self, task: str, alias: str, expected_version: int | None = None
     ) -> AliasChange:
-        """Point `alias` back at the version before."""
+        """Point `alias` back at the previous version."""
         return await self._run(calls.rollback(task, alias, expected_version))
 
     async def set_canary(
@@ -213,10 +254,10 @@ class AsyncClient:
         alias: str = "prod",
         expected_version: int | None = None,
     ) -> CandidateChange:
-        """Let `version` answer a share of the alias's requests; it is loaded and probed first.
+        """Let `version`, once loaded and probed, answer a share of the alias's requests.
 
         Raises:
-            ConflictError: the canary is not at `expected_version` (0: there must be none).
+            ConflictError: the canary is not `expected_version` (0: there must be none).
         """
         place = (task, alias, CandidateRole.CANARY)
         return await self._run(calls.set_candidate(place, version, share, expected_version))
@@ -242,39 +283,39 @@ class AsyncClient:
         alias: str = "prod",
         expected_version: int | None = None,
     ) -> CandidateChange:
-        """End the canary or the shadow beside an alias."""
+        """End the canary or the shadow of an alias."""
         return await self._run(calls.end_candidate((task, alias, role), expected_version))
 
     async def shadow_report(self, task: str, *, alias: str = "prod") -> ShadowReport:
-        """Report how the shadow beside an alias has done on this server."""
+        """Report the results of an alias's shadow on this server."""
         return await self._run(calls.shadow_report(task, alias))
 
-    async def preload(self, reference: str) -> Residency:
-        """Bring a task version into memory and check it."""
+    async def preload(self, reference: str) -> ResidencyReport:
+        """Load a task version into memory and check it."""
         return await self._run(calls.preload(reference))
 
-    async def pin(self, reference: str) -> Residency:
-        """Bring the version that `reference` means now into memory, and keep it there."""
+    async def pin(self, reference: str) -> ResidencyReport:
+        """Load the version that `reference` means now, and keep it in memory."""
         return await self._run(calls.pin(reference))
 
     async def unpin(self, reference: str) -> Unpinning:
-        """Let a task, or the one version that `name/3` names, be evicted again."""
+        """Let the server evict a task again, or the one version `name/3`."""
         return await self._run(calls.unpin(reference))
 
     async def evict(self, reference: str) -> Eviction:
-        """Drop a task, or the one version that `name/3` names, from memory."""
+        """Drop a task, or the one version `name/3`, from memory."""
         return await self._run(calls.evict(reference))
 
     async def memory(self) -> MemoryReport:
-        """Report bytes in use, and what one full model per task would take."""
+        """Report bytes in use, and the bytes of one full model per task."""
         return await self._run(calls.memory())
 
     async def info(self) -> ServerInfo:
-        """Report what the server is."""
+        """Report the facts about the server."""
         return await self._run(calls.info())
 
     async def is_ready(self) -> bool:
-        """Whether the server answers predictions now; asks once, without further attempts."""
+        """Whether the server answers predictions now. One attempt only."""
         try:
             return await self._run(calls.readiness(), RetryPolicy(retries=0))
         except (ConnectionFailedError, UnavailableError):

@@ -38,7 +38,7 @@ from nunatak_contract.wire import (
     AliasChange,
     CandidateChange,
     Eviction,
-    Residency,
+    ResidencyReport,
     ServerInfo,
     ShadowReport,
     TaskDetail,
@@ -51,7 +51,7 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[AnswerT]):
-    """One request and how to read its reply."""
+    """One request, and the reading of its reply."""
 
     method: Literal["GET", "POST", "PUT"]
     path: str
@@ -74,7 +74,7 @@ class Call(Generic[AnswerT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictOptions:
-    """What a caller may ask of a prediction beside its inputs."""
+    """The options of a prediction, next to its inputs."""
 
     top_k: int | None = None
     function_to_apply: FunctionToApply | str | None = None
@@ -84,7 +84,7 @@ class PredictOptions:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What is asked of the server beside the body."""
+        """The headers of a prediction: deadline and routing key."""
         return {} if self.routing_key is None else {ROUTING_KEY_HEADER: self.routing_key}
 
 
@@ -107,7 +107,7 @@ def predict_many(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) 
     """Ask several tasks about the same inputs.
 
     Raises:
-        InvalidInputError: `tasks` is one string, where a list of references belongs.
+        InvalidInputError: `tasks` is one string and not a list of references.
     """
     if isinstance(tasks, str):
         raise InvalidInputError(f"tasks must be a list of task references, got {tasks!r}")
@@ -124,7 +124,7 @@ def predict_many(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCall:
-    """A request whose answer comes line by line, one line for each of the tasks."""
+    """A request whose answer arrives line by line, one line for each task."""
 
     call: Call[FanOut]
     tasks: Sequence[str]
@@ -139,7 +139,7 @@ class StreamCall:
         return read_line(line, num_inputs=self.num_inputs)
 
     def refuse(self, reply: Reply) -> NoReturn:
-        """Raise the error that a reply without lines stands for.
+        """Raise the error of a reply without lines.
 
         Raises:
             ApiError: the server refused.
@@ -152,7 +152,7 @@ class StreamCall:
         """Refuse a stream that ended without a line for each task.
 
         Raises:
-            InvalidResponseError: it did.
+            InvalidResponseError: a task has no line.
         """
         if sorted(answered) != sorted(self.tasks):
             raise InvalidResponseError(
@@ -161,7 +161,7 @@ class StreamCall:
 
 
 def stream(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) -> StreamCall:
-    """Ask several tasks about the same inputs, for results as they come; raises as the above."""
+    """Ask several tasks about the same inputs, for results on arrival; raises like `fan_out`."""
     call = predict_many(inputs, tasks, options)
     lines = {"accept": LINES_TYPE}
     return StreamCall(
@@ -177,7 +177,7 @@ def set_candidate(
     share: float,
     expected_version: int | None,
 ) -> Call[CandidateChange]:
-    """Let a version run beside an alias."""
+    """Let a version run next to an alias."""
     body: dict[str, JsonValue] = {"version": version, "share": share}
     return Call(
         method="PUT",
@@ -190,7 +190,7 @@ def set_candidate(
 def end_candidate(
     place: tuple[str, str, CandidateRole], expected_version: int | None
 ) -> Call[CandidateChange]:
-    """Let no version of this role run beside an alias."""
+    """End the candidate of this role next to an alias."""
     return Call(
         method="POST",
         path=f"{_candidate_path(*place)}/end",
@@ -200,7 +200,7 @@ def end_candidate(
 
 
 def shadow_report(name: str, alias: str) -> Call[ShadowReport]:
-    """Ask how a shadow has done."""
+    """Ask for the results of a shadow."""
     return Call(
         method="GET",
         path=f"/v1/tasks/{path_segment('task name', name)}/shadow",
@@ -232,7 +232,7 @@ def promote(name: str, alias: str, version: int, expected_version: int | None) -
 
 
 def rollback(name: str, alias: str, expected_version: int | None) -> Call[AliasChange]:
-    """Point an alias back at the version before."""
+    """Point an alias back at the previous version."""
     return Call(
         method="POST",
         path=f"{_alias_path(name, alias)}/rollback",
@@ -241,27 +241,27 @@ def rollback(name: str, alias: str, expected_version: int | None) -> Call[AliasC
     )
 
 
-def preload(reference: str) -> Call[Residency]:
-    """Bring a task version into memory."""
+def preload(reference: str) -> Call[ResidencyReport]:
+    """Load a task version into memory."""
     target = task_target(reference)
     return Call(
         method="POST",
         path=f"{target.path}/preload",
         query=target.query,
-        read=_reader(Residency),
+        read=_reader(ResidencyReport),
     )
 
 
-def pin(reference: str) -> Call[Residency]:
-    """Bring a task version into memory to stay."""
+def pin(reference: str) -> Call[ResidencyReport]:
+    """Load a task version into memory and pin it."""
     target = task_target(reference)
     return Call(
-        method="POST", path=f"{target.path}/pin", query=target.query, read=_reader(Residency)
+        method="POST", path=f"{target.path}/pin", query=target.query, read=_reader(ResidencyReport)
     )
 
 
 def unpin(reference: str) -> Call[Unpinning]:
-    """Let a task, or one version of it, be evicted again."""
+    """Unpin a task, or one version of it."""
     target = task_target(reference)
     return Call(
         method="POST", path=f"{target.path}/unpin", query=target.query, read=_reader(Unpinning)
@@ -277,17 +277,17 @@ def evict(reference: str) -> Call[Eviction]:
 
 
 def memory() -> Call[MemoryReport]:
-    """Ask what is in memory."""
+    """Ask for the memory report."""
     return Call(method="GET", path="/v1/memory", read=_reader(MemoryReport))
 
 
 def info() -> Call[ServerInfo]:
-    """Ask what the server is."""
+    """Ask for the facts about the server."""
     return Call(method="GET", path="/info", read=_reader(ServerInfo))
 
 
 def readiness() -> Call[bool]:
-    """Ask whether the server is ready; not ready is an answer here, never an error."""
+    """Ask whether the server is ready. "Not ready" is an answer and no error."""
     return Call(method="GET", path="/readyz", read=lambda _reply: True)
 
 

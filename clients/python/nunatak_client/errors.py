@@ -1,74 +1,65 @@
 """Errors of the client.
 
-NunatakClientError
-+-- InvalidInputError           an argument that cannot be sent; nothing was sent
-+-- ConnectionFailedError       no answer: refused, reset, unreachable or timed out
-+-- InvalidResponseError        an answer that is not the one the contract promises
-+-- WrongHeadError              a part of an answer that a task of this kind does not give
-+-- ApiError                    the server refused; `code` is its stable name for the reason
-    +-- AuthenticationError     401: no API key, or none that is valid
-    +-- PermissionDeniedError   403: the key is not for this
-    +-- InvalidRequestError     400, 405, 413, 415, 422: the request itself is at fault
-    +-- NotFoundError           404: no such task, version or alias
-    +-- ConflictError           409: the state is not what the request expects
-    +-- OverloadedError         429: too much at once; see `retry_after_s`
-    +-- UnavailableError        503: not now; see `retry_after_s` where the server knows
-    +-- DeadlineExceededError   504: the deadline passed before the answer was ready
+NunatakClientError +-- InvalidInputError           an argument that cannot be sent; nothing was sent
++-- ConnectionFailedError       no answer: refused, reset, unreachable or timed out +--
+InvalidResponseError        the answer does not follow the contract +-- WrongHeadError the answer of
+this kind of task lacks the wanted part +-- ApiError                    the server refused; `code`
+is its stable name for the reason +-- AuthenticationError     401: no API key, or an invalid key +--
+PermissionDeniedError   403: the key does not allow the request +-- InvalidRequestError     400,
+405, 413, 415, 422: the request has an error +-- NotFoundError 404: no such task, version or alias
++-- ConflictError           409: the state differs from the request's expectation +--
+OverloadedError 429: too many requests; see `retry_after_s` +-- UnavailableError        503: not
+available now; see `retry_after_s` +-- DeadlineExceededError   504: the deadline passed before the
+answer was ready
 """
 
 from collections.abc import Mapping
 
+from nunatak_contract.errors import NunatakError
 
-class NunatakClientError(Exception):
+
+class NunatakClientError(NunatakError):
     """Base of every error this package raises on purpose."""
-
-    code: str = "client_error"
 
 
 class InvalidInputError(NunatakClientError):
     """An argument that cannot be sent; nothing was sent."""
 
-    code = "invalid_input"
+    def __init__(self, problem: str) -> None:
+        super().__init__("invalid_input", problem=problem)
 
 
 class ConnectionFailedError(NunatakClientError):
-    """No answer came: the connection was refused, broke or timed out."""
+    """No answer arrived: the connection was refused, broke or timed out."""
 
-    code = "connection_failed"
+    def __init__(self, problem: str) -> None:
+        super().__init__("connection_failed", problem=problem)
 
 
 class InvalidResponseError(NunatakClientError):
     """The answer does not follow the contract: another server, or a proxy in between."""
 
-    code = "invalid_response"
+    def __init__(self, problem: str) -> None:
+        super().__init__("invalid_response", problem=problem)
 
 
 class WrongHeadError(NunatakClientError):
-    """A part of an answer was read that a task of this kind does not give."""
-
-    code = "wrong_head"
+    """The answer of this kind of task does not have the wanted part."""
 
     def __init__(self, head: str, wanted: str) -> None:
-        self.head = head
-        self.wanted = wanted
-        super().__init__(
-            f"only a {wanted} task answers with this, got the answer of a {head} task; "
-            "read the property of its kind, or `outputs`"
-        )
+        super().__init__("wrong_head", head=head, wanted=wanted)
 
 
 class ApiError(NunatakClientError):
-    """The server refused the request and said why.
+    """The server refused the request and gave the reason.
 
     Attributes:
         code: The server's stable name for the reason, such as `task_not_found`.
         status: The HTTP status.
         detail: The reason in words.
-        request_id: What to search for in the server's log.
-        retry_after_s: Seconds after which the server suggests another try.
+        request_id: The id of the request in the server's log.
+        retry_after_s: Seconds after which the server suggests another attempt.
     """
-
-    code = "api_error"
 
     def __init__(
         self,
@@ -79,26 +70,26 @@ class ApiError(NunatakClientError):
         request_id: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
+        # Only an error of the server needs the server's log.
+        trail = f" (request {request_id})" if request_id and status >= 500 else ""
+        super().__init__("api_error", detail=detail, trail=trail)
         self.code = code
         self.status = status
         self.detail = detail
         self.request_id = request_id
         self.retry_after_s = retry_after_s
-        # Only a fault of the server needs its log; a fault of the caller explains itself.
-        trail = f" (request {request_id})" if request_id and status >= 500 else ""
-        super().__init__(f"{detail}{trail}")
 
 
 class InvalidRequestError(ApiError):
-    """The request itself is at fault; sending it again will not help."""
+    """The request has an error; another attempt will not help."""
 
 
 class AuthenticationError(ApiError):
-    """The server wants an API key, and got none or one that is not valid now."""
+    """The server needs an API key, and got none or an invalid key."""
 
 
 class PermissionDeniedError(ApiError):
-    """The API key is valid, but not for this."""
+    """The API key is valid, but does not allow the request."""
 
 
 class NotFoundError(ApiError):
@@ -106,11 +97,11 @@ class NotFoundError(ApiError):
 
 
 class ConflictError(ApiError):
-    """The state of the server is not what the request expects; look again, then decide."""
+    """The state of the server differs from the request's expectation; read the state again."""
 
 
 class OverloadedError(ApiError):
-    """The server has too much to do; `retry_after_s` says when to come back."""
+    """The server is overloaded; `retry_after_s` suggests the next attempt."""
 
 
 class UnavailableError(ApiError):
@@ -138,5 +129,5 @@ _CLASS_OF_STATUS: Mapping[int, type[ApiError]] = {
 
 
 def error_class(status: int) -> type[ApiError]:
-    """The class of error that an HTTP status stands for."""
+    """The class of error of an HTTP status."""
     return _CLASS_OF_STATUS.get(status, ApiError)

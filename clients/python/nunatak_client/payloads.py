@@ -1,36 +1,17 @@
 """Arguments to wire format: inputs, parameters and references. Pure functions."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Final
 from urllib.parse import quote
 
 from pydantic import JsonValue
 
 from nunatak_client.errors import InvalidInputError
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, OnLong
-
-TextInput = str | tuple[str, str]
-"""A text, or a pair of texts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A question, to be answered by a part of its context."""
-
-    question: str
-    context: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """A query, and the documents to order by how well they answer it."""
-
-    query: str
-    documents: Sequence[str]
-
-
-Input = TextInput | Question | Query
+from nunatak_contract.inputs import Input, Query, Question
 
 Inputs = Input | Sequence[Input]
 """One input, or a list of inputs. A tuple is always one pair; several inputs are a list."""
@@ -38,12 +19,12 @@ Inputs = Input | Sequence[Input]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """What else to ask of tasks; absent means the server's default, or the task version's.
+    """Further options of tasks. Absent: the default of the server or of the task version.
 
-    `on_long` is of classification and ranking: long texts are read in windows, refused or cut.
-    `aggregation_strategy`, `ignore_labels` and `stride` are of token classification, `doc_stride`,
-    `max_answer_len`, `handle_impossible_answer` and `align_to_words` of question answering,
-    `return_documents` of ranking. Lengths are in tokens.
+    Classification and ranking have `on_long`: long texts are read in windows, refused or cut. Token
+    classification has `aggregation_strategy`, `ignore_labels` and `stride`. Question answering has
+    `doc_stride`, `max_answer_len`, `handle_impossible_answer` and `align_to_words`. Ranking has
+    `return_documents`. Lengths are in tokens.
     """
 
     on_long: OnLong | None = None
@@ -57,13 +38,50 @@ class Parameters:
     return_documents: bool | None = None
 
     def wire(self) -> dict[str, JsonValue]:
-        """Write those that are given."""
+        """Write the options that are given."""
         given: dict[str, JsonValue] = {
             name: value for name, value in asdict(self).items() if value is not None
         }
         if self.ignore_labels is not None:
             given["ignore_labels"] = list(self.ignore_labels)
         return given
+
+
+MAX_PART_INPUTS: Final = 64
+"""Inputs of one request, as many as a server accepts by default."""
+
+
+class Parts:
+    """Divides any number of inputs, in order, into lists that a server accepts.
+
+    A refused list is divided again. A server that refuses the number of inputs gets no longer list
+    again. After any other refusal, such as of too many tokens, the lists grow again.
+    """
+
+    def __init__(self, inputs: Iterable[Input]) -> None:
+        self._inputs = iter(inputs)
+        self._refused: list[Input] = []
+        self._size = self._max_size = MAX_PART_INPUTS
+
+    def take(self) -> list[Input]:
+        """Return the next list; it is empty at the end."""
+        part, self._refused = self._refused[: self._size], self._refused[self._size :]
+        part.extend(islice(self._inputs, self._size - len(part)))
+        return part
+
+    def accept(self) -> None:
+        """Let the next list be longer."""
+        self._size = min(2 * self._size, self._max_size)
+
+    def divide(self, part: list[Input], *, code: str) -> bool:
+        """Divide a list that was refused for `code`; return False if it has only one input."""
+        if len(part) == 1:
+            return False
+        self._refused = part + self._refused
+        self._size = len(part) // 2
+        if code == "too_many_inputs":
+            self._max_size = self._size
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +94,7 @@ class WireInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where a task reference lies: its path, and the version to ask for in the query."""
+    """The address of a task reference: the path, and the version for the query."""
 
     path: str
     query: dict[str, str]
@@ -86,7 +104,7 @@ def wire_inputs(inputs: Inputs) -> WireInputs:
     """Write one input or a list of inputs as JSON.
 
     Raises:
-        InvalidInputError: something else than texts, pairs, questions or queries, or an empty list.
+        InvalidInputError: an input is no text, pair, question or query, or the list is empty.
     """
     if isinstance(inputs, str | tuple | Question | Query):
         return WireInputs(value=_wire_input(inputs), num_inputs=None)
@@ -122,7 +140,7 @@ def json_body(body: dict[str, JsonValue]) -> bytes:
     """Write a JSON object as UTF-8.
 
     Raises:
-        InvalidInputError: a text holds half of a surrogate pair, which no encoding can carry.
+        InvalidInputError: a text holds a lone surrogate, which UTF-8 cannot encode.
     """
     try:
         return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
@@ -136,10 +154,11 @@ def json_body(body: dict[str, JsonValue]) -> bytes:
 def task_target(reference: str) -> Target:
     """Find the path of `name`, `name@alias` or `name/3`.
 
-    The server owns the grammar of names. Refused here is only what would change the path itself.
+    The server checks the grammar of names. This function refuses only names that would change the
+    path itself.
 
     Raises:
-        InvalidInputError: an empty name, or one of dots alone.
+        InvalidInputError: the name is empty, or has only dots.
     """
     name, slash, version = reference.partition("/")
     return Target(

@@ -1,7 +1,7 @@
-"""Replies: an answer is read against the contract, and a refusal becomes an error.
+"""Replies: an answer is checked against the contract, and a refusal becomes an error.
 
-Each kind of head has one class of results. Every part of an answer that the server names is a
-class of `nunatak_contract`; the classes here put those parts together for the caller.
+Each kind of head has one class of results. The parts of an answer are classes of
+`nunatak_contract`. The classes here combine these parts for the caller.
 """
 
 from abc import abstractmethod
@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import AliasChoices, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
 from nunatak_client.errors import ApiError, InvalidResponseError, WrongHeadError, error_class
-from nunatak_contract.enums import HeadKind
+from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
     COMPUTE_HEADER,
@@ -20,6 +20,7 @@ from nunatak_contract.wire import (
     REQUEST_ID_HEADER,
     TOKENIZE_HEADER,
     Answer,
+    PredictedValue,
     Problem,
     RankedDocument,
     Result,
@@ -51,6 +52,10 @@ class Classification(Result):
 
     head: Literal[HeadKind.SEQUENCE_CLASSIFICATION] = HeadKind.SEQUENCE_CLASSIFICATION
     outputs: tuple[Annotated[Scores, Field(min_length=1)], ...]
+    problem_type: ProblemType | None = None
+    predicted: tuple[PredictedValue, ...] = ()
+    """By the problem type: the label, all labels that apply, or the value. Both fields are empty
+    from servers that do not tell them."""
 
 
 class TokenClassification(Result):
@@ -74,32 +79,32 @@ class RankingOutputs(Result):
     outputs: tuple[Annotated[Ranking, Field(min_length=1)], ...]
 
 
-Predicted = Annotated[
+HeadOutputs = Annotated[
     Classification | TokenClassification | QuestionAnswering | RankingOutputs,
     Field(discriminator="head"),
 ]
-"""What a task says; `match` on the class tells which kind of task it is."""
+"""The answer of a task. The class shows the kind of task, for `match`."""
 
 
 class Answered(Result):
-    """Base of what holds predictions: the parts of the first input, by the kind of the task.
+    """Base of classes with predictions: the parts of the first input, by the kind of the task.
 
-    Every property but `labels` is about the first input, and each raises `WrongHeadError` for a
-    task of another kind.
+    Every property but `predicted` and `labels` is about the first input, and each raises
+    `WrongHeadError` for a task of another kind.
     """
 
     tokens: tuple[int, ...] = ()
-    """How many tokens of each input were read; empty from servers that do not tell it."""
+    """The number of tokens read of each input; empty if the server does not report it."""
     truncated: tuple[bool, ...] = ()
-    """Of each input, whether a part of it was not read; empty from servers that do not tell it."""
+    """Whether a part of each input was not read; empty if the server does not report it."""
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a part of any input was not read, as far as the server tells it."""
+        """Whether a part of any input was not read; False if the server does not report it."""
         return any(self.truncated)
 
     @abstractmethod
-    def require(self) -> Predicted:
+    def require(self) -> HeadOutputs:
         """Return what the task says, or raise why it says nothing."""
 
     @property
@@ -113,8 +118,13 @@ class Answered(Result):
         return self.scores[0]
 
     @property
+    def predicted(self) -> tuple[PredictedValue, ...]:
+        """For every input the label, a tuple of all labels that apply, or the value."""
+        return self._classification().predicted
+
+    @property
     def labels(self) -> tuple[str, ...]:
-        """The best label of every input."""
+        """The best label of every input, also where no label or several labels apply."""
         return tuple(scores[0].label for scores in self._classification().outputs)
 
     @property
@@ -128,7 +138,7 @@ class Answered(Result):
 
     @property
     def answers(self) -> Answers:
-        """Answers to the question, best first; none where the context holds no words."""
+        """Answers to the question, best first; empty if the context has no words."""
         match self.require():
             case QuestionAnswering() as found:
                 return found.outputs[0]
@@ -153,7 +163,7 @@ class Answered(Result):
 
 
 Outputs = tuple[Scores, ...] | tuple[Entities, ...] | tuple[Answers, ...] | tuple[Ranking, ...]
-"""One entry per input, also for a single one; of which type, the task's head tells."""
+"""One entry per input, also for a single input. The task's head decides the type."""
 
 
 class Prediction(Answered):
@@ -161,23 +171,23 @@ class Prediction(Answered):
 
     task: str
     version: int
-    predicted: Predicted
+    head_outputs: HeadOutputs
     timings: Timings = Timings()
     request_id: str | None = None
 
     @property
     def head(self) -> HeadKind:
         """The kind of the task."""
-        return self.predicted.head
+        return self.head_outputs.head
 
     @property
     def outputs(self) -> Outputs:
         """What the task says about every input."""
-        return self.predicted.outputs
+        return self.head_outputs.outputs
 
-    def require(self) -> Predicted:
+    def require(self) -> HeadOutputs:
         """Return what the task says."""
-        return self.predicted
+        return self.head_outputs
 
 
 def error_of(problem: Problem, *, retry_after_s: float | None = None) -> ApiError:
@@ -194,47 +204,47 @@ def error_of(problem: Problem, *, retry_after_s: float | None = None) -> ApiErro
 
 
 class TaskResult(Answered):
-    """The part of one task in a fan-out: either `predicted` or `error`."""
+    """The part of one task in a fan-out: either `head_outputs` or `error`."""
 
     reference: str
     task: str | None = None
     version: int | None = None
-    predicted: Predicted | None = None
+    head_outputs: HeadOutputs | None = None
     error: Problem | None = None
     timings: Timings = Timings()
-    """Its own, where it was streamed; else those of the whole answer count."""
+    """The timings of a streamed result; other results share the timings of the whole answer."""
 
     @model_validator(mode="after")
     def _is_answer_or_error(self) -> "TaskResult":
-        if (self.predicted is None) == (self.error is None):
+        if (self.head_outputs is None) == (self.error is None):
             raise ValueError("a result holds either outputs or an error")
         return self
 
     @property
     def outputs(self) -> Outputs | None:
         """What the task says about every input; None where it failed."""
-        return None if self.predicted is None else self.predicted.outputs
+        return None if self.head_outputs is None else self.head_outputs.outputs
 
-    def require(self) -> Predicted:
+    def require(self) -> HeadOutputs:
         """Return what the task says.
 
         Raises:
             ApiError: this task failed.
         """
-        if self.predicted is None:
+        if self.head_outputs is None:
             raise error_of(self.error or Problem(code="api_error", status=500))
-        return self.predicted
+        return self.head_outputs
 
 
 class FanOut(Result):
-    """The answers of several tasks to the same inputs, in the order they were asked for."""
+    """The answers of several tasks to the same inputs, in the order of the request."""
 
     results: tuple[TaskResult, ...]
     timings: Timings = Timings()
     request_id: str | None = None
 
     def __getitem__(self, reference: str) -> TaskResult:
-        """The result of the task that was asked for as `reference`."""
+        """The result of the task with this reference in the request."""
         for result in self.results:
             if result.reference == reference:
                 return result
@@ -242,7 +252,7 @@ class FanOut(Result):
 
 
 PER_INPUT = ("tokens", "truncated")
-"""What a server tells of each input beside its output."""
+"""The server's facts about each input, next to its output."""
 
 ResultT = TypeVar("ResultT", bound=Result)
 
@@ -251,7 +261,7 @@ _OBJECT: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An HTTP response, whichever library received it; `headers` ignores case."""
+    """An HTTP response from any library; `headers` ignores case."""
 
     status: int
     headers: Mapping[str, str]
@@ -269,7 +279,7 @@ class Reply:
 
 
 def raise_for_problem(reply: Reply) -> None:
-    """Raise the `ApiError` that an unsuccessful reply stands for."""
+    """Raise the `ApiError` of an unsuccessful reply."""
     if reply.is_success:
         return
     try:
@@ -278,8 +288,7 @@ def raise_for_problem(reply: Reply) -> None:
         raise error_class(reply.status)(
             code="http_error",
             status=reply.status,
-            detail=f"the server answered HTTP {reply.status} without saying why; "
-            "is this a Nunatak server?",
+            detail=f"the server answered HTTP {reply.status} without a reason; is it Nunatak?",
             request_id=reply.headers.get(REQUEST_ID_HEADER),
             retry_after_s=reply.retry_after_s,
         ) from None
@@ -305,7 +314,7 @@ def read_result(kind: type[ResultT], content: object) -> ResultT:
 def read_prediction(reply: Reply, *, num_inputs: int | None) -> Prediction:
     """Read the answer of one task."""
     body = read_object(reply)
-    return read_result(Prediction, _with_predicted(body, num_inputs) | _trail(reply))
+    return read_result(Prediction, _with_head_outputs(body, num_inputs) | _trail(reply))
 
 
 def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) -> FanOut:
@@ -313,7 +322,7 @@ def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) 
     results = read_object(reply).get("results")
     entries = results if isinstance(results, list) else []
     nested = [
-        _with_predicted(entry, num_inputs) if isinstance(entry, dict) else entry
+        _with_head_outputs(entry, num_inputs) if isinstance(entry, dict) else entry
         for entry in entries
     ]
     fan_out = read_result(FanOut, {"results": nested} | _trail(reply))
@@ -329,11 +338,11 @@ def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
         entry = _OBJECT.validate_json(line)
     except ValidationError as error:
         raise _unexpected("a JSON object on each line", error) from error
-    return read_result(TaskResult, _with_predicted(entry, num_inputs))
+    return read_result(TaskResult, _with_head_outputs(entry, num_inputs))
 
 
 def read_timings(headers: Mapping[str, str]) -> Timings:
-    """Read the timing headers that are there."""
+    """Read the timing headers that the reply has."""
     batch_size = _number(headers.get(BATCH_SIZE_HEADER))
     return Timings(
         queue_ms=_number(headers.get(QUEUE_HEADER)),
@@ -343,7 +352,7 @@ def read_timings(headers: Mapping[str, str]) -> Timings:
     )
 
 
-def _with_predicted(body: dict[str, JsonValue], num_inputs: int | None) -> dict[str, JsonValue]:
+def _with_head_outputs(body: dict[str, JsonValue], num_inputs: int | None) -> dict[str, JsonValue]:
     """Put head and outputs together, one entry per input also where it came without a list."""
     outputs = body.get("outputs")
     if outputs is None:
@@ -353,9 +362,15 @@ def _with_predicted(body: dict[str, JsonValue], num_inputs: int | None) -> dict[
     if not (isinstance(nested, list) and len(nested) == wanted):
         raise InvalidResponseError(f"asked about {wanted} inputs, got outputs for another number")
     # Servers that know one kind of task only do not name it.
-    head = body.get("head", HeadKind.SEQUENCE_CLASSIFICATION)
+    said: dict[str, JsonValue] = {
+        "head": body.get("head", HeadKind.SEQUENCE_CLASSIFICATION),
+        "outputs": nested,
+        "problem_type": body.get("problem_type"),
+    }
+    if body.get("predicted") is not None:
+        said["predicted"] = _as_list(body["predicted"], num_inputs)
     told = {name: _as_list(body[name], num_inputs) for name in PER_INPUT if name in body}
-    return {**body, **told, "predicted": {"head": head, "outputs": nested}}
+    return {**body, **told, "head_outputs": said}
 
 
 def _as_list(value: JsonValue, num_inputs: int | None) -> JsonValue:

@@ -1,4 +1,4 @@
-"""How requests travel, for both clients: the address, the key, and when to try again."""
+"""Transport of requests, for both clients: the address, the key, and the retries."""
 
 import os
 import random
@@ -21,7 +21,7 @@ from nunatak_contract.wire import DEADLINE_HEADER
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_TIMEOUT_S = 30.0
 API_KEY_VARIABLE = "NUNATAK_API_KEY"
-# Past its deadline the server answers 504 by itself; this long the client waits for that answer.
+# After the deadline the server answers 504. The client waits this long for that answer.
 DEADLINE_SLACK_S = 1.0
 
 _SENDABLE_KEY = re.compile(r"[!-~]+")
@@ -43,25 +43,25 @@ def server_url(url: str) -> httpx.URL:
 
 
 def key_headers(api_key: str | None) -> dict[str, str]:
-    """Return the header that presents a key: the given one, or that of the environment.
+    """Return the header with the given key, or with the key of the environment.
 
     Raises:
-        InvalidInputError: the key holds something that no header may.
+        InvalidInputError: the key holds a character that no header may have.
     """
     key = api_key if api_key is not None else os.environ.get(API_KEY_VARIABLE, "")
     if not key:
         return {}
     if _SENDABLE_KEY.fullmatch(key) is None:
-        # The key itself stays out of the message, which may end up in a log.
+        # The message must not contain the key, because logs may contain the message.
         raise InvalidInputError(
-            f"an API key must be printable ASCII without spaces; check {API_KEY_VARIABLE}, "
-            "a line break at the end is the usual slip"
+            f"an API key must be printable ASCII without spaces; check {API_KEY_VARIABLE}, for "
+            "example for a line break at the end"
         )
     return {"authorization": f"Bearer {key}"}
 
 
 def to_reply(response: httpx.Response) -> Reply:
-    """The parts of a response that count."""
+    """The parts of a response that are used."""
     return Reply(status=response.status_code, headers=response.headers, content=response.content)
 
 
@@ -69,8 +69,8 @@ def to_reply(response: httpx.Response) -> Reply:
 class RetryPolicy:
     """Capped exponential backoff with full jitter.
 
-    Tried again is only what certainly had no effect: a connection that never came about, and a
-    429 or 503 whose `Retry-After` invites it.
+    Only requests without any effect are repeated: after a connection that was never made, and after
+    a 429 or 503 with `Retry-After`.
     """
 
     retries: int = 2
@@ -79,7 +79,7 @@ class RetryPolicy:
     jitter: Callable[[], float] = random.random
 
     def delay_s(self, attempt: int, at_least_s: float = 0.0) -> float | None:
-        """Seconds to wait after the failed `attempt` (from 0); `None` means to give up."""
+        """Seconds to wait after the failed `attempt` (from 0); `None` means no further attempt."""
         if attempt >= self.retries or at_least_s > self.max_delay_s:
             return None
         backoff_s = min(self.max_delay_s, self.base_delay_s * 2**attempt)
@@ -87,7 +87,7 @@ class RetryPolicy:
 
 
 class Attempts:
-    """The attempts of one call: counts them and keeps them all within its one deadline."""
+    """The attempts of one call. All attempts share the call's deadline."""
 
     def __init__(
         self, policy: RetryPolicy, *, deadline_s: float | None, clock: Callable[[], float]
@@ -98,10 +98,10 @@ class Attempts:
         self._failed = 0
 
     def headers(self) -> dict[str, str]:
-        """Headers of the next attempt: the server gets what is left of the deadline.
+        """Headers of the next attempt, with the remaining time of the deadline.
 
         Raises:
-            DeadlineExceededError: nothing is left.
+            DeadlineExceededError: no time remains.
         """
         headers = {"accept": "application/json", "content-type": "application/json"}
         remaining_s = self._remaining_s()
@@ -124,8 +124,8 @@ class Attempts:
         """Seconds to wait before the next attempt.
 
         Raises:
-            ConnectionFailedError: there shall be none.
-            InvalidResponseError: the answer came, but garbled.
+            ConnectionFailedError: there is no further attempt.
+            InvalidResponseError: an answer arrived, but was garbled.
         """
         never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         delay_s = self._next_delay_s(0.0) if never_sent else None
@@ -134,7 +134,7 @@ class Attempts:
         return delay_s
 
     def after_reply(self, reply: Reply) -> float | None:
-        """Seconds to wait before the next attempt; `None` means that this reply counts."""
+        """Seconds to wait before the next attempt; `None` means that this reply is final."""
         if reply.status not in {429, 503} or reply.retry_after_s is None:
             return None
         return self._next_delay_s(reply.retry_after_s)

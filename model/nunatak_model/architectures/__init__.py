@@ -26,7 +26,7 @@ __all__ = [
 
 
 def architecture_of(config: BackboneConfig) -> Architecture[Any]:
-    """Pick the architecture of a backbone, which takes the configurations that it made."""
+    """Pick the architecture that read this configuration."""
     return ARCHITECTURES[config.model_type]
 
 
@@ -34,7 +34,7 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     """Read transformers' `config.json`.
 
     Raises:
-        UnsupportedBackboneError: another architecture, or a variant that is computed differently.
+        UnsupportedBackboneError: another architecture, or a variant with different computations.
     """
     architecture = ARCHITECTURES.get(raw.get("model_type", ""))
     if architecture is None:

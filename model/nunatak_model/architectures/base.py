@@ -22,7 +22,7 @@ ConfigT_contra = TypeVar("ConfigT_contra", bound=BackboneConfig, contravariant=T
 
 @runtime_checkable
 class RunLayer(Protocol):
-    """Runs layers over the packed rows that it was planned for."""
+    """Runs the layers of one encoder over packed rows that were planned before."""
 
     def __call__(
         self,
@@ -38,8 +38,9 @@ class RunLayer(Protocol):
 class Architecture(Protocol[ConfigT_contra]):
     """One way to compute an encoder, and to read it from transformers' checkpoints.
 
-    A module fits: its functions are the methods. Tensors go by our names, `embeddings.word` or
-    `layers.3.qkv.weight`; query, key and value are stacked into `qkv`, in this order.
+    The functions of a module are the methods of this protocol. Tensors have our names,
+    `embeddings.word` or `layers.3.qkv.weight`; query, key and value are stacked into `qkv`, in this
+    order.
     """
 
     HEAD_SOURCES: Mapping[str, str]
@@ -49,16 +50,16 @@ class Architecture(Protocol[ConfigT_contra]):
         """Read transformers' `config.json`.
 
         Raises:
-            UnsupportedBackboneError: a variant that is computed differently.
+            UnsupportedBackboneError: a variant with different computations.
         """
         ...
 
     def identity(self, config: ConfigT_contra) -> str:
-        """Return the facts that a digest needs besides names, shapes and bytes of the tensors."""
+        """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
         ...
 
     def source_names(self, target: str) -> tuple[str, ...]:
-        """Names, without prefix, of the stored tensors that stacked make our tensor `target`."""
+        """Names, without prefix, of the stored tensors. Stacked, they form our tensor `target`."""
         ...
 
     def dense_block(self, config: ConfigT_contra, pooling: Pooling | None) -> DenseBlock | None:
@@ -80,5 +81,5 @@ class Architecture(Protocol[ConfigT_contra]):
         ...
 
     def plan_layers(self, attention: Attention, config: ConfigT_contra) -> RunLayer:
-        """Prepare what layers share over the packed rows of this attention."""
+        """Prepare the parts that all layers share over the packed rows of this attention."""
         ...

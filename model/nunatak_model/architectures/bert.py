@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_contract.enums import Activation, LoraTarget, Pooling
+from nunatak_contract.enums import LinearMap, Pooling
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.config import BackboneConfig, read_activation
@@ -29,8 +29,19 @@ from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_
 POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
 """Values of `model_type`, and whether positions start after the padding id."""
 MODEL_TYPES = tuple(POSITIONS_FROM_PADDING)
-NUM_TOKEN_TYPES, LAYER_NORM_EPSILON = 2, 1e-12
+DEFAULTS: Mapping[str, object] = {
+    "vocab_size": 30_522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+}
 """Defaults of transformers for missing fields. The default `pad_token_id` is 0 in BERT, else 1."""
+ROBERTA_VOCAB_SIZE = 50_265
 
 EMBEDDINGS = {
     "embeddings.word": "embeddings.word_embeddings.weight",
@@ -54,14 +65,22 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     """Read transformers' `config.json` of a supported model.
 
     Raises:
-        UnsupportedBackboneError: a variant whose layers are computed differently.
+        UnsupportedBackboneError: a variant whose layers have different computations.
     """
+    of_type = {"vocab_size": ROBERTA_VOCAB_SIZE} if raw["model_type"] == "roberta" else {}
+    raw = {**DEFAULTS, **of_type, **raw}
     positions = raw.get("position_embedding_type") or "absolute"
     if positions != "absolute" or raw.get("is_decoder"):
         raise UnsupportedBackboneError(
             "expected an encoder with absolute positions, got "
             f"position_embedding_type={raw.get('position_embedding_type')!r}, "
             f"is_decoder={raw.get('is_decoder', False)}"
+        )
+    pruned: Mapping[str, object] = raw.get("pruned_heads") or {}
+    if any(pruned.values()):
+        raise UnsupportedBackboneError(
+            f"expected a model with all attention heads, got pruned_heads={pruned}; "
+            "take the model before its heads were pruned"
         )
     from_padding = POSITIONS_FROM_PADDING[raw["model_type"]]
     padding_id = raw.get("pad_token_id", int(from_padding))
@@ -80,18 +99,18 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         intermediate_width=raw["intermediate_size"],
         num_positions=raw["max_position_embeddings"],
         position_offset=padding_id + 1 if from_padding else 0,
-        num_token_types=raw.get("type_vocab_size", NUM_TOKEN_TYPES),
+        num_token_types=raw["type_vocab_size"],
         padding_id=padding_id,
-        layer_norm_epsilon=raw.get("layer_norm_eps", LAYER_NORM_EPSILON),
-        activation=read_activation("hidden_act", raw.get("hidden_act", Activation.GELU)),
+        layer_norm_epsilon=raw["layer_norm_eps"],
+        activation=read_activation("hidden_act", raw["hidden_act"]),
         counts_positions_from_padding=from_padding,
     )
 
 
 def identity(config: BackboneConfig) -> str:
-    """Return the facts that a digest needs besides names, shapes and bytes of the tensors.
+    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors.
 
-    A fixed text: a field added to `BackboneConfig` must not change the digests of old backbones.
+    The text is fixed: a new field of `BackboneConfig` must not change the digests of old backbones.
     """
     return json.dumps(
         {
@@ -181,7 +200,7 @@ def _run_layer(
             x = W.attention_norm(x + a + attention_adapter(a))
             f = W.feedforward_out(activation(W.feedforward_in(x)))
             out[row] = W.output_norm(x + f + feedforward_adapter(f))
-        where an adapter that reads NORMED_SUM is given W.attention_norm(x + a) for a, or
+        where an adapter that reads NORMED_SUM gets W.attention_norm(x + a) for a, or
         W.output_norm(x + f) for f
     """
     epsilon = config.layer_norm_epsilon
@@ -189,7 +208,7 @@ def _run_layer(
     context = attention(qkv, num_heads=config.num_heads, dropout=dropout)
 
     block = mixed_linear(
-        context, layer, lambda weights: weights.attention_output, LoraTarget.ATTENTION_OUTPUT
+        context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
@@ -213,11 +232,11 @@ def _run_layer(
         hidden,
         layer,
         lambda weights: weights.feedforward_in,
-        LoraTarget.FEEDFORWARD_IN,
+        LinearMap.FEEDFORWARD_IN,
         activation=config.activation,
     )
     block = mixed_linear(
-        inner, layer, lambda weights: weights.feedforward_out, LoraTarget.FEEDFORWARD_OUT
+        inner, layer, lambda weights: weights.feedforward_out, LinearMap.FEEDFORWARD_OUT
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_contract.enums import HeadNorm, LoraTarget, Pooling
+from nunatak_contract.enums import HeadNorm, LinearMap, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.config import BackboneConfig, read_activation
@@ -37,7 +37,24 @@ from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_
 MODEL_TYPES = ("modernbert",)
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 GLOBAL_EVERY, GLOBAL_BASE, LOCAL_BASE = 3, 160_000.0, 10_000.0
-"""Defaults of transformers for fields missing in `config.json`."""
+DEFAULTS: Mapping[str, object] = {
+    "vocab_size": 50_368,
+    "hidden_size": 768,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "intermediate_size": 1152,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 50_283,
+    "local_attention": 128,
+    "norm_eps": 1e-5,
+    "norm_bias": False,
+    "hidden_activation": "gelu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "classifier_activation": "gelu",
+    "classifier_bias": False,
+}
+"""Defaults of transformers for missing fields, as the three numbers above."""
 
 EMBEDDINGS = {
     "embeddings.word": "embeddings.tok_embeddings.weight",
@@ -57,10 +74,10 @@ HEAD_SOURCES: Mapping[str, str] = {"head.dense": "head.dense", "head.norm": "hea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModernBertConfig(BackboneConfig):
-    """The fields of ModernBERT, besides the common ones."""
+    """The fields of ModernBERT in addition to the common fields."""
 
     is_local: tuple[bool, ...]
-    """For each layer, whether a token sees only the tokens near it."""
+    """One value for each layer: whether a token sees only the tokens near it."""
     reach: int
     """Number of tokens to either side that a token of a local layer sees."""
     global_base: float
@@ -77,10 +94,11 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
     """Read transformers' `config.json`, in its spelling before and since version 5.
 
     Raises:
-        UnsupportedBackboneError: rotary positions that are stretched, or an unknown activation.
+        UnsupportedBackboneError: stretched rotary positions, or an unknown activation.
     """
+    raw = {**DEFAULTS, **raw}
     num_layers: int = raw["num_hidden_layers"]
-    bias: bool = raw.get("norm_bias", False)
+    bias: bool = raw["norm_bias"]
     return ModernBertConfig(
         model_type=raw["model_type"],
         vocab_size=raw["vocab_size"],
@@ -92,28 +110,26 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
         position_offset=0,
         num_token_types=1,
         padding_id=int(raw.get("pad_token_id") or 0),
-        layer_norm_epsilon=raw.get("norm_eps", 1e-5),
-        activation=read_activation("hidden_activation", raw.get("hidden_activation", "gelu")),
+        layer_norm_epsilon=raw["norm_eps"],
+        activation=read_activation("hidden_activation", raw["hidden_activation"]),
         counts_positions_from_padding=False,
         is_local=_local_layers(raw, num_layers),
         reach=raw["local_attention"] // 2,
         global_base=_rotary_base(raw, GLOBAL, "global_rope_theta", GLOBAL_BASE),
         local_base=_rotary_base(raw, LOCAL, "local_rope_theta", LOCAL_BASE),
-        attention_bias=raw.get("attention_bias", False),
-        feedforward_bias=raw.get("mlp_bias", False),
+        attention_bias=raw["attention_bias"],
+        feedforward_bias=raw["mlp_bias"],
         norm_bias=bias,
         dense_block=DenseBlock(
-            activation=read_activation(
-                "classifier_activation", raw.get("classifier_activation", "gelu")
-            ),
-            bias=raw.get("classifier_bias", False),
+            activation=read_activation("classifier_activation", raw["classifier_activation"]),
+            bias=raw["classifier_bias"],
             norm=HeadNorm.GAIN_AND_OFFSET if bias else HeadNorm.GAIN,
         ),
     )
 
 
 def identity(config: ModernBertConfig) -> str:
-    """Return the facts that a digest needs besides names, shapes and bytes of the tensors."""
+    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
     return json.dumps(
         {
             "family": "modernbert",
@@ -154,7 +170,10 @@ def embedding_shapes(config: ModernBertConfig) -> Shapes:
 
 
 def layer_shapes(layer: int, config: ModernBertConfig) -> Shapes:
-    """Names and shapes of one layer; the first lacks a norm, the last has one more."""
+    """Names and shapes of one layer.
+
+    The first layer lacks a norm; the last layer has one more norm.
+    """
     prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
     attention, feedforward = config.attention_bias, config.feedforward_bias
     shapes: Shapes = {
@@ -174,7 +193,7 @@ def layer_shapes(layer: int, config: ModernBertConfig) -> Shapes:
 def embed(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: ModernBertConfig
 ) -> Float[Tensor, "tokens width"]:
-    """Word embeddings, normalised; positions enter in the attention."""
+    """Word embeddings, normalised; the attention adds the positions."""
     ids = flattened((encoding.token_ids for encoding in encodings), tables.word.device)
     words = functional.embedding(ids, tables.word)
     return layer_norm(words, tables.norm, epsilon=config.layer_norm_epsilon)
@@ -182,7 +201,7 @@ def embed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RotaryAttention:
-    """Attention over some rows, with the angle by which each token turns queries and keys."""
+    """Attention over some rows, with each token's angle for the rotation of queries and keys."""
 
     attend: Attention
     cosine: Float[Tensor, "tokens 1 1 half"]
@@ -236,7 +255,7 @@ def _run_layer(
     qkv = _rotate(mixed_qkv(normed, layer), attention, num_heads=config.num_heads)
     context = attention.attend(qkv, num_heads=config.num_heads, dropout=dropout)
     block = mixed_linear(
-        context, layer, lambda weights: weights.attention_output, LoraTarget.ATTENTION_OUTPUT
+        context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block
@@ -248,14 +267,14 @@ def _run_layer(
         hidden, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
     )
     inner = mixed_linear(
-        normed, layer, lambda weights: weights.feedforward_in, LoraTarget.FEEDFORWARD_IN
+        normed, layer, lambda weights: weights.feedforward_in, LinearMap.FEEDFORWARD_IN
     )
     value, gate = inner.chunk(2, dim=1)
     block = mixed_linear(
         activate(value, config.activation) * gate,
         layer,
         lambda weights: weights.feedforward_out,
-        LoraTarget.FEEDFORWARD_OUT,
+        LinearMap.FEEDFORWARD_OUT,
     )
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     hidden = hidden + block
@@ -269,7 +288,7 @@ def _rotary(
     attention: Attention, positions: Int[Tensor, " tokens"], base: float, config: ModernBertConfig
 ) -> _RotaryAttention:
     width = config.head_width
-    # In this order of operations, as transformers: far positions would magnify other roundings.
+    # The order of operations is transformers' order: far positions would magnify other roundings.
     frequencies = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device) / width)
     angles = (positions.unsqueeze(1).float() * frequencies)[:, None, None, :]
     return _RotaryAttention(attend=attention, cosine=angles.cos(), sine=angles.sin())

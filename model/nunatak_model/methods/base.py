@@ -1,55 +1,94 @@
-"""The interface of a method's maths."""
+"""The base of a method's maths.
 
+A method stores tensors of its own names under `layers.N.`, and returns for each layer one of the
+overrides of `layer.py`, which the mixed forward runs.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from nunatak_contract.enums import LinearMap
+from nunatak_contract.errors import NunatakError
+from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import LayerOverride
 from nunatak_model.weights import Shapes
 
+MethodT_co = TypeVar("MethodT_co", covariant=True)
 
-class MethodMaths(Protocol):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodMaths(ABC, Generic[MethodT_co]):
     """The layers of a backbone under a method: one class for each member of `Method`."""
 
-    def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless the settings fit this backbone."""
-        ...
+    method: MethodT_co
 
+    @abstractmethod
+    def check(self, config: BackboneConfig) -> None:
+        """Raise `invalid_method` unless the settings fit this backbone."""
+
+    @abstractmethod
     def split_depth(self, config: BackboneConfig) -> int | None:
         """Index of the first layer that differs; None for own embeddings too."""
-        ...
 
+    @abstractmethod
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
         """The exact set of tensors of the branch, without the head."""
-        ...
 
+    @abstractmethod
     def initial_parameters(
         self, backbone: Backbone, generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Fresh tensors to train, in float32: copies of the backbone's, or random ones."""
-        ...
 
+    @abstractmethod
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
         """The override at layer `index`, which is at or above the split depth."""
-        ...
+
+    def padded(self, alignment: int) -> MethodT_co:
+        """The method with its widths rounded up to a multiple of `alignment`.
+
+        Tasks with equal padded methods share a page of slots.
+        """
+        del alignment
+        return self.method
+
+    def in_slot(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor `name` as a slot holds it, before the tensor is padded and rounded."""
+        del name
+        return tensor
 
 
 def check_first_layer(first_layer: int, config: BackboneConfig) -> None:
-    """Raise `InvalidMethodError` unless `first_layer` is a layer of the backbone."""
+    """Raise `invalid_method` unless `first_layer` is a layer of the backbone."""
     if not 0 <= first_layer < config.num_layers:
-        raise InvalidMethodError(
-            f"first_layer must be in [0, {config.num_layers - 1}], got {first_layer} "
-            f"(the backbone has {config.num_layers} layers)"
+        raise NunatakError(
+            "invalid_method",
+            problem=f"first_layer must be in [0, {config.num_layers - 1}], got {first_layer} "
+            f"(the backbone has {config.num_layers} layers)",
         )
 
 
+def map_widths(target: LinearMap, layer: int, config: BackboneConfig) -> tuple[int, int]:
+    """Output and input width of a linear map."""
+    shapes = layer_shapes(layer, config)
+    match target:
+        case LinearMap.QUERY | LinearMap.KEY | LinearMap.VALUE:
+            out, into = shapes[f"layers.{layer}.qkv.weight"]
+            return out // 3, into
+        case _:
+            out, into = shapes[f"layers.{layer}.{target}.weight"]
+            return out, into
+
+
 def copies(backbone: Backbone, names: Shapes) -> dict[str, Tensor]:
-    """Float32 copies of backbone tensors, which a task then trains."""
+    """Float32 copies of backbone tensors, for a task to train."""
     return {name: _float32_copy(backbone, name) for name in names}
 
 

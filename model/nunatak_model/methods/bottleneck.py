@@ -3,17 +3,17 @@
 He et al. 2021, "On the Effectiveness of Adapter-based Tuning for Pretrained Language Model
 Adaptation" (arXiv:2106.03164), sec. 2.1, eq. 1: `h' = f2(tanh(f1(h))) + h`, after the
 self-attention block and after the feed-forward block, each before the residual addition and the
-layer norm; adapters, layer norms and head are trained (placement as in Houlsby et al. 2019,
-arXiv:1902.00751, whose near-identity initialisation is used too). `first_layer` above 0 keeps a
-trunk below the adapters (AdapterDrop, Rueckle et al. 2021, arXiv:2010.11918).
+layer norm. Adapters, layer norms and head are trained. The placement and the near-identity
+initialisation are from Houlsby et al. 2019 (arXiv:1902.00751). `first_layer` above 0 keeps a trunk
+below the adapters (AdapterDrop, Rueckle et al. 2021, arXiv:2010.11918).
 
-Where norms stand before the blocks (ModernBERT), adapters stand in the same place, after the block
-and before the residual addition, and the trained norms are the layer's own one or two; the norm
-over the encoder's output stays frozen.
+In ModernBERT, norms stand before the blocks. Adapters stand in the same place, after the block and
+before the residual addition. The trained norms are the one or two norms of the layer. The norm over
+the encoder's output stays frozen.
 
-The other settings describe adapters that were trained elsewhere and run here unchanged: frozen
-norms, other non-linearities, and the placement of Pfeiffer et al. 2020 (MAD-X, arXiv:2005.00052,
-sec. 3.2.1): the feed-forward block alone, reading the norm of its residual sum.
+The other settings describe adapters from other programs, which run here unchanged: frozen norms,
+other non-linearities, and the placement of Pfeiffer et al. 2020 (MAD-X, arXiv:2005.00052, sec.
+3.2.1). There, only the feed-forward block has an adapter, which reads the norm of the residual sum.
 """
 
 from collections.abc import Mapping
@@ -23,17 +23,18 @@ import torch
 from torch import Tensor
 
 from nunatak_contract.enums import AdaptedBlocks, AdapterInput, Norms
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Bottleneck
 from nunatak_model.architectures import bert, layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import Adapter, BottleneckLayer, LayerOverride
-from nunatak_model.methods.base import check_first_layer, copies, normal
+from nunatak_model.methods.base import MethodMaths, check_first_layer, copies, normal
+from nunatak_model.ops.grouped import rounded_up
 from nunatak_model.weights import Norm, Shapes, linear_from, linear_shapes, norm_if_any
 
 INITIAL_DEVIATION = 0.01
-"""Houlsby et al. 2019, sec. 3.6: results hold up to about 1e-2 and degrade above."""
+"""Houlsby et al. 2019, sec. 3.6: results are stable up to about 1e-2 and worse above."""
 
 ATTENTION = ("attention_adapter", "attention_norm")
 FEEDFORWARD = ("feedforward_adapter", "output_norm")
@@ -41,29 +42,31 @@ FEEDFORWARD = ("feedforward_adapter", "output_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BottleneckMaths:
+class BottleneckMaths(MethodMaths[Bottleneck]):
     """Adapters of width `size` in every layer from `first_layer` up."""
 
-    method: Bottleneck
-
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless the settings make sense, alone and together."""
+        """Raise `invalid_method` unless the settings make sense, alone and together."""
         check_first_layer(self.method.first_layer, config)
         size = self.method.size
         if not 1 <= size <= config.intermediate_width:
-            raise InvalidMethodError(
-                f"bottleneck size must be in [1, {config.intermediate_width}], got {size}"
+            raise NunatakError(
+                "invalid_method",
+                problem=f"bottleneck size must be in [1, {config.intermediate_width}], got {size}",
             )
         if self.method.reads is AdapterInput.NORMED_SUM:
             if self.method.norms is not Norms.FROZEN:
-                raise InvalidMethodError(
-                    f"adapters that read {self.method.reads} run its norm twice and need norms="
-                    f"{Norms.FROZEN}, got norms={self.method.norms}"
+                raise NunatakError(
+                    "invalid_method",
+                    problem=f"adapters that read {self.method.reads} run its norm twice and need "
+                    "norms="
+                    f"{Norms.FROZEN}, got norms={self.method.norms}",
                 )
             if config.model_type not in bert.MODEL_TYPES:
-                raise InvalidMethodError(
-                    f"adapters read {self.method.reads} only where norms follow the blocks "
-                    f"({', '.join(bert.MODEL_TYPES)}), got a {config.model_type} backbone"
+                raise NunatakError(
+                    "invalid_method",
+                    problem=f"adapters read {self.method.reads} only where norms follow the blocks "
+                    f"({', '.join(bert.MODEL_TYPES)}), got a {config.model_type} backbone",
                 )
 
     def split_depth(self, config: BackboneConfig) -> int:
@@ -71,7 +74,7 @@ class BottleneckMaths:
         return self.method.first_layer
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        """Per layer an adapter for each adapted block, and its norm if there is one to tune."""
+        """For each adapted block of a layer, an adapter, and the norm if it is tuned."""
         shapes: Shapes = {}
         for layer in range(self.method.first_layer, config.num_layers):
             prefix, frozen = f"layers.{layer}", layer_shapes(layer, config)
@@ -116,6 +119,10 @@ class BottleneckMaths:
             feedforward_adapter=adapters.get(FEEDFORWARD[0]),
             output_norm=norms.get(FEEDFORWARD[1]),
         )
+
+    def padded(self, alignment: int) -> Bottleneck:
+        """The method with the width of its adapters rounded up; what is added leads nowhere."""
+        return self.method.model_copy(update={"size": rounded_up(self.method.size, alignment)})
 
     def _places(self) -> tuple[tuple[str, str], ...]:
         match self.method.blocks:

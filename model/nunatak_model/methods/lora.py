@@ -6,40 +6,82 @@ A by Kaiming's uniform rule, B zero.
 
 Query, key and value are targets of their own also where the architecture stores them as one map:
 an update B A of that map is three updates with the same A and a third of B's rows each.
+
+Axes: tokens = packed tokens, in, out = widths of the map, slots = places of a page.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
-from nunatak_contract.enums import LoraTarget
+from nunatak_contract.enums import LinearMap
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Lora
-from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
-from nunatak_model.layer import LayerOverride, LoraLayer, LoraUpdate
-from nunatak_model.methods.base import check_first_layer
+from nunatak_model.layer import ChangedMaps, LayerOverride
+from nunatak_model.methods.base import MethodMaths, check_first_layer, map_widths
+from nunatak_model.ops.grouped import SlotGroups, grouped_product, rounded_up
 from nunatak_model.weights import Shapes
+
+MAX_RANK: Final = 1024
+"""A limit on memory: an import writes every map with the largest rank of the adapter.
+
+peft takes ranks above the width of a map, so the width is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraMaths:
+class LoraUpdate:
+    """`y += scale * (x @ down.T) @ up.T`."""
+
+    down: Float[Tensor, "*slots rank in"]
+    up: Float[Tensor, "*slots out rank"]
+    scale: float
+
+    def has_effect(self) -> bool:
+        """Whether both factors have an entry that is not zero."""
+        return bool(self.up.any()) and bool(self.down.any())
+
+    def apply(
+        self,
+        y: Float[Tensor, "tokens out"],
+        x: Float[Tensor, "tokens in"],
+        groups: SlotGroups | None,
+    ) -> None:
+        """Add the update to the outputs of the map, in place."""
+        down, up = self.down.to(x.dtype), self.up.to(x.dtype)
+        if groups is None:
+            y.addmm_(functional.linear(x, down), up.t(), alpha=self.scale)
+        else:
+            inner = grouped_product(x, down, groups)
+            y.add_(grouped_product(inner, up, groups), alpha=self.scale)
+
+    def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
+        """Add the product of the factors to the weight, in place (Hu et al. 2021, sec. 4.1)."""
+        del bias
+        weight.add_(self.up.to(weight.dtype) @ self.down.to(weight.dtype), alpha=self.scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraMaths(MethodMaths[Lora]):
     """Rank-`rank` updates of `targets` in every layer from `first_layer` up."""
 
-    method: Lora
-
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless rank, targets and first layer make sense."""
+        """Raise `invalid_method` unless rank, targets and first layer make sense."""
         check_first_layer(self.method.first_layer, config)
-        check_rank(self.method.rank, config)
+        check_rank(self.method.rank)
         if len(set(self.method.targets)) != len(self.method.targets):
-            raise InvalidMethodError(
-                f"lora targets must be one or more different ones of {', '.join(LoraTarget)}, "
-                f"got {', '.join(self.method.targets)}"
+            raise NunatakError(
+                "invalid_method",
+                problem="lora targets must be one or more different ones of "
+                f"{', '.join(LinearMap)}, "
+                f"got {', '.join(self.method.targets)}",
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
@@ -51,7 +93,7 @@ class LoraMaths:
         shapes: Shapes = {}
         for layer in range(self.method.first_layer, config.num_layers):
             for target in self.method.targets:
-                out, into = _widths(target, layer, config)
+                out, into = map_widths(target, layer, config)
                 shapes[f"layers.{layer}.lora.{target}.down"] = (self.method.rank, into)
                 shapes[f"layers.{layer}.lora.{target}.up"] = (out, self.method.rank)
         return shapes
@@ -71,30 +113,33 @@ class LoraMaths:
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
         """The frozen layer with this task's updates."""
         prefix = f"layers.{index}.lora"
-        return LoraLayer(
-            updates={
+        return ChangedMaps(
+            inputs={},
+            outputs={
                 target: LoraUpdate(
                     down=parameters[f"{prefix}.{target}.down"],
                     up=parameters[f"{prefix}.{target}.up"],
                     scale=self.method.scale,
                 )
                 for target in self.method.targets
-            }
+            },
         )
 
+    def padded(self, alignment: int) -> Lora:
+        """The method with its rank rounded up and scale 1: updates of all scales share a form."""
+        rank = rounded_up(self.method.rank, alignment)
+        return self.method.model_copy(update={"rank": rank, "alpha": float(rank)})
 
-def check_rank(rank: int, config: BackboneConfig) -> None:
-    """Raise `InvalidMethodError` unless updates of this rank are no wider than the backbone."""
-    if not 1 <= rank <= config.hidden_width:
-        raise InvalidMethodError(f"lora rank must be in [1, {config.hidden_width}], got {rank}")
+    def in_slot(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor, with the scale in `up`, applied before it is rounded and costs accuracy."""
+        if ".lora." in name and name.endswith(".up"):
+            return tensor.float() * self.method.scale
+        return tensor
 
 
-def _widths(target: LoraTarget, layer: int, config: BackboneConfig) -> tuple[int, int]:
-    shapes = layer_shapes(layer, config)
-    match target:
-        case LoraTarget.QUERY | LoraTarget.KEY | LoraTarget.VALUE:
-            out, into = shapes[f"layers.{layer}.qkv.weight"]
-            return out // 3, into
-        case _:
-            out, into = shapes[f"layers.{layer}.{target}.weight"]
-            return out, into
+def check_rank(rank: int) -> None:
+    """Raise `invalid_method` unless the rank is from 1 to `MAX_RANK`."""
+    if not 1 <= rank <= MAX_RANK:
+        raise NunatakError(
+            "invalid_method", problem=f"lora rank must be in [1, {MAX_RANK}], got {rank}"
+        )

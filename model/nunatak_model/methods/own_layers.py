@@ -12,28 +12,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nunatak_contract.methods import TopK
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model.architectures import encoder_shapes, layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import InvalidMethodError
 from nunatak_model.layer import LayerOverride, OwnLayer
-from nunatak_model.methods.base import copies
+from nunatak_model.methods.base import MethodMaths, copies
 from nunatak_model.weights import Shapes, layer_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopKMaths:
+class TopKMaths(MethodMaths[TopK]):
     """The top `num_layers` layers are the task's own."""
 
-    method: TopK
-
     def check(self, config: BackboneConfig) -> None:
-        """Raise `InvalidMethodError` unless the backbone has that many layers."""
+        """Raise `invalid_method` unless the backbone has that many layers."""
         if self.method.num_layers > config.num_layers:
-            raise InvalidMethodError(
-                f"topk layers must be in [1, {config.num_layers}], got {self.method.num_layers} "
-                f"(the backbone has {config.num_layers} layers)"
+            raise NunatakError(
+                "invalid_method",
+                problem=f"topk layers must be in [1, {config.num_layers}], got "
+                f"{self.method.num_layers} "
+                f"(the backbone has {config.num_layers} layers)",
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
@@ -59,7 +59,7 @@ class TopKMaths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullMaths:
+class FullMaths(MethodMaths[Full]):
     """Embeddings and every layer are the task's own; nothing is shared."""
 
     def check(self, config: BackboneConfig) -> None:
@@ -84,7 +84,7 @@ class FullMaths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadOnlyMaths:
+class HeadOnlyMaths(MethodMaths[HeadOnly]):
     """Nothing but a head on the frozen backbone; the branch has no layers."""
 
     def check(self, config: BackboneConfig) -> None:
@@ -106,4 +106,6 @@ class HeadOnlyMaths:
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
         """Raise: no layer is at or above the split depth."""
-        raise InvalidMethodError(f"a head alone has no branch layers, asked for layer {index}")
+        raise NunatakError(
+            "invalid_method", problem=f"a head alone has no branch layers, asked for layer {index}"
+        )

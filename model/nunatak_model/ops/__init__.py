@@ -1,1 +1,1 @@
-"""Operations on tensors, each in the form that a device runs best; no task, no plan."""
+"""Operations on tensors, each in the fastest form for a device; no task, no plan."""

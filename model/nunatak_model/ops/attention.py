@@ -33,7 +33,7 @@ EVERYWHERE = (-1, -1)
 
 @runtime_checkable
 class Attention(Protocol):
-    """How the tokens of some packed rows attend to one another, whatever kernel computes it."""
+    """The attention between the tokens of some packed rows, on any kernel."""
 
     def positions(self) -> Int[Tensor, " tokens"]:
         """Place of each token in its row, counted from 0."""
@@ -61,7 +61,7 @@ class AttentionRun:
     num_rows: int
     length: int
     mask: Bool[Tensor, "length length"] | None = None
-    """True where a query may see a key; None if all may see all."""
+    """True where a query may see a key; None if every query may see every key."""
 
     @property
     def num_tokens(self) -> int:
@@ -101,7 +101,7 @@ def attention_by_runs(lengths: Sequence[int], device: torch.device) -> RunAttent
 
 
 def plan_attention(lengths: Sequence[int]) -> AttentionPlan:
-    """Fall packed rows into runs of equal length, in their order."""
+    """Divide packed rows into runs of equal length, in order."""
     return tuple(
         AttentionRun(num_rows=sum(1 for _ in rows), length=length)
         for length, rows in groupby(lengths)
@@ -111,7 +111,7 @@ def plan_attention(lengths: Sequence[int]) -> AttentionPlan:
 def narrow(plan: AttentionPlan, *, reach: int, device: torch.device) -> AttentionPlan:
     """The same rows, with tokens that see only `reach` tokens to either side.
 
-    A mask over full products: what lies out of reach is computed and thrown away.
+    The attention is a mask over full products: results out of reach are computed and discarded.
     """
     return tuple(_narrow_run(run, reach, device) for run in plan)
 
@@ -157,7 +157,7 @@ class VarlenAttention:
     bounds: Int32[Tensor, " bounds"]
     """First token of each row, and the number of all tokens at the end."""
     longest: int
-    """No row is longer; more is right too, and only plans more blocks."""
+    """Upper bound of the row lengths. A larger bound gives the same result with more blocks."""
     num_tokens: int
     """Bounds of all rows; tokens after the last bound belong to no row and are undefined."""
     window: tuple[int, int] = EVERYWHERE
@@ -179,14 +179,14 @@ class VarlenAttention:
         """Let the tokens of each row attend to one another (see `attend`).
 
         Raises:
-            ValueError: dropout is asked for, which the kernels have not.
+            ValueError: dropout is not 0, and the kernels have no dropout.
         """
         if dropout > 0.0:
             raise ValueError(
                 f"the kernels that serve have no dropout, got {dropout}; "
                 "train on a backbone that is not packed"
             )
-        # It imports torch's compiler, which takes as long to import as torch itself.
+        # This module imports torch's compiler, which takes as long to import as torch itself.
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - for CUDA alone
 
         query, key, value = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)

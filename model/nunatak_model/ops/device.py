@@ -5,10 +5,14 @@ from pinned memory does not, so every copy goes through pinned memory; torch reu
 buffers.
 """
 
+import math
+import os
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import torch
 from jaxtyping import Int
@@ -25,14 +29,14 @@ def to_device(
 
 
 def flattened(lists: Iterable[Sequence[int]], device: torch.device) -> Int[Tensor, " tokens"]:
-    """Numbers of the tokens of rows, one row after another, on the device."""
+    """The indices of the tokens of rows, one row after another, on the device."""
     return to_device(list(chain.from_iterable(lists)), device)
 
 
 def write_on_device(source: Tensor, target: Tensor) -> None:
-    """Write a tensor over one of the same shape and dtype that lies on a device.
+    """Overwrite a tensor on a device with values of the same shape and dtype.
 
-    What reads `target` on the same stream reads the new values.
+    Later reads of `target` on the same stream see the new values.
     """
     if target.device.type == "cuda" and source.device.type == "cpu":
         source = source.contiguous().pin_memory()
@@ -43,7 +47,7 @@ class BesideCompute:
     """Use of a device by other threads, next to the stream that computes batches."""
 
     def __init__(self, device: torch.device) -> None:
-        # One for all threads: memory that is given back is reused on the stream it came from.
+        # All threads share one stream, because torch reuses freed memory only on its own stream.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
@@ -51,8 +55,8 @@ class BesideCompute:
         """Let the calling thread work next to the batches.
 
         The block's work starts after the batches requested so far, and is finished when the block
-        ends. So the version that a thread loads is complete before any batch can use it, memory
-        that a batch may still read is not overwritten, and no batch waits for a load.
+        ends. A loaded version is therefore complete before any batch can use it. Memory that a
+        batch may still read is not overwritten. No batch waits for a load.
         """
         stream = self._stream
         if stream is None:
@@ -63,15 +67,15 @@ class BesideCompute:
             with torch.cuda.stream(stream):
                 yield
         finally:
-            # After a failure too: memory that is given back must not be written any more.
+            # Also after a failure: freed memory must not be written any more.
             stream.record_event().synchronize()
 
 
 def compute_without_helpers() -> None:
     """Let the calling thread compute alone from now on.
 
-    Every other thread that has computed goes on as before. A thread that begins in this very moment
-    may stay alone as well.
+    Every other thread that has computed goes on as before. A thread that starts at this moment may
+    also compute alone.
 
     Each thread that computes has helper threads, as many as there are cores. Two such teams on the
     same cores wait for each other within each operation, so both take many times as long. Work
@@ -81,8 +85,86 @@ def compute_without_helpers() -> None:
     if others == 1:
         return
     torch.set_num_threads(1)
-    # The last setting also holds for threads that have not computed yet, so it is set back on a
-    # thread that will not compute.
+    # The last setting also holds for threads that have not computed yet. Another thread, which
+    # never computes, therefore restores the setting.
     resetting = threading.Thread(target=torch.set_num_threads, args=(others,))
     resetting.start()
     resetting.join()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuShare:
+    """The CPUs of a machine, and what of them this process may use."""
+
+    num_cpus: int
+    """Of the machine."""
+    num_allowed: int
+    """That the affinity of this process names."""
+    quota: float | None
+    """CPUs that the cgroup of this process grants; None without a limit."""
+    load: float
+    """Mean number of processes that computed, or waited for a CPU, in the last minute."""
+
+    def free_threads(self, wanted: int) -> int:
+        """Return how many of `wanted` threads find a free CPU; at least 1.
+
+        A thread without a CPU of its own makes every other thread wait at the end of each
+        operation, so one thread too many costs far more than one thread too few.
+        """
+        idle = math.floor(self.num_cpus - self.load + 0.5)
+        granted = self.num_allowed if self.quota is None else math.floor(self.quota)
+        return max(1, min(wanted, self.num_allowed, granted, idle))
+
+
+def cpu_share() -> CpuShare:
+    """Read what the system says of its CPUs now."""
+    return CpuShare(
+        num_cpus=os.cpu_count() or 1,
+        num_allowed=len(os.sched_getaffinity(0)),
+        quota=cpu_quota(),
+        load=os.getloadavg()[0],
+    )
+
+
+def cpu_quota(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """Return the CPUs that cgroups (version 2) grant to this process; None without a limit.
+
+    The limit of a group holds for all groups below it, so the lowest limit counts.
+    """
+    try:
+        lines = membership.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    folder, limits = root / own, list[float]()
+    for each in (folder, *folder.parents):
+        if not each.is_relative_to(root):
+            break
+        try:
+            quota, period = (each / "cpu.max").read_text(encoding="utf-8").split()
+        except (OSError, ValueError):
+            continue
+        if quota != "max":
+            limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def chosen_threads() -> int:
+    """Return how many threads should compute: as many of torch's number as find a free CPU.
+
+    A number in the environment (`OMP_NUM_THREADS`) is somebody's choice, and stays.
+    """
+    wanted = torch.get_num_threads()
+    return wanted if "OMP_NUM_THREADS" in os.environ else cpu_share().free_threads(wanted)
+
+
+def compute_with(num_threads: int | None) -> None:
+    """Set the number of threads that compute; None: the number that `chosen_threads` returns."""
+    torch.set_num_threads(num_threads or chosen_threads())
+
+
+def has_cuda() -> bool:
+    """Tell whether torch finds a CUDA device."""
+    return torch.cuda.is_available()

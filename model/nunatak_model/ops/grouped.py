@@ -31,22 +31,22 @@ from nunatak_model.ops.device import to_device, write_on_device
 from nunatak_model.weights import Shapes
 
 ALIGNMENT_BYTES = 16
-"""To which the kernel wants the widths of its operands padded."""
+"""The kernel needs operands whose widths are multiples of this."""
 GROUPED_DTYPE = torch.bfloat16
 GROUPED_CAPABILITIES = (9, 10)
-"""Major compute capabilities with the kernel (Hopper, Blackwell); elsewhere torch loops, and waits
-for the device to learn the bounds."""
+"""Major compute capabilities with the kernel (Hopper, Blackwell). On other devices torch loops, and
+waits for the device to read the bounds."""
 FIRST_SLOTS, MAX_SLOTS = 8, 64
 """Slots of a form's first page, and of each further page when the earlier ones are full.
 
-A form of one version should not occupy the memory of many. Each page runs products of its own, so
-many versions should not be spread over many pages.
+The first page is small, so that a form with one version takes little memory. Further pages are
+large, because each page runs its own products.
 """
 DEFAULT_PAGE_BYTES = 256 * 1024**2
 
 StackT = TypeVar("StackT")
 Arrange = Callable[[Mapping[str, Tensor]], StackT]
-"""Builds the value that a kernel takes, layers or a head, from named tensors."""
+"""Builds layers or a head, as a kernel reads them, from named tensors."""
 
 
 class Page(Generic[StackT]):
@@ -59,7 +59,7 @@ class Page(Generic[StackT]):
         self.stack = stack
         """The same tensors as the kernels take them."""
         self.num_slots = len(next(iter(tensors.values())))
-        # Appended and popped by different threads; each is one step for the interpreter.
+        # Different threads append and pop. Both operations are atomic in the interpreter.
         self.free = deque(range(self.num_slots))
 
 
@@ -77,7 +77,7 @@ class Slot(Generic[StackT]):
         return self.page.number, self.index
 
     def parameters(self) -> dict[str, Tensor]:
-        """The content of the slot; its tensors are views and must not outlive the slot."""
+        """The content of the slot. The tensors are views, so no tensor may outlive the slot."""
         return {name: tensor[self.index] for name, tensor in self.page.tensors.items()}
 
     def write(self, parameters: Mapping[str, Tensor]) -> None:
@@ -134,7 +134,8 @@ class SlotBanks:
     ) -> Page[StackT]:
         slot_bytes = sum(prod(shape) for shape in shapes.values()) * self._dtype.itemsize
         num_slots = min(num_slots, max(1, self._page_bytes // slot_bytes))
-        # Outside inference mode, since later versions may write to the page in another mode.
+        # Created outside inference mode, because later versions may write to the page in another
+        # mode.
         with torch.inference_mode(mode=False):
             tensors = {
                 name: torch.empty((num_slots, *shape), dtype=self._dtype, device=self._device)
@@ -145,7 +146,7 @@ class SlotBanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotGroups:
-    """The tokens of each slot; tokens lie in the order of slots."""
+    """The number of tokens of each slot; tokens lie in the order of slots."""
 
     ends: Int32[Tensor, " slots"]
     """The end of each slot's tokens; a slot without tokens ends at its beginning."""
@@ -204,7 +205,7 @@ def grouped_layer_norm(
 ) -> Float[Tensor, "tokens width"]:
     """Normalise each token with the gain and offset of its slot.
 
-    In float32 until the end, as the kernel for one gain rounds once.
+    All steps run in float32 and round once, like the kernel for one gain.
 
     Semantics:
         for token in tokens:
@@ -215,6 +216,11 @@ def grouped_layer_norm(
     if bias is not None:
         y = y.add_(bias.index_select(0, groups.slot_of))
     return y.to(x.dtype)
+
+
+def rounded_up(number: int, alignment: int) -> int:
+    """The next multiple of `alignment`."""
+    return -(-number // alignment) * alignment
 
 
 def can_group(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> bool:

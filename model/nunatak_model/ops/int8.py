@@ -1,14 +1,14 @@
 """Frozen linear maps in 8-bit integers, with a scale for each output and for each token.
 
-The absolute maximum of an output's weights, and of a token's inputs, becomes 127 (symmetric
-quantization; the scales of tokens are taken as they come: "dynamic"). Dettmers et al. 2022
-(arXiv:2208.07339), sec. 2.1, "vector-wise". No token's numbers depend on another's, and sums of
-integers are exact in any order, so a row's product has the same bits in every batch.
+The absolute maximum of an output's weights, and of a token's inputs, becomes 127. This is symmetric
+quantization with "dynamic" scales of tokens. Dettmers et al. 2022 (arXiv:2208.07339), sec. 2.1,
+"vector-wise". No token's numbers depend on another's, and sums of integers are exact in any order,
+so a row's product has the same bits in every batch.
 
 Axes: tokens = packed tokens, in, out = widths of the map.
 """
 
-# torch types its autograd functions not at all.
+# torch's autograd functions have no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -27,7 +27,7 @@ SCALE = "weight_scale"
 
 
 def quantized(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, with the weights of the layers' linear maps in integers, and scales."""
+    """The same tensors, with the weights of the layers' linear maps as integers with scales."""
     found = dict[str, Tensor]()
     for name, tensor in parameters.items():
         prefix, _, kind = name.rpartition(".")
@@ -68,7 +68,7 @@ def _product(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor, "to
 
 
 def _scale(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows 1"]:
-    # A row of zeros has no scale of its own; any gives zeros.
+    # Any scale is right for a row of zeros.
     return x.abs().amax(1, keepdim=True).float().div_(LARGEST).clamp_min_(torch.finfo().tiny)
 
 
@@ -80,7 +80,7 @@ def _rounded(
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, linear: Linear) -> Tensor:  # noqa: ANN401 - torch gives it no type
+    def forward(ctx: Any, x: Tensor, linear: Linear) -> Tensor:  # noqa: ANN401 - torch leaves `ctx` untyped
         ctx.linear = linear
         return _product(x, linear)
 

@@ -3,8 +3,8 @@
 A linear map is plain, packed, grouped (`ops.grouped`) or in 8-bit integers (`ops.int8`).
 
 A packed weight lies in the blocked layout of oneDNN, the CPU's matrix kernels. Products need not
-rearrange it, and the activation is applied while the result is still in cache. A packed weight has
-the same numbers in as many bytes, and takes no gradients: packing is for serving.
+rearrange a packed weight, and the activation runs while the result is still in cache. Packing keeps
+the numbers and the bytes, but takes no gradients: packing is for serving.
 
 Axes: tokens = packed tokens, in, out = widths of the map, width = hidden width.
 """
@@ -22,9 +22,10 @@ from nunatak_model.ops.int8 import int8_product
 from nunatak_model.weights import Linear, Norm
 
 MIN_PACKED_ELEMENTS = {torch.float32: 2**17, torch.bfloat16: 2**14}
-"""Weights smaller than this stay plain: a call of oneDNN then costs more than the product.
+"""Smaller weights stay plain, because the call of oneDNN costs more than their product.
 
-Measured on Zen 4; bfloat16 products go through oneDNN in either layout, so packing pays earlier.
+Measured on Zen 4. bfloat16 products use oneDNN in both layouts, so packing pays for smaller
+weights.
 """
 
 _FUSED = {

@@ -1,4 +1,4 @@
-"""Packed rows: selecting some of them, and summing the tokens of each row for its mean.
+"""Packed rows: the selection of some rows, and the sum of each row's tokens for its mean.
 
 Axes: tokens = packed tokens of the rows, selected = tokens of the rows that are picked, width =
 hidden width.
@@ -16,7 +16,7 @@ from nunatak_model.ops.device import to_device
 SumRows = Callable[
     [Float[Tensor, "tokens width"], Int[Tensor, " rows"]], Float[Tensor, "rows width"]
 ]
-"""Adds up the tokens of each row, given all tokens and the lengths of the rows.
+"""Sums the tokens of each row, given all tokens and the lengths of the rows.
 
 Semantics:
     for row, (begin, end) in enumerate(bounds of the rows):
@@ -41,9 +41,9 @@ def select_rows(
 def sum_by_index(
     hidden: Float[Tensor, "tokens width"], lengths: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows width"]:
-    """Add each token to its row: the fastest on a CPU, and in the order of the tokens there.
+    """Add each token to its row: the fastest way on a CPU, where the tokens are added in order.
 
-    A CUDA device would add them in whatever order its threads come.
+    On a CUDA device, the order of the threads would change the sum.
     """
     row_of_token = torch.repeat_interleave(lengths, output_size=len(hidden))
     sums = hidden.new_zeros(len(lengths), hidden.shape[1])
@@ -53,6 +53,6 @@ def sum_by_index(
 def sum_by_segment(
     hidden: Float[Tensor, "tokens width"], lengths: Int[Tensor, " rows"]
 ) -> Float[Tensor, "rows width"]:
-    """Sum the tokens of each row in their order, on every device, so with the same bits."""
+    """Sum the tokens of each row in order. The sum has the same bits in every run on a device."""
     # Unchecked: a check that the lengths fit `hidden` would wait for the device.
     return torch.segment_reduce(hidden, "sum", lengths=lengths, unsafe=True)

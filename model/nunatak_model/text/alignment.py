@@ -1,7 +1,7 @@
 """Alignment: from tokens back to the characters and words of their text.
 
 The rule for tokens that continue a word is the rule of transformers' `TokenClassificationPipeline`,
-so that words of running text come out as users of transformers expect.
+so that running text is split into the same words as in transformers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ import tokenizers
 from nunatak_model.text.encoding import Alignment
 
 UNKNOWN_TOKENS = ("[UNK]", "<unk>")
-"""How the families of backbones spell the unknown token."""
+"""The unknown token of each family of backbones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Vocabulary:
     """The meaning of the spellings of tokens."""
 
     marks_continuation: bool
-    """Tokens inside a word carry a prefix ('##' of WordPiece) that the text has not."""
+    """Whether tokens inside a word carry a prefix ('##' of WordPiece), which is not in the text."""
     unknown_id: int | None
     """The token for characters that the vocabulary lacks."""
     added: Mapping[int, str]
@@ -38,7 +38,8 @@ class Vocabulary:
         if isinstance(vocabulary, dict):
             unknown = cast("dict[object, object]", vocabulary).get(model.get("unk_token"))
         if unknown is None:
-            # A model of bytes lacks nothing; yet its unknown token may be written in a text.
+            # A model of bytes lacks no character, but a text may contain its unknown token
+            # literally.
             unknown = next((number for number, it in added.items() if it in UNKNOWN_TOKENS), None)
         return cls(
             marks_continuation=bool(model.get("continuing_subword_prefix")),
@@ -50,7 +51,7 @@ class Vocabulary:
 def align(
     found: tokenizers.Encoding, text: str, vocabulary: Vocabulary, *, num_repeated: int = 0
 ) -> Alignment:
-    """Tell where the tokens of `text`, the last text of `found`, come from."""
+    """Find the origin of the tokens of `text`, the last text of `found`."""
     tokens = list[str]()
     continues_word = list[bool]()
     for spelt, token_id, (begin, end) in zip(found.tokens, found.ids, found.offsets, strict=True):
@@ -60,7 +61,8 @@ def align(
         if vocabulary.marks_continuation:
             continues = not is_unknown and len(token) != end - begin
         else:
-            # Without marks, a token after no space continues a word; punctuation joins its word.
+            # Without a prefix, a token continues a word if no space is before it. Punctuation joins
+            # the word.
             continues = not is_unknown and begin > 0 and " " not in text[begin - 1 : begin + 1]
         continues_word.append(continues)
     return Alignment(

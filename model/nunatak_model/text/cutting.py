@@ -33,7 +33,7 @@ class LongText:
         return len(self.token_ids) - sum(self.sizes)
 
     def cut(self, max_length: int) -> Encoding:
-        """Return the beginning; of a pair the longer text is cut first, as `tokenizers` does it."""
+        """Return the beginning. In a pair the longer text is cut first, as in `tokenizers`."""
         room = max(0, max_length - self.num_special)
         sizes = (min(room, self.sizes[0]),) if len(self.sizes) == 1 else self._longest_first(room)
         left_out = sum(self.sizes) - sum(sizes)
@@ -43,7 +43,8 @@ class LongText:
         """Yield overlapping windows of the last text, each with the first text of a pair before it.
 
         Adjacent windows share `stride` tokens of the text, but never more than half of a window.
-        The first text of a pair is cut to the room that the second leaves, or else to half.
+        The first text of a pair is cut to the room that the second text leaves, or to half of a
+        window.
         """
         *first, size = self.sizes
         room = max(0, max_length - self.num_special)
@@ -61,7 +62,10 @@ class LongText:
             yield self._encoding(held, part)
 
     def _longest_first(self, room: int) -> tuple[int, int]:
-        """Return how much of a pair is kept: all of the shorter text if it has at most half."""
+        """Return the kept lengths of a pair.
+
+        The shorter text is kept whole if it has at most half.
+        """
         first, second = self.sizes
         if first + second <= room:
             return first, second
@@ -89,14 +93,14 @@ class LongText:
 
 
 def parts_of_windows(num_around: int, stride: int, num_left_out: int) -> Iterator[Part]:
-    """Yield the parts of windows, without end; `num_around` tokens of each are not of its text."""
+    """Yield the parts of windows, without end. Of each window, `num_around` tokens are not text."""
     yield Part(num_left_out=num_left_out)
     for index in itertools.count(1):
         yield Part(index=index, num_repeated=num_around + stride)
 
 
 def long_text(whole: Encoding, found: tokenizers.Encoding) -> LongText:
-    """Return a text or pair that `tokenizers` has encoded whole, ready to be cut."""
+    """Return a text or pair that is encoded whole, ready to be cut."""
     text_ids = found.sequence_ids
     num_texts = 2 if 1 in text_ids else 1
     sizes = tuple(text_ids.count(text) for text in range(num_texts))

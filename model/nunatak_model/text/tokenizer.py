@@ -1,4 +1,4 @@
-"""Texts to encodings, by the backbone's own `tokenizer.json`."""
+"""Tokenization of texts by the backbone's own `tokenizer.json`."""
 
 import hashlib
 import json
@@ -8,22 +8,24 @@ from collections.abc import Iterator, Sequence
 import tokenizers
 from tokenizers import Tokenizer, models
 
+from nunatak_contract.inputs import TextInput
 from nunatak_model.text.alignment import Vocabulary, align
 from nunatak_model.text.cutting import long_text, parts_of_windows
-from nunatak_model.text.encoding import Encoding, Part, TextInput
+from nunatak_model.text.encoding import Encoding, Part
 
 MAX_QUESTION_TOKENS = 64
-"""As in the reference implementation of BERT (Devlin et al. 2019) for SQuAD."""
+"""Most tokens of a question, from BERT's reference implementation for SQuAD (Devlin et al.
+2019)."""
 
 
 class TextTokenizer:
-    """The backbone's tokenizer; may be called from several threads at once."""
+    """The backbone's tokenizer. Several threads may call it at once."""
 
     def __init__(self, definition: bytes, *, num_token_types: int) -> None:
         """Read a `tokenizer.json`.
 
         Raises:
-            ValueError: it is none, or none that the tokenizers library reads.
+            ValueError: the tokenizers library cannot read the text.
         """
         self.digest = hashlib.sha256(definition).hexdigest()
         self._num_token_types = num_token_types
@@ -32,7 +34,7 @@ class TextTokenizer:
         try:
             self._definition = definition.decode()
             self._tokenizer = self._uncut()
-            # The post-processor alone: it puts the special tokens around a window.
+            # The post-processor alone, which puts the special tokens around a window.
             self._framing = Tokenizer(models.BPE())
             self._framing.post_processor = self._tokenizer.post_processor
             self._vocabulary = Vocabulary.of(json.loads(definition))
@@ -44,7 +46,7 @@ class TextTokenizer:
 
     @property
     def definition(self) -> str:
-        """The `tokenizer.json` it was made from."""
+        """The tokenizer's `tokenizer.json`."""
         return self._definition
 
     @property
@@ -55,9 +57,9 @@ class TextTokenizer:
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize texts or pairs, special tokens included.
 
-        What exceeds `max_length` tokens is cut, from the longer text of a pair first; the part of
-        each encoding tells it. The texts must hold no lone surrogates. The work is done in Rust,
-        without the interpreter's lock.
+        Texts are cut to `max_length` tokens, the longer text of a pair first. The part of each
+        encoding counts the cut tokens. The texts must hold no lone surrogates. The work is done in
+        Rust, without the interpreter's lock.
         """
         return [
             whole if whole.num_tokens <= max_length else long_text(whole, found).cut(max_length)
@@ -67,11 +69,11 @@ class TextTokenizer:
     def encode_all(
         self, inputs: Sequence[TextInput], *, max_length: int, stride: int
     ) -> list[tuple[Encoding, ...]]:
-        """Tokenize texts or pairs; what exceeds `max_length` tokens comes as overlapping windows.
+        """Tokenize texts or pairs; longer ones than `max_length` tokens become overlapping windows.
 
-        Adjacent windows share `stride` tokens, but never more than half of a window. Of a pair only
-        the second text is windowed. The first text stands in every window, and is cut to half of
-        the window if the pair leaves no more room. Nothing is aligned.
+        Adjacent windows share `stride` tokens, but never more than half of a window. In a pair,
+        only the second text is divided into windows. The first text stands in every window, and is
+        cut to half of the window if the pair leaves no more room. The encodings have no alignment.
         """
         return [
             (whole,)
@@ -85,8 +87,8 @@ class TextTokenizer:
     ) -> list[tuple[Encoding, ...]]:
         """Tokenize texts or pairs whole, as windows of at most `max_length` tokens, aligned.
 
-        Adjacent windows share `stride` tokens, but never more than half of a window. Of a pair only
-        the second text is windowed. The first text stands in every window, cut to
+        Adjacent windows share `stride` tokens, but never more than half of a window. In a pair,
+        only the second text is divided into windows. The first text stands in every window, cut to
         `MAX_QUESTION_TOKENS` and to half of the window.
         """
         texts = [text for item in inputs for text in ((item,) if isinstance(item, str) else item)]
@@ -113,18 +115,18 @@ class TextTokenizer:
         return found
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Spell tokens as running text, as far as the tokenizer can."""
+        """Decode tokens to running text."""
         decoder = self._bare().decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
 
     def _whole(self, inputs: Sequence[TextInput]) -> Iterator[tuple[Encoding, tokenizers.Encoding]]:
-        """Yield each input uncut, and as the library has it."""
+        """Yield each input uncut, and the library's encoding of it."""
         for found in self._tokenizer.encode_batch_fast(list(inputs)):
             yield Encoding(token_ids=tuple(found.ids), type_ids=self._types(found)), found
 
     def _types(self, found: tokenizers.Encoding) -> tuple[int, ...]:
         kinds, largest = tuple(found.type_ids), self._num_token_types - 1
-        # Nearly always all are known, and one call tells.
+        # Usually all tokens are known, and one call shows this.
         return (
             kinds
             if max(kinds, default=0) <= largest
@@ -142,10 +144,10 @@ class TextTokenizer:
         )
 
     def _bare(self) -> Tokenizer:
-        """Return the tokenizer without its post-processor, which cuts nothing and adds nothing.
+        """Return a tokenizer without post-processor, without truncation and without special tokens.
 
-        The post-processor of RoBERTa trims the offsets of tokens by the spaces in the tokens, also
-        where no special tokens are asked for. So each window must meet the post-processor once.
+        The post-processor of RoBERTa trims the offsets of tokens by the spaces in the tokens, even
+        without special tokens. So the post-processor must run exactly once for each window.
         """
         with self._lock:
             if self._without_framing is None:
@@ -155,17 +157,17 @@ class TextTokenizer:
 
     def _uncut(self) -> Tokenizer:
         tokenizer = Tokenizer.from_str(self._definition)
-        # Both would be state that callers of different lengths share.
+        # Callers with different lengths must not share truncation and padding.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
 
 
 def _cut(found: tokenizers.Encoding, size: int) -> int:
-    """Cut an encoding to at most `size` tokens; returns how many are left out.
+    """Cut an encoding to at most `size` tokens; return the number of tokens left out.
 
-    The cut takes two steps, because each window of a pair also processes the overflow of the last
-    cut: here one token.
+    The cut takes two steps. Each window of a pair also processes the overflow of the last cut,
+    which is one token here.
     """
     left_out = max(0, len(found.ids) - size)
     found.truncate(size + 1)

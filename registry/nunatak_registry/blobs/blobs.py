@@ -14,7 +14,7 @@ from nunatak_registry.errors import CorruptBlobError
 
 _PIECE_BYTES = 1024**2
 MAX_BLOB_BYTES = 4 * 1024**3
-"""A full float32 copy of the largest encoder of the family, XLM-R large, has 2.2 GB."""
+"""A full float32 copy of the largest supported encoder, XLM-R large, has 2.2 GB."""
 _BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 _TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -27,7 +27,7 @@ def digest_of(data: bytes) -> str:
 
 
 def fits(data: bytes, digest: str, *, pause: Callable[[], None] = lambda: None) -> bool:
-    """Tell whether `digest` is the SHA-256 of `data`.
+    """Return whether `digest` is the SHA-256 of `data`.
 
     `pause` is called after each megabyte that is checked.
     """
@@ -39,7 +39,7 @@ def fits(data: bytes, digest: str, *, pause: Callable[[], None] = lambda: None) 
 
 
 class FileKind(StrEnum):
-    """The kind of file that a key below the root stands for."""
+    """The kind of file at a key below the root."""
 
     BLOB = "blob"
     TEMPORARY = "temporary"
@@ -48,29 +48,29 @@ class FileKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """Something under the root; a blob's bytes have not been looked at."""
+    """A file or folder under the root. The bytes of a blob are not checked."""
 
     key: str
     kind: FileKind
 
     @classmethod
     def at(cls, key: str) -> Self:
-        """Return the kind of file that the key stands for."""
+        """Return the file with its kind, by its key."""
         return cls(key=key, kind=_kind(key))
 
     @property
     def is_among_blobs(self) -> bool:
-        """Whether the file lies where only blobs and their folders may lie."""
+        """Whether the file lies in the place of a blob or of a folder of blobs."""
         return self.key.partition("/")[0] == "sha256"
 
     @property
     def digest(self) -> str:
-        """The last part of the key: of a blob, its digest."""
+        """The last part of the key, which is the digest of a blob."""
         return self.key.rpartition("/")[2]
 
 
 class BlobStore:
-    """Immutable blobs named `sha256/ab/ab...` under one root. Safe to share between threads."""
+    """Immutable blobs named `sha256/ab/ab...` under one root. Threads may share the store."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -87,8 +87,8 @@ class BlobStore:
     def put(self, data: bytes) -> str:
         """Store `data` and return its digest; durable on return, whole or not at all.
 
-        Bytes that are there already are written again. That heals a damaged copy, makes a retry
-        after a failed fsync honest, and disturbs no reader.
+        Existing bytes are written again. This repairs a damaged copy, and makes a retry after a
+        failed fsync effective. Readers are not disturbed.
 
         Raises:
             StoreUnavailableError: the place cannot be reached, or is full.
@@ -98,7 +98,7 @@ class BlobStore:
         return digest
 
     def get(self, digest: str, size: int, *, pause: Callable[[], None] = lambda: None) -> bytes:
-        """Return the blob after checking the returned bytes themselves.
+        """Return the blob. The returned bytes themselves are checked.
 
         `pause` is called after each megabyte that is checked.
 
@@ -115,11 +115,11 @@ class BlobStore:
             found = "more" if len(data) > size else str(len(data))
             raise CorruptBlobError(digest, f"must have {size} bytes, found {found}")
         if not fits(data, digest, pause=pause):
-            raise CorruptBlobError(digest, "holds other bytes than its digest says")
+            raise CorruptBlobError(digest, "holds bytes that do not match its digest")
         return data
 
     def exists(self, digest: str) -> bool:
-        """Tell whether a file of that name is there; its bytes are not looked at.
+        """Return whether there is a file of that name; its bytes are not checked.
 
         Raises:
             StoreUnavailableError: the place cannot be reached.
@@ -145,7 +145,7 @@ class BlobStore:
                 yield StoredFile.at(key)
 
     def is_sound(self, digest: str) -> bool:
-        """Tell whether the bytes stored under a digest have that digest.
+        """Return whether the bytes stored under a digest have that digest.
 
         Raises:
             StoreUnavailableError: the place cannot be reached.
@@ -154,7 +154,7 @@ class BlobStore:
         return data is not None and digest_of(data) == digest
 
     def modified(self, file: StoredFile) -> datetime | None:
-        """Return when a file was written last, in UTC; None where it has gone since.
+        """Return the time of a file's last write, in UTC; None if the file is gone.
 
         Raises:
             StoreUnavailableError: the place cannot be reached.
@@ -170,7 +170,7 @@ class BlobStore:
         self._files.delete(file.key)
 
     def quarantine(self, key: str) -> str | None:
-        """Move what lies at `key` out of the way and return its new key; None where nothing does.
+        """Move the file at `key` to the quarantine and return its new key; None if there is none.
 
         Raises:
             StoreUnavailableError: the place cannot be reached or written.
@@ -180,10 +180,10 @@ class BlobStore:
 
 
 def blob_key(digest: str) -> str:
-    """Return where the blob of a digest lies, relative to the root.
+    """Return the key of a digest's blob, relative to the root.
 
     Raises:
-        CorruptBlobError: it is no SHA-256 digest.
+        CorruptBlobError: the text is no SHA-256 digest.
     """
     if _DIGEST.fullmatch(digest) is None:
         raise CorruptBlobError(digest[:64], "has no SHA-256 digest for a name")

@@ -3,9 +3,9 @@
 Keys are relative paths of at most three parts with '/', made from digests only. A file appears
 whole or not at all.
 
-`LocalFiles` keeps files durably in a folder of a POSIX file system. It never maps a file to memory:
-truncating a mapped file kills the process, and overwriting it changes weights in use. Below the
-root it follows no link and waits for no pipe.
+`LocalFiles` keeps files durably in a folder of a POSIX file system. `LocalFiles` never maps a file
+to memory: to truncate a mapped file kills the process, and to overwrite a mapped file changes
+weights in use. Below the root, `LocalFiles` follows no link and waits for no pipe.
 
 `RemoteFiles` uses fsspec, for example for a bucket whose puts are atomic and durable.
 """
@@ -30,7 +30,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
 
-# A missing file, a file in place of a folder, a symbolic link, a socket: no file of ours is there.
+# A missing file, a file in place of a folder, a symbolic link or a socket: no blob is there.
 _NO_FILE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
 _MAX_PARTS = 3
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -41,7 +41,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class Files(Protocol):
     """Whole files under one root, by key.
 
-    Every method raises `StoreUnavailableError` where the place cannot be reached.
+    Every method raises `StoreUnavailableError` if the place cannot be reached.
     """
 
     def check_writable(self) -> None:
@@ -53,11 +53,11 @@ class Files(Protocol):
         ...
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """Return at most `limit` bytes from the start, or None where no plain file is."""
+        """Return at most `limit` bytes from the start, or None if there is no plain file."""
         ...
 
     def exists(self, key: str) -> bool:
-        """Tell whether a plain file is there."""
+        """Return whether a plain file is there."""
         ...
 
     def delete(self, key: str) -> None:
@@ -65,17 +65,17 @@ class Files(Protocol):
         ...
 
     def move(self, key: str, target: str) -> bool:
-        """Move whatever lies at `key`, unread; False where nothing does."""
+        """Move the file at `key` without reading it; False if there is none."""
         ...
 
     def modified(self, key: str) -> datetime | None:
-        """Return when the file was written last, in UTC; None where nothing is."""
+        """Return the time of the file's last write, in UTC; None if there is none."""
         ...
 
     def list_keys(self) -> Iterator[str]:
-        """Yield the key of everything under the root, strangers included, in no order.
+        """Yield the key of everything under the root, foreign files included, in no order.
 
-        A folder is yielded only where no folder can be: at the third part of a key.
+        A folder is yielded only at the third part of a key, where no folder belongs.
         """
         ...
 
@@ -90,7 +90,7 @@ def open_files(root: str) -> Files:
         return LocalFiles(Path(root))
     protocol = root.partition("://")[0]
     try:
-        # A listing that another process has outdated must never answer for the store.
+        # No cached listings: another process may have changed the store.
         filesystem, path = cast(
             "tuple[AbstractFileSystem, str]", url_to_fs(root, use_listings_cache=False)
         )
@@ -105,14 +105,14 @@ def open_files(root: str) -> Files:
 
 
 class LocalFiles:
-    """A local folder. After a failed fsync it refuses writes, because data may have been lost."""
+    """A local folder. After a failed fsync the folder refuses writes, because data may be lost."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._sync_failure: str | None = None
 
     def check_writable(self) -> None:
-        """Raise `StoreReadOnlyError` if an fsync has failed since this object was made."""
+        """Raise `StoreReadOnlyError` if an fsync has failed since the start."""
         if self._sync_failure is not None:
             raise StoreReadOnlyError(self._sync_failure)
 
@@ -124,12 +124,13 @@ class LocalFiles:
             self._create_folder(path.parent)
             with self._folder(key) as folder:
                 self._write_whole(folder, path.name, data)
-                # The folder may be new and its maker not yet done syncing: sync it in any case.
+                # Another process may have created the folder and not synced it yet, so it is synced
+                # in any case.
                 self._sync(folder)
             self._sync_path(path.parent.parent)
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """Return at most `limit` bytes from the start, or None where no plain file is."""
+        """Return at most `limit` bytes from the start, or None if there is no plain file."""
         with _local_refusals("read"):
             try:
                 with self._folder(key) as folder:
@@ -147,7 +148,7 @@ class LocalFiles:
                 os.close(descriptor)
 
     def exists(self, key: str) -> bool:
-        """Tell whether a plain file is there."""
+        """Return whether a plain file is there."""
         found = self._status(key)
         return found is not None and stat.S_ISREG(found.st_mode)
 
@@ -162,7 +163,7 @@ class LocalFiles:
                 return
 
     def move(self, key: str, target: str) -> bool:
-        """Move whatever lies at `key`, unread; False where nothing does."""
+        """Move the file at `key` without reading it; False if there is none."""
         self.check_writable()
         if self._status(key) is None:
             return False
@@ -175,12 +176,12 @@ class LocalFiles:
         return True
 
     def modified(self, key: str) -> datetime | None:
-        """Return when the file was written last, in UTC; None where nothing is."""
+        """Return the time of the file's last write, in UTC; None if there is none."""
         found = self._status(key)
         return None if found is None else datetime.fromtimestamp(found.st_mtime, UTC)
 
     def list_keys(self) -> Iterator[str]:
-        """Yield every key except the folders that keys are made of, in no order."""
+        """Yield every key, in no order, without the folders on the way to blobs."""
         with _local_refusals("list"):
             yield from _keys_below(self._root, "", 1)
 
@@ -216,7 +217,7 @@ class LocalFiles:
                 self._sync(file.fileno())
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
-            # The cause of the failed write may break this removal too; gc removes the rest.
+            # The cause of the failed write may break this removal too. gc removes the file later.
             with contextlib.suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
             raise
@@ -238,16 +239,16 @@ class LocalFiles:
         try:
             yield
         except _SyncFailedError as error:
-            # The kernel may have dropped the pages and will report success next time.
+            # The kernel may have dropped the pages, and the next fsync would report success.
             self._sync_failure = f"an fsync failed ({error.strerror})"
             raise StoreReadOnlyError(self._sync_failure) from error
 
 
 def create_durable_folder(folder: Path) -> None:
-    """Create a folder and its parents, where they are missing, and sync them.
+    """Create a folder and its missing parents, and sync them.
 
     Raises:
-        OSError: it cannot be created or synced.
+        OSError: a folder cannot be created or synced.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
@@ -306,14 +307,14 @@ def _local_refusals(action: str) -> Generator[None]:
 
 
 class RemoteFiles:
-    """A place that fsspec reaches."""
+    """Files in a place that fsspec reaches."""
 
     def __init__(self, filesystem: AbstractFileSystem, root: str) -> None:
         self._filesystem = filesystem
         self._root = root.rstrip("/")
 
     def check_writable(self) -> None:
-        """Accept: an object store answers for its own disks."""
+        """Do nothing: an object store is responsible for its own disks."""
 
     def write(self, key: str, data: bytes) -> None:
         """Store `data` with one put."""
@@ -321,7 +322,7 @@ class RemoteFiles:
             self._filesystem.pipe_file(self._path(key), data)
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """Return at most `limit` bytes from the start, or None where no object is."""
+        """Return at most `limit` bytes from the start, or None if there is no object."""
         with _remote_refusals("read"):
             try:
                 data = self._filesystem.cat_file(self._path(key), start=0, end=limit)
@@ -330,7 +331,7 @@ class RemoteFiles:
             return cast("bytes", data)
 
     def exists(self, key: str) -> bool:
-        """Tell whether an object is there."""
+        """Return whether an object is there."""
         with _remote_refusals("look for"):
             try:
                 info = cast("dict[str, object]", self._filesystem.info(self._path(key)))
@@ -347,7 +348,7 @@ class RemoteFiles:
                 return
 
     def move(self, key: str, target: str) -> bool:
-        """Copy the object, then remove it; False where none is."""
+        """Copy the object, then remove it; False if there is none."""
         if not self.exists(key):
             return False
         with _remote_refusals("move"):
@@ -356,7 +357,7 @@ class RemoteFiles:
         return True
 
     def modified(self, key: str) -> datetime | None:
-        """Return when the object was written last, in UTC; None where none is."""
+        """Return the time of the object's last write, in UTC; None if there is none."""
         with _remote_refusals("look for"):
             try:
                 moment = cast("datetime", self._filesystem.modified(self._path(key)))
@@ -365,7 +366,7 @@ class RemoteFiles:
             return moment.astimezone(UTC)
 
     def list_keys(self) -> Iterator[str]:
-        """Yield the key of every object under the root, strangers included, in no order."""
+        """Yield the key of every object under the root, foreign objects included, in no order."""
         with _remote_refusals("list"):
             paths = cast("Iterable[str]", self._filesystem.find(self._root))
         prefix = f"{self._root}/"
@@ -380,8 +381,8 @@ def _remote_refusals(action: str) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        # Each protocol raises exceptions of its own, and their texts may quote credentials:
-        # the cause is chained, the message carries its kind alone.
+        # Each protocol raises its own exceptions, whose texts may quote credentials. So the cause
+        # is chained, and the message names only the kind of exception.
         raise StoreUnavailableError(
             f"cannot {action} a blob in the object store: {type(error).__name__}; "
             "check its address, credentials and reachability"

@@ -1,12 +1,13 @@
-"""The header of a safetensors blob: which tensors it holds, and where their bytes lie.
+"""The header of a safetensors blob: the tensors, and the places of their bytes.
 
 Layout: 8 bytes little-endian header length, a JSON header, then the tensors' bytes without gaps.
-Blobs come from publishers and may be hostile, so the rules here are narrower than the format's:
-small headers, few tensors, floats only, and every byte after the header owned by one tensor.
+Blobs come from publishers and may be hostile, so the rules here are narrower than the format's.
+Headers are small, tensors are few and of floats, and every byte after the header belongs to one
+tensor.
 
-The safetensors library does not keep these rules. Without a framework, `safetensors.deserialize`
-reads a header of bytes in memory, but it copies every tensor (a blob of 1 GB takes 2 GB), keeps
-the last of two equal keys, and ignores unknown fields.
+The safetensors library does not keep these rules. `safetensors.deserialize` reads bytes in memory
+without a framework. But this function copies every tensor (a blob of 1 GB takes 2 GB), keeps the
+last of two equal keys, and ignores unknown fields.
 """
 
 import json
@@ -46,7 +47,7 @@ class TensorEntry(BaseModel):
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes the shape takes in this format."""
+        """The number of bytes of the shape in this format."""
         return math.prod(self.shape) * (4 if self.dtype == "F32" else 2)
 
 
@@ -60,7 +61,7 @@ _TENSORS = TypeAdapter(
 def read_header(data: bytes) -> dict[str, TensorEntry]:
     """Return the tensors of a safetensors file by name, in the order of their bytes.
 
-    The tensors' values are not looked at.
+    The values of the tensors are not checked.
 
     Raises:
         InvalidArtifactError: not a safetensors file, or one that breaks a rule of this module.

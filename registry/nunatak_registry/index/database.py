@@ -1,12 +1,12 @@
-"""The database of the index: connections, transactions, and the differences of its two systems.
+"""The database of the index: connections, transactions, and the two database systems.
 
 Writers are serialized: on SQLite by BEGIN IMMEDIATE, on PostgreSQL by locking the state row.
 Readers see one consistent snapshot and never wait for a lock of this package.
 
 Another program may replace the file of a SQLite index while a process has it open, for example to
-restore a backup. An open connection stays with the old file, even after the old file has lost its
+restore a backup. An open connection still uses the old file, even after the old file has lost its
 name. So every transaction first compares the connection's file (`IndexFile`) with the file at the
-path, and continues with the new file.
+path. If they differ, the transaction uses the new file.
 """
 
 import os
@@ -38,14 +38,14 @@ from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
 from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
 
 FileIdentity = tuple[int, int]
-"""Device and inode: no two files share them while one of the files is open."""
+"""Device and inode. No other file can have the same pair while the file is open."""
 BUSY_TIMEOUT_S = 10.0
-# Below this release, a write-ahead log that is reset under load can corrupt the file
+# In older releases, the reset of a write-ahead log under load can corrupt the file
 # (sqlite.org/wal.html, "the WAL-reset bug").
 _FIRST_SAFE_WAL = (3, 51, 3)
-# Any constant will do, as long as every opener of a new PostgreSQL index takes the same lock.
+# The value is arbitrary. Every opener of a new PostgreSQL index must take the same lock.
 _CREATION_LOCK = 0x6E756E6174616B
-# After one of these errors the content of the disk is unknown; PostgreSQL stops by itself.
+# After one of these errors, the content of the disk is unknown. PostgreSQL stops by itself.
 _FAILED_SYNCS = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
 
 
@@ -60,7 +60,7 @@ class IndexFile:
         """Return the file that a URL names.
 
         Raises:
-            StoreUnavailableError: the URL names no file, or names it by a URI.
+            StoreUnavailableError: the URL names no file, or names a file by a URI.
         """
         database = url.database
         if database is None or database in {"", ":memory:"}:
@@ -72,12 +72,13 @@ class IndexFile:
     def create(self) -> None:
         """Make an empty file if there is none."""
         if not self._path.exists():
-            # SQLite itself: to close a file by other means would drop the locks of this process.
+            # SQLite itself creates the file: closing a file by other means would drop this
+            # process's locks.
             with closing(sqlite3.connect(self._path)):
                 pass
 
     def url(self, url: URL) -> URL:
-        """Return a URL by which SQLite opens the file and never makes one."""
+        """Return a URL by which SQLite opens the file and never creates one."""
         named = url.set(database=self._path.as_uri())
         return named.update_query_dict({"mode": "rw", "uri": "true"})
 
@@ -88,7 +89,7 @@ class IndexFile:
             StoreUnavailableError: there is no such file, or the file cannot be examined.
         """
         try:
-            found = os.stat(self._path)  # noqa: PTH116 - a twentieth of the time, for each use
+            found = os.stat(self._path)  # noqa: PTH116 - takes a twentieth of the time of Path.stat
         except FileNotFoundError as error:
             raise StoreUnavailableError(
                 "the file of the registry index is missing; put it back, or restore it from a "
@@ -96,7 +97,7 @@ class IndexFile:
             ) from error
         except OSError as error:
             raise StoreUnavailableError(
-                f"the file of the registry index cannot be looked at: {error.strerror}"
+                f"the file of the registry index cannot be examined: {error.strerror}"
             ) from error
         return found.st_dev, found.st_ino
 
@@ -108,8 +109,8 @@ class IndexFile:
         """
         if self.identity() != opened:
             raise StoreUnavailableError(
-                "the registry index was replaced while this change was written to it; the change "
-                "is lost with the old index: make it again"
+                "the registry index was replaced during this change; the change is lost with the "
+                "old index: repeat the change"
             )
 
 
@@ -119,13 +120,13 @@ def journal_mode(sqlite_version: tuple[int, ...]) -> str:
 
 
 class Database:
-    """One engine, seen as a reader and as a writer. Safe to share between threads."""
+    """One engine, seen as a reader and as a writer. Threads may share the database."""
 
     def __init__(self, *, reader: Engine, writer: Engine, file: IndexFile | None = None) -> None:
         self._reader = reader
         self._writer = writer
         self._file = file
-        """None where the index is not a file."""
+        """The file of the index; None if the index is not a file."""
         self._opened: FileIdentity | None = None if file is None else file.identity()
         self._following = threading.Lock()
         self._sync_failure: str | None = None
@@ -137,7 +138,8 @@ class Database:
         """Connect, and create missing tables.
 
         Raises:
-            StoreUnavailableError: unreachable, of another kind, or of another schema version.
+            StoreUnavailableError: the database is unreachable, of another kind, or of another
+                schema version.
         """
         with _refusals():
             file = IndexFile.of(url) if url.get_backend_name() == "sqlite" else None
@@ -179,13 +181,13 @@ class Database:
                 connection.execute(select(StateRow.id).with_for_update())
                 self._require_file(opened)
                 yield connection
-            # A commit to a file that has lost its name is lost.
+            # A commit to a file without a name is lost.
             self._require_file(opened)
 
     def change_mark(self) -> tuple[FileIdentity, int] | None:
-        """Return a value that differs whenever a commit, or another file, lies between two calls.
+        """Return a value that changes with every commit, and with every other file at the path.
 
-        None where the database tells nothing cheaper than a query. It costs a twentieth of a
+        None if the database offers nothing cheaper than a query. The value costs a twentieth of a
         transaction (sqlite.org/pragma.html#pragma_data_version).
         """
         with _refusals():
@@ -194,7 +196,8 @@ class Database:
 
     def _data_version(self) -> int:
         with self._marking:
-            # The number counts commits of other connections, so no other code may use this one.
+            # The number counts commits of other connections, so only this code may use this
+            # connection.
             if self._marker is None:
                 self._marker = self._reader.raw_connection()
                 self._marker.detach()
@@ -206,10 +209,10 @@ class Database:
                 cursor.close()
 
     def _follow_file(self) -> FileIdentity | None:
-        """Switch to the file at the path if it is another one; return its identity.
+        """Switch to the file at the path if it is another file; return its identity.
 
         Raises:
-            StoreUnavailableError: there is none, or it is no index that this release reads.
+            StoreUnavailableError: there is no file, or this release cannot read the index.
         """
         if self._file is None or self._file.identity() == self._opened:
             return self._opened
@@ -237,9 +240,9 @@ class Database:
 
 
 def raise_generation(connection: Connection) -> None:
-    """Raise the number that tells readers, in every process, that something changed.
+    """Increase the generation, by which readers in every process notice changes.
 
-    The token changes with it: an index that was restored comes to the same number once more.
+    The token changes too, because a restored index repeats earlier numbers.
     """
     connection.execute(
         update(StateRow).values(generation=StateRow.generation + 1, token=new_token())
@@ -282,7 +285,7 @@ def _create_tables(writer: Engine) -> None:
             connection.execute(
                 text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _CREATION_LOCK}
             )
-        # Another opener may have been first; under the lock its tables are seen whole.
+        # Another process may have created the tables. Under the lock, they are complete.
         Base.metadata.create_all(connection)
         if connection.execute(select(StateRow.id)).first() is None:
             connection.execute(
@@ -303,22 +306,23 @@ def _check_schema_version(reader: Engine) -> None:
 
 
 def _sqlite_engine(url: URL) -> Engine:
-    # The driver must not begin transactions by itself: it would begin them all as readers, and a
-    # reader that turns writer can fail at once instead of waiting.
+    # The driver must not begin transactions by itself. It would begin every transaction as a
+    # reader, and a reader that becomes a writer can fail at once instead of waiting.
     engine = create_engine(url, connect_args={"isolation_level": None, "timeout": BUSY_TIMEOUT_S})
     mode = journal_mode(sqlite3.sqlite_version_info)
 
     def configure(connection: DBAPIConnection, _record: object) -> None:
         cursor = connection.cursor()
         cursor.execute("PRAGMA foreign_keys = ON")
-        # Mode "delete" with FULL does not sync the folder after the journal is gone: a power loss
-        # could bring the journal back, and with it undo a commit that was acknowledged. EXTRA does,
-        # and mode "truncate" syncs the emptied journal itself.
+        # Mode "delete" with FULL does not sync the folder after the journal is removed. A power
+        # loss could restore the journal, which would undo an acknowledged commit. EXTRA syncs the
+        # folder, and mode "truncate" syncs the emptied journal.
         cursor.execute("PRAGMA synchronous = EXTRA")
         cursor.execute(f"PRAGMA journal_mode = {mode}")
         found = str(next(iter(cursor.fetchall()))[0])
         cursor.close()
-        # A file system without shared memory keeps "delete", which is safe everywhere.
+        # Without shared memory in the file system, SQLite stays with "delete", which is safe
+        # everywhere.
         if found not in {mode, "delete"}:
             raise StoreUnavailableError(
                 f"the SQLite index must use journal mode {mode!r}, it stays at {found!r}; "
@@ -349,13 +353,13 @@ def _refusals() -> Generator[None]:
     try:
         yield
     except (SQLAlchemyError, sqlite3.Error) as error:
-        # The driver's own text names host, user and reason; SQLAlchemy's would add statements and
-        # their values.
+        # The driver's text names host, user and reason. SQLAlchemy's text would add statements and
+        # values.
         cause = error.orig if isinstance(error, DBAPIError) else error
         reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
         raise StoreUnavailableError(f"the registry index refused: {reason}") from error
     except UnicodeDecodeError as error:
-        # SQLite's own message quotes the damaged bytes, and its driver cannot read them.
+        # SQLite's message quotes the damaged bytes, which the driver cannot decode.
         raise StoreUnavailableError(
             "the registry index refused: it is damaged; restore it from a backup"
         ) from error

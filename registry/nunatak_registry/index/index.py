@@ -1,8 +1,8 @@
-"""The index: which task versions exist, and where the aliases point.
+"""The index: the task versions, and the targets of the aliases.
 
-A `Snapshot` reads in one transaction. A `Change` reads and writes in one transaction, next to which
-no other writer runs; its writes become visible all at once or never. The functions before `Change`
-look something up in a snapshot, and raise where it is missing.
+A `Snapshot` reads in one transaction. A `Change` reads and writes in one transaction, and is the
+only writer. All writes of a change become visible together, or none does. The functions before
+`Change` look up a fact in a snapshot, and raise if it is missing.
 """
 
 from collections.abc import Collection, Generator
@@ -13,6 +13,7 @@ from typing import Self
 from sqlalchemy import URL, ColumnElement, delete, insert, or_, select, update
 
 from nunatak_contract.enums import CandidateRole
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_registry.aliases import (
@@ -24,14 +25,7 @@ from nunatak_registry.aliases import (
     rollback_target,
 )
 from nunatak_registry.blobs.blobs import digest_of
-from nunatak_registry.errors import (
-    AliasConflictError,
-    AliasNotFoundError,
-    InvalidManifestError,
-    NoPreviousVersionError,
-    TaskNotFoundError,
-    VersionNotFoundError,
-)
+from nunatak_registry.errors import InvalidManifestError, TaskNotFoundError, VersionNotFoundError
 from nunatak_registry.index.database import Database, FileIdentity, raise_generation
 from nunatak_registry.index.schema import (
     AliasEventRow,
@@ -52,7 +46,7 @@ def find_version(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:
 
     Raises:
         TaskNotFoundError: no such task.
-        AliasNotFoundError: the task has no such alias.
+        NunatakError: `alias_not_found`, the task has no such alias.
         VersionNotFoundError: the task has no such version.
     """
     task = wanted.task
@@ -66,29 +60,28 @@ def find_version(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:
         return record
     available = require_versions(snapshot, task)
     if wanted.alias is not None:
-        aliases = snapshot.aliases(task).get(task, {})
-        raise AliasNotFoundError(task, wanted.alias, tuple(aliases))
+        require_alias(snapshot, task, wanted.alias)
     raise VersionNotFoundError(task, wanted.version or 0, available)
 
 
 def find_traffic(snapshot: Snapshot, wanted: TaskReference) -> Traffic:
-    """Return what runs for requests by a reference; one that names a version has no candidates.
+    """Return the versions that run for a reference; a reference with a version has no candidates.
 
     A candidate whose manifest is damaged is left out: the alias's own version answers alone.
 
     Raises:
-        InvalidManifestError: the manifest of the version that is meant is damaged.
-        RegistryError: as `find_version`.
+        InvalidManifestError: the manifest of the version is damaged.
+        NunatakError: as in `find_version`.
     """
     manifest = find_version(snapshot, wanted).parse()
     if wanted.version is not None:
         return Traffic(manifest=manifest)
     alias = wanted.alias or DEFAULT_ALIAS
-    beside = {it.role: it for it in snapshot.candidates(wanted.task) if it.alias == alias}
+    by_role = {it.role: it for it in snapshot.candidates(wanted.task) if it.alias == alias}
     return Traffic(
         manifest=manifest,
-        canary=_shared(snapshot, beside.get(CandidateRole.CANARY)),
-        shadow=_shared(snapshot, beside.get(CandidateRole.SHADOW)),
+        canary=_shared(snapshot, by_role.get(CandidateRole.CANARY)),
+        shadow=_shared(snapshot, by_role.get(CandidateRole.SHADOW)),
     )
 
 
@@ -117,35 +110,42 @@ def require_task(snapshot: Snapshot, task: str) -> None:
 
 
 def require_version(snapshot: Snapshot, task: str, version: int) -> None:
-    """Raise `VersionNotFoundError`, or `TaskNotFoundError`, unless there is this version."""
+    """Raise `VersionNotFoundError` or `TaskNotFoundError` unless the version exists."""
     if not snapshot.has_version(task, version):
         raise VersionNotFoundError(task, version, require_versions(snapshot, task))
 
 
 def require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
-    """Return where an alias points, or raise `AliasNotFoundError`."""
+    """Return the version of an alias, or raise `alias_not_found`."""
     aliases = snapshot.aliases(task).get(task, {})
     if alias not in aliases:
-        raise AliasNotFoundError(task, alias, tuple(aliases))
+        known = ", ".join(aliases) or "none"
+        raise NunatakError("alias_not_found", task=task, alias=alias, known=known)
     return aliases[alias]
 
 
 def check_expected(task: str, alias: str, expected: int | None, current: int | None) -> None:
-    """Raise `AliasConflictError` if an alias points elsewhere than expected (0: nowhere)."""
+    """Raise `alias_conflict` unless an alias points to `expected` (0: there is no alias)."""
     if expected is not None and expected != (current or 0):
-        raise AliasConflictError(task, alias, expected, current or 0)
+        raise NunatakError(
+            "alias_conflict",
+            task=task,
+            alias=alias,
+            expected=f"version {expected}" if expected else "no version",
+            actual=f"version {current}" if current else "no version",
+        )
 
 
 def find_rollback(
     snapshot: Snapshot, task: str, alias: str, expected_version: int | None
 ) -> tuple[int, int]:
-    """Return where an alias points, and where its rollback goes.
+    """Return the version of an alias, and the target of its rollback.
 
     Raises:
         TaskNotFoundError: no such task.
-        AliasNotFoundError: the task has no such alias.
-        AliasConflictError: the alias points elsewhere than expected.
-        NoPreviousVersionError: no earlier version is left to go back to.
+        NunatakError: `alias_not_found`, the task has no such alias.
+        NunatakError: `alias_conflict`, the alias points to another version than expected.
+        NunatakError: `no_previous_version`, there is no earlier version.
     """
     check_alias_name(alias)
     available = require_versions(snapshot, check_task_name(task))
@@ -153,15 +153,15 @@ def find_rollback(
     check_expected(task, alias, expected_version, current)
     target = rollback_target(snapshot.history(task, alias), available)
     if target is None:
-        raise NoPreviousVersionError(task, alias)
+        raise NunatakError("no_previous_version", task=task, alias=alias)
     return current, target
 
 
 class Change(Snapshot):
-    """Changes of the index; all but holds raise its generation."""
+    """Changes of the index. All changes except holds increase the generation."""
 
     def take_version(self, task: str) -> int:
-        """Return the task's next number, which is then never given out again."""
+        """Return the task's next number, which is never given out again."""
         query = select(TaskRow.next_version).where(TaskRow.name == task)
         version = self._connection.execute(query).scalar_one_or_none()
         if version is None:
@@ -209,6 +209,7 @@ class Change(Snapshot):
                 from_version=event.from_version,
                 to_version=event.to_version,
                 at=event.at.isoformat(),
+                by=event.by,
             )
         )
         raise_generation(self._connection)
@@ -226,7 +227,7 @@ class Change(Snapshot):
         self._add_candidate_event(event)
 
     def remove_version(self, task: str, version: int, at: datetime) -> None:
-        """Forget a version that no alias points to; blobs that were only its own retire."""
+        """Delete a version that no alias points to, and retire blobs that no other version uses."""
         digests = sorted(self.blob_digests(task, version))
         for row in (BlobRow, HoldRow, VersionRow):
             self._connection.execute(delete(row).where(row.task == task, row.version == version))
@@ -248,7 +249,7 @@ class Change(Snapshot):
         until: datetime,
     ) -> frozenset[tuple[str, int]]:
         """Let a reader hold the versions that exist; return them."""
-        # Times of one zone in one format sort as text.
+        # All times have one zone and one format, so their texts compare like times.
         is_over = HoldRow.until < now.isoformat()
         self._connection.execute(delete(HoldRow).where(or_(HoldRow.reader == reader, is_over)))
         held = sorted(key for key in set(versions) if self.has_version(*key))
@@ -261,7 +262,7 @@ class Change(Snapshot):
         return frozenset(held)
 
     def forget_retired(self, digests: Collection[str]) -> None:
-        """Drop the notes on blobs that are referred to again, or gone."""
+        """Drop the records of retired blobs that are in use again, or removed."""
         self._connection.execute(
             delete(RetiredBlobRow).where(RetiredBlobRow.digest.in_(sorted(digests)))
         )
@@ -272,6 +273,7 @@ class Change(Snapshot):
                 **_candidate_values(event.candidate),
                 kind=event.kind.value,
                 at=event.at.isoformat(),
+                by=event.by,
             )
         )
         raise_generation(self._connection)
@@ -296,7 +298,7 @@ def _place_of(candidate: Candidate) -> tuple[ColumnElement[bool], ...]:
 
 
 class Index:
-    """Snapshots and changes of one database. Safe to share between threads."""
+    """Snapshots and changes of one database. Threads may share the index."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -304,10 +306,11 @@ class Index:
 
     @classmethod
     def open(cls, url: URL) -> Self:
-        """Connect to the database, creating its tables where there are none.
+        """Connect to the database, and create missing tables.
 
         Raises:
-            StoreUnavailableError: unreachable, of another kind, or laid out by another release.
+            StoreUnavailableError: the database is unreachable, of another kind, or of another
+                release.
         """
         return cls(Database.open(url))
 
@@ -316,11 +319,11 @@ class Index:
         self._database.close()
 
     def generation(self) -> Generation:
-        """Return the generation, which every change renews, also a change by another process.
+        """Return the generation, which changes with every change, also of another process.
 
-        Cheap to ask again while nothing has been written.
+        A repeated call is cheap while nothing has been written.
         """
-        # The mark comes first: a change in between is then seen by the next call, not missed.
+        # The mark is read first, so that the next call notices a change in between.
         mark, seen = self._database.change_mark(), self._seen
         if seen is not None and seen[0] == mark:
             return seen[1]
@@ -331,12 +334,12 @@ class Index:
 
     @contextmanager
     def reading(self) -> Generator[Snapshot]:
-        """Yield the index as of now."""
+        """Yield the index at this moment."""
         with self._database.reading() as connection:
             yield Snapshot(connection)
 
     @contextmanager
     def writing(self) -> Generator[Change]:
-        """Yield a change of the index; it is kept whole unless the body raises."""
+        """Yield a change of the index. The change is stored whole unless the body raises."""
         with self._database.writing() as connection:
             yield Change(connection)

@@ -1,7 +1,7 @@
 """The tables of the index.
 
-A task's row outlives its versions, because its counter keeps a deleted version's number from being
-given out again. Every manifest is stored as the exact text that was published, with its digest.
+A task's row outlives its versions, because the row's counter prevents the reuse of a deleted
+version's number. Every manifest is stored as the exact text that was published, with its digest.
 """
 
 from sqlalchemy import (
@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _NAME = String(64)
 _DIGEST = String(64)
@@ -30,7 +30,7 @@ class Base(DeclarativeBase):
 
 
 class StateRow(Base):
-    """One row: the layout of these tables, and the number and token that every change renews."""
+    """One row: the schema version, and the number and token that change with every change."""
 
     __tablename__ = "nunatak_state"
     __table_args__ = (CheckConstraint("id = 1"),)
@@ -78,7 +78,10 @@ class BlobRow(Base):
 
 
 class RetiredBlobRow(Base):
-    """A blob whose last reference is gone, and since when: readers may still be at it."""
+    """A blob without references, and the time of its retirement.
+
+    Readers may still read the blob.
+    """
 
     __tablename__ = "nunatak_retired_blobs"
 
@@ -87,7 +90,10 @@ class RetiredBlobRow(Base):
 
 
 class HoldRow(Base):
-    """A reader that has a version in use, such as a server with it in memory, and until when."""
+    """A hold: a reader that uses a version, such as a server with the version in memory.
+
+    Holds expire.
+    """
 
     __tablename__ = "nunatak_holds"
     __table_args__ = (
@@ -101,7 +107,7 @@ class HoldRow(Base):
 
 
 class AliasRow(Base):
-    """The version an alias points to now; the foreign key keeps that version from deletion."""
+    """The present version of an alias. The foreign key prevents a deletion of the version."""
 
     __tablename__ = "nunatak_aliases"
     __table_args__ = (
@@ -125,10 +131,11 @@ class AliasEventRow(Base):
     from_version: Mapped[int | None]
     to_version: Mapped[int]
     at: Mapped[str] = mapped_column(_TIME)
+    by: Mapped[str] = mapped_column(_READER)
 
 
 class CandidateRow(Base):
-    """A version of one role next to an alias; the foreign keys keep both from deletion."""
+    """A version of one role next to an alias. The foreign keys prevent a deletion of both."""
 
     __tablename__ = "nunatak_candidates"
     __table_args__ = (
@@ -156,3 +163,4 @@ class CandidateEventRow(Base):
     version: Mapped[int]
     share: Mapped[float] = mapped_column(Double)
     at: Mapped[str] = mapped_column(_TIME)
+    by: Mapped[str] = mapped_column(_READER)

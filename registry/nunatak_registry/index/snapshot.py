@@ -1,7 +1,7 @@
 """Reads of the index: a `Snapshot` answers every question from one read transaction.
 
-`summarize` gives the facts that a list of tasks shows of each task: its versions, its aliases, and
-the version that its bare name stands for.
+`summarize` gives the facts of each task for a list: versions, aliases, and the version of the bare
+name.
 """
 
 from collections import defaultdict
@@ -57,17 +57,20 @@ _VERSIONS: VersionQuery = select(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A mark that no two states of the index share. Holds of readers do not change it."""
+    """A mark of the index's state.
+
+    No two states have the same mark. Holds of readers do not change the mark.
+    """
 
     number: int
-    """Every change raises it. After a restore it is lower, and comes to the same numbers again."""
+    """A number that every change increases. After a restore the number is lower and repeats."""
     token: str
-    """Every change draws another one."""
+    """A random token, new with every change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """One row of the index: a manifest as text, with the digest the text had when published."""
+    """One row of the index: a manifest as text, with the digest of the published text."""
 
     task: str
     version: int
@@ -88,7 +91,7 @@ class VersionRecord:
         """
         if digest_of(self.manifest.encode()) != self.manifest_digest:
             raise InvalidManifestError(
-                f"the stored manifest of {self.reference} differs from the one published; "
+                f"the stored manifest of {self.reference} differs from the published manifest; "
                 "restore the index from a backup"
             )
         try:
@@ -105,13 +108,13 @@ class VersionRecord:
 
 
 class Snapshot:
-    """Questions to the index, all answered as of one moment."""
+    """Reads of the index, all at one moment."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def generation(self) -> Generation:
-        """Return the generation, which every change of the index renews."""
+        """Return the generation, which changes with every change of the index."""
         found = self._connection.execute(select(StateRow.generation, StateRow.token)).one()
         return Generation(number=found.generation, token=found.token)
 
@@ -147,8 +150,8 @@ class Snapshot:
         return self._all(query if task is None else query.where(VersionRow.task == task))
 
     def version_numbers(self, task: str | None = None) -> dict[str, tuple[int, ...]]:
-        """Return the numbers of the versions there are, ascending, of one task or of all."""
-        # One row a task: rows cost more than the numbers in them.
+        """Return the numbers of the versions, ascending, of one task or of all."""
+        # One row per task, because rows cost more than the numbers in them.
         numbers = func.aggregate_strings(cast(VersionRow.version, String), ",")
         query = select(VersionRow.task, numbers).group_by(VersionRow.task)
         if task is not None:
@@ -158,7 +161,7 @@ class Snapshot:
             return {name: tuple(sorted(map(int, listed.split(",")))) for name, listed in rows}
 
     def has_version(self, task: str, version: int | None = None) -> bool:
-        """Tell whether a task has this version, or any."""
+        """Return whether a task has this version, or any version."""
         if version is not None and not 1 <= version <= MAX_VERSION:
             return False
         query = select(VersionRow.version).where(VersionRow.task == task).limit(1)
@@ -167,7 +170,7 @@ class Snapshot:
         return self._connection.execute(query).first() is not None
 
     def aliases(self, task: str | None = None) -> dict[str, dict[str, int]]:
-        """Return where aliases point, by task and by alias, of one task or of all."""
+        """Return the versions of aliases, by task and by alias, of one task or of all."""
         query = select(AliasRow.task, AliasRow.alias, AliasRow.version).order_by(AliasRow.alias)
         if task is not None:
             query = query.where(AliasRow.task == task)
@@ -180,7 +183,7 @@ class Snapshot:
         """Return every move of an alias, oldest first."""
         row = AliasEventRow
         query = (
-            select(row.kind, row.from_version, row.to_version, row.at)
+            select(row.kind, row.from_version, row.to_version, row.at, row.by)
             .where(row.task == task, row.alias == alias)
             .order_by(row.id)
         )
@@ -194,8 +197,9 @@ class Snapshot:
                     from_version=from_version,
                     to_version=to_version,
                     at=datetime.fromisoformat(at),
+                    by=by,
                 )
-                for kind, from_version, to_version, at in rows
+                for kind, from_version, to_version, at, by in rows
             ]
 
     def candidates(self, task: str | None = None) -> list[Candidate]:
@@ -206,7 +210,7 @@ class Snapshot:
         )
         if task is not None:
             query = query.where(row.task == task)
-        with _damage_of("what runs beside the aliases"):
+        with _damage_of("the candidates of the aliases"):
             return [_candidate(*found) for found in self._connection.execute(query).all()]
 
     def candidate(self, task: str, alias: str, role: CandidateRole) -> Candidate | None:
@@ -220,7 +224,7 @@ class Snapshot:
         """Return every change of the candidates of an alias, of one role or all."""
         row = CandidateEventRow
         query = (
-            select(row.role, row.version, row.share, row.kind, row.at)
+            select(row.role, row.version, row.share, row.kind, row.at, row.by)
             .where(row.task == task, row.alias == alias)
             .order_by(row.id)
         )
@@ -233,12 +237,13 @@ class Snapshot:
                     kind=CandidateEventKind(kind),
                     candidate=_candidate(task, alias, name, version, share),
                     at=datetime.fromisoformat(at),
+                    by=by,
                 )
-                for name, version, share, kind, at in rows
+                for name, version, share, kind, at, by in rows
             ]
 
     def blob_digests(self, task: str | None = None, version: int | None = None) -> set[str]:
-        """Return the digests of the blobs that versions refer to, narrowed as told."""
+        """Return the digests of all blobs, or of the blobs of one task or version."""
         query = select(BlobRow.digest)
         if task is not None:
             query = query.where(BlobRow.task == task)
@@ -247,19 +252,19 @@ class Snapshot:
         return set(self._connection.execute(query).scalars())
 
     def has_blob(self, digest: str) -> bool:
-        """Tell whether any version refers to a blob."""
+        """Return whether any version refers to a blob."""
         query = select(BlobRow.digest).where(BlobRow.digest == digest).limit(1)
         return self._connection.execute(query).first() is not None
 
     def retired_since(self, digest: str) -> datetime | None:
-        """Return when a blob lost its last reference, if a deletion took it."""
+        """Return the time when a deletion took a blob's last reference; None if there was none."""
         query = select(RetiredBlobRow.at).where(RetiredBlobRow.digest == digest)
         at = self._connection.execute(query).scalar_one_or_none()
         with _damage_of(f"the time at which blob {digest[:12]}... retired"):
             return None if at is None else datetime.fromisoformat(at)
 
     def readers(self, task: str, version: int, now: datetime) -> tuple[str, ...]:
-        """Return who holds a version at this moment."""
+        """Return the readers that hold a version at this moment."""
         query = (
             select(HoldRow.reader, HoldRow.until)
             .where(HoldRow.task == task, HoldRow.version == version)
@@ -290,7 +295,7 @@ class Snapshot:
         return dict(references)
 
     def integrity_problems(self) -> list[str]:
-        """Return the faults that the database itself finds in its file, where it can tell."""
+        """Return the faults that SQLite finds in its file; none on PostgreSQL."""
         if self._connection.dialect.name != "sqlite":
             return []
         rows = self._connection.exec_driver_sql("PRAGMA integrity_check").scalars()
@@ -320,8 +325,8 @@ class Snapshot:
 def _default_versions(*is_wanted: ColumnElement[bool]) -> VersionQuery:
     highest = select(VersionRow.task, func.max(VersionRow.version).label("version"))
     newest = highest.where(*is_wanted).group_by(VersionRow.task).subquery()
-    # The limit takes nothing away. It keeps SQLite from merging the two queries, in which case it
-    # reads every version of a task to find one.
+    # The limit removes no row. The limit stops SQLite from merging the two queries; the merged
+    # query would read every version of a task to find one.
     default = and_(AliasRow.task == newest.c.task, AliasRow.alias == DEFAULT_ALIAS)
     chosen = (
         select(newest.c.task, func.coalesce(AliasRow.version, newest.c.version).label("version"))
@@ -333,7 +338,8 @@ def _default_versions(*is_wanted: ColumnElement[bool]) -> VersionQuery:
     return _VERSIONS.join(chosen, is_chosen).order_by(VersionRow.task)
 
 
-# Built once: a query with subqueries holds itself in cycles, which a server collects rarely.
+# Built once, because a query with subqueries forms reference cycles, which a server collects
+# rarely.
 _DEFAULT_VERSIONS = _default_versions()
 _DEFAULT_VERSION_OF_TASK = _default_versions(VersionRow.task == bindparam("task"))
 
@@ -353,15 +359,15 @@ def _damage_of(what: str) -> Generator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        # A column of SQLite may hold a value of another type than its own.
+        # A column of SQLite may hold values of another type.
         raise StoreUnavailableError(
             f"{what} in the index cannot be read: {error}; restore the index from a backup"
         ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSummary:
-    """One task: its versions, ascending, its aliases, and the version its bare name stands for."""
+class ListedTask:
+    """One task: its versions, ascending, its aliases, and the version of its bare name."""
 
     name: str
     versions: tuple[int, ...]
@@ -378,14 +384,14 @@ class TaskSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DamagedTask:
-    """A task whose bare name stands for a version that cannot be read; others may be whole."""
+    """A task whose bare name means an unreadable version. Other versions may be readable."""
 
     name: str
     version: int
     error: InvalidManifestError
 
 
-def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[TaskSummary | DamagedTask]:
+def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[ListedTask | DamagedTask]:
     """Yield one task or all, ordered by name."""
     versions = snapshot.version_numbers(task)
     aliases = snapshot.aliases(task)
@@ -394,7 +400,7 @@ def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[TaskSumma
         candidates[candidate.task].append(candidate)
     for record in snapshot.default_versions(task):
         try:
-            yield TaskSummary(
+            yield ListedTask(
                 name=record.task,
                 versions=versions[record.task],
                 aliases=aliases.get(record.task, {}),

@@ -1,6 +1,6 @@
-"""Authenticators: how an application finds out the caller of a request, with keys or without.
+"""Authenticators find the caller of a request, with keys or without.
 
-`check_exposure` keeps a server without keys from being reachable from other machines by accident.
+`check_exposure` prevents that other machines reach a server without keys by accident.
 """
 
 import asyncio
@@ -13,9 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from nunatak_contract.errors import NunatakError
 from nunatak_server.access.files import Stamp, StampedKeys, read_keys, stamp_of
 from nunatak_server.access.keys import ANYONE, Caller, Keyring
-from nunatak_server.errors import InvalidSettingsError, KeyFileError
+from nunatak_server.errors import KeyFileError
 from nunatak_server.settings import ServerSettings
 
 
@@ -23,22 +24,26 @@ def check_exposure(settings: ServerSettings) -> None:
     """Refuse to listen to other machines without keys, unless `insecure_open` is set.
 
     Raises:
-        InvalidSettingsError: there are no keys, and the host is not a loopback address.
+        NunatakError: `invalid_settings`, there are no keys, and the host is not a loopback address.
     """
     if (
         settings.api_keys_file is None
         and not settings.insecure_open
         and not is_loopback(settings.host)
     ):
-        raise InvalidSettingsError(
-            f"host must be a loopback address while there are no API keys, got "
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"host must be a loopback address while there are no API keys, got "
             f"{settings.host!r}; make keys with `nunatak key create` and name their file in "
-            "NUNATAK_API_KEYS_FILE, or pass --insecure-open if a proxy keeps callers out"
+            "NUNATAK_API_KEYS_FILE, or pass --insecure-open if a proxy keeps callers out",
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address; of names only `localhost` is sure."""
+    """Return whether only this machine reaches an address.
+
+    Among names, only `localhost` is safe.
+    """
     if host == "localhost":
         return True
     try:
@@ -54,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class Authenticator(Protocol):
-    """Finds out the caller of a request."""
+    """Finds the caller of a request."""
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -117,7 +122,7 @@ class KeyAuthenticator:
                 changed = await asyncio.to_thread(self._read_if_changed)
             except KeyFileError as error:
                 if is_readable:
-                    logger.error("the keys stay as they were: %s", error)  # noqa: TRY400 - no bug
+                    logger.error("the keys stay as they were: %s", error)  # noqa: TRY400 - a mistake of the operator
                 is_readable = False
                 continue
             is_readable = True
@@ -129,7 +134,7 @@ class KeyAuthenticator:
     def _read_if_changed(self) -> "_Known | None":
         if stamp_of(self._path) == self._known.stamp:
             return None
-        # On this thread, because ten thousand keys take a tenth of a second to prepare.
+        # Prepared on this thread, because ten thousand keys take a tenth of a second.
         return _known(read_keys(self._path))
 
 
@@ -148,7 +153,7 @@ def _known(keys: StampedKeys) -> _Known:
 
 
 def authenticator_for(path: Path | None) -> Authenticator:
-    """Return the authenticator for a file of keys, or for no file the open one.
+    """Return the authenticator for a file of keys; without a file, every caller may do everything.
 
     Raises:
         KeyFileError: the file cannot be read.

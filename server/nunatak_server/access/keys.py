@@ -1,10 +1,10 @@
 """Callers and API keys.
 
-A `Caller` has a name, scopes, a list of tasks and a weight. A `KeyRecord` is what the file of keys
-stores of one key, and a `Keyring` finds the caller of a key.
+A `Caller` has a name, scopes, a list of tasks and a weight. A `KeyRecord` is the stored part of one
+key, and a `Keyring` finds the caller of a key.
 
-A key is 256 random bits, so it cannot be guessed. Its SHA-256 needs no salt and no slow hash, which
-protect secrets that people choose. Nobody can derive the key from the stored digest.
+A key is 256 random bits, so it cannot be guessed. The stored SHA-256 of a key needs no salt and no
+slow hash, because people do not choose keys. Nobody can derive the key from the stored digest.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class TaskList:
         return EVERY_TASK in self.patterns
 
     def allows(self, task: str) -> bool:
-        """Tell whether a task is on the list."""
+        """Return whether a task is on the list."""
         return any(_matches(pattern, task) for pattern in self.patterns)
 
 
@@ -70,7 +70,7 @@ def _matches(pattern: str, task: str) -> bool:
 
 
 KEY_PREFIX: Final = "nunatak_"
-"""Lets scanners of repositories and logs recognise a leaked key."""
+"""The prefix of keys, by which scanners of repositories and logs recognise a leaked key."""
 KEY_BYTES: Final = 32
 MAX_KEYS: Final = 10_000
 
@@ -104,7 +104,7 @@ class KeyRecord(BaseModel):
         )
 
     def has_expired(self, now: datetime) -> bool:
-        """Tell whether the key has expired."""
+        """Return whether the key has expired."""
         return self.expires_at is not None and now >= self.expires_at
 
 
@@ -136,7 +136,7 @@ def digest_of(key: bytes) -> str:
 
 
 class Keyring:
-    """Finds the caller of a key, in the same time for many keys as for few.
+    """Finds the caller of a key. The time does not depend on the number of keys.
 
     The look-up uses an HMAC of the digest under a secret of this object. Nobody else can compute
     this HMAC, so the time of a look-up reveals nothing about stored digests.

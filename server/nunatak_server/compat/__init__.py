@@ -1,1 +1,1 @@
-"""compat."""
+"""Routes in the protocols of other servers."""

@@ -1,7 +1,7 @@
-"""The Open Inference Protocol, version 2, as KServe and Triton speak it: a task is a model.
+"""The Open Inference Protocol, version 2, of KServe and Triton. A task is a model.
 
-Tensors come and go as JSON; the extension that puts them behind it in binary is not offered, and a
-request that asks for it is refused.
+Tensors are JSON. The extension for binary tensors is not available, and a request for binary
+tensors is refused.
 """
 
 import math
@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
 from nunatak_server.access.keys import Scope
 from nunatak_server.compat.tensors import (
@@ -34,7 +35,6 @@ from nunatak_server.compat.translation import (
     explained,
     find_task,
 )
-from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
@@ -58,13 +58,13 @@ Rows = Annotated[list[Single], Field(min_length=1, max_length=MAX_ITEMS, fail_fa
 
 
 class OpenInferenceProblem(Message):
-    """An error as the protocol has it."""
+    """An error in the shape of the protocol."""
 
     error: str
 
 
 class OpenInferenceRoute(TranslatedRoute):
-    """Fails as the protocol says."""
+    """A route whose failures have the shape of the protocol."""
 
     @classmethod
     def shape(cls, problem: Problem) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class InputTensor(Message):
 
 
 class WantedOutput(Message):
-    """An output that is wanted, where not all are."""
+    """A wanted output. Without any, all outputs are wanted."""
 
     name: OutputName
     parameters: TensorParameters | None = None
@@ -99,7 +99,7 @@ class InferRequest(Message):
 
 
 class TensorMetadata(Message):
-    """What is said of a tensor before there is any data."""
+    """The description of a tensor, without data."""
 
     name: str
     datatype: str
@@ -107,13 +107,13 @@ class TensorMetadata(Message):
 
 
 class OutputTensor(TensorMetadata):
-    """A tensor, its data row after row."""
+    """A tensor, with its data row after row."""
 
     data: list[str] | list[float] | list[int]
 
 
 class InferResponse(Message):
-    """Named tensors from the version that answered."""
+    """Named tensors from the answering version."""
 
     model_name: str
     model_version: str
@@ -122,7 +122,7 @@ class InferResponse(Message):
 
 
 class ServerMetadata(Message):
-    """What this server is."""
+    """The facts about this server."""
 
     name: str
     version: str
@@ -130,7 +130,7 @@ class ServerMetadata(Message):
 
 
 class ModelMetadata(Message):
-    """What a task reads and answers."""
+    """The inputs and outputs of a task."""
 
     name: str
     versions: list[str]
@@ -140,20 +140,20 @@ class ModelMetadata(Message):
 
 
 class ModelReady(Message):
-    """Whether a task can be asked."""
+    """Whether a task is ready."""
 
     name: str
     ready: bool
 
 
 class Live(Message):
-    """Whether the process lives."""
+    """The answer of a live process."""
 
     live: bool
 
 
 class Ready(Message):
-    """Whether requests are taken."""
+    """Whether the server accepts requests."""
 
     ready: bool
 
@@ -168,19 +168,19 @@ router = APIRouter(
 
 @router.get("", dependencies=[needs(Scope.READ)], response_model=ServerMetadata)
 async def server_metadata() -> Response:
-    """Tell what this server is."""
+    """Return the facts about this server."""
     return reply({"name": "nunatak", "version": version_of("nunatak"), "extensions": []})
 
 
 @router.get("/health/live", dependencies=[PUBLIC], response_model=Live)
 async def live() -> Response:
-    """Answer as long as the event loop turns."""
+    """Answer 200 while the event loop runs."""
     return reply({"live": True})
 
 
 @router.get("/health/ready", dependencies=[PUBLIC], response_model=Ready)
 async def ready(request: Request) -> Response:
-    """Answer 200 while more requests should be sent."""
+    """Answer 200 while the server accepts requests."""
     runtime_of(request).readiness.check_ready()
     return reply({"ready": True})
 
@@ -192,7 +192,7 @@ async def ready(request: Request) -> Response:
     response_model=ModelMetadata,
 )
 async def model_metadata(request: Request, task: str, version: str | None = None) -> Response:
-    """Tell what a task reads and answers; `{task}` may name an alias."""
+    """Return the inputs and outputs of a task; `{task}` may name an alias."""
     manifest = await find_task(request, task, version)
     summary = await catalog_of(request).task(manifest.task)
     head = manifest.head
@@ -201,7 +201,7 @@ async def model_metadata(request: Request, task: str, version: str | None = None
             "name": manifest.task,
             "versions": [str(it) for it in summary.versions],
             "platform": "nunatak",
-            "inputs": input_metadata(head.kind),
+            "inputs": input_metadata(head.kind, manifest.reads),
             "outputs": output_metadata(head.kind, len(head.labels)),
         }
     )
@@ -214,7 +214,7 @@ async def model_metadata(request: Request, task: str, version: str | None = None
     response_model=ModelReady,
 )
 async def model_ready(request: Request, task: str, version: str | None = None) -> Response:
-    """Answer 200 while a task should be asked; one that is not in memory is loaded when it is."""
+    """Answer 200 while a task can be asked. A request loads a task that is not in memory."""
     runtime_of(request).readiness.check_ready()
     manifest = await find_task(request, task, version)
     return reply({"name": manifest.task, "ready": True})
@@ -257,7 +257,9 @@ async def infer(
 def _columns(tensors: list[InputTensor]) -> dict[str, list[str]]:
     columns = {tensor.name: _texts(tensor) for tensor in tensors}
     if len(columns) < len(tensors):
-        raise InvalidRequestError("every input tensor must come once; remove the repetitions")
+        raise NunatakError(
+            "invalid_request", problem="every input tensor must occur once; remove the repetitions"
+        )
     return columns
 
 
@@ -265,14 +267,17 @@ def _texts(tensor: InputTensor) -> list[str]:
     """Return the elements of a tensor.
 
     Raises:
-        InvalidRequestError: they are not as many as its shape says, or it comes in binary.
+        NunatakError: `invalid_request`, the number of elements does not fit the shape, or the
+            tensor is binary.
     """
     _refuse_unknown(tensor.parameters or {}, known=frozenset())
     texts = [it if isinstance(it, str) else it[0] for it in tensor.data]
     if math.prod(tensor.shape) != len(texts) or tensor.shape[0] != len(texts):
-        raise InvalidRequestError(
-            f"a tensor of {len(texts)} texts has shape [{len(texts)}] or [{len(texts)}, 1], "
-            f"got {tensor.shape}"
+        raise NunatakError(
+            "invalid_request",
+            problem=f"a tensor of {len(texts)} texts has shape [{len(texts)}] or [{len(texts)}, "
+            "1], "
+            f"got {tensor.shape}",
         )
     return texts
 
@@ -291,12 +296,13 @@ def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> Predicti
 def _refuse_unknown(parameters: dict[str, Scalar], *, known: frozenset[str]) -> None:
     for name, value in parameters.items():
         if name in BINARY and value is not False:
-            raise InvalidRequestError(
-                "tensors travel as JSON here; ask for data that is not binary, in and out"
+            raise NunatakError(
+                "invalid_request",
+                problem="tensors must be JSON here; send and request no binary data",
             )
         if name not in known | BINARY:
             allowed = ", ".join(sorted(known)) or "none"
-            raise InvalidRequestError(f"parameters here may be: {allowed}")
+            raise NunatakError("invalid_request", problem=f"parameters here may be: {allowed}")
 
 
 def _wanted(tensors: list[Tensor], wanted: list[WantedOutput] | None) -> list[Tensor]:
@@ -306,5 +312,5 @@ def _wanted(tensors: list[Tensor], wanted: list[WantedOutput] | None) -> list[Te
     for output in wanted:
         _refuse_unknown(output.parameters or {}, known=frozenset())
         if output.name not in named:
-            raise InvalidRequestError(f"outputs here are: {', '.join(named)}")
+            raise NunatakError("invalid_request", problem=f"outputs here are: {', '.join(named)}")
     return [named[output.name] for output in wanted]

@@ -1,6 +1,6 @@
 """OpenAI's `/v1/embeddings` and `/v1/models`: the backbone as an embedding model.
 
-Tasks are no models here, for nothing that OpenAI's clients can ask is what a task answers.
+Tasks are no models here, because OpenAI's clients have no call for the answers of tasks.
 """
 
 import struct
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_server.access.keys import Scope
 from nunatak_server.compat.translation import (
@@ -18,7 +19,6 @@ from nunatak_server.compat.translation import (
     embed_texts,
     explained,
 )
-from nunatak_server.errors import InvalidRequestError, ModelNotFoundError
 from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import DeadlineHeader, PriorityHeader, RequestOptions, runtime_of
 from nunatak_server.http.replies import reply
@@ -27,7 +27,7 @@ from nunatak_server.scheduler.rows import Priority
 
 
 class OpenAIError(Message):
-    """What is inside of an error of OpenAI's."""
+    """The content of an error of OpenAI."""
 
     message: str
     type: str
@@ -36,13 +36,13 @@ class OpenAIError(Message):
 
 
 class OpenAIProblem(Message):
-    """An error as OpenAI's clients read it."""
+    """An error in the shape for OpenAI's clients."""
 
     error: OpenAIError
 
 
 class OpenAIRoute(TranslatedRoute):
-    """Fails as OpenAI does."""
+    """A route whose failures have OpenAI's shape."""
 
     @classmethod
     def shape(cls, problem: Problem) -> dict[str, Any]:
@@ -59,13 +59,13 @@ class OpenAIRoute(TranslatedRoute):
 
 
 class EmbeddingsRequest(Message):
-    """Texts to embed; token ids are refused, for they would be those of another tokenizer."""
+    """Texts to embed. Token ids are refused, because they would come from another tokenizer."""
 
     input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     model: str
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
-    user: str | None = Field(None, description="changes nothing, here as there")
+    user: str | None = Field(None, description="no effect, as in OpenAI's server")
 
 
 class EmbeddingItem(Message):
@@ -77,7 +77,7 @@ class EmbeddingItem(Message):
 
 
 class Usage(Message):
-    """Tokens that were read."""
+    """The number of tokens read."""
 
     prompt_tokens: int
     total_tokens: int
@@ -93,7 +93,7 @@ class EmbeddingsResponse(Message):
 
 
 class ModelResponse(Message):
-    """A model; when it was made is not known, so `created` is 0."""
+    """A model. Its time of creation is unknown, so `created` is 0."""
 
     id: str
     object: Literal["model"]
@@ -129,9 +129,10 @@ async def embeddings(
     model = _model(runtime, body.model)
     width = runtime.backbone.config.hidden_width
     if body.dimensions not in {None, width}:
-        raise InvalidRequestError(
-            f"dimensions must be {width} or absent, got {body.dimensions}: "
-            "the backbone was not trained to have its vectors cut"
+        raise NunatakError(
+            "invalid_request",
+            problem=f"dimensions must be {width} or absent, got {body.dimensions}: the backbone "
+            "was not trained for shorter vectors",
         )
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
     handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
@@ -151,7 +152,7 @@ async def embeddings(
 
 @router.get("/v1/models", dependencies=[needs(Scope.READ)], response_model=ModelsResponse)
 async def models(request: Request) -> Response:
-    """List what `/v1/embeddings` takes as `model`."""
+    """List the values of `model` for `/v1/embeddings`."""
     return reply({"object": "list", "data": [_card(runtime_of(request))]})
 
 
@@ -170,7 +171,7 @@ def _card(runtime: Runtime) -> dict[str, Any]:
 def _model(runtime: Runtime, name: str) -> dict[str, Any]:
     card = _card(runtime)
     if name != card["id"]:
-        raise ModelNotFoundError(card["id"])
+        raise NunatakError("model_not_found", served=card["id"])
     return card
 
 

@@ -1,10 +1,10 @@
 """text-embeddings-inference: `/predict`, `/rerank` and `/embed`, with `/info` and `/health`.
 
-A server of theirs holds one model, so a base URL stands for a model here too:
+A TEI server holds one model, so each base URL here stands for one model:
 
     /tei/tasks/{task}              a classification or ranking task; `name`, `name@alias`
-    /tei/tasks/{task}/{version}    one version of it
-    /tei/backbone                  the backbone, which embeds
+    /tei/tasks/{task}/{version}    one version of it /tei/backbone                  the backbone,
+    for embeddings
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Query
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_contract.wire import Score
@@ -26,7 +28,6 @@ from nunatak_server.compat.translation import (
     explained,
     find_task,
 )
-from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
@@ -38,7 +39,6 @@ from nunatak_server.http.endpoints import (
     runtime_of,
 )
 from nunatak_server.http.replies import reply
-from nunatak_server.inputs import Query
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 from nunatak_server.runtime import Runtime
@@ -49,22 +49,22 @@ Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 Batch = Annotated[list[Words], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 Direction = Literal["right", "Right"]
-"""Texts are cut at their end alone."""
+"""Texts are cut only at the end."""
 
 
 class TeiProblem(Message):
-    """An error as clients of text-embeddings-inference read it."""
+    """An error in the shape for clients of text-embeddings-inference."""
 
     error: str
     error_type: Literal["unhealthy", "overloaded", "backend", "validation", "empty"]
 
 
 class TeiRoute(TranslatedRoute):
-    """Fails as text-embeddings-inference does."""
+    """A route whose failures have the shape of text-embeddings-inference."""
 
     @classmethod
     def shape(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem with the kind of error that it is there."""
+        """Return a problem with the kind of error of text-embeddings-inference."""
         match problem["status"], problem["code"]:
             case _, "empty_text":
                 kind = "empty"
@@ -100,7 +100,7 @@ class TeiRerankRequest(Message):
 
 
 class TeiEmbedRequest(Message):
-    """Texts to embed; prompts and cut vectors are nothing that the backbone knows."""
+    """Texts to embed. The backbone has no prompts and no shorter vectors."""
 
     inputs: Text | Texts
     normalize: bool = True
@@ -111,7 +111,7 @@ class TeiEmbedRequest(Message):
 
 
 class TeiRank(Message):
-    """A text by its place in the request."""
+    """A text by its index in the request."""
 
     index: int
     score: float
@@ -119,7 +119,7 @@ class TeiRank(Message):
 
 
 class TeiInfo(Message):
-    """What answers under a base URL."""
+    """The task or the backbone of a base URL."""
 
     model_id: str
     model_sha: str | None
@@ -202,7 +202,7 @@ async def rerank(
     priority: PriorityHeader = Priority.NORMAL,
     routing_key: RoutingKeyHeader = None,
 ) -> Response:
-    """Order texts by how well they answer a query, best first."""
+    """Rank texts for a query, best first."""
     function = FunctionToApply.NONE if body.raw_scores else FunctionToApply.SIGMOID
     handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
@@ -245,7 +245,7 @@ async def embed(
     "/tasks/{task}/{version}/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo
 )
 async def task_info(request: Request, task: str, version: str | None = None) -> Response:
-    """Tell what a task is, in the words for a model."""
+    """Return the facts about a task, in the form for a model."""
     runtime = runtime_of(request)
     manifest = await find_task(request, task, version)
     kind = {_model_kind(manifest): _labels(manifest.head.labels)}
@@ -254,7 +254,7 @@ async def task_info(request: Request, task: str, version: str | None = None) -> 
 
 @router.get("/backbone/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo)
 async def backbone_info(request: Request) -> Response:
-    """Tell what the backbone is."""
+    """Return the facts about the backbone."""
     runtime = runtime_of(request)
     backbone = runtime.backbone
     kind = {"embedding": {"pooling": str(backbone.pooling)}}
@@ -268,7 +268,7 @@ async def backbone_info(request: Request) -> Response:
     "/tasks/{task}/{version}/health", dependencies=[needs(Scope.READ)], response_class=Response
 )
 async def task_health(request: Request, task: str, version: str | None = None) -> Response:
-    """Answer 200 while more requests should be sent and the task exists."""
+    """Answer 200 while the server accepts requests and the task exists."""
     runtime_of(request).readiness.check_ready()
     await find_task(request, task, version)
     return Response()
@@ -276,12 +276,12 @@ async def task_health(request: Request, task: str, version: str | None = None) -
 
 @router.get("/backbone/health", dependencies=[PUBLIC], response_class=Response)
 async def backbone_health(request: Request) -> Response:
-    """Answer 200 while more requests should be sent."""
+    """Answer 200 while the server accepts requests."""
     runtime_of(request).readiness.check_ready()
     return Response()
 
 
-def _on_long(truncate: bool) -> OnLong:  # noqa: FBT001 - as it stands in the request
+def _on_long(truncate: bool) -> OnLong:  # noqa: FBT001 - the form of the request
     return OnLong.CUT if truncate else OnLong.REFUSE
 
 
@@ -318,10 +318,11 @@ def _model_kind(manifest: TaskManifest) -> str:
             raise _no_such_model(manifest.task, kind)
 
 
-def _no_such_model(task: str, kind: HeadKind) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"text-embeddings-inference has no route for {kind.replace('_', ' ')}; "
-        f"ask {task} at /v1/tasks/{task}/predict"
+def _no_such_model(task: str, kind: HeadKind) -> NunatakError:
+    return NunatakError(
+        "invalid_request",
+        problem=f"text-embeddings-inference has no route for {kind.replace('_', ' ')}; "
+        f"ask {task} at /v1/tasks/{task}/predict",
     )
 
 
@@ -336,6 +337,7 @@ def _info(
     runtime: Runtime, model: str, digest: str | None, kind: dict[str, Any], max_tokens: int
 ) -> dict[str, Any]:
     settings = runtime.settings
+    ranks = "reranker" in kind
     return {
         "model_id": model,
         "model_sha": digest,
@@ -345,7 +347,7 @@ def _info(
         "max_input_length": max_tokens,
         "max_batch_tokens": settings.max_batch_tokens,
         "max_batch_requests": settings.max_batch_rows,
-        "max_client_batch_size": settings.max_inputs,
+        "max_client_batch_size": settings.max_documents if ranks else settings.max_inputs,
         "auto_truncate": False,
         "tokenization_workers": settings.tokenizer_threads,
         "version": version_of("nunatak"),

@@ -1,6 +1,6 @@
-"""Tensors of the Open Inference Protocol: what tasks read and answer, as named columns.
+"""Tensors of the Open Inference Protocol: the inputs and outputs of tasks, as named columns.
 
-Text travels as BYTES, element after element. What one kind of head answers has one form:
+Text is BYTES, element after element. Each kind of head has one form of output:
 
     head                     reads                     answers, for n inputs
     sequence classification  text, text_pair if pairs  label [n, k], score [n, k], best first
@@ -8,9 +8,8 @@ Text travels as BYTES, element after element. What one kind of head answers has 
     question answering       question, context         answer, score, start, end, each [n]
     ranking                  query [1], documents [n]  score [n], in the order of the documents
 
-What requests of the Open Inference Protocol may say of tensors, as far as a schema can tell.
-
-Only described here: what is outside is refused by the route, which says what may be there instead.
+The schema describes the tensors and parameters of requests. The route refuses other tensors and
+parameters, and names the possible ones.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,13 +19,13 @@ from typing import Annotated, Any, Final, cast
 import orjson
 from pydantic import WithJsonSchema
 
-from nunatak_contract.enums import HeadKind
+from nunatak_contract.enums import HeadKind, Reads
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.requests import Parameters
-from nunatak_server.errors import InvalidRequestError
-from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.outputs.answers import Answer
+from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.outputs.outputs import Output
-from nunatak_server.outputs.scores import LabelScore, RankedDocument
+from nunatak_server.outputs.scores import DocumentScore, LabelScore
 
 Columns = Mapping[str, Sequence[str]]
 
@@ -41,12 +40,12 @@ PARAMETERS: Final[Mapping[frozenset[str], frozenset[str]]] = {
     ),
     frozenset({"query", "documents"}): frozenset({"function_to_apply", "on_long"}),
 }
-"""Which tensors may come together, and which parameters with them: those that keep the form."""
+"""The possible combinations of tensors, and the parameters that keep the form of the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A named tensor, its data row after row; -1 is an extent that the request decides."""
+    """A named tensor, with its data row after row; the request decides an extent of -1."""
 
     name: str
     datatype: str
@@ -55,30 +54,37 @@ class Tensor:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What is said of it before there is any data."""
+        """The description without data."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All of it."""
+        """The tensor with its data."""
         return {**self.metadata, "data": list(self.data)}
 
 
-def inputs_of(columns: Columns) -> tuple[TaskInput, ...]:
+def inputs_of(columns: Columns) -> tuple[Input, ...]:
     """Turn named columns into inputs.
 
     Raises:
-        InvalidRequestError: these columns do not belong together.
+        NunatakError: `invalid_request`, these columns are no valid combination.
     """
     if frozenset(columns) not in PARAMETERS:
         known = "; ".join(" and ".join(sorted(names)) for names in PARAMETERS)
-        raise InvalidRequestError(f"inputs must be the tensors {known}; see the task's metadata")
+        raise NunatakError(
+            "invalid_request",
+            problem=f"inputs must be the tensors {known}; see the task's metadata",
+        )
     if "documents" in columns:
         if len(columns["query"]) != 1:
-            raise InvalidRequestError("query must have one element; send a request per query")
+            raise NunatakError(
+                "invalid_request", problem="query must have one element; send a request per query"
+            )
         return (Query(query=columns["query"][0], documents=tuple(columns["documents"])),)
     if len({len(column) for column in columns.values()}) > 1:
-        raise InvalidRequestError("all input tensors must have as many elements")
+        raise NunatakError(
+            "invalid_request", problem="all input tensors must have as many elements"
+        )
     if "question" in columns:
         return tuple(
             Question(question=question, context=context)
@@ -89,11 +95,11 @@ def inputs_of(columns: Columns) -> tuple[TaskInput, ...]:
     return tuple(columns["text"])
 
 
-def input_metadata(kind: HeadKind) -> list[dict[str, Any]]:
-    """Say what a task reads; the second text of a pair may be left out."""
+def input_metadata(kind: HeadKind, reads: Reads | None) -> list[dict[str, Any]]:
+    """Say what a task reads; without `reads`, the second text of a pair may be left out."""
     match kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
-            names = ("text", "text_pair")
+            names = ("text",) if reads is Reads.SINGLE else ("text", "text_pair")
         case HeadKind.TOKEN_CLASSIFICATION:
             names = ("text",)
         case HeadKind.QUESTION_ANSWERING:
@@ -108,7 +114,7 @@ def input_metadata(kind: HeadKind) -> list[dict[str, Any]]:
 
 
 def output_metadata(kind: HeadKind, num_labels: int) -> list[dict[str, Any]]:
-    """Say what a task answers."""
+    """Describe the outputs of a task."""
     match kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
             tensors = _classified((-1, num_labels), (), ())
@@ -122,7 +128,7 @@ def output_metadata(kind: HeadKind, num_labels: int) -> list[dict[str, Any]]:
 
 
 def output_tensors(kind: HeadKind, outputs: Sequence[Output]) -> list[Tensor]:
-    """Turn what a task says of each input into tensors."""
+    """Turn the outputs of a task into tensors."""
     shape = (len(outputs),)
     match kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
@@ -134,16 +140,16 @@ def output_tensors(kind: HeadKind, outputs: Sequence[Output]) -> list[Tensor]:
             found = tuple(orjson.dumps(it).decode() for it in outputs)
             return [Tensor(name="entities", datatype="BYTES", shape=shape, data=found)]
         case HeadKind.QUESTION_ANSWERING:
-            answers = cast("Sequence[list[Answer]]", outputs)
+            answers = cast("Sequence[list[AnswerScore]]", outputs)
             return _answered(shape, [row[0] if row else NOTHING for row in answers])
         case HeadKind.RANKING:
-            (ranked,) = cast("Sequence[list[RankedDocument]]", outputs)
+            (ranked,) = cast("Sequence[list[DocumentScore]]", outputs)
             ordered = tuple(it["score"] for it in sorted(ranked, key=lambda it: it["index"]))
             return [Tensor(name="score", datatype="FP32", shape=(len(ordered),), data=ordered)]
 
 
-NOTHING: Final = Answer(answer="", score=0.0, start=0, end=0)
-"""In the place of an answer where the context has nothing to choose."""
+NOTHING: Final = AnswerScore(answer="", score=0.0, start=0, end=0)
+"""The answer of a context without any words."""
 
 
 def _classified(
@@ -155,7 +161,7 @@ def _classified(
     ]
 
 
-def _answered(shape: tuple[int, ...], answers: Sequence[Answer]) -> list[Tensor]:
+def _answered(shape: tuple[int, ...], answers: Sequence[AnswerScore]) -> list[Tensor]:
     return [
         Tensor(
             name="answer", datatype="BYTES", shape=shape, data=tuple(it["answer"] for it in answers)
@@ -172,11 +178,11 @@ def _answered(shape: tuple[int, ...], answers: Sequence[Answer]) -> list[Tensor]
 
 Scalar = bool | int | float | str
 BINARY: Final = frozenset({"binary_data", "binary_data_output", "binary_data_size"})
-"""Parameters of the extension that is not offered: all that they may say is no."""
+"""Parameters of the extension for binary tensors. The only valid value is false."""
 
 
 def _one_of(names: Iterable[str]) -> WithJsonSchema:
-    # Once each, in the order in which they are met.
+    # Each schema once, in the order of first use.
     return WithJsonSchema({"type": "string", "enum": list(dict.fromkeys(names))})
 
 
@@ -190,7 +196,7 @@ def _parameters(names: Iterable[str]) -> WithJsonSchema:
 
 
 def _plain(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that refers to no other and has no null, for parameters are scalars."""
+    """Return a schema without references and null, because parameters are scalars."""
     (chosen,) = (one for one in schema.get("anyOf", [schema]) if one != {"type": "null"})
     named = chosen.get("$ref")
     return chosen if named is None else definitions[named.rpartition("/")[2]]
@@ -203,5 +209,5 @@ OutputName = Annotated[
 RequestParameters = Annotated[
     dict[str, Scalar], _parameters(frozenset[str]().union(*PARAMETERS.values()))
 ]
-"""Which of them are heeded depends on the tensors that come with them."""
+"""The tensors decide which parameters have an effect."""
 TensorParameters = Annotated[dict[str, Scalar], _parameters(())]

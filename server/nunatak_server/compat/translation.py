@@ -1,4 +1,4 @@
-"""What all translators share: routes that fail in the neighbour's shape, and one way to embed."""
+"""Shared parts of the translators: routes, failures in the other server's shape, and embedding."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -8,9 +8,9 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.types import Scope
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
-from nunatak_server.failures import KNOWN_ERRORS, KnownError
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import RequestOptions, catalog_of, reference_text, runtime_of
 from nunatak_server.http.limits import StrictRoute
@@ -23,11 +23,11 @@ Problem = Mapping[str, Any]
 
 
 class TranslatedRoute(StrictRoute):
-    """A route whose failures have the shape that the neighbour's clients read."""
+    """A route whose failures have the shape for the other server's clients."""
 
     @classmethod
     def shape(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem as the neighbour would put it."""
+        """Return a problem in the other server's shape."""
         raise NotImplementedError
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -40,13 +40,13 @@ class TranslatedRoute(StrictRoute):
             except RequestValidationError as error:
                 problem = problem_of_invalid(error, request_id=request_id_of(request.scope))
                 return self._shaped(problem, headers={})
-            except KNOWN_ERRORS as error:
+            except NunatakError as error:
                 return self.answer_failure(request.scope, error)
 
         return handle_in_shape
 
-    def answer_failure(self, scope: Scope, error: KnownError) -> Response:
-        """Answer a request with an error of the project, in the neighbour's shape."""
+    def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
+        """Answer a request with an error of Nunatak, in the other server's shape."""
         problem = problem_of(error, request_id=request_id_of(scope))
         return self._shaped(problem, headers=headers_of(error))
 
@@ -60,7 +60,7 @@ class TranslatedRoute(StrictRoute):
 
 
 def explained(problem: Problem) -> str:
-    """Return what a problem says in one line, for neighbours that have no list of fields."""
+    """Return a problem as one line, for protocols without a list of fields."""
     fields = "; ".join(f"{it['location']}: {it['message']}" for it in problem.get("errors", ()))
     return f"the request does not follow its schema: {fields}" if fields else problem["detail"]
 
@@ -69,7 +69,7 @@ async def find_task(request: Request, task: str, version: str | None) -> TaskMan
     """Return the manifest of the version that a path means.
 
     Raises:
-        RegistryError: no such task, version or alias, or the store cannot be read.
+        NunatakError: no such task, version or alias, or the store cannot be read.
     """
     reference = TaskReference.parse(reference_text(task, version))
     return await catalog_of(request).resolve(reference)
@@ -83,10 +83,10 @@ async def embed_texts(
     normalises: bool,
     handling: RequestOptions,
 ) -> tuple[Embeddings, dict[str, str]]:
-    """Embed texts through the service; returns vectors and the headers that go with them.
+    """Embed texts through the service; return vectors and the headers of the answer.
 
     Raises:
-        ServerError: the service cannot answer.
+        NunatakError: the service cannot answer.
     """
     runtime = runtime_of(request)
     embeddings = await runtime.service.embed(

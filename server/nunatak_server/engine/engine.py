@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Generic, TypeVar
 
+from nunatak_contract.errors import NunatakError
 from nunatak_server.engine.outcomes import (
     BatchObserver,
     Compute,
@@ -30,7 +31,7 @@ from nunatak_server.engine.outcomes import (
     outcome_of,
     report_of,
 )
-from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
+from nunatak_server.errors import DeadlineExceededError, EngineFailedError
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import (
@@ -165,12 +166,12 @@ class Engine:
         """Queue rows; the engine resolves the future of each row later.
 
         Raises:
-            NotReadyError: the engine has stopped.
+            NunatakError: `not_ready`, the engine has stopped.
         """
         if not self.num_rows:
             self._moved_at = self._clock()
         if not self._inbox.put(rows):
-            raise NotReadyError("the engine has stopped")
+            raise NunatakError("not_ready", reason="the engine has stopped")
 
     async def aclose(self) -> None:
         """Answer all submitted rows, then end the thread. A thread that hangs is abandoned."""
@@ -190,7 +191,7 @@ class Engine:
             arrived = self._inbox.take(block=False) or []
             # First of all, so that callers who get an error find the process no longer ready.
             loop.call_soon_threadsafe(self._on_fatal, _as_failure(error))
-            stopped = NotReadyError("the engine has failed")
+            stopped = NunatakError("not_ready", reason="the engine has failed")
             running = itertools.chain.from_iterable(self._batches)
             rows = [*running, *self._queues, *self._shadows, *arrived]
             _answer(loop, [(row, stopped) for row in rows])

@@ -13,13 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import BetweenLayers, Branch, Row
-from nunatak_server.errors import (
-    EngineFailedError,
-    OutOfMemoryError,
-    ServerError,
-    TaskUnhealthyError,
-)
+from nunatak_server.errors import EngineFailedError, OutOfMemoryError, TaskUnhealthyError
 from nunatak_server.scheduler.planner import BatchPlan
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
@@ -85,7 +81,7 @@ def report_of(
     )
 
 
-RowLogits = list[float] | ServerError
+RowLogits = list[float] | NunatakError
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +133,7 @@ def compute_rows(
 
 def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOutcome:
     """Return the answer or the error of a row."""
-    if isinstance(logits, ServerError):
+    if isinstance(logits, NunatakError):
         return logits
     if not all(map(math.isfinite, logits)):
         return TaskUnhealthyError(row.task, row.version, "gives outputs that are not finite")

@@ -1,1 +1,1 @@
-"""http."""
+"""Routes, and the layers around them."""

@@ -1,8 +1,8 @@
-"""Access: what each route asks of its callers, and the check that every request passes first.
+"""Access: the needs of each route, and the check that every request passes first.
 
-A route names its scope among its dependencies: `dependencies=[needs(Scope.PREDICT)]`. A route that
-names none is for operators of the whole server alone. The route that was found decides, never the
-address as it was sent.
+A route names its scope among its dependencies: `dependencies=[needs(Scope.PREDICT)]`. A route
+without a scope is only for operators of the whole server. The matched route decides, and never the
+address of the request.
 """
 
 from collections.abc import Sequence
@@ -15,23 +15,23 @@ from fastapi.params import Depends as Dependency
 from fastapi.security.base import SecurityBase
 from starlette.types import Scope as RequestScope
 
+from nunatak_contract.errors import NunatakError
 from nunatak_server.access.keys import Caller, Scope
-from nunatak_server.errors import CrossSiteError, InsufficientScopeError, UnauthenticatedError
 from nunatak_server.http.state import state_of
 
 _CALLER_KEY: Final = "nunatak_caller"
 _SCHEME: Final = b"bearer"
 OWN_SITES: Final = frozenset({b"same-origin", b"none"})
-"""What browsers say of a request by a page of this server, or by the user alone."""
+"""The values of `Sec-Fetch-Site` for requests by a page of this server, or by the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access(SecurityBase):
-    """What a caller must have; `spans_tasks` where the answer speaks of every task.
+    """The permission that a route needs; `spans_tasks` if the answer covers every task.
 
-    The framework writes it into the schema and calls it as a dependency. The framework reads the
-    body before it calls any dependency, so the route asks `admit` first, and the call finds the
-    caller admitted.
+    The framework writes the permission into the schema and calls it as a dependency. But the
+    framework reads the body before it calls any dependency. So the route calls `admit` first, and
+    the later call finds the caller admitted.
     """
 
     model = HTTPBearer()
@@ -41,7 +41,7 @@ class Access(SecurityBase):
     spans_tasks: bool = False
 
     async def __call__(self, request: Request) -> None:
-        """Admit the caller of a request whose route has not done so."""
+        """Admit the caller of a request, unless the route has done so."""
         if find_caller(request.scope) is None:
             admit(request.scope, self)
 
@@ -52,18 +52,18 @@ async def anyone() -> None:
 
 PREDICT: Final = Access(scope=Scope.PREDICT)
 OPERATORS: Final = Access(scope=Scope.ADMIN, spans_tasks=True)
-"""What a route asks that names nothing."""
+"""The default permission of a route."""
 PUBLIC: Final = Depends(anyone)
-"""The dependency of a route that asks for no key."""
+"""The dependency of a route without a key."""
 
 
 def needs(scope: Scope, *, spans_tasks: bool = False) -> Dependency:
-    """Return the dependency of a route that asks for a key with a scope."""
+    """Return the dependency of a route that needs a key with a scope."""
     return Security(Access(scope=scope, spans_tasks=spans_tasks), scopes=[scope])
 
 
 def declared_access(dependencies: Sequence[Dependency]) -> tuple[Access | None, ...]:
-    """Return what the dependencies of a route ask of its callers; None is nothing."""
+    """Return the permission that the dependencies of a route need; None for a public route."""
     found = (it.dependency for it in dependencies)
     return tuple(
         it if isinstance(it, Access) else None
@@ -73,10 +73,10 @@ def declared_access(dependencies: Sequence[Dependency]) -> tuple[Access | None, 
 
 
 def access_of(dependencies: Sequence[Dependency]) -> Access | None:
-    """Return what a route asks of its callers; None is nothing.
+    """Return the permission that a route needs; None for a public route.
 
     Raises:
-        TypeError: its dependencies name several scopes.
+        TypeError: the dependencies name several scopes.
     """
     match declared_access(dependencies):
         case ():
@@ -88,43 +88,44 @@ def access_of(dependencies: Sequence[Dependency]) -> Access | None:
 
 
 def admit(scope: RequestScope, needed: Access | None) -> None:
-    """Find out who calls, and refuse callers that may not.
+    """Find the caller, and refuse a caller without permission.
 
     Raises:
-        UnauthenticatedError: no valid key was sent.
-        InsufficientScopeError: the key is not for this route.
-        CrossSiteError: a browser sends it, for a page that is not ours.
+        NunatakError: `unauthenticated`, no valid key was sent.
+        NunatakError: `insufficient_scope`, the key does not allow this route.
+        NunatakError: `cross_site`, a browser sends the request for a page of another site.
     """
     if needed is None:
         return
     headers = scope["headers"]
     if scope["method"] != "GET" and is_of_another_site(headers):
-        raise CrossSiteError
+        raise NunatakError("cross_site")
     presented = presented_key(headers)
     caller = state_of(scope).authenticator.identify(presented)
     if caller is None:
-        raise UnauthenticatedError(was_presented=presented is not None)
+        raise NunatakError("unauthenticated", was_presented=presented is not None)
     if needed.scope not in caller.scopes or (needed.spans_tasks and not caller.tasks.has_all):
-        raise InsufficientScopeError(needed.scope, spans_tasks=needed.spans_tasks)
+        extent = " and with all tasks" if needed.spans_tasks else ""
+        raise NunatakError("insufficient_scope", scope=needed.scope, extent=extent)
     scope[_CALLER_KEY] = caller
 
 
 def caller_of(scope: RequestScope) -> Caller:
-    """Return who sent a request that was admitted; public routes have no caller."""
+    """Return the caller of an admitted request; public routes have no caller."""
     caller: Caller = scope[_CALLER_KEY]
     return caller
 
 
 def find_caller(scope: RequestScope) -> Caller | None:
-    """Return who sent a request, if it was admitted and its route is not public."""
+    """Return the caller, if the request was admitted and its route is not public."""
     return scope.get(_CALLER_KEY)
 
 
 def is_of_another_site(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Tell whether a browser sends a request for a page that did not come from here.
+    """Return whether a browser sends a request for a page of another site.
 
-    Browsers say whose page it is, but not to addresses without TLS; there the page's origin has to
-    be that of the request. What is no browser sends neither.
+    Browsers name the site in `Sec-Fetch-Site`, but only with TLS. Without TLS, `Origin` must equal
+    the origin of the request. Programs send neither header.
     """
     sent = dict(headers)
     site = sent.get(b"sec-fetch-site")
@@ -135,7 +136,7 @@ def is_of_another_site(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 def presented_key(headers: list[tuple[bytes, bytes]]) -> bytes | None:
-    """Return the key that was sent, if exactly one was: two would be read differently elsewhere."""
+    """Return the key, if exactly one was sent. Proxies might read two keys differently."""
     sent = [value for name, value in headers if name == b"authorization"]
     if len(sent) != 1:
         return None

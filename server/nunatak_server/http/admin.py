@@ -1,10 +1,6 @@
-"""Waits for versions to come into memory, for as long as an operator wants to wait.
+"""Routes of operators: health, identity, metrics, aliases, candidates, and versions in memory.
 
-Routes of the machinery around the server: health, identity, memory, metrics.
-
-Routes of operators: canaries and shadows beside aliases.
-
-Routes of operators: which version an alias means, and which versions are in memory.
+A load may take longer than an operator wants to wait. Then the request fails, and the load goes on.
 """
 
 import asyncio
@@ -17,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_contract.requests import (
@@ -30,12 +27,12 @@ from nunatak_registry import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
-    CandidateNotFoundError,
     CandidateRole,
 )
-from nunatak_server.access.keys import Scope
+from nunatak_server.access.keys import ANYONE, Scope
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.http.access import PUBLIC, needs
+from nunatak_server.failures import within
+from nunatak_server.http.access import PUBLIC, caller_of, needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
@@ -46,26 +43,25 @@ from nunatak_server.http.endpoints import (
 )
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import backbone_fields, memory_fields, reply
-from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowReport
+from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowComparison
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
 from nunatak_server.telemetry.metrics import CONTENT_TYPE
-from nunatak_server.time_limits import within
 
 LOAD_DEADLINE_S: Final = 120.0
-"""Where the caller does not say."""
+"""Default time to wait for a load."""
 TOO_LATE: Final = (
-    "the version was not in memory in time, and nothing was changed: the store is slow, or "
-    "versions in use leave no room; ask again, evict others, or allow more time"
+    "the version did not load in time, and nothing was changed: the store is slow, or versions in "
+    "use leave no room; try again, evict others, or allow more time"
 )
 
 
 async def in_time(load: Coroutine[Any, Any, LoadedTask], deadline_ms: int | None) -> LoadedTask:
-    """Return the version that a load brings; one that has begun goes on for whoever asks next.
+    """Return the loaded version. A load that has begun continues after the deadline.
 
     Raises:
-        DeadlineExceededError: it has not come by then.
+        DeadlineExceededError: the load has not ended in time.
     """
     seconds = LOAD_DEADLINE_S if deadline_ms is None else deadline_ms / 1000
     return await within(seconds, load, late=partial(DeadlineExceededError, TOO_LATE))
@@ -76,6 +72,7 @@ router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
 PUBLISHED_LIMITS = {
     "max_body_bytes",
     "max_inputs",
+    "max_documents",
     "max_tasks_per_request",
     "max_text_chars",
     "max_batch_tokens",
@@ -88,16 +85,16 @@ PUBLISHED_LIMITS = {
 
 @router.get("/livez", dependencies=[PUBLIC], response_model=wire.Liveness)
 async def live() -> Response:
-    """Answer as long as the event loop turns."""
+    """Answer 200 while the event loop runs."""
     return reply({"status": "alive"})
 
 
 @router.get("/readyz", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
 @router.get("/health", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
 async def ready(request: Request) -> Response:
-    """Answer 200 while requests are taken: a forward pass has run, and the engine is well.
+    """Answer 200 while the server accepts requests: a forward pass has run, and the engine works.
 
-    What is wrong with the registry meanwhile is told by `warnings`.
+    `warnings` names problems of the registry.
     """
     runtime = runtime_of(request)
     runtime.readiness.check_ready()
@@ -106,7 +103,10 @@ async def ready(request: Request) -> Response:
 
 @router.get("/info", dependencies=[needs(Scope.READ)], response_model=wire.ServerInfo)
 async def info(request: Request) -> Response:
-    """Tell what this server is; of the registry only its kind, for its URL may hold secrets."""
+    """Return the facts about this server.
+
+    The registry's URL may hold secrets, so only its kind is shown.
+    """
     runtime = runtime_of(request)
     backbone = runtime.backbone
     return reply(
@@ -138,7 +138,7 @@ def registry_kind(settings: ServerSettings) -> str:
     "/v1/memory", dependencies=[needs(Scope.READ, spans_tasks=True)], response_model=MemoryReport
 )
 async def memory(request: Request) -> Response:
-    """Tell what is in memory, and what one full model per task would take."""
+    """Return the memory report, with the bytes of one full model per task for comparison."""
     runtime = runtime_of(request)
     process = await asyncio.to_thread(measure_process)
     resident = runtime.residency.resident()
@@ -150,13 +150,13 @@ async def memory(request: Request) -> Response:
 
 @router.get("/metrics", dependencies=[needs(Scope.READ, spans_tasks=True)], response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Give all metrics in the Prometheus text format."""
+    """Return all metrics in the Prometheus text format."""
     runtime = runtime_of(request)
     text = await asyncio.to_thread(runtime.metrics.render, runtime.state())
     return Response(text, media_type=CONTENT_TYPE)
 
 
-AliasQuery = Annotated[str, Query(description="the alias that it runs beside")]
+AliasQuery = Annotated[str, Query(description="the alias of the candidate")]
 
 
 @router.put(
@@ -172,9 +172,9 @@ async def set_candidate(
     body: CandidateRequest,
     deadline_ms: DeadlineHeader = None,
 ) -> Response:
-    """Let a version run beside the one an alias points to, as `canary` or `shadow`.
+    """Let a version run next to an alias, as `canary` or `shadow`.
 
-    The version is loaded and probed first: one that cannot be served gets no traffic.
+    The version is loaded and probed first. A version that cannot be served gets no traffic.
     """
     runtime = runtime_of(request)
     wanted = TaskReference(task=check_task_name(task), version=body.version)
@@ -182,7 +182,9 @@ async def set_candidate(
     manifest = await catalog_of(request).resolve(wanted)
     await in_time(runtime.residency.preload(manifest), deadline_ms)
     candidate = Candidate(task=task, alias=alias, role=role, version=body.version, share=body.share)
-    event = await runtime.catalog.set_candidate(candidate, expected_version=body.expected_version)
+    event = await runtime.catalog.set_candidate(
+        candidate, expected_version=body.expected_version, by=_actor(request)
+    )
     runtime.residency.invalidate()
     return reply(_candidate_fields(event))
 
@@ -199,12 +201,14 @@ async def end_candidate(
     role: CandidateRole,
     body: CandidateEndRequest | None = None,
 ) -> Response:
-    """Let an alias's requests be its own version's alone; seen by the next request."""
+    """End a candidate, so that the alias's own version gets all requests from the next one on."""
     runtime = runtime_of(request)
     check_alias_name(alias)
     await catalog_of(request).task(check_task_name(task))
     expected = body.expected_version if body else None
-    event = await runtime.catalog.end_candidate(task, alias, role, expected_version=expected)
+    event = await runtime.catalog.end_candidate(
+        task, alias, role, expected_version=expected, by=_actor(request)
+    )
     runtime.residency.invalidate()
     return reply(_candidate_fields(event))
 
@@ -213,13 +217,13 @@ async def end_candidate(
     "/v1/tasks/{task}/shadow", dependencies=[needs(Scope.READ)], response_model=wire.ShadowReport
 )
 async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_ALIAS) -> Response:
-    """Tell how the shadow beside an alias has done on this server since it started."""
+    """Return the results of an alias's shadow on this server since its start."""
     runtime = runtime_of(request)
     reference = TaskReference(task=check_task_name(task), alias=check_alias_name(alias))
     traffic = await catalog_of(request).traffic(reference)
     shadow = traffic.shadow
     if shadow is None:
-        raise CandidateNotFoundError(task, alias, CandidateRole.SHADOW)
+        raise NunatakError("candidate_not_found", task=task, alias=alias, role=CandidateRole.SHADOW)
     report = runtime.rollouts.shadows.report(traffic.manifest, shadow.manifest)
     return reply(
         {
@@ -231,6 +235,12 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
             **_report_fields(report),
         }
     )
+
+
+def _actor(request: Request) -> str:
+    """Return who changes an alias: a key by its name, or anyone on a server without keys."""
+    caller = caller_of(request.scope)
+    return caller.name if caller is ANYONE else f"key {caller.name}"
 
 
 def _candidate_fields(event: CandidateEvent) -> dict[str, Any]:
@@ -245,7 +255,7 @@ def _candidate_fields(event: CandidateEvent) -> dict[str, Any]:
     }
 
 
-def _report_fields(report: ShadowReport) -> dict[str, Any]:
+def _report_fields(report: ShadowComparison) -> dict[str, Any]:
     return {
         "compared": report.compared,
         "agreement": report.agreement,
@@ -274,7 +284,7 @@ async def promote(
 ) -> Response:
     """Point an alias to a version.
 
-    The version is loaded and probed first: one that cannot be served never gets the alias.
+    The version is loaded and probed first. A version that cannot be served never gets the alias.
     """
     runtime = runtime_of(request)
     wanted = TaskReference(task=check_task_name(task), version=body.version)
@@ -282,7 +292,7 @@ async def promote(
     manifest = await catalog_of(request).resolve(wanted)
     await in_time(runtime.residency.preload(manifest), deadline_ms)
     event = await runtime.catalog.promote(
-        task, alias, body.version, expected_version=body.expected_version
+        task, alias, body.version, expected_version=body.expected_version, by=_actor(request)
     )
     runtime.residency.invalidate()
     return reply(_alias_fields(event))
@@ -300,9 +310,9 @@ async def roll_back(
     body: RollbackRequest | None = None,
     deadline_ms: DeadlineHeader = None,
 ) -> Response:
-    """Point an alias to the version it was promoted from; seen by the next request.
+    """Point an alias back at its previous version, from the next request on.
 
-    That version is loaded and probed first, as one that is promoted.
+    The previous version is loaded and probed first, like a promoted version.
     """
     runtime = runtime_of(request)
     check_task_name(task)
@@ -314,18 +324,22 @@ async def roll_back(
     manifest = await runtime.catalog.resolve(wanted)
     await in_time(runtime.residency.preload(manifest), deadline_ms)
     # An alias that moved meanwhile would go back to another version than the one just loaded.
-    event = await runtime.catalog.rollback(task, alias, expected_version=current)
+    event = await runtime.catalog.rollback(
+        task, alias, expected_version=current, by=_actor(request)
+    )
     runtime.residency.invalidate()
     return reply(_alias_fields(event))
 
 
 @router.post(
-    "/v1/tasks/{task}/preload", dependencies=[needs(Scope.ADMIN)], response_model=wire.Residency
+    "/v1/tasks/{task}/preload",
+    dependencies=[needs(Scope.ADMIN)],
+    response_model=wire.ResidencyReport,
 )
 async def preload(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
 ) -> Response:
-    """Load a version, so that the first request for it need not wait."""
+    """Load a version, so that its first request does not wait."""
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)
@@ -334,14 +348,14 @@ async def preload(
 
 
 @router.post(
-    "/v1/tasks/{task}/pin", dependencies=[needs(Scope.ADMIN)], response_model=wire.Residency
+    "/v1/tasks/{task}/pin", dependencies=[needs(Scope.ADMIN)], response_model=wire.ResidencyReport
 )
 async def pin(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
 ) -> Response:
-    """Load a version and keep it in memory, whatever else is asked for.
+    """Load a version and keep it in memory, even if other requests need the memory.
 
-    What is pinned is the version that the reference means now, not the alias.
+    The pin belongs to the version that the reference means now, and not to the alias.
     """
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
@@ -354,7 +368,7 @@ async def pin(
     "/v1/tasks/{task}/unpin", dependencies=[needs(Scope.ADMIN)], response_model=wire.Unpinning
 )
 async def unpin(request: Request, task: str, version: VersionQuery = None) -> Response:
-    """Let one version of a task, or all, be evicted again; what is not pinned is left alone.
+    """Let one version of a task, or all, be evicted again. Versions without a pin do not change.
 
     An alias means the version that it points to now.
     """
@@ -367,7 +381,7 @@ async def unpin(request: Request, task: str, version: VersionQuery = None) -> Re
     "/v1/tasks/{task}/evict", dependencies=[needs(Scope.ADMIN)], response_model=wire.Eviction
 )
 async def evict(request: Request, task: str, version: VersionQuery = None) -> Response:
-    """Drop one version of a task, or all, from memory; refused while one is in use or pinned.
+    """Drop one version of a task, or all, from memory. Refused while a version is in use or pinned.
 
     An alias means the version that it points to now.
     """
@@ -377,9 +391,9 @@ async def evict(request: Request, task: str, version: VersionQuery = None) -> Re
 
 
 async def _versions_meant(request: Request, text: str) -> TaskReference:
-    """Return a version, or the task itself where all of its versions are meant.
+    """Return a reference with a version, or to the whole task, which means all its versions.
 
-    Raises `RegistryError` if there is no such task, or no such alias.
+    Raises `NunatakError` if there is no such task, or no such alias.
     """
     reference = TaskReference.parse(text)
     if reference.alias is None:

@@ -1,17 +1,17 @@
-"""What endpoints share: the headers that they take, and how they ask a task."""
+"""Shared parts of endpoints: the headers, and the call of a task."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from fastapi import Header, Query, Request
 
+from nunatak_contract.inputs import Input
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.catalog import VisibleCatalog
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.http.state import state_of
-from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.runtime import Runtime
@@ -20,10 +20,10 @@ from nunatak_server.settings import ServerSettings
 
 _PROBLEM: Final = {
     "description": "Any failure, as application/problem+json",
-    # By its name: the framework would give a `model` the media type of successful answers.
+    # A reference by name, because the framework would give a `model` the media type of success.
     "content": {PROBLEM_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
-# 422 is named too: clients are generated from what is named.
+# 422 is named too, because clients are generated from the named statuses.
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {"default": _PROBLEM, 422: _PROBLEM}
 
 DeadlineHeader = Annotated[
@@ -41,41 +41,41 @@ RoutingKeyHeader = Annotated[
         description="requests of one key get one version while a canary runs",
     ),
 ]
-VersionQuery = Annotated[str | None, Query(description="a version, instead of what the name means")]
+VersionQuery = Annotated[str | None, Query(description="a version, in place of the name's version")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What the headers say about how a request is to be answered."""
+    """The options in the headers of a request."""
 
     deadline_ms: int | None
     priority: Priority
     routing_key: str | None = None
 
     def deadline_s(self, settings: ServerSettings) -> float:
-        """Return after how many seconds the answer is of no use; the settings say by default."""
+        """Return the deadline in seconds; the settings give the default."""
         return (self.deadline_ms or settings.default_deadline_ms) / 1000
 
 
 def runtime_of(request: Request) -> Runtime:
-    """Return what the application answers with."""
+    """Return the application's runtime."""
     return state_of(request.scope).runtime
 
 
 def catalog_of(request: Request) -> VisibleCatalog:
-    """Return the catalog as the caller of a request sees it."""
+    """Return the catalog of the caller's tasks."""
     return VisibleCatalog(runtime_of(request).catalog, caller_of(request.scope).tasks)
 
 
 def prediction_request(
     request: Request,
     references: tuple[str, ...],
-    inputs: tuple[TaskInput, ...],
+    inputs: tuple[Input, ...],
     *,
     options: PredictionOptions,
     handling: RequestOptions,
 ) -> PredictionRequest:
-    """Return what the caller of a request asks of the service."""
+    """Return the request to the service."""
     caller = caller_of(request.scope)
     return PredictionRequest(
         references=references,
@@ -92,15 +92,15 @@ def prediction_request(
 async def ask_task(
     request: Request,
     reference: str,
-    inputs: tuple[TaskInput, ...],
+    inputs: tuple[Input, ...],
     *,
     options: PredictionOptions,
     handling: RequestOptions,
 ) -> tuple[TaskPrediction, dict[str, str]]:
-    """Ask one task through the service; returns its answer and the headers that go with it.
+    """Ask one task through the service; return its answer and the headers of the answer.
 
     Raises:
-        ServerError: or any other error of the project: the task cannot answer.
+        NunatakError: or any other error of Nunatak: the task cannot answer.
     """
     wanted = prediction_request(request, (reference,), inputs, options=options, handling=handling)
     prediction = await runtime_of(request).service.predict(wanted)
@@ -116,5 +116,5 @@ async def ask_task(
 
 
 def reference_text(task: str, version: str | None) -> str:
-    """Return the reference that a path and a query spell together."""
+    """Return the reference in a path and a query together."""
     return task if version is None else f"{task}/{version}"

@@ -1,10 +1,10 @@
-"""What protects the server from its callers: access, and limits on bytes, time and media type.
+"""Protection of the server from its callers: access, and limits on bytes, time and media type.
 
 `StrictRoute` checks the caller and reads the body before the framework reads any argument.
 
-`LoadShedder` refuses predictions by their heads while there is no room for them. A refusal must
-cost little: refusals would take CPU time from the requests that are answered. So the server refuses
-a request before the framework works for the request, and before its body has come.
+`LoadShedder` refuses predictions by their heads while the queue has no room. A refusal must cost
+little: refusals would take CPU time from the requests that are answered. So the server refuses a
+request before the framework works for it, and before its body arrives.
 """
 
 import asyncio
@@ -17,16 +17,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.types import Scope
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_server.access.keys import Scope as AccessScope
-from nunatak_server.errors import (
-    BodyTooLargeError,
-    DeadlineExceededError,
-    DrainingError,
-    ReceiveTimeoutError,
-    UnsupportedMediaTypeError,
-)
-from nunatak_server.failures import KNOWN_ERRORS, KnownError
+from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.failures import within
 from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller_of
 from nunatak_server.http.middleware import RequestObserver
 from nunatak_server.http.problems import problem_response
@@ -37,18 +32,15 @@ from nunatak_server.http.requests import parse_json
 from nunatak_server.http.state import header_of, state_of
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.settings import ServerSettings
-from nunatak_server.time_limits import within
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
 MAX_BYTES_ON_LOOP: Final = 64 * 1024
-"""Of JSON: to parse more could hold up the event loop for milliseconds."""
-UNKNOWN_END: Final = (
-    "the server has ended before it was done; whether anything was changed must be looked up"
-)
+"""Most bytes of JSON that the event loop parses. More could block the loop for milliseconds."""
+UNKNOWN_END: Final = "the server ended during the request; check whether it changed anything"
 
 
 class StrictRequest(Request):
-    """A request whose body has been read and parsed under our limits."""
+    """A request whose body was read and parsed under the limits."""
 
     def __init__(self, request: Request, *, body: bytes, parsed: object) -> None:
         super().__init__(request.scope, request.receive)
@@ -56,29 +48,29 @@ class StrictRequest(Request):
         self._strict_json = parsed
 
     async def body(self) -> bytes:
-        """Return the bytes that were read."""
+        """Return the bytes of the body."""
         return self._strict_body
 
     async def json(self) -> Any:  # noqa: ANN401 - the signature of the base class
-        """Return the value that was parsed."""
+        """Return the parsed value."""
         return self._strict_json
 
 
 class StrictRoute(APIRoute):
-    """A route for those who may use it; reads bodies under limits."""
+    """A route that admits callers, and reads bodies under limits."""
 
     @cached_property
     def needed(self) -> Access | None:
-        """What a caller must have; None is nothing."""
+        """The permission that a caller needs; None for a public route."""
         return access_of(self.dependencies)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what admits the caller, reads the body, and has the arguments read."""
+        """Return a handler that admits the caller, reads the body, and calls the endpoint."""
         handle = quick_handler(self) or super().get_route_handler()
         needed = self.needed
 
         async def handle_strictly(request: Request) -> Response:
-            # Before anything of the body is read: strangers get no work done.
+            # The caller is admitted before the body is read, so that strangers cause no work.
             scope = request.scope
             admit(scope, needed)
             if scope["method"] not in METHODS_WITH_BODY:
@@ -88,7 +80,8 @@ class StrictRoute(APIRoute):
                 strict = await read_strictly(request, state.settings, held=held)
                 response = await handle(strict)
                 if isinstance(response, LinesResponse):
-                    # Its lines are still to be made, from the body.
+                    # The body is needed after the return, because the lines of the answer are made
+                    # later.
                     response.hold(held.moved())
                 return response
 
@@ -102,27 +95,27 @@ class StrictRoute(APIRoute):
                 if is_of_operators and request.method in METHODS_WITH_BODY:
                     # A client that retries after a 503 would make the change a second time.
                     raise DeadlineExceededError(UNKNOWN_END) from None
-                raise DrainingError from None
+                raise NunatakError("draining") from None
 
         return handle_until_given_up
 
     def parameters_in(self, scope: Scope) -> dict[str, str] | None:
-        """Return the parameters in the path of a request to this route; None: it is to another.
+        """Return the path parameters of a request to this route; None for another route.
 
-        As the framework finds them, but for what no route of ours has: converted parameters, and a
-        root path before all others.
+        The match equals the framework's, without converted parameters and without a root path,
+        which no route here has.
         """
         found = self.path_regex.match(scope["path"])
         is_to_this = found is not None and scope["method"] in (self.methods or ())
         return found.groupdict() if found and is_to_this else None
 
-    def answer_failure(self, scope: Scope, error: KnownError) -> Response:
-        """Answer a request with an error of the project, as callers of this route read it."""
+    def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
+        """Answer a request with an error of Nunatak, in the shape for callers of this route."""
         return problem_response(scope, error)
 
 
 def declared_bytes(scope: Scope) -> int | None:
-    """Return how long the body is by its header, if that is said."""
+    """Return the length of the body from its header; None if not declared."""
     declared = header_of(scope, b"content-length") or b""
     return int(declared[:20]) if declared.isdigit() else None
 
@@ -130,23 +123,25 @@ def declared_bytes(scope: Scope) -> int | None:
 async def read_strictly(
     request: Request, settings: ServerSettings, *, held: HeldBytes
 ) -> StrictRequest:
-    """Read the whole body and parse it, if there is one; its bytes are counted as they come.
+    """Read the whole body, if there is one, and parse it. Bytes are counted on arrival.
 
     Raises:
-        OverloadedError: too many bytes of other bodies are held.
-        BodyTooLargeError: more bytes than allowed are declared or come.
-        ReceiveTimeoutError: they do not come in time.
-        UnsupportedMediaTypeError: the body is not declared as JSON.
-        InvalidJsonError: it is not strict JSON.
+        OverloadedError: the server holds too many bytes of other bodies.
+        NunatakError: `body_too_large`, more bytes than allowed are declared or arrive.
+        NunatakError: `receive_timeout`, the body does not arrive in time.
+        NunatakError: `unsupported_media_type`, the body is not declared as JSON.
+        NunatakError: `invalid_json`, the body is not strict JSON.
     """
     limit_s = settings.receive_timeout_s
     reading = _read(request, settings.max_body_bytes, held)
-    body = await within(limit_s, reading, late=partial(ReceiveTimeoutError, limit_s))
+    body = await within(
+        limit_s, reading, late=partial(NunatakError, "receive_timeout", limit_s=limit_s)
+    )
     if not body:
         return StrictRequest(request, body=body, parsed=None)
     content_type = header_of(request.scope, b"content-type") or b""
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
-        raise UnsupportedMediaTypeError
+        raise NunatakError("unsupported_media_type")
     is_long = len(body) > MAX_BYTES_ON_LOOP
     parsed = await asyncio.to_thread(parse_json, body) if is_long else parse_json(body)
     return StrictRequest(request, body=body, parsed=parsed)
@@ -154,32 +149,32 @@ async def read_strictly(
 
 async def _read(request: Request, limit_bytes: int, held: HeldBytes) -> bytes:
     if (declared_bytes(request.scope) or 0) > limit_bytes:
-        raise BodyTooLargeError(limit_bytes)
+        raise NunatakError("body_too_large", limit_bytes=limit_bytes)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > limit_bytes:
-            raise BodyTooLargeError(limit_bytes)
+            raise NunatakError("body_too_large", limit_bytes=limit_bytes)
         held.take(len(chunk))
     return bytes(body)
 
 
 class LoadShedder:
-    """Looks at the heads of requests to routes that predict, before the application does.
+    """Checks the heads of requests to prediction routes, before the application does.
 
-    It refuses, and lets nobody in: the route that the framework finds checks the caller itself.
+    `LoadShedder` only refuses: the matched route still checks the caller itself.
     """
 
     def __init__(
         self, app: FastAPI, *, routes: Iterable[StrictRoute], observer: RequestObserver
     ) -> None:
-        """Look at requests to those of these routes of `app` that predict."""
+        """Check requests to the prediction routes among these routes of `app`."""
         self._app = app
         self._routes = [route for route in routes if route.needed == PREDICT]
         self._observer = observer
 
     def refusal_of(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that is refused, which is then as good as sent."""
+        """Return the answer to a refused request; the transport sends it. None: not refused."""
         started = time.perf_counter()
         scope["app"] = self._app
         state = state_of(scope)
@@ -192,8 +187,9 @@ class LoadShedder:
                 try:
                     admit(matched, PREDICT)
                     check_capacity(matched)
-                except KNOWN_ERRORS as error:
-                    # Without a name here, which the traceback of the error would hold in a cycle.
+                except NunatakError as error:
+                    # Not bound to a name, because the error's traceback would then form a reference
+                    # cycle.
                     return self._observer.answer_early(
                         matched, partial(route.answer_failure, error=error), started=started
                     )
@@ -202,15 +198,15 @@ class LoadShedder:
 
 
 def check_capacity(scope: Scope) -> None:
-    """Refuse a prediction for which there is no room, before anything of its body is read.
+    """Refuse a prediction without room, before its body is read.
 
-    The protocol throws away what then comes of the body, and the connection stays in use: closing
-    it would reset it under callers that still send, and make each of them open another. So this is
-    only for bodies that are certain to come, and to end soon: others are read first.
+        The protocol discards the body, and the connection stays open. Closing would reset the
+        connection of callers that still send, and each would open another. So the refusal is only
+        for bodies that certainly arrive and end soon. Other bodies are read first.
 
     Raises:
-        OverloadedError: the queue, or the share that the caller or the task has of it, is full.
-        NotReadyError: the server takes no requests.
+        OverloadedError: the queue is full, or the share of the caller or the task.
+        NunatakError: `not_ready`, the server accepts no requests.
     """
     num_bytes, state = declared_bytes(scope), state_of(scope)
     if num_bytes is None or num_bytes > state.settings.max_body_bytes:

@@ -1,7 +1,7 @@
 """Observes every HTTP request: counts and times it, traces it, and writes its line in the log.
 
-Of the request itself only its method, the template of its route and its id are kept: paths, texts
-and keys are the caller's. A key's name is the operator's.
+From the request, only the method, the template of the route and the id are kept. Paths, texts and
+keys belong to the caller. The name of a key belongs to the operator.
 """
 
 import asyncio
@@ -27,39 +27,39 @@ from nunatak_server.telemetry.records import (
 from nunatak_server.telemetry.tracing import RequestSpan
 
 NO_ROUTE: Final = "none"
-"""Stands for the route of requests that no route answers."""
+"""The route's name for requests that no route answers."""
 KNOWN_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER_METHOD: Final = "other"
 CLIENT_CLOSED_REQUEST: Final = 499
-"""Nobody reads it; it is what proxies log for a caller that has gone."""
+"""The status for a caller that has gone. Proxies log the same status."""
 GIVEN_UP: Final = 503
-"""Also of an answer that had begun."""
+"""The status of a cut answer, also after the answer has begun."""
 PROBES: Final = frozenset({"/livez", "/readyz", "/health", "/metrics"})
-"""Asked every few seconds by machines: written only at the level of debugging."""
+"""Routes that machines call every few seconds. Their lines are logged only at level DEBUG."""
 
 logger = logging.getLogger("nunatak_server.access")
 
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """One request, and what is known of its answer so far."""
+    """One request, and the known facts of its answer."""
 
     method: str
     span: RequestSpan | None
     started: float = field(default_factory=time.perf_counter)
     notes: RequestNotes = field(default_factory=RequestNotes)
-    # That of what fails before there is an answer.
+    # The status of a failure before the answer.
     status: int = 500
 
 
 class RequestObserver:
-    """Tells of requests, in the metrics, in traces and in the log."""
+    """Records requests in the metrics, in traces and in the log."""
 
     def __init__(self, *, access_log: bool) -> None:
         self._access_log = access_log
 
     def begin(self, scope: Scope) -> Exchange:
-        """Begin to time a request."""
+        """Start the clock of a request."""
         method = scope["method"] if scope["method"] in KNOWN_METHODS else OTHER_METHOD
         tracing = state_of(scope).runtime.tracing
         span = tracing.begin(method=method, headers=scope["headers"]) if tracing else None
@@ -68,7 +68,7 @@ class RequestObserver:
     def answer_early(
         self, scope: Scope, answer: Callable[[Scope], Response], *, started: float | None = None
     ) -> Response:
-        """Answer a request before all layers, with what they would add, and tell of it."""
+        """Answer a request before all layers, with the layers' headers, and record it."""
         exchange = self.begin(scope)
         if started is not None:
             exchange.started = started
@@ -80,7 +80,7 @@ class RequestObserver:
         return response
 
     def conclude(self, scope: Scope, exchange: Exchange) -> None:
-        """Tell of a request that has been answered."""
+        """Record an answered request."""
         route = _route_of(scope)
         seconds = time.perf_counter() - exchange.started
         state_of(scope).runtime.metrics.observe_http(
@@ -107,14 +107,14 @@ class RequestObserver:
 
 
 class ObservingMiddleware:
-    """The outermost layer of the application; pure ASGI, as that of a request's context."""
+    """The outermost layer of the application. Pure ASGI, like `state`'s middleware."""
 
     def __init__(self, app: ASGIApp, *, observer: RequestObserver) -> None:
         self._app = app
         self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, and tell of it when it has been answered."""
+        """Pass one request on, and record it after its answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -141,14 +141,14 @@ class ObservingMiddleware:
 
 
 def note_fields(notes: RequestNotes) -> dict[str, object]:
-    """Return what the log says of what a request was about."""
+    """Return the log fields of a request's subject."""
     if notes.predictions:
         return prediction_fields(notes.predictions)
     return {} if notes.task is None else {"task": notes.task}
 
 
 def prediction_fields(parts: Sequence[PredictionRecord]) -> dict[str, object]:
-    """Return what the log says of a prediction; times are those of its slowest version."""
+    """Return the log fields of a prediction, with the times of its slowest version."""
     tasks, failed = list[str](), dict[str, str]()
     tokenize_s = load_s = queue_s = compute_s = 0.0
     batch_rows = 0

@@ -1,7 +1,4 @@
-"""What describes the API: its OpenAPI schema, which the page at `/docs` shows.
-
-Pages for people: the overview at `/`, the API at `/docs`, and the files they are made of.
-"""
+"""The OpenAPI schema, and the pages for people: the overview at `/`, and the API at `/docs`."""
 
 import asyncio
 from collections.abc import Mapping
@@ -26,7 +23,7 @@ def integers_up_to(limit: int) -> str:
     digits = str(limit)
     after = len(digits) - 1
     fewer_digits = f"[1-9][0-9]{{0,{after - 1}}}"
-    # As many digits: the same up to a place, there a smaller one, then any.
+    # Numbers with the same count of digits: equal up to one place, smaller there, then any digits.
     smaller = [
         f"{digits[:place]}[{int(place == 0)}-{int(digit) - 1}][0-9]{{{after - place}}}"
         for place, digit in enumerate(digits)
@@ -46,7 +43,10 @@ VERSION: Final = {"type": "string", "pattern": f"^{integers_up_to(MAX_VERSION)}$
 
 
 class DescribedApp(FastAPI):
-    """An application whose schema says what each route needs; made once, at the first request."""
+    """An application whose schema names the permission of each route.
+
+    Built at the first request.
+    """
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI schema."""
@@ -60,16 +60,16 @@ router = APIRouter(route_class=StrictRoute, include_in_schema=False)
 
 @router.get(SCHEMA_PATH, dependencies=[needs(Scope.READ)])
 async def schema(request: Request) -> Response:
-    """Give the OpenAPI schema."""
+    """Return the OpenAPI schema."""
     return reply(request.app.openapi())
 
 
 def completed(description: dict[str, Any]) -> dict[str, Any]:
-    """Add what the framework cannot know.
+    """Add two facts that the framework cannot express.
 
-    That is the grammar of names: one endpoint serves two paths, a parameter of it has a different
-    grammar in each, and the framework describes a parameter by its type alone. And servers without
-    keys ask for no scope, where the framework has no word for a key that is optional.
+    One is the grammar of names: an endpoint serves two paths, and a parameter has a different
+    grammar in each, but the framework describes a parameter only by its type. The other is the
+    optional key, because servers without keys need no scope.
     """
     paths = {
         path: {method: _completed(operation) for method, operation in item.items()}
@@ -88,8 +88,8 @@ def _completed(operation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grammar(places: set[tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """Return the grammar of the parameters that are names, wherever a route has them."""
-    # A task beside an alias, or beside a version that is always there, cannot name an alias too.
+    """Return the grammar of the name parameters of a path."""
+    # A task next to an alias or a required version cannot name an alias itself.
     is_alone = places.isdisjoint({("alias", "path"), ("alias", "query"), ("version", "path")})
     return {"task": REFERENCE if is_alone else NAME, "alias": NAME, "version": VERSION}
 
@@ -97,7 +97,7 @@ def _grammar(places: set[tuple[str, str]]) -> dict[str, dict[str, Any]]:
 def _named(parameter: dict[str, Any], name: dict[str, Any] | None) -> dict[str, Any]:
     schema = name or parameter["schema"]
     if "anyOf" in schema:
-        # One that is left out is null to Python, but nobody can send null outside of a body.
+        # A missing parameter is None in Python, but nobody can send null outside of a body.
         schema = next(one for one in schema["anyOf"] if one != {"type": "null"})
     return {**parameter, "schema": schema}
 
@@ -117,30 +117,30 @@ MEDIA_TYPES: Final[Mapping[str, str]] = {
     "page.js": SCRIPT,
     "server.js": SCRIPT,
 }
-"""Every file that may be asked for by name: no path is ever made of what a caller sends."""
+"""All files by name. No path is ever built from a caller's text."""
 
 HEADERS: Final[Mapping[str, str]] = {
-    # Names of tasks, labels and texts come from others: whatever they say, no script but ours runs.
+    # Names of tasks, labels and texts are foreign. This policy lets only our scripts run.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    # A new version of the server must not meet the scripts of an old one.
+    # Browsers must not use the scripts of an old version of the server.
     "cache-control": "no-cache",
 }
 
 
 @router.get("/", dependencies=[PUBLIC])
 async def overview() -> Response:
-    """Show tasks, memory and speed, and a box to ask in."""
+    """Show tasks, memory and speed, and a box for questions."""
     return await _file("index.html", HTML)
 
 
 @router.get("/docs", dependencies=[PUBLIC])
 async def docs() -> Response:
-    """Show the API, without the scripts from elsewhere that the framework's own page loads."""
+    """Show the API. Unlike the framework's page, this page loads no scripts from other sites."""
     return await _file("docs.html", HTML)
 
 

@@ -1,4 +1,4 @@
-"""From errors to HTTP: the one table of statuses, and the one shape of a problem."""
+"""From errors to HTTP: the one shape of a problem."""
 
 import logging
 import random
@@ -14,102 +14,32 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-import nunatak_artifact as artifact
-import nunatak_model as model
-import nunatak_registry as registry
-from nunatak_contract import errors as contract
+from nunatak_contract.errors import InvalidNameError, NunatakError
+from nunatak_contract.problems import REASONS
 from nunatak_contract.requests import Message
 from nunatak_contract.wire import REQUEST_ID_HEADER
-from nunatak_server import errors as server
-from nunatak_server.failures import KNOWN_ERRORS, KnownError
+from nunatak_server.errors import OverloadedError
 from nunatak_server.http.state import request_id_of
 
 PROBLEM_TYPE: Final = "application/problem+json"
 MAX_ERROR_ITEMS: Final = 10
 PARAMETER_PLACES: Final = frozenset({"path", "query", "header"})
 TAGS: Final = frozenset({"body", "text", "pair", "list"})
-"""Of inputs in a body, and the body itself."""
+"""Most levels of the tags of inputs, with the body itself."""
 RETRY_AFTER_S: Final = (1, 3)
-"""Drawn at random between these: those refused together should not return together."""
+"""Bounds of a random delay, so that callers who were refused together return at different times."""
 
-STATUS_OF: Mapping[type[Exception], HTTPStatus] = {
-    contract.ContractError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    contract.InvalidNameError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    registry.RegistryError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    registry.InvalidManifestError: HTTPStatus.SERVICE_UNAVAILABLE,
-    registry.InvalidArtifactError: HTTPStatus.SERVICE_UNAVAILABLE,
-    registry.TaskNotFoundError: HTTPStatus.NOT_FOUND,
-    registry.VersionNotFoundError: HTTPStatus.NOT_FOUND,
-    registry.AliasNotFoundError: HTTPStatus.NOT_FOUND,
-    registry.AliasConflictError: HTTPStatus.CONFLICT,
-    registry.NoPreviousVersionError: HTTPStatus.CONFLICT,
-    registry.VersionInUseError: HTTPStatus.CONFLICT,
-    registry.InvalidCandidateError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    registry.CandidateNotFoundError: HTTPStatus.NOT_FOUND,
-    registry.CandidateConflictError: HTTPStatus.CONFLICT,
-    registry.CorruptBlobError: HTTPStatus.SERVICE_UNAVAILABLE,
-    registry.StoreUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    registry.StoreReadOnlyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    model.ModelError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    model.BackboneNotFoundError: HTTPStatus.SERVICE_UNAVAILABLE,
-    model.UnsupportedBackboneError: HTTPStatus.SERVICE_UNAVAILABLE,
-    model.CorruptBackboneError: HTTPStatus.SERVICE_UNAVAILABLE,
-    model.InvalidMethodError: HTTPStatus.SERVICE_UNAVAILABLE,
-    model.InvalidHeadError: HTTPStatus.SERVICE_UNAVAILABLE,
-    model.ParameterMismatchError: HTTPStatus.SERVICE_UNAVAILABLE,
-    model.NonFiniteParameterError: HTTPStatus.SERVICE_UNAVAILABLE,
-    model.InvalidTensorsError: HTTPStatus.SERVICE_UNAVAILABLE,
-    model.LayerNotHeldError: HTTPStatus.CONFLICT,
-    artifact.ArtifactError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    artifact.BackboneMismatchError: HTTPStatus.CONFLICT,
-    artifact.UnservableTaskError: HTTPStatus.SERVICE_UNAVAILABLE,
-    artifact.NoEffectError: HTTPStatus.SERVICE_UNAVAILABLE,
-    artifact.ProbeFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.ServerError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    server.InvalidSettingsError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    server.KeyFileError: HTTPStatus.INTERNAL_SERVER_ERROR,
-    server.AccessError: HTTPStatus.FORBIDDEN,
-    server.UnauthenticatedError: HTTPStatus.UNAUTHORIZED,
-    server.InsufficientScopeError: HTTPStatus.FORBIDDEN,
-    server.CrossSiteError: HTTPStatus.FORBIDDEN,
-    server.RequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    server.InvalidHttpError: HTTPStatus.BAD_REQUEST,
-    server.InvalidJsonError: HTTPStatus.BAD_REQUEST,
-    server.InvalidRequestError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    server.BodyTooLargeError: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    server.ReceiveTimeoutError: HTTPStatus.REQUEST_TIMEOUT,
-    server.UnsupportedMediaTypeError: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    server.TooManyInputsError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    server.TooManyTasksError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    server.RequestTooLargeError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    server.TextTooLongError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    server.TooManyTokensError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    server.EmptyTextError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    server.InvalidTextError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    server.ModelNotFoundError: HTTPStatus.NOT_FOUND,
-    server.WrongInputKindError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    server.UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.OverloadedError: HTTPStatus.TOO_MANY_REQUESTS,
-    server.ShareExceededError: HTTPStatus.TOO_MANY_REQUESTS,
-    server.DeadlineExceededError: HTTPStatus.GATEWAY_TIMEOUT,
-    server.DeadlineTooShortError: HTTPStatus.GATEWAY_TIMEOUT,
-    server.NotReadyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.DrainingError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.OutOfMemoryError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.BackboneUnhealthyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.EngineFailedError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.TaskError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.TaskUnhealthyError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.TaskDoesNotFitError: HTTPStatus.SERVICE_UNAVAILABLE,
-    server.TaskInUseError: HTTPStatus.CONFLICT,
-    server.TaskPinnedError: HTTPStatus.CONFLICT,
-}
-
-UNREAD_REST: Final = (
-    server.BodyTooLargeError,
-    server.InvalidHttpError,
-    server.ReceiveTimeoutError,
+CLOSING: Final = frozenset(
+    {
+        "unauthenticated",
+        "insufficient_scope",
+        "cross_site",
+        "body_too_large",
+        "invalid_http",
+        "receive_timeout",
+    }
 )
+"""The rest of these requests is never read, so their connection cannot be used again."""
 CODE_OF_STATUS: Mapping[int, str] = {
     HTTPStatus.NOT_FOUND: "route_not_found",
     HTTPStatus.METHOD_NOT_ALLOWED: "method_not_allowed",
@@ -118,15 +48,15 @@ CODE_OF_STATUS: Mapping[int, str] = {
 logger = logging.getLogger(__name__)
 
 
-def problem_of(error: KnownError, *, request_id: str | None) -> dict[str, Any]:
-    """Describe an error of the project; its message goes to the caller."""
-    return _problem(error.code, STATUS_OF[type(error)], _detail(error), request_id)
+def problem_of(error: NunatakError, *, request_id: str | None) -> dict[str, Any]:
+    """Describe an error of Nunatak; its message goes to the caller."""
+    return _problem(error.code, REASONS[error.code].status, _detail(error), request_id)
 
 
 def problem_of_invalid(error: RequestValidationError, *, request_id: str | None) -> dict[str, Any]:
     """Describe a request that does not follow its schema."""
     problem = _problem(
-        server.InvalidRequestError.code,
+        "invalid_request",
         HTTPStatus.UNPROCESSABLE_ENTITY,
         "the request does not follow its schema; see `errors`, and /docs for the schema",
         request_id,
@@ -134,20 +64,20 @@ def problem_of_invalid(error: RequestValidationError, *, request_id: str | None)
     return {**problem, "errors": error_items(error.errors())}
 
 
-def problem_response(scope: Scope, error: KnownError) -> Response:
-    """Answer the request of a scope with an error of the project."""
+def problem_response(scope: Scope, error: NunatakError) -> Response:
+    """Answer the request of a scope with an error of Nunatak."""
     problem = problem_of(error, request_id=request_id_of(scope))
     return _response(problem, headers=headers_of(error))
 
 
-def _detail(error: KnownError) -> str:
-    if isinstance(error, contract.InvalidNameError):
-        # What came is no name, and may be anything; nothing that was sent is repeated.
+def _detail(error: NunatakError) -> str:
+    if isinstance(error, InvalidNameError):
+        # The value is no name and may be anything, so the message does not repeat it.
         return f"{error.kind} must be {error.expected}"
     return str(error)
 
 
-async def _answer_known(request: Request, error: KnownError) -> Response:
+async def _answer_known(request: Request, error: NunatakError) -> Response:
     return problem_response(request.scope, error)
 
 
@@ -164,13 +94,14 @@ async def _answer_http_error(request: Request, error: HTTPException) -> Response
 
 
 async def _answer_unforeseen(request: Request, error: Exception) -> Response:
-    """Answer a failure that nobody foresaw; the transport logs where the failure came from.
+    """Answer an unexpected failure; the transport logs its origin.
 
-    The framework calls this outside of all layers, and sends nothing if an answer has begun.
+    The framework calls this function outside of all layers, and sends nothing if an answer has
+    begun.
     """
     request_id = request_id_of(request.scope)
     logger.error("request %s failed (%s)", request_id, type(error.__cause__ or error).__name__)
-    detail = "the server failed; its log tells more under the request id"
+    detail = "the server failed; its log has details under the request id"
     problem = _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
     return _response(problem, headers={REQUEST_ID_HEADER: request_id} if request_id else None)
 
@@ -178,14 +109,14 @@ async def _answer_unforeseen(request: Request, error: Exception) -> Response:
 ANSWERS: Final[dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]] = {
     RequestValidationError: _answer_invalid,
     HTTPException: _answer_http_error,
-    **dict.fromkeys(KNOWN_ERRORS, _answer_known),
+    NunatakError: _answer_known,
     Exception: _answer_unforeseen,
 }
-"""How the framework answers each failure: with a problem."""
+"""The framework's handlers, which answer each failure with a problem."""
 
 
 def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Say which fields are wrong and why; never what was in them."""
+    """Return the wrong fields and the reasons, and never the values."""
     return [
         {"location": _location(error["loc"]), "message": str(error["msg"])[:200]}
         for error in errors[:MAX_ERROR_ITEMS]
@@ -194,19 +125,19 @@ def error_items(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 def _location(path: Sequence[str | int]) -> str:
     if path[0] in PARAMETER_PLACES:
-        # Only parameters that a route has are looked at there.
+        # Outside of the body, only parameters of the route are checked.
         return ".".join(map(str, path))
     return ".".join(map(_step_in_body, path))
 
 
 def _step_in_body(step: str | int) -> str:
-    # Keys of the body are the caller's text too: only names that we gave are repeated.
+    # Keys of the body are also the caller's text, so only our own names are repeated.
     return str(step) if isinstance(step, int) or step in _our_names() else "?"
 
 
 @cache
 def _our_names() -> frozenset[str]:
-    """Return the body, the tags of its inputs, and every field there is."""
+    """Return the names that a message may repeat: the body, the tags of inputs, and all fields."""
     messages = [Message]
     for message in messages:
         messages += message.__subclasses__()
@@ -225,30 +156,27 @@ def _problem(code: str, status: HTTPStatus, detail: str, request_id: str | None)
     }
 
 
-def headers_of(error: KnownError) -> dict[str, str]:
-    """Return what the caller's transport must know: when to retry, that the connection ends."""
-    if isinstance(error, server.OverloadedError):
+def headers_of(error: NunatakError) -> dict[str, str]:
+    """Return the headers for the caller's transport: the time of a retry, the connection's end."""
+    if isinstance(error, OverloadedError):
         return {"retry-after": str(error.retry_after_s)}
-    if STATUS_OF[type(error)] is HTTPStatus.SERVICE_UNAVAILABLE:
+    if REASONS[error.code].status is HTTPStatus.SERVICE_UNAVAILABLE:
         return {"retry-after": str(random.randint(*RETRY_AFTER_S))}  # noqa: S311 - no secret
-    if isinstance(error, server.AccessError):
-        # Refused before the body was read; what is left of it must not keep the connection busy.
-        return _challenge(error) | {"connection": "close"}
-    if isinstance(error, UNREAD_REST):
-        # What is left of the request is never read, so the connection cannot be used again.
-        return {"connection": "close"}
+    if error.code in CLOSING:
+        return {**_challenge(error), "connection": "close"}
     return {}
 
 
-def _challenge(error: server.AccessError) -> dict[str, str]:
-    """Say which key is asked for, if one would help (RFC 6750, section 3)."""
+def _challenge(error: NunatakError) -> dict[str, str]:
+    """Return the header that asks for a key, if a key would help (RFC 6750, section 3)."""
     realm = 'Bearer realm="nunatak"'
-    match error:
-        case server.InsufficientScopeError(scope=scope):
+    match error.code:
+        case "insufficient_scope":
+            scope = error.fields["scope"]
             return {"www-authenticate": f'{realm}, error="insufficient_scope", scope="{scope}"'}
-        case server.UnauthenticatedError(was_presented=True):
+        case "unauthenticated" if error.fields["was_presented"]:
             return {"www-authenticate": f'{realm}, error="invalid_token"'}
-        case server.UnauthenticatedError():
+        case "unauthenticated":
             return {"www-authenticate": realm}
         case _:
             return {}

@@ -1,4 +1,4 @@
-"""The HTTP protocol, with what uvicorn leaves to its surroundings: limits and ends."""
+"""The HTTP protocol of uvicorn, with limits on sizes and times."""
 
 import asyncio
 from collections.abc import Callable, MutableMapping, Sequence
@@ -16,17 +16,17 @@ from uvicorn.protocols.http.httptools_impl import (
 
 MAX_HEADERS: Final = 100
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Of a request's target and headers; and of what comes around its body, at once, for no use."""
+"""Most bytes of a request's target and headers, and of useless bytes around its body."""
 BODY_SLACK_S: Final = 1.0
-"""A route that reads a body gives up first, with an answer."""
+"""Extra time for the rest of a request, so that a route's own limit ends first, with an answer."""
 _CLOSE: Final = (b"connection", b"close")
 _GONE_KEY: Final = "nunatak_caller_has_gone"
 _GIVEN_UP_KEY: Final = "nunatak_is_given_up"
 
 RefusalOf = Callable[[Scope], Response | None]
-"""Given the head of a request, returns an answer that needs neither its body nor any waiting."""
+"""Returns an answer to the head of a request, without its body and without waiting; or None."""
 AnswerUnreadable = Callable[[], Response]
-"""Returns the answer to what could not be read as a request."""
+"""Returns the answer to bytes that are no request."""
 
 
 class HeadLimitError(ValueError):
@@ -34,29 +34,26 @@ class HeadLimitError(ValueError):
 
 
 def caller_has_gone(scope: MutableMapping[str, Any]) -> bool:
-    """Tell whether the handling of a request was cancelled because nobody waits for its answer."""
+    """Return whether a request was cancelled because nobody waits for its answer."""
     return _GONE_KEY in scope
 
 
 def is_given_up(scope: MutableMapping[str, Any]) -> bool:
-    """Tell whether the handling of a request was cancelled because the server ends."""
+    """Return whether a request was cancelled because the server ends."""
     return _GIVEN_UP_KEY in scope
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections that are too slow either way, or whose request heads are too large.
+    """Closes connections that send or read too slowly, or whose request heads are too large.
 
-    A head must arrive whole within `receive_timeout_s` of its first byte, the first head of a
-    connection within that time of its opening: idle sockets cannot be hoarded. The rest of a
-    request has as long again, also where no route reads it, and so has a caller to take in what
-    was sent: answers that nobody reads are not kept.
-
-    Fields after a body are thrown away: they would pass for headers, which were limited and looked
-    at before.
-
-    Whatever is done for a request is cancelled when its caller has gone. What is refused by its
-    head is answered here and now, without a task; its body is thrown away as it comes. Where
-    that fails, the application has to look for itself.
+    A head must arrive whole within `receive_timeout_s` of its first byte. The first head of a
+    connection must arrive within that time of the opening, so that nobody can hoard idle sockets.
+    The rest of a request has the same time again, also if no route reads it. A caller has the same
+    time to read an answer, so that unread answers are not kept. Fields after a body are discarded,
+    because they would count as headers without the checks of headers. All work for a request is
+    cancelled when its caller has gone. Requests that are refused by their heads are answered at
+    once, without a task, and their bodies are discarded on arrival. If the check of a head fails,
+    the application checks the request.
     """
 
     receive_timeout_s: ClassVar[float] = 10.0
@@ -67,22 +64,22 @@ class BoundedProtocol(HttpToolsProtocol):
     _body_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _idle_bytes = 0
-    """That came since the last of them was of use: the rest of a head, or what is around a body."""
+    """Bytes since the last useful byte: the rest of a head, or bytes around a body."""
     _answering: RequestResponseCycle | None = None
     _handling: asyncio.Task[None] | None = None
 
     @staticmethod
-    def refusal_of(scope: Scope) -> Response | None:  # noqa: ARG004 - for what overrides it
-        """Return the answer to a request that is refused by its head."""
+    def refusal_of(scope: Scope) -> Response | None:  # noqa: ARG004 - an argument for subclasses
+        """Return the answer to a request that is refused by its head, or None."""
         return None
 
     @staticmethod
     def answer_unreadable() -> Response:
-        """Return the answer to what could not be read as a request."""
+        """Return the answer to bytes that are no request."""
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - as in the base class
-        """Begin to wait for the first head."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - the signature of the base class
+        """Start to wait for the first head."""
         super().connection_made(transport)
         self._wait_for_rest()
 
@@ -95,7 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes that are of no use yet, and wait for what has not come."""
+        """Count the useless bytes, and wait for the missing part."""
         self._idle_bytes += len(data)
         super().data_received(data)
         is_open = self._awaits_head or self._awaits_body
@@ -106,14 +103,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._wait_for_rest()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what could not be read, and close; while another answer is owed, close alone."""
+        """Answer unreadable bytes, and close. While an earlier answer is due, only close."""
         if self.transport.is_closing():
             return
         answering = self._answering
         if (
             answering is None
             or answering.response_complete
-            # It is the body of this very request that could not be read.
+            # The body of this request could not be read.
             or (self._awaits_body and not self.pipeline and not answering.response_started)
         ):
             answer = self.answer_unreadable()
@@ -124,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def end(self) -> None:
-        """Give up what is being answered, which may still say so if its answer has not begun."""
+        """Cancel the running request, which may still answer if its answer has not begun."""
         self.pipeline.clear()
         cycle, handling = self._answering, self._handling
         if cycle is None or handling is None or cycle.response_complete:
@@ -132,19 +129,19 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         cycle.keep_alive = False
         if cycle.response_started or self.flow.write_paused:
-            # That the caller has gone as well must not be said of it.
+            # The request must not also count as left by its caller.
             cycle.disconnected = True
             cycle.transport.close()
         _scope_of(cycle)[_GIVEN_UP_KEY] = True
         handling.cancel()
 
     def on_message_begin(self) -> None:
-        """Expect the rest of a head."""
+        """Wait for the rest of a head."""
         super().on_message_begin()
         self._awaits_head = True
 
     def on_headers_complete(self) -> None:
-        """Expect the body instead, or refuse the request if its head is too large."""
+        """Wait for the body, or refuse the request if its head is too large."""
         if len(self.headers) > MAX_HEADERS:
             raise HeadLimitError(f"at most {MAX_HEADERS} headers are read")
         if len(self.url) + sum(len(it) + len(value) for it, value in self.headers) > MAX_HEAD_BYTES:
@@ -153,22 +150,22 @@ class BoundedProtocol(HttpToolsProtocol):
         self._idle_bytes = 0
         self._stop_head_timer()
         super().on_headers_complete()
-        # The request keeps its own; the parser would add to them what comes after the body.
+        # The request keeps its own headers; the parser would add fields after the body.
         self.headers = []
 
     def on_body(self, body: bytes) -> None:
-        """Take in a part of the body."""
+        """Receive a part of the body."""
         self._idle_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Expect nothing: the request is whole."""
+        """Stop waiting: the request is whole."""
         self._awaits_body = False
         self._idle_bytes = 0
         self._stop_body_timer()
         super().on_message_complete()
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:
-            # The rest of a body that nobody read has stopped it.
+            # An unread rest of a body has paused the transport.
             self._begin_keep_alive()
 
     def pause_writing(self) -> None:
@@ -183,7 +180,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _wait_for_rest(self) -> None:
-        # At the end of what came: most requests come whole, and are not waited for at all.
+        # Checked at the end of the bytes, because most requests arrive whole and need no timer.
         if self.transport.is_closing():
             return
         if self._awaits_head and self._head_timer is None:
@@ -199,7 +196,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _give_up_body(self) -> None:
         self._body_timer = None
         if self.flow.read_paused:
-            # It is we who do not read, as when an earlier request of the connection is answered.
+            # The server itself has paused reading, for example during an earlier request.
             self._wait_for_rest()
         else:
             self._abort()
@@ -221,7 +218,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _abort(self) -> None:
         self._forget_caller()
-        # Closing would wait for the caller once more.
+        # A normal close would wait for the caller again.
         self.transport.abort()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -236,13 +233,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refusal(self, cycle: RequestResponseCycle) -> Response | None:
         if self.flow.write_paused:
-            # Answers that nobody takes must not pile up: the application waits until they do.
+            # Unread answers must not pile up, so the application waits until the caller reads.
             return None
         try:
             return self.refusal_of(_scope_of(cycle))
         except Exception:
-            # The parser would say that the request is bad.
-            self.logger.exception("a request could not be looked at by its head")
+            # An error here would look like a bad request to the parser.
+            self.logger.exception("the check of a request's head failed")
             return None
 
     def _refuse(self, cycle: RequestResponseCycle, refusal: Response) -> None:
@@ -268,8 +265,8 @@ class BoundedProtocol(HttpToolsProtocol):
             )
 
     def _forget_caller(self) -> None:
-        # The base class tells only the last request of a connection, and only if it listens; an
-        # earlier one, still being answered, would write to what is closed.
+        # The base class notifies only the last request of a connection, and only a waiting one. An
+        # earlier request, still in work, would write to a closed connection.
         cycle, handling = self._answering, self._handling
         if cycle is None or handling is None or cycle.response_complete or cycle.disconnected:
             return

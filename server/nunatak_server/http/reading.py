@@ -1,8 +1,8 @@
-"""Reads the arguments of plain endpoints in one pass, with the fields that the framework made.
+"""Reads the arguments of plain endpoints in one pass, with the framework's fields.
 
-The framework decides anew for each request how each parameter is to be read, which takes half of
-the CPU time of the whole application. For endpoints that take single values and one body nothing is
-to be decided. The framework itself reads the arguments of every other endpoint.
+For each request, the framework decides again how to read each parameter. This takes half of the CPU
+time of the whole application. Endpoints with single values and one body need no decision. The
+framework itself reads the arguments of every other endpoint.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -28,7 +28,7 @@ SINGLE_VALUES: Final = (str, int, float, NoneType)
 
 
 def quick_handler(route: APIRoute) -> Handler | None:
-    """Return what reads the arguments of a plain endpoint and calls it; None for other endpoints.
+    """Return a function that reads a plain endpoint's arguments and calls it; None for others.
 
     The route itself must have admitted the caller: no dependency is called.
     """
@@ -45,7 +45,7 @@ def quick_handler(route: APIRoute) -> Handler | None:
 
 
 class _Arguments:
-    """The parameters of an endpoint, by the place where each is sent."""
+    """The parameters of an endpoint, by their place in a request."""
 
     def __init__(self, dependant: Dependant) -> None:
         self._request_name = dependant.request_param_name
@@ -59,7 +59,7 @@ class _Arguments:
         """Return the arguments by name.
 
         Raises:
-            RequestValidationError: some are missing, or are not as they were declared.
+            RequestValidationError: a parameter is missing, or does not fit its declaration.
         """
         values, errors = dict[str, Any](), Errors()
         if self._request_name:
@@ -69,7 +69,7 @@ class _Arguments:
         query: Mapping[str, str] = request.query_params if request.scope["query_string"] else {}
         for each in self._query:
             each.read(query.get(each.alias, ABSENT), values, errors)
-        # Of a header that was sent several times the first counts.
+        # If a header occurs several times, the first counts.
         sent = dict(reversed(request.scope["headers"]))
         for each, name in self._headers:
             value = sent[name].decode("latin-1") if name in sent else ABSENT
@@ -84,7 +84,7 @@ class _Arguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parameter:
-    """One parameter, and where faults of it are said to be."""
+    """One parameter, and its location in messages."""
 
     name: str
     alias: str
@@ -94,7 +94,7 @@ class _Parameter:
     validate: Callable[..., tuple[Any, Errors]]
 
     @classmethod
-    def of(cls, field: Any, location: tuple[str, ...]) -> "_Parameter":  # noqa: ANN401 - the framework's own
+    def of(cls, field: Any, location: tuple[str, ...]) -> "_Parameter":  # noqa: ANN401 - the framework's own field
         return cls(
             name=field.name,
             alias=field.alias,
@@ -105,7 +105,7 @@ class _Parameter:
         )
 
     def read(self, value: object, values: dict[str, Any], errors: Errors) -> None:
-        """Take the value that was sent, or the default where none was."""
+        """Return the sent value, or the default."""
         if value is not ABSENT:
             values[self.name], found = self.validate(value, values, loc=self.location)
             errors += found
@@ -139,7 +139,7 @@ def _is_plain(endpoint: Callable[..., Any], dependant: Dependant) -> bool:
     )
 
 
-def _is_single(annotation: Any) -> bool:  # noqa: ANN401 - whatever a parameter is declared as
+def _is_single(annotation: Any) -> bool:  # noqa: ANN401 - a parameter may have any type
     is_union = get_origin(annotation) in {Union, UnionType}
     kinds = get_args(annotation) if is_union else (annotation,)
     return all(isinstance(kind, type) and issubclass(kind, SINGLE_VALUES) for kind in kinds)

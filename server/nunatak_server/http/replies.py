@@ -1,6 +1,6 @@
-"""Replies: results of the service and the registry in the shape of the wire format.
+"""Replies: results of the service and the registry in the wire format.
 
-Answers line by line: `application/x-ndjson`, each line sent as soon as it is there.
+Answers line by line are `application/x-ndjson`. Each line is sent as soon as it is ready.
 """
 
 from collections import defaultdict
@@ -14,7 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
+from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.memory import ProcessMemory
 from nunatak_contract.requests import Inputs, Item, QueryInput, QuestionInput, TextPair
 from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
@@ -24,14 +26,13 @@ from nunatak_contract.wire import (
     TOKENIZE_HEADER,
 )
 from nunatak_model import TrunkCacheStats
-from nunatak_registry import TaskSummary
+from nunatak_registry import ListedTask
 from nunatak_server.http.problems import problem_of
-from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.predict.types import StreamedResult, TaskFailure, TaskPrediction, Timings
+from nunatak_server.predict.types import StageTimes, StreamedResult, TaskFailure, TaskPrediction
 from nunatak_server.residency.memory import HostStats
 from nunatak_server.residency.resident_set import ResidentStats
 from nunatak_server.runtime import Runtime
-from nunatak_server.telemetry.memory import MemoryLedger, ProcessMemory, saved_by_formula
+from nunatak_server.telemetry.memory import MemoryLedger, saved_by_formula
 
 TASK_VERSION_HEADER: Final = "x-task-version"
 TOKENS_READ_HEADER: Final = "x-tokens-read"
@@ -47,19 +48,19 @@ class TaskResponse(wire.TaskSummary):
 
 
 def reply(content: object, *, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a JSON response; what is sent was made here and needs no second validation."""
+    """Return a JSON response. Its content was made here and needs no validation."""
     return Response(
         orjson.dumps(content), media_type="application/json", headers=dict(headers or {})
     )
 
 
-def inputs_of(inputs: Inputs) -> tuple[TaskInput, ...]:
-    """Return the inputs in the terms of the service, one or many alike."""
+def inputs_of(inputs: Inputs) -> tuple[Input, ...]:
+    """Return the inputs as a list for the service, also for one input."""
     items = inputs if isinstance(inputs, list) else [inputs]
     return tuple(map(_input, items))
 
 
-def _input(item: Item) -> TaskInput:
+def _input(item: Item) -> Input:
     match item:
         case str():
             return item
@@ -72,7 +73,7 @@ def _input(item: Item) -> TaskInput:
 
 
 def as_sent(values: Sequence[T], inputs: Inputs) -> T | list[T]:
-    """Return what is told of each input as a list if a list was sent, else the one value."""
+    """Return the values of the inputs as a list if a list was sent, else the one value."""
     return list(values) if isinstance(inputs, list) else values[0]
 
 
@@ -82,6 +83,8 @@ def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
         "task": result.task,
         "version": result.version,
         "head": result.head,
+        "problem_type": result.problem_type,
+        "predicted": None if result.predicted is None else as_sent(result.predicted, inputs),
         "outputs": as_sent(result.outputs, inputs),
         "tokens": as_sent([extent.num_tokens for extent in result.extents], inputs),
         "truncated": as_sent([extent.is_cut for extent in result.extents], inputs),
@@ -98,8 +101,8 @@ def result_fields(
     return {"reference": result.reference, "error": problem}
 
 
-def timing_headers(timings: Timings) -> dict[str, str]:
-    """Return where the time of a request went, in milliseconds."""
+def timing_headers(timings: StageTimes) -> dict[str, str]:
+    """Return the timings of a request, in milliseconds."""
     return {
         QUEUE_HEADER: f"{timings.queue_s * 1000:.3f}",
         TOKENIZE_HEADER: f"{timings.tokenize_s * 1000:.3f}",
@@ -109,15 +112,15 @@ def timing_headers(timings: Timings) -> dict[str, str]:
 
 
 def read_headers(num_tokens: int, *, is_cut: bool) -> dict[str, str]:
-    """Return how many tokens of all inputs were read, and whether one was cut."""
+    """Return the number of tokens read of all inputs, and whether one was cut."""
     return {TOKENS_READ_HEADER: str(num_tokens), TRUNCATED_HEADER: "true" if is_cut else "false"}
 
 
 def summaries_fields(
-    summaries: Iterable[TaskSummary], resident: Iterable[LoadedTask]
+    summaries: Iterable[ListedTask], resident: Iterable[LoadedTask]
 ) -> list[dict[str, Any]]:
-    """Return tasks, and which of their versions are in memory."""
-    # Thousands of tasks are listed beside thousands of versions in memory: each is looked at once.
+    """Return tasks, with their versions in memory."""
+    # One pass over tasks and versions in memory, because there may be thousands of both.
     versions = defaultdict[str, list[int]](list)
     for loaded in resident:
         manifest = loaded.manifest
@@ -125,7 +128,7 @@ def summaries_fields(
     return [_summary_fields(summary, versions.get(summary.name, ())) for summary in summaries]
 
 
-def _summary_fields(summary: TaskSummary, resident_versions: Sequence[int]) -> dict[str, Any]:
+def _summary_fields(summary: ListedTask, resident_versions: Sequence[int]) -> dict[str, Any]:
     manifest = summary.manifest
     return {
         "name": summary.name,
@@ -138,6 +141,7 @@ def _summary_fields(summary: TaskSummary, resident_versions: Sequence[int]) -> d
         ],
         "head": manifest.head.kind,
         "labels": manifest.head.labels,
+        "reads": manifest.reads,
         "method": manifest.method.kind,
         "split_depth": manifest.split_depth,
         "resident_versions": resident_versions,
@@ -178,12 +182,7 @@ def memory_fields(
         "tiers": _tiers_memory(runtime.residency.stats(), runtime.host_tier.stats()),
         "trunk_cache": _trunk_cache_memory(runtime.trunk_cache.stats),
         "activations": {"peak_bytes": peak_activations},
-        "process": {
-            "rss_bytes": process.rss_bytes,
-            "peak_rss_bytes": process.peak_rss_bytes,
-            "pss_bytes": process.pss_bytes,
-            "uss_bytes": process.uss_bytes,
-        },
+        "process": process.model_dump(),
     }
 
 
@@ -231,11 +230,11 @@ def _task_memory(task: LoadedTask) -> dict[str, Any]:
 
 
 NO_BUFFERING: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
-"""For proxies, which would hold lines back until there are many."""
+"""The header that stops proxies from holding lines back."""
 
 
 class LinesResponse(StreamingResponse):
-    """Sends lines as they come; ends what makes them once all are sent or the caller has gone."""
+    """Sends lines on arrival. Closes their source when all are sent or the caller has gone."""
 
     media_type = LINES_TYPE
 
@@ -245,7 +244,7 @@ class LinesResponse(StreamingResponse):
         self._held: AbstractContextManager[object] = nullcontext()
 
     def hold(self, held: AbstractContextManager[object]) -> None:
-        """Keep what lines are made from until the last is sent or the caller has gone."""
+        """Hold the source of lines until the last is sent or the caller has gone."""
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -256,7 +255,7 @@ class LinesResponse(StreamingResponse):
 
 
 def wants_lines(accept: str | None) -> bool:
-    """Tell whether an `Accept` header asks for lines: by name, not by a wildcard."""
+    """Return whether an `Accept` header asks for lines by name, not by a wildcard."""
     ranges = (item.partition(";") for item in (accept or "").split(","))
     return any(
         name.strip().lower() == LINES_TYPE and "q=0" not in parameters.replace(" ", "").split(";")
@@ -267,9 +266,9 @@ def wants_lines(accept: str | None) -> bool:
 async def lines_response(
     results: AsyncGenerator[StreamedResult], inputs: Inputs, *, request_id: str | None
 ) -> LinesResponse:
-    """Return the response of a stream, once its first result is there.
+    """Return the response of a stream, once its first result is ready.
 
-    What refuses the request as a whole is raised before anything is sent.
+    A refusal of the whole request is raised before anything is sent.
     """
     first = await anext(results)
 
@@ -288,8 +287,8 @@ def _line(streamed: StreamedResult, inputs: Inputs, *, request_id: str | None) -
     return orjson.dumps({**fields, "timings": timings}, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _timing_fields(timings: Timings) -> Mapping[str, Any]:
-    """Return where the time of one line went, as the headers of a whole answer do."""
+def _timing_fields(timings: StageTimes) -> Mapping[str, Any]:
+    """Return the timings of one line, like the headers of a whole answer."""
     return {
         "queue_ms": round(timings.queue_s * 1000, 3),
         "tokenize_ms": round(timings.tokenize_s * 1000, 3),

@@ -5,8 +5,8 @@ from typing import cast
 
 import orjson
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Parameters
-from nunatak_server.errors import InvalidJsonError
 from nunatak_server.outputs.answers import AnswerOptions
 from nunatak_server.outputs.entities import EntityOptions
 from nunatak_server.outputs.outputs import PredictionOptions
@@ -16,21 +16,21 @@ from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 def parse_json(body: bytes) -> object:
     """Parse strict JSON: UTF-8, no NaN, no lone surrogates, no field twice, bounded depth.
 
-    A field that is named twice means one thing to a proxy that checks bodies and another to us.
+    A proxy that checks bodies might read a repeated field differently.
 
     Raises:
-        InvalidJsonError: it is something else.
+        NunatakError: `invalid_json`, the bytes are not strict JSON.
     """
     try:
         parsed = orjson.loads(body)
-        # The fast parser takes the last of equal names. Every field has a colon, so where there
-        # are no more colons than fields, none was dropped; else another parser looks for them.
-        # Numbers stay text there, which may have more digits than Python converts.
+        # The fast parser keeps the last of equal names. Every field has a colon, so with no more
+        # colons than fields, no field was dropped. Otherwise another parser checks the names. That
+        # parser keeps numbers as text, because a number may have more digits than Python converts.
         if body.count(b":") > _num_fields(parsed):
             json.loads(body, object_pairs_hook=_refuse_doubles, parse_int=str, parse_float=str)
     except (orjson.JSONDecodeError, RecursionError):
         # The decoder's own message is left out, because it quotes the body.
-        raise InvalidJsonError from None
+        raise NunatakError("invalid_json") from None
     return parsed
 
 
@@ -51,11 +51,11 @@ def _is_container(value: object) -> bool:
 
 def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
     if len({name for name, _ in fields}) < len(fields):
-        raise InvalidJsonError
+        raise NunatakError("invalid_json")
 
 
 def options_of(parameters: Parameters) -> PredictionOptions:
-    """Return parameters in the terms of the service."""
+    """Return parameters as options of the service."""
     return PredictionOptions(
         scores=ScoreOptions(function=parameters.function_to_apply, top_k=parameters.top_k),
         entities=EntityOptions(

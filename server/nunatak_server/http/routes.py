@@ -4,11 +4,11 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request, Response
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest
 from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskListing
 from nunatak_server.access.keys import Scope
-from nunatak_server.errors import InvalidRequestError
 from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -98,12 +98,14 @@ async def predict_many(
     routing_key: RoutingKeyHeader = None,
     accept: AcceptHeader = None,
 ) -> Response:
-    """Ask several tasks about the same inputs; each answers or fails by itself.
+    """Ask several tasks about the same inputs; each answers or fails separately.
 
     With `Accept: application/x-ndjson` each task's result is a line, sent as soon as it is there.
     """
     if len(set(body.tasks)) != len(body.tasks):
-        raise InvalidRequestError("tasks must name each task once; remove the repetitions")
+        raise NunatakError(
+            "invalid_request", problem="tasks must name each task once; remove the repetitions"
+        )
     handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     wanted = prediction_request(
         request,
@@ -124,7 +126,7 @@ async def predict_many(
 
 @router.get("/v1/tasks", dependencies=[needs(Scope.READ)], response_model=TaskListing)
 async def list_tasks(request: Request) -> Response:
-    """List the tasks of the registry, as far as the caller may know of them."""
+    """List the tasks of the registry that the caller may use."""
     runtime = runtime_of(request)
     resident = runtime.residency.resident()
     summaries = await catalog_of(request).tasks()
@@ -133,7 +135,7 @@ async def list_tasks(request: Request) -> Response:
 
 @router.get("/v1/tasks/{task}", dependencies=[needs(Scope.READ)], response_model=TaskResponse)
 async def show_task(request: Request, task: str, version: VersionQuery = None) -> Response:
-    """Show one task, and the manifest of the version that is asked for."""
+    """Show one task, and the manifest of the wanted version."""
     runtime = runtime_of(request)
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)

@@ -1,8 +1,7 @@
-"""The state of an application: what every request to it is answered with.
+"""The state of an application, and the id of a request in its answer and in the log.
 
-The context of a request: the id by which its answer and its line in the log are told.
-
-Pure ASGI: a middleware that wraps requests in tasks of its own would hide disconnects.
+The middleware is pure ASGI: a middleware that wraps requests in its own tasks would hide
+disconnects.
 """
 
 import random
@@ -20,12 +19,12 @@ from nunatak_server.settings import ServerSettings
 
 @dataclass(slots=True, kw_only=True)
 class AppState:
-    """Lies at `app.state`, with attributes that are its own and known, unlike the framework's."""
+    """The value of `app.state`. Unlike the framework's state, it has typed attributes."""
 
     settings: ServerSettings
     authenticator: Authenticator
     runtime: Runtime = field(init=False)
-    """There once the application has started, before which it is given no requests."""
+    """Set when the application has started; requests arrive only afterwards."""
 
 
 def state_of(scope: Scope) -> AppState:
@@ -37,7 +36,7 @@ def state_of(scope: Scope) -> AppState:
 _HEADER: Final = REQUEST_ID_HEADER.encode()
 _STATE_KEY: Final = "nunatak_request_id"
 _ID_BITS: Final = 64
-# To ask the system for each would be to wait for it.
+# One generator for all ids, because a system call for each id would take longer.
 _IDS: Final = random.Random()  # noqa: S311 - an id is no secret
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -48,7 +47,7 @@ def request_id_of(scope: Scope) -> str | None:
 
 
 def header_of(scope: Scope, name: bytes) -> bytes | None:
-    """Return the value of a header, the first of those that were sent; names are small letters."""
+    """Return the first value of a header; names are in lower case."""
     for other, value in scope["headers"]:
         if other == name:
             return value
@@ -56,7 +55,7 @@ def header_of(scope: Scope, name: bytes) -> bytes | None:
 
 
 def give_id(scope: Scope) -> tuple[bytes, bytes]:
-    """Give a request an id, the caller's own if it is sane; returns the header that tells it."""
+    """Give a request an id, the caller's own if it is valid; return the header with the id."""
     request_id = _sent_id(scope) or f"{_IDS.getrandbits(_ID_BITS):016x}"
     scope[_STATE_KEY] = request_id
     return _HEADER, request_id.encode()

@@ -1,1 +1,1 @@
-"""From logits to the answers that callers see, by the kind of the head."""
+"""Logits become the answers for callers, by the kind of the head."""

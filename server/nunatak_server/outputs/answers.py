@@ -26,7 +26,7 @@ NO_ANSWER = (0, 0)
 Span = tuple[int, int]
 
 
-class Answer(TypedDict):
+class AnswerScore(TypedDict):
     """A part of the context, with positions in characters; empty for "no answer"."""
 
     answer: str
@@ -49,7 +49,7 @@ class AnswerOptions:
 
 def best_answers(
     windows: Sequence[Window], context: str, *, options: AnswerOptions
-) -> list[Answer]:
+) -> list[AnswerScore]:
     """Return the best parts of the context, best first; none if the context has no tokens."""
     scores = dict[Span, float]()
     no_answer = 1.0
@@ -62,7 +62,7 @@ def best_answers(
         scores[NO_ANSWER] = no_answer
     best = heapq.nsmallest(options.top_k, scores, key=lambda span: (-scores[span], span))
     return [
-        Answer(answer=context[begin:end], score=scores[begin, end], start=begin, end=end)
+        AnswerScore(answer=context[begin:end], score=scores[begin, end], start=begin, end=end)
         for begin, end in best
     ]
 
@@ -99,7 +99,7 @@ def _spans(
 
 
 def _words(alignment: Alignment) -> Sequence[Span]:
-    """Return for each token the characters of its word, as far as the window has the word."""
+    """Return for each token the characters of its word, within the window."""
     keys = list(zip(alignment.text_ids, alignment.word_ids, strict=True))
     first = {key: token for token, key in reversed(list(enumerate(keys)))}
     last = {key: token for token, key in enumerate(keys)}

@@ -45,7 +45,7 @@ def combine_windows(windows: Sequence[Logits], head: HeadRecord) -> Logits:
 def _strongest_finding(logits: Logits, default: int) -> float:
     """Return the log-odds of the best label other than the default.
 
-    Log-odds order windows like the probability of the label, even where that rounds to 1.
+    Log-odds order windows like the probability of the label, also when probabilities round to 1.
     """
     others = [logit for label, logit in enumerate(logits) if label != default]
     best = max(others)

@@ -1,8 +1,8 @@
 """Token classification: labelled tokens, words or groups of words, with their place in the text.
 
-`Window` holds the logits of one window of a text, token by token. The strategies equal those of
-transformers' `TokenClassificationPipeline` in every rule. `word` is an addition: it labels single
-words by their first token, as such models are trained.
+`Window` holds the logits of one window of a text, token by token. The strategies follow every rule
+of transformers' `TokenClassificationPipeline`. The strategy `word` is an addition: the first token
+of each word gives the word's label, as in training.
 """
 
 from collections.abc import Callable, Sequence
@@ -100,8 +100,8 @@ def find_entities(
 ) -> list[Entity]:
     """Label the tokens of a text, and combine them by the strategy of the caller.
 
-    Where windows overlap, the longer of two entities stays; of two equally long ones, the one with
-    the better score. Tokens may share characters, so numbers identify tokens and words.
+    Where windows overlap, the longer of two entities stays. If both are equally long, the better
+    score decides. Tokens may share characters, so numbers identify tokens and words.
     """
     found = [
         [
@@ -247,7 +247,7 @@ def _label_of(entity: Entity) -> str:
 
 
 def _tokens_before(windows: Sequence[Window]) -> list[int]:
-    """How many tokens of the text come before the tokens of each window."""
+    """Number of tokens of the text before the tokens of each window."""
     before = [0]
     for window, following in pairwise(windows):
         held = sum(text is not None for text in window.alignment.text_ids)

@@ -1,4 +1,4 @@
-"""Outputs: from the logits of the rows of one input to its answer, by the kind of the head."""
+"""Outputs: the logits of an input's rows become its answer, by the kind of the head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,28 +7,30 @@ from typing import Final
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.heads import HeadRecord
+from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
-from nunatak_server.inputs import Query, Question, TaskInput
-from nunatak_server.outputs.answers import Answer, AnswerOptions, best_answers
+from nunatak_contract.wire import PredictedValue
+from nunatak_server.outputs.answers import AnswerOptions, AnswerScore, best_answers
 from nunatak_server.outputs.combining import combine_windows
 from nunatak_server.outputs.entities import Entity, EntityOptions, Join, find_entities, window_of
 from nunatak_server.outputs.scores import (
+    DocumentScore,
     LabelScore,
-    RankedDocument,
     RankingOptions,
     ScoreOptions,
     label_scores,
+    predicted_of,
     rank_documents,
 )
 from nunatak_server.tokenization import Encodings, Reading, default_stride
 
-Output = list[LabelScore] | list[Entity] | list[Answer] | list[RankedDocument]
+Output = list[LabelScore] | list[Entity] | list[AnswerScore] | list[DocumentScore]
 """The answer of one task to one input, by the kind of the head."""
 
 MAX_LOGITS_ON_LOOP: Final = 500
-"""Outputs of so many logits take about a millisecond. More would block the event loop."""
+"""Most logits whose outputs are made on the event loop, in about a millisecond."""
 SPANS_PER_LOGIT: Final = 4
-"""So many spans take the time of one logit."""
+"""Number of spans that take the time of one logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,10 @@ DEFAULT_OPTIONS: Final = PredictionOptions()
 
 
 def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
-    """Return how a task reads its inputs. Tasks that refuse or cut long texts read alike."""
+    """Return how a task reads its inputs.
+
+    Tasks that refuse or cut long texts have equal readings.
+    """
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
             is_windowed = on_long_of(manifest, options) is OnLong.WINDOWS
@@ -84,14 +89,14 @@ def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionO
 
 def outputs_of(
     head: HeadRecord,
-    inputs: Sequence[TaskInput],
+    inputs: Sequence[Input],
     read: Sequence[Encodings],
     logits: Sequence[Sequence[float]],
     *,
     options: PredictionOptions,
     join: Join,
 ) -> tuple[Output, ...]:
-    """Return what a head says about each input.
+    """Return a head's output for each input.
 
     `read` holds the encodings of each input. `logits` holds one row for each encoding of all
     inputs, in order: token after token if the head reads tokens.
@@ -105,9 +110,25 @@ def outputs_of(
     )
 
 
+def predictions_of(
+    head: HeadRecord, read: Sequence[Encodings], logits: Sequence[Sequence[float]]
+) -> tuple[PredictedValue, ...] | None:
+    """Return what a sequence classification predicts for each input; None for other heads.
+
+    `read` and `logits` are those of `outputs_of`.
+    """
+    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    rows = iter(logits)
+    return tuple(
+        predicted_of(combine_windows(list(islice(rows, len(encodings))), head), head)
+        for encodings in read
+    )
+
+
 def _output(
     head: HeadRecord,
-    item: TaskInput,
+    item: Input,
     encodings: Encodings,
     logits: Sequence[Sequence[float]],
     options: PredictionOptions,
@@ -138,7 +159,7 @@ def _output(
 def _by_text(
     encodings: Encodings, logits: Sequence[Sequence[float]]
 ) -> list[list[Sequence[float]]]:
-    """Put the logits of the windows of each text together."""
+    """Combine the logits of the windows of each text."""
     found: list[list[Sequence[float]]] = []
     for encoding, row in zip(encodings, logits, strict=True):
         if encoding.part.index == 0:

@@ -1,7 +1,7 @@
-"""Scores: from logits to labelled scores, values and ranked documents.
+"""Scores: logits become labelled scores, values and ranked documents.
 
-In reading order: the score functions, the scores of sequence classification and regression, and the
-ranking of the documents of a query.
+In reading order: the score functions, the scores of sequence classification and regression, what
+these tasks predict, and the ranking of the documents of a query.
 """
 
 import math
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import NotRequired, TypedDict, assert_never
 
 from nunatak_contract.enums import FunctionToApply, ProblemType
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.wire import PredictedValue
 
 
 def apply_function(function: FunctionToApply, logits: Sequence[float]) -> list[float]:
@@ -80,7 +82,28 @@ def default_function(problem_type: ProblemType) -> FunctionToApply:
             return FunctionToApply.NONE
 
 
-class RankedDocument(TypedDict):
+def predicted_of(logits: Sequence[float], head: HeadRecord) -> PredictedValue:
+    """Return what a sequence classification predicts, however its scores are shown.
+
+    One label: the first with the largest logit. Several labels: all whose sigmoid is at least their
+    threshold, best first. Regression: the value.
+    """
+    match head.problem_type:
+        case ProblemType.REGRESSION:
+            return logits[0]
+        case ProblemType.MULTI_LABEL:
+            scores = label_scores(
+                logits,
+                labels=head.labels,
+                problem_type=ProblemType.MULTI_LABEL,
+                options=ScoreOptions(),
+            )
+            return tuple(it["label"] for it in scores if it["score"] >= head.threshold(it["label"]))
+        case ProblemType.SINGLE_LABEL | None:
+            return head.labels[logits.index(max(logits))]
+
+
+class DocumentScore(TypedDict):
     """One document by its position in the query, with its text if the caller wants that."""
 
     index: int
@@ -93,7 +116,7 @@ class RankingOptions:
     """Options of the caller; softmax is over the documents of a query."""
 
     function: FunctionToApply | None = None
-    """None: as the task says."""
+    """None: the task's own function."""
     top_k: int | None = None
     return_documents: bool = False
 
@@ -104,14 +127,14 @@ def rank_documents(
     *,
     default: FunctionToApply = FunctionToApply.SIGMOID,
     options: RankingOptions,
-) -> list[RankedDocument]:
+) -> list[DocumentScore]:
     """Return the documents by logit, best first; ties keep the order of the query."""
     scores = apply_function(options.function or default, logits)
-    # By logits, because scores of large logits round to the same number.
+    # Sorted by logits, because scores of large logits round to the same number.
     order = sorted(range(len(documents)), key=lambda index: -logits[index])
-    ranked: list[RankedDocument] = []
+    ranked: list[DocumentScore] = []
     for index in order[: options.top_k]:
-        found = RankedDocument(index=index, score=scores[index])
+        found = DocumentScore(index=index, score=scores[index])
         if options.return_documents:
             found["document"] = documents[index]
         ranked.append(found)

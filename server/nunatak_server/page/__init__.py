@@ -1,1 +1,1 @@
-"""The web page: plain files that need no build step and nothing from elsewhere."""
+"""The web page: plain files, without a build step and without files of other sites."""

@@ -43,17 +43,20 @@ function body(result, asked) {
     case "ranking":
       return ranked(asked.documents, result.outputs);
     default:
-      return asked.isRegression(result) ? number(result.outputs) : scores(result.outputs);
+      return result.problem_type === "regression" ? number(result.outputs) : scores(result);
   }
 }
 
-function scores(labels) {
-  const rows = labels.slice(0, SHOWN_LABELS).map((it, place) => bar(it.label, it.score, place === 0));
+/** Every predicted label is shown, whatever its place; a multi-label task may predict none. */
+function scores({ outputs, predicted }) {
+  const names = new Set([predicted].flat());
+  const labels = outputs.filter((it, place) => place < SHOWN_LABELS || names.has(it.label));
+  const rows = labels.map((it) => bar(it.label, it.score, names.has(it.label)));
   const list = element("ul", { className: "scores" }, ...rows);
-  if (labels.length > SHOWN_LABELS) {
-    list.append(element("li", { className: "quiet-text" }, `and ${labels.length - SHOWN_LABELS} more`));
+  if (outputs.length > labels.length) {
+    list.append(element("li", { className: "quiet-text" }, `and ${outputs.length - labels.length} more`));
   }
-  return list;
+  return names.size ? list : element("div", {}, element("p", { className: "quiet-text" }, "no label applies"), list);
 }
 
 function ranked(documents, outputs) {

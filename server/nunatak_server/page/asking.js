@@ -2,16 +2,15 @@
 
 import { answerCard, failureCard } from "/page/answers.js";
 import { byId, element, milliseconds, show } from "/page/dom.js";
-import { Refusal, getJson, permitted, postJson } from "/page/server.js";
+import { Refusal, postJson } from "/page/server.js";
 
 const CHOSEN_AT_FIRST = 12;
 
-const manifests = new Map();
 let tasks = [];
 
 /** Listen to the form; tells when answers have come, and when a key is missing. */
 export function startAsking({ onAnswers, onMissingKey }) {
-  byId("chips").addEventListener("change", drawQuestion);
+  byId("chips").addEventListener("change", drawBoxes);
   byId("ask-form").addEventListener("submit", async (event) => {
     event.preventDefault();
     await ask(onMissingKey);
@@ -30,7 +29,7 @@ export function offerTasks(offered) {
     return element("label", {}, element("input", { type: "checkbox", value: task.name, checked }), task.name);
   });
   byId("chips").replaceChildren(...chips);
-  drawQuestion();
+  drawBoxes();
 }
 
 function chosen() {
@@ -38,7 +37,11 @@ function chosen() {
   return tasks.filter((it) => names.has(it.name));
 }
 
-function drawQuestion() {
+/** What a task reads next to the text decides which boxes there are. */
+function drawBoxes() {
+  const pairing = chosen().filter(readsPairs);
+  byId("pair-field").hidden = pairing.length === 0;
+  show("pair-note", pairing.map((it) => `${it.name} reads both texts together`).join("; "));
   const asking = chosen().filter((it) => it.head === "question_answering");
   const ranking = chosen().filter((it) => it.head === "ranking");
   byId("question-field").hidden = asking.length + ranking.length === 0;
@@ -49,6 +52,10 @@ function drawQuestion() {
   show("question-note", notes.join("; "));
 }
 
+function readsPairs(task) {
+  return task.reads === "pair";
+}
+
 /** The requests that the chosen tasks need: tasks that read the same share one. */
 function requests() {
   const text = byId("text").value;
@@ -57,14 +64,16 @@ function requests() {
   const inputs = {
     question_answering: { question, context: text },
     ranking: { query: question, documents },
+    pair: { text, text_pair: byId("pair").value },
   };
-  const groups = grouped(chosen(), (it) => (it.head in inputs ? it.head : "text"));
+  const kindOf = (it) => (readsPairs(it) ? "pair" : it.head in inputs ? it.head : "text");
+  const groups = grouped(chosen(), kindOf);
   return [...groups].map(([kind, members]) => ({
-    asked: { text, documents, isRegression },
+    asked: { text, documents },
     body: {
       inputs: inputs[kind] ?? text,
       tasks: members.map((it) => it.name),
-      parameters: { aggregation_strategy: "simple" },
+      parameters: { aggregation_strategy: "first" },
     },
   }));
 }
@@ -73,23 +82,6 @@ function grouped(items, keyOf) {
   const groups = new Map();
   for (const it of items) groups.set(keyOf(it), [...(groups.get(keyOf(it)) ?? []), it]);
   return groups;
-}
-
-function isRegression(result) {
-  return manifests.get(`${result.task}/${result.version}`)?.head.problem_type === "regression";
-}
-
-/** A score of one label may be a number of its own kind: the manifest tells. */
-async function learnManifests(results) {
-  const single = results.filter((it) => it.outputs?.length === 1 && it.head === "sequence_classification");
-  await Promise.all(
-    single.map(async ({ task, version }) => {
-      const key = `${task}/${version}`;
-      if (manifests.has(key)) return;
-      const path = `/v1/tasks/${encodeURIComponent(task)}?version=${version}`;
-      manifests.set(key, (await permitted(getJson(path)))?.manifest);
-    }),
-  );
 }
 
 async function ask(onMissingKey) {
@@ -109,7 +101,6 @@ async function ask(onMissingKey) {
 async function askOne({ asked, body }, onMissingKey) {
   try {
     const { answer, timing } = await postJson("/v1/predict", body);
-    await learnManifests(answer.results);
     return { cards: answer.results.map((it) => answerCard(it, asked)), timing: spoken(timing, body.tasks.length) };
   } catch (error) {
     if (error instanceof Refusal && error.status === 401) onMissingKey();

@@ -1,1 +1,1 @@
-"""One request without HTTP, to be read in this order: `types`, `service`, `prepare`, `ask`."""
+"""One request without HTTP. Read the files in this order: `types`, `service`, `prepare`, `ask`."""

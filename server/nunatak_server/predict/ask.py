@@ -1,9 +1,9 @@
-"""Dispatch: the rows of one request, put to versions in memory or on their way there.
+"""Dispatch: the rows of one request go to versions in memory, or to versions that are loading.
 
-A version is leased from the moment its rows are computed until they are answered, and no lease is
-held while another is waited for: a request may name more tasks than memory has room for. Versions
-in memory are asked at once. Those that are not are loaded side by side and then asked together, so
-that they share a batch and its trunk, if they all fit; else each by itself.
+A version is leased from the submission of its rows to their answers. No lease is held during the
+wait for another version, because a request may name more tasks than memory can hold. Versions in
+memory are asked at once. All other versions are loaded in parallel. If they all fit, they are asked
+together, so that they share a batch and its trunk; if not, each is asked alone.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Branch
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.failures import KNOWN_ERRORS
 from nunatak_server.predict.types import BACKBONE, AskedBackbone, AskedTask, RowOutcomes
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.rollouts.shadows import ShadowRun
@@ -23,19 +23,19 @@ from nunatak_server.scheduler.rows import PendingRow, RowOutcome, pending_row
 
 
 class RowSink(Protocol):
-    """Where rows are computed."""
+    """Computes rows."""
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
-        """Queue rows; each one's future is resolved later."""
+        """Queue rows; the future of each row is resolved later."""
         ...
 
 
 Report = Callable[[AskedTask, RowOutcomes], None]
-"""Is given what became of the rows of a version, as soon as the last of them is answered."""
+"""Receives the answers of a version's rows, as soon as the last row is answered."""
 
 
 class Dispatcher:
-    """Leases versions and submits their rows; belongs to the event loop thread."""
+    """Leases versions and submits their rows; only the event loop thread may use it."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Dispatcher:
         shadow: Callable[[ShadowRun, Sequence[PendingRow]], Sequence[PendingRow]],
         clock: Callable[[], float],
     ) -> None:
-        """`shadow` returns the rows of a shadow, given those of the version that answers."""
+        """`shadow` returns the rows of a shadow, given the rows of the answering version."""
         self._residency = residency
         self._engine = engine
         self._shadow = shadow
@@ -54,14 +54,14 @@ class Dispatcher:
     async def ask(
         self, asked: Sequence[AskedTask], *, deadline: float, report: Report | None = None
     ) -> Sequence[RowOutcomes]:
-        """Return what each version answers, in order; what is late is a failure of its own.
+        """Return the answers of each version, in order. A late version is a separate failure.
 
-        Versions in memory are asked at once and together, so that they meet in one batch; the
-        others together once they are loaded, or once half of the time is over. `report` is called
-        for each version that answers all of its rows, as soon as it has.
+        Versions in memory are asked at once and together, so that they meet in one batch. The other
+        versions are asked together once they are loaded, or once half of the time is over. `report`
+        is called for each version as soon as all of its rows are answered.
 
         Raises:
-            NotReadyError: the engine has stopped.
+            NunatakError: `not_ready`, the engine has stopped.
         """
         leases = [self._residency.lease_resident(each.manifest) for each in asked]
         hot = [(each, lease) for each, lease in zip(asked, leases, strict=True) if lease]
@@ -86,10 +86,10 @@ class Dispatcher:
     async def ask_backbone(
         self, asked: AskedBackbone, branch: Branch, *, deadline: float
     ) -> list[RowOutcome]:
-        """Return what the backbone answers: a branch that is always in memory needs no lease.
+        """Return the answers of the backbone. Its branch is always in memory and needs no lease.
 
         Raises:
-            NotReadyError: the engine has stopped.
+            NunatakError: `not_ready`, the engine has stopped.
         """
         now, loop = self._clock(), asyncio.get_running_loop()
         rows = [
@@ -112,9 +112,8 @@ class Dispatcher:
     ) -> Sequence[RowOutcomes]:
         """Ask versions that are not in memory.
 
-        They are asked together where memory has room for all of them next to what it holds. Where
-        it has not, a version that waited for the others without a lease might be evicted before it
-        is asked.
+        The versions are asked together if memory has free room for all of them. Without that room,
+        a version that waits without a lease for the others might be evicted before it is asked.
         """
         if len(cold) == 1 or not self._residency.has_free_room([it.manifest for it in cold]):
             return _flat(await _all([self._ask_alone(it, deadline, report) for it in cold]))
@@ -125,7 +124,7 @@ class Dispatcher:
             await asyncio.wait(loads, timeout=(deadline - self._clock()) / 2)
             leases = [self._residency.lease_resident(it.manifest) for it in cold]
             there = [(each, lease) for each, lease in zip(cold, leases, strict=True) if lease]
-            # One that is late, or failed, is told so; it need not make the others late.
+            # A late or failed version must not delay the others.
             rest = [each for each, lease in zip(cold, leases, strict=True) if not lease]
             alone = (self._ask_alone(it, deadline, report) for it in rest)
             load_s = self._clock() - started
@@ -134,15 +133,15 @@ class Dispatcher:
         finally:
             for load in loads:
                 load.cancel()
-            # A caller that goes before they are asked leaves nobody else to give them back.
+            # If the caller goes before the submission, nobody else would release the leases.
             for _, lease in there:
                 lease.release()
         first, second = iter(together), iter(_flat(others))
         return [next(first if lease else second) for lease in leases]
 
     async def _bring(self, manifest: TaskManifest) -> None:
-        # The failure is remembered for a while, and given to the request that asks for the version.
-        with contextlib.suppress(*KNOWN_ERRORS):
+        # `Loads` remembers the failure for a while, and gives it to the request for the version.
+        with contextlib.suppress(NunatakError):
             await self._residency.bring(manifest)
 
     async def _ask_alone(
@@ -154,7 +153,7 @@ class Dispatcher:
                 lease = await self._residency.lease(asked.manifest)
         except TimeoutError:
             return [[DeadlineExceededError()]]
-        except KNOWN_ERRORS as error:
+        except NunatakError as error:
             return [[error]]
         load_s = self._clock() - started
         return await self._ask_leased([(asked, lease)], deadline, report, load_s=load_s)
@@ -196,7 +195,7 @@ class Dispatcher:
         *,
         deadline: float,
     ) -> list[list[RowOutcome]]:
-        """Return what becomes of each row; nobody here waits for shadows."""
+        """Return the outcome of each row, without waiting for shadows."""
         try:
             self._engine.submit([*(row for group in groups for row in group), *shadows])
             async with asyncio.timeout(deadline - self._clock()):
@@ -204,7 +203,7 @@ class Dispatcher:
         except TimeoutError:
             return [[_outcome_now(row) for row in group] for group in groups]
         finally:
-            # Only what nobody waits for is still open; the engine then drops it.
+            # Only rows that nobody waits for are still open. The engine drops cancelled rows.
             for group in groups:
                 for row in group:
                     row.future.cancel()
@@ -213,7 +212,7 @@ class Dispatcher:
 def _report_when_answered(
     rows: Sequence[PendingRow], report: Callable[[RowOutcomes], None]
 ) -> None:
-    """Report once every row is answered; never if one of them is given up."""
+    """Report once every row is answered; never if a row is cancelled."""
     remaining = len(rows)
 
     def count(_: asyncio.Future[RowOutcome]) -> None:
@@ -234,7 +233,7 @@ def _outcome_now(row: PendingRow) -> RowOutcome:
 async def _all(
     asking: Sequence[Coroutine[Any, Any, Sequence[RowOutcomes]]],
 ) -> list[Sequence[RowOutcomes]]:
-    """Await all of them to their end, also when one fails: they give back what they hold."""
+    """Await all to their end, also if one fails, because each releases its leases."""
     groups = list[Sequence[RowOutcomes]]()
     for group in await asyncio.gather(*asking, return_exceptions=True):
         if isinstance(group, BaseException):

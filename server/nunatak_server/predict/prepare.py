@@ -1,4 +1,4 @@
-"""Preparation: from the references and inputs of a request to versions, what each reads, and rows.
+"""Preparation: references and inputs of a request become versions, readings and rows.
 
 resolve -> choose a version -> tokenize -> plan rows
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 
 from nunatak_contract.enums import OnLong
-from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Encoding
@@ -18,7 +18,7 @@ from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog import deny
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
-from nunatak_server.failures import KNOWN_ERRORS
+from nunatak_server.failures import within
 from nunatak_server.inputs import find_misfit
 from nunatak_server.outputs.outputs import on_long_of, reading_of
 from nunatak_server.predict.types import (
@@ -37,27 +37,26 @@ from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.admission import Permit
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowSpec, row_spec
 from nunatak_server.telemetry.metrics import Metrics
-from nunatak_server.time_limits import within
 from nunatak_server.tokenization import Encodings, Reading, Tokenization, extent_of, find_cut
 
-# A registry that fails a look-up in another way has found the task.
+# After any other error of a look-up, the task exists.
 UNPROVEN_TASK = (TaskNotFoundError, StoreUnavailableError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ReadInputs:
-    """The inputs of one request, as each of its versions reads them."""
+    """The inputs of one request, in the readings of its versions."""
 
     request: PredictionRequest
     deadline: float
     encodings: Mapping[VersionKey, list[Encodings]]
-    """By input."""
+    """The encodings of each input."""
     groups: defaultdict[Encoding, int]
     """Equal encodings of one request share a trunk row, so they should meet in one batch."""
     num_layers: int
 
     def ask(self, reference: str, chosen: Chosen, shadow: TaskManifest | None) -> AskedTask:
-        """Return what the chosen version reads, and what the shadow reads that runs along."""
+        """Return the readings of the chosen version and of its shadow."""
         manifest, request = chosen.manifest, self.request
         encodings = self.encodings[key_of(manifest)]
         return AskedTask(
@@ -71,7 +70,7 @@ class _ReadInputs:
         )
 
     def find_too_long(self, manifest: TaskManifest) -> TooManyTokensError | None:
-        """Return why a version refuses the inputs, if it refuses long texts and one is too long."""
+        """Return the refusal of a version that refuses long texts, if a text is too long."""
         if on_long_of(manifest, self.request.options) is not OnLong.REFUSE:
             return None
         return find_cut(self.encodings[key_of(manifest)], max_length=manifest.max_length)
@@ -104,7 +103,7 @@ class _ReadInputs:
 
 
 class Preprocessor:
-    """Resolves, chooses, tokenizes and plans rows; belongs to the event loop thread."""
+    """Resolves, chooses, tokenizes and plans rows; only the event loop thread may use it."""
 
     def __init__(
         self,
@@ -124,25 +123,24 @@ class Preprocessor:
         self._max_embedding_tokens = backbone.max_embedding_tokens
         self._clock = clock
         self._groups = count()
-        # Down from where no prediction's group is, nor the warm-up's: texts of different requests
-        # are no siblings.
+        # Negative numbers, unlike the groups of predictions and of the warm-up, because texts of
+        # different requests are no siblings.
         self._embedding_groups = count(-2, -1)
 
     def is_known(self, text: str, tasks: TaskList) -> bool:
-        """Tell whether a reference can be read without asking the registry."""
+        """Return whether a reference can be resolved without the registry."""
         return not isinstance(self._find(text, tasks), TaskReference)
 
     async def read(
         self, request: PredictionRequest, permit: Permit, *, deadline: float
     ) -> tuple[list[AskedTask | TaskFailure], float]:
-        """Find the version for every reference, and plan its rows about the inputs.
+        """Find the version for every reference, and plan the rows of the inputs.
 
-        Returns each task with what it reads, or why it cannot be asked, and how many seconds the
-        tokenizer took.
+        Returns each task with its readings or its failure, and the seconds of the tokenizer.
 
         Raises:
             DeadlineExceededError: the deadline of the request passed first.
-            TooManyTokensError: no task that could be asked reads a text so long.
+            TooManyTokensError: every task refuses a text as too long.
         """
         reading = self._read(request, permit, deadline)
         return await within(request.deadline_s, reading, late=DeadlineExceededError)
@@ -150,9 +148,9 @@ class Preprocessor:
     async def read_texts(
         self, request: EmbeddingRequest, permit: Permit
     ) -> tuple[AskedBackbone, float]:
-        """Plan the backbone's rows about the texts.
+        """Plan the backbone's rows for the texts.
 
-        Returns the backbone with what it reads, and how many seconds the tokenizer took.
+        Returns the backbone with its readings, and the seconds of the tokenizer.
 
         Raises:
             DeadlineTooShortError: the backbone cannot answer in time.
@@ -166,7 +164,7 @@ class Preprocessor:
         encode = self._encode(request, [reading])
         encoded, tokenize_s = await within(request.deadline_s, encode, late=DeadlineExceededError)
         self._check_lengths(request, encoded[reading])
-        # Rows of one group share a turn of the planner: every text takes its own.
+        # Rows of one group share a turn of the planner, so every text gets its own group.
         rows = tuple(
             row_spec(
                 encoding,
@@ -223,22 +221,22 @@ class Preprocessor:
         self, text: str, traffic: Traffic, request: PredictionRequest, permit: Permit
     ) -> Chosen | TaskFailure:
         """Return which version answers, or why none can answer these inputs."""
-        # Versions of one alias all have heads of one kind.
+        # A canary and a shadow read every form of input that the alias's version reads.
         manifest = traffic.manifest
-        problem = find_misfit(request.inputs, manifest.head.kind)
+        problem = find_misfit(request.inputs, manifest.head.kind, manifest.reads)
         problem = problem or _find_lateness(request, manifest.task, permit)
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
         return self._rollouts.choose(traffic, routing_key=request.routing_key)
 
     def _asked(self, text: str, chosen: Chosen, read: _ReadInputs) -> AskedTask | TaskFailure:
-        """Return what a task reads, or that it refuses a text as too long."""
+        """Return the readings of a task, or its refusal of a too long text."""
         manifest, shadow = chosen.manifest, chosen.shadow
         problem = read.find_too_long(manifest)
         if problem is not None:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
         if shadow is not None and read.find_too_long(shadow):
-            # It would answer nothing that could be compared.
+            # Without answers of the version, there is nothing to compare with the shadow.
             self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(read.request.inputs))
             shadow = None
         return read.ask(text, chosen, shadow)
@@ -277,7 +275,7 @@ class Preprocessor:
         return [next(resolved) if isinstance(item, TaskReference) else item for item in found]
 
     def _find(self, text: str, tasks: TaskList) -> Traffic | TaskFailure | TaskReference:
-        """Return the versions that are meant, or the reference if it must be looked up."""
+        """Return the versions of a reference, or the reference if a look-up is needed."""
         try:
             reference = TaskReference.parse(text)
         except InvalidNameError as error:
@@ -293,7 +291,7 @@ class Preprocessor:
             if tasks.allows(reference.task):
                 return await self._residency.resolve(reference)
             await deny(reference.task, self._residency.look_up(reference))
-        except KNOWN_ERRORS as error:
+        except NunatakError as error:
             task = None if isinstance(error, UNPROVEN_TASK) else reference.task
             return TaskFailure(reference=text, error=error, task=task)
 
@@ -301,7 +299,7 @@ class Preprocessor:
 def _find_lateness(
     request: PredictionRequest | EmbeddingRequest, task: str, permit: Permit
 ) -> DeadlineTooShortError | None:
-    """Return why a task cannot answer in time, if what is queued already shows it."""
+    """Return why a task cannot answer in time, if the queue already shows it."""
     wait_s = permit.wait_s(task)
     if wait_s <= request.deadline_s:
         return None
@@ -311,7 +309,7 @@ def _find_lateness(
 def _refuse_if_all_do(
     asked: Sequence[AskedTask | TaskFailure], found: Sequence[Chosen | TaskFailure]
 ) -> None:
-    """Refuse a request as a whole if every task that could be asked finds a text too long."""
+    """Refuse the whole request if every possible task refuses a text as too long."""
     errors = [
         item.error
         for item, chosen in zip(asked, found, strict=True)

@@ -1,11 +1,10 @@
-"""The service: one request from admission to outputs, whatever carried it here.
+"""The service: one request from admission to outputs, for every protocol.
 
     admit -> prepare -> take tokens -> dispatch -> conclude
 
-A prediction is a stream whose results are collected: `stream` splits a request into parts that
-never wait for each other, `predict` answers it as one part, and `embed` asks the backbone itself.
-A request for several tasks fails per task. It fails as a whole only for what all its tasks share
-(the texts, admission, the deadline).
+`stream` splits a request into parts that never wait for each other. `predict` answers a request as
+one part. `embed` asks the backbone itself. A request for several tasks fails per task. The whole
+request fails only by its common parts: the texts, admission, the deadline.
 """
 
 import asyncio
@@ -23,15 +22,11 @@ from collections.abc import (
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_model import Backbone, LayerNotHeldError, embedding_branch
-from nunatak_server.errors import (
-    DeadlineExceededError,
-    ServerError,
-    TooManyInputsError,
-    TooManyTasksError,
-)
-from nunatak_server.inputs import texts_to_read
+from nunatak_model import Backbone, embedding_branch
+from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.inputs import count_documents
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
@@ -40,14 +35,14 @@ from nunatak_server.predict.types import (
     AskedTask,
     EmbeddingRequest,
     Embeddings,
-    Prediction,
     PredictionRequest,
+    Predictions,
     RowOutcomes,
+    StageTimes,
     StreamedResult,
     TaskFailure,
     TaskOutcome,
     TaskPrediction,
-    Timings,
     lateness_of,
     normalised,
     result_of,
@@ -66,16 +61,18 @@ from nunatak_server.tokenization import Tokenization, check_texts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """What one request may carry."""
+    """The limits of one request."""
 
     max_inputs: int
+    max_documents: int
+    """Over all queries."""
     max_tasks: int
     max_text_chars: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """What a request passes through, in this order."""
+    """The parts of the service, in the order of a request."""
 
     admission: Admission
     residency: Residency
@@ -85,7 +82,7 @@ class Stages:
 
 
 class PredictionService:
-    """Answers requests; belongs to the event loop thread."""
+    """Answers requests; only the event loop thread may use it."""
 
     def __init__(
         self,
@@ -123,27 +120,27 @@ class PredictionService:
         self._clock = clock
 
     def has_plenty_of_room(self, num_bytes: int) -> bool:
-        """Tell whether `check_capacity` certainly lets in whoever sends a body of so many bytes."""
+        """Return whether `check_capacity` would certainly admit a body of `num_bytes` bytes."""
         return self._readiness.takes_requests and self._admission.has_plenty(num_bytes)
 
     def check_capacity(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
-        """Refuse what would be refused once it was read; counted like any refusal.
+        """Refuse a request without room, before its body is read, and count the refusal.
 
         Raises:
-            UnavailableError: the server takes no requests, or no more of them now.
+            NunatakError: the server accepts no requests, or has no room now.
         """
         try:
             self._readiness.check()
             self._admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
-        except ServerError as error:
+        except NunatakError as error:
             self._metrics.observe_request(None, error.code)
             raise
 
-    async def predict(self, request: PredictionRequest) -> Prediction:
+    async def predict(self, request: PredictionRequest) -> Predictions:
         """Answer a request, with an answer or a failure for each of its tasks.
 
         Raises:
-            ServerError: the request as a whole cannot be answered.
+            NunatakError: the request as a whole cannot be answered.
         """
         with self._admitted(request) as permit:
             deadline = self._clock() + request.deadline_s
@@ -154,30 +151,30 @@ class PredictionService:
         lateness = lateness_of(outcomes)
         if lateness is not None:
             raise lateness
-        return Prediction(results=results, timings=_timings_of(outcomes))
+        return Predictions(results=results, timings=_timings_of(outcomes))
 
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
-        """Yield an answer or a failure for each task, in the order in which they come.
+        """Yield an answer or a failure for each task, in the order of arrival.
 
-        A request that is refused as a whole, or late, raises at the first step; from then on a
-        failure is a result too. Closing the generator gives up what is still open.
+        If the whole request is refused or late, the first step raises. Later failures are results.
+        Closing the generator cancels the open tasks.
 
         Raises:
-            ServerError: the request as a whole cannot be answered.
+            NunatakError: the request as a whole cannot be answered.
         """
         async with aclosing(_hold_refusals(self._stream(request))) as results:
             async for streamed in results:
                 yield streamed
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
-        """Return the vectors of the backbone itself, from the batches that tasks are in.
+        """Return the vectors of the backbone itself, from the same batches as tasks.
 
-        The rows are trunk rows to the end. A text that tasks are asked about in the same batch, or
-        were asked about before, costs its embedding only the layers that nobody needed so far.
+        The rows are trunk rows to the end. If tasks ask about the same text in the batch or asked
+        before, the embedding needs only the layers above.
 
         Raises:
-            ServerError: the request cannot be answered.
-            LayerNotHeldError: the backbone is not held whole.
+            NunatakError: the request cannot be answered.
+            NunatakError: `layer_not_held`, the upper layers of the backbone are not in memory.
         """
         with self._admitted(request) as permit:
             deadline = self._clock() + request.deadline_s
@@ -197,7 +194,7 @@ class PredictionService:
 
     @contextmanager
     def _admitted(self, request: PredictionRequest | EmbeddingRequest) -> Generator[Permit]:
-        """Hold a place in the queue while the block runs; count what refuses the whole request."""
+        """Hold a place in the queue during the block; count refusals of the whole request."""
         is_embedding = isinstance(request, EmbeddingRequest)
         try:
             self._readiness.check()
@@ -208,21 +205,30 @@ class PredictionService:
                 tasks = frozenset(map(TaskReference.task_in, request.references))
             with self._admission.admit(request.caller, request.priority, tasks=tasks) as permit:
                 yield permit
-        except (ServerError, LayerNotHeldError) as error:
+        except NunatakError as error:
             self._metrics.observe_request(BACKBONE if is_embedding else None, error.code)
             raise
 
     def _check(self, request: PredictionRequest | EmbeddingRequest) -> None:
         num_layers = self._backbone.config.num_layers
         if isinstance(request, EmbeddingRequest) and len(self._backbone.layers) < num_layers:
-            raise LayerNotHeldError(num_layers - 1)
-        num_inputs = sum(len(texts_to_read(item)) for item in request.inputs)
+            raise NunatakError("layer_not_held", index=num_layers - 1)
+        num_inputs, num_documents = len(request.inputs), count_documents(request.inputs)
         if num_inputs > self._limits.max_inputs:
-            raise TooManyInputsError(num_inputs, self._limits.max_inputs)
+            raise NunatakError(
+                "too_many_inputs", count=num_inputs, limit=self._limits.max_inputs, of="inputs"
+            )
+        if num_documents > self._limits.max_documents:
+            raise NunatakError(
+                "too_many_inputs",
+                count=num_documents,
+                limit=self._limits.max_documents,
+                of="documents",
+            )
         if isinstance(request, PredictionRequest):
             num_tasks = len(request.references)
             if num_tasks > self._limits.max_tasks:
-                raise TooManyTasksError(num_tasks, self._limits.max_tasks)
+                raise NunatakError("too_many_tasks", count=num_tasks, limit=self._limits.max_tasks)
         check_texts(request.inputs, max_chars=self._limits.max_text_chars)
 
     async def _answer(
@@ -232,9 +238,9 @@ class PredictionService:
         deadline: float,
         part: "_Part | None" = None,
     ) -> list[TaskOutcome]:
-        """Return what becomes of each task, in the order of the references.
+        """Return the outcome of each task, in the order of the references.
 
-        A part is given each outcome as soon as it is there.
+        A part receives each outcome as soon as it is ready.
         """
         read, tokenize_s = await self._preprocessor.read(request, permit, deadline=deadline)
         read_at = self._clock()
@@ -274,7 +280,7 @@ class PredictionService:
                     )
 
     def _split(self, request: PredictionRequest) -> Iterator[PredictionRequest]:
-        """Yield what is known at once, together, and each reference to be looked up, alone."""
+        """Yield the cached references together, and each reference that needs a look-up alone."""
         is_known = {it: self._preprocessor.is_known(it, request.tasks) for it in request.references}
         known = tuple(text for text in request.references if is_known[text])
         if known:
@@ -284,11 +290,11 @@ class PredictionService:
                 yield replace(request, references=(text,))
 
     async def _answer_part(self, part: "_Part", permit: Permit, deadline: float) -> None:
-        """Answer some tasks of a request; whatever happens, each of them arrives."""
+        """Answer some tasks of a request. Each task arrives, also after a failure."""
         try:
             for outcome in await self._answer(part.request, permit, deadline, part):
                 part.put(outcome.asked, outcome.rows)
-        except ServerError as error:
+        except NunatakError as error:
             part.fail(error)
 
     def _record(
@@ -308,14 +314,14 @@ class PredictionService:
             observe(record)
         answers = [row for each in rows for row in each if isinstance(row, RowAnswer)]
         if answers:
-            # What was not computed has waited for nothing that could be told.
+            # Tasks without computed rows have no times to report.
             queue_s = max(answer.queue_s for answer in answers)
             self._metrics.observe_stages(queue_s=queue_s, tokenize_s=tokenize_s)
 
     async def _conclude(
         self, request: PredictionRequest, outcomes: Sequence[TaskOutcome]
     ) -> tuple[TaskPrediction | TaskFailure, ...]:
-        """Return the results of outcomes, and count the answers of split aliases."""
+        """Return the results of outcomes, and count the answers of aliases with a canary."""
         work = sum(
             work_of(it.asked.manifest.head, it.asked.encodings, options=request.options)
             for it in outcomes
@@ -340,7 +346,7 @@ class PredictionService:
 
 
 class _Part:
-    """References of a stream that are answered together; each of them arrives once."""
+    """References of a stream that are answered together. Each reference arrives once."""
 
     def __init__(
         self, request: PredictionRequest, *, arrive: Callable[[TaskOutcome], None]
@@ -348,16 +354,16 @@ class _Part:
         self.request = request
         self._arrive = arrive
         self._open: dict[str, str | None] = dict.fromkeys(request.references)
-        """What has not arrived, and the names of the tasks that are known to exist."""
+        """References that have not arrived, with the names of the tasks that exist."""
         self._tokenize_s = 0.0
 
     def name(self, asked: Sequence[AskedTask], *, tokenize_s: float) -> None:
-        """Learn which tasks there are, and how long the tokenizer took."""
+        """Note the existing tasks, and the time of the tokenizer."""
         self._tokenize_s = tokenize_s
         self._open.update((it.reference, it.manifest.task) for it in asked)
 
     def put_failures(self, read: Sequence[AskedTask | TaskFailure]) -> None:
-        """Let what cannot be asked arrive."""
+        """Let the failed tasks arrive."""
         for item in read:
             if isinstance(item, TaskFailure):
                 self.put(item)
@@ -367,37 +373,37 @@ class _Part:
         asked: AskedTask | TaskFailure,
         rows: RowOutcomes = (),
         *,
-        refusal: ServerError | None = None,
+        refusal: NunatakError | None = None,
     ) -> None:
-        """Let one task arrive, unless it has."""
+        """Let one task arrive, unless it has arrived already."""
         if asked.reference in self._open:
             del self._open[asked.reference]
             self._arrive(
                 TaskOutcome(asked=asked, rows=rows, tokenize_s=self._tokenize_s, refusal=refusal)
             )
 
-    def fail(self, error: ServerError) -> None:
-        """Let all that is open arrive as refused."""
+    def fail(self, error: NunatakError) -> None:
+        """Let all open tasks arrive as refused."""
         for reference, task in list(self._open.items()):
             self.put(TaskFailure(reference=reference, error=error, task=task), refusal=error)
 
 
 class _Arrivals:
-    """Brings what several coroutines put into the order of its arrival."""
+    """Collects items of several coroutines in the order of arrival."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[TaskOutcome | BaseException] = asyncio.Queue()
 
     def put(self, arrival: TaskOutcome) -> None:
-        """Let it arrive."""
+        """Let an item arrive."""
         self._queue.put_nowait(arrival)
 
     async def take(
         self, count: int, sources: Iterable[Awaitable[None]]
     ) -> AsyncGenerator[TaskOutcome]:
-        """Yield so many arrivals while the sources run; closing this cancels them.
+        """Yield `count` arrivals while the sources run; closing the generator cancels the sources.
 
-        What a source raises is raised here.
+        An exception of a source is raised here.
         """
         running = [asyncio.ensure_future(source) for source in sources]
         for task in running:
@@ -408,12 +414,12 @@ class _Arrivals:
                 if isinstance(arrival, BaseException):
                     raise arrival
                 yield arrival
-            # To their end: nothing is left to wait for, but what they did is still to be recorded.
+            # The sources are awaited to their end, because their last steps record the request.
             await asyncio.gather(*running, return_exceptions=True)
         finally:
             for task in running:
                 task.cancel()
-            # To their end: they give back what they hold.
+            # Awaited to their end, because the sources release their leases.
             await asyncio.gather(*running, return_exceptions=True)
 
     def _take_failure(self, task: asyncio.Future[None]) -> None:
@@ -423,13 +429,13 @@ class _Arrivals:
 
 
 async def _hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenerator[StreamedResult]:
-    """Yield results as they come, but refusals not before a result that is none.
+    """Yield results on arrival, but hold refusals back until the first result that is no refusal.
 
     Raises:
-        ServerError: there is no such result; the first refusal is raised.
+        NunatakError: all results are refusals; the first refusal is raised.
     """
     held = list[StreamedResult]()
-    refusal: ServerError | None = None
+    refusal: NunatakError | None = None
     has_begun = False
     async with aclosing(results):
         async for streamed in results:
@@ -451,8 +457,8 @@ async def _vectors(answers: Sequence[RowAnswer], *, normalises: bool) -> tuple[l
     return await asyncio.to_thread(lambda: tuple(map(normalised, vectors)))
 
 
-def _timings_of(outcomes: Sequence[TaskOutcome]) -> Timings:
-    """Return where the time of tasks went that were read together."""
+def _timings_of(outcomes: Sequence[TaskOutcome]) -> StageTimes:
+    """Return the timings of tasks that were prepared together."""
     tokenize_s = outcomes[0].tokenize_s if outcomes else 0.0
     return timings_of((row for it in outcomes for row in it.rows), tokenize_s)
 

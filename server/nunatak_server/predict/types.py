@@ -1,7 +1,7 @@
-"""The forms of one request, in the order in which it takes them.
+"""The types of one request, in the order of its life.
 
     PredictionRequest -> AskedTask with its RowSpecs -> PendingRows -> RowAnswers
-        -> TaskOutcome -> TaskPrediction or TaskFailure -> StreamedResult or Prediction
+        -> TaskOutcome -> TaskPrediction or TaskFailure -> StreamedResult or Predictions
 
 `RowSpec`, `PendingRow` and `RowAnswer` belong to the scheduler, which takes rows of all requests.
 """
@@ -11,81 +11,82 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nunatak_contract.enums import HeadKind
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.wire import PredictedValue
 from nunatak_server.access.keys import ALL_TASKS, TaskList
-from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, ServerError
-from nunatak_server.failures import KnownError
-from nunatak_server.inputs import TaskInput
+from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.outputs.entities import Join
-from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of
+from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of, predictions_of
 from nunatak_server.rollouts.choice import Arm
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowSpec
-from nunatak_server.telemetry.records import OK, VersionRecord
+from nunatak_server.telemetry.records import OK, VersionWork
 from nunatak_server.tokenization import Encodings, Extent
 
 BACKBONE: Final = "(backbone)"
-"""The backbone's name where turns are taken and answers counted; no task can have this name."""
+"""The backbone's name in turns and counters. No task can have this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
-    """What is asked: every task about every input."""
+    """A request: every task about every input."""
 
     references: tuple[str, ...]
-    inputs: tuple[TaskInput, ...]
+    inputs: tuple[Input, ...]
     options: PredictionOptions
     deadline_s: float
     tasks: TaskList = ALL_TASKS
-    """The tasks that the caller knows of; others are answered as if they did not exist."""
+    """The tasks of the caller. Other tasks are answered as if they did not exist."""
     caller: str = ANONYMOUS
-    """Whose turn it takes in batches, and whose share of the queue."""
+    """The name of the caller, for turns in batches and shares of the queue."""
     priority: Priority = Priority.NORMAL
     routing_key: str | None = None
-    """Requests of one key get one version of a split alias."""
+    """Requests with one key get one version of an alias with a canary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
-    """Texts that the backbone itself is asked about."""
+    """Texts for the backbone itself."""
 
     inputs: tuple[str, ...]
     truncates: bool
     normalises: bool
     deadline_s: float
     caller: str = ANONYMOUS
-    """Whose turn it takes in batches, and whose share of the queue."""
+    """The name of the caller, for turns in batches and shares of the queue."""
     priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedTask:
-    """A task version that is asked, what it reads for each input, and its rows."""
+    """A task version of a request, with its readings and its rows."""
 
     reference: str
     manifest: TaskManifest
     encodings: Sequence[Encodings]
     extents: tuple[Extent, ...]
-    """How much that is, by input."""
+    """Numbers of read and unread tokens of each input."""
     rows: tuple[RowSpec, ...]
-    """One for each encoding, input by input."""
+    """One row for each encoding, input by input."""
     arm: Arm | None = None
-    """Which version of its alias it is, where that is split."""
+    """Whether the version is the canary or the alias's own; None without a canary."""
     shadow: ShadowRun | None = None
-    """What runs along, in the same batch."""
+    """The shadow's rows, which run in the same batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedBackbone:
-    """The backbone, asked for the vector of each text: an `AskedTask` without a version."""
+    """The backbone, with rows for the vector of each text: like `AskedTask` without a version."""
 
     rows: tuple[RowSpec, ...]
-    """One for each text."""
+    """One row for each text."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are read for all texts."""
+        """Number of tokens read of all texts."""
         return sum(row.encoding.num_tokens for row in self.rows)
 
     @property
@@ -94,30 +95,30 @@ class AskedBackbone:
         return any(row.encoding.part.num_left_out for row in self.rows)
 
 
-RowOutcomes = Sequence[RowAnswer | KnownError]
-"""What became of the rows of one version: one outcome for each, or one failure for all of them."""
+RowOutcomes = Sequence[RowAnswer | NunatakError]
+"""The outcomes of one version's rows: one for each row, or one failure for all rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFailure:
-    """Why one task has no answer."""
+    """The failure of one task."""
 
     reference: str
-    error: KnownError
+    error: NunatakError
     task: str | None = None
-    """The task's name, where it is certain that there is such a task."""
+    """The task's name; None unless the task certainly exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutcome:
-    """What became of one task of a request, before it is put in words."""
+    """The outcome of one task of a request, before its outputs are made."""
 
     asked: AskedTask | TaskFailure
-    """What was asked, or why nothing was."""
+    """The asked version, or the failure."""
     rows: RowOutcomes = ()
     tokenize_s: float = 0.0
-    refusal: ServerError | None = None
-    """What refused this task together with all others that were not answered by then."""
+    refusal: NunatakError | None = None
+    """The refusal of the whole request, if it caused the failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +129,17 @@ class TaskPrediction:
     task: str
     version: int
     head: HeadKind
+    problem_type: ProblemType | None
     outputs: tuple[Output, ...]
+    predicted: tuple[PredictedValue, ...] | None
+    """What a sequence classification predicts for each input; None for other heads."""
     extents: tuple[Extent, ...]
-    """How much was read for each input."""
+    """Numbers of read and unread tokens of each input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
-    """Where the time of a request went: of its slowest row, where rows differ."""
+class StageTimes:
+    """The timings of a request; if rows differ, of the slowest row."""
 
     queue_s: float = 0.0
     tokenize_s: float = 0.0
@@ -145,31 +149,31 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedResult:
-    """One task's answer or failure, and where the time went until it was there."""
+    """One task's answer or failure, with its timings."""
 
     result: TaskPrediction | TaskFailure
-    timings: Timings
-    refusal: ServerError | None = None
-    """What the request fails with as a whole if none of its tasks fares better."""
+    timings: StageTimes
+    refusal: NunatakError | None = None
+    """The failure of the whole request, if no task has an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Predictions:
     """The answers, in the order of the request's references."""
 
     results: tuple[TaskPrediction | TaskFailure, ...]
-    timings: Timings
+    timings: StageTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embeddings:
-    """One vector for each text, in order, and the tokens that were read for all of them."""
+    """One vector for each text, in order, and the number of tokens read of all texts."""
 
     vectors: tuple[list[float], ...]
     num_tokens: int
     is_cut: bool
     """Whether a part of a text was not read."""
-    timings: Timings
+    timings: StageTimes
 
 
 def result_of(
@@ -190,6 +194,8 @@ def result_of(
         task=manifest.task,
         version=manifest.version,
         head=manifest.head.kind,
+        problem_type=manifest.head.problem_type,
+        predicted=predictions_of(manifest.head, asked.encodings, logits),
         outputs=outputs_of(
             manifest.head,
             request.inputs,
@@ -202,10 +208,10 @@ def result_of(
     )
 
 
-def timings_of(rows: Iterable[RowAnswer | KnownError], tokenize_s: float) -> Timings:
-    """Return where the time went; failed rows have no times."""
+def timings_of(rows: Iterable[RowAnswer | NunatakError], tokenize_s: float) -> StageTimes:
+    """Return the timings; failed rows have no times."""
     answers = [row for row in rows if isinstance(row, RowAnswer)]
-    return Timings(
+    return StageTimes(
         queue_s=max((answer.queue_s for answer in answers), default=0.0),
         tokenize_s=tokenize_s,
         compute_s=max((answer.compute_s for answer in answers), default=0.0),
@@ -214,10 +220,10 @@ def timings_of(rows: Iterable[RowAnswer | KnownError], tokenize_s: float) -> Tim
 
 
 def lateness_of(outcomes: Sequence[TaskOutcome]) -> DeadlineExceededError | None:
-    """Return what a request fails with because it is late as a whole; None: it is not.
+    """Return the failure of a late request; None if the request is not late.
 
-    It is late if no task can answer before the deadline, or if tasks were asked and none of their
-    rows was in time.
+    A request is late if no task can answer before the deadline, or if all rows of all asked tasks
+    were late.
     """
     if any(isinstance(row, RowAnswer) for it in outcomes for row in it.rows):
         return None
@@ -230,11 +236,11 @@ def lateness_of(outcomes: Sequence[TaskOutcome]) -> DeadlineExceededError | None
     return DeadlineExceededError() if asked and all(late) else None
 
 
-def version_record(asked: AskedTask, rows: RowOutcomes) -> VersionRecord:
-    """Return what a version made of its rows, for those who observe predictions."""
+def version_record(asked: AskedTask, rows: RowOutcomes) -> VersionWork:
+    """Return the work of a version, for observers of predictions."""
     failed = next((row for row in rows if not isinstance(row, RowAnswer)), None)
     computed = (row for row in rows if isinstance(row, RowAnswer))
-    return VersionRecord(
+    return VersionWork(
         task=asked.manifest.task,
         version=asked.manifest.version,
         outcome=OK if failed is None else failed.code,
@@ -249,6 +255,6 @@ def _total_s(answer: RowAnswer) -> float:
 
 
 def normalised(vector: Sequence[float]) -> list[float]:
-    """Return the vector at length one; one without length is returned as it is."""
+    """Return the vector at length one; a zero vector is returned unchanged."""
     length = math.hypot(*vector)
     return [value / length for value in vector] if length else list(vector)

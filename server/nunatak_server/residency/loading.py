@@ -9,10 +9,10 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 
 from nunatak_artifact import LoadedTask, load_task
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, BesideCompute, TrunkCache, compute_without_helpers
-from nunatak_server.failures import KNOWN_ERRORS
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
 
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 PROBE_TRUNK_BYTES = 8 * 1024**2
-"""Trunk states of the probes of some hundred task versions, a few short texts each."""
+"""Budget of the cache: the probes of some hundred task versions, with a few short texts each."""
 MAX_VALIDATED = 65_536
-"""Validated versions to remember, about 200 bytes each. At this number the set is cleared."""
+"""Most remembered validated versions, of about 200 bytes each. A full set is cleared."""
 
 
 class VersionLoader:
@@ -45,9 +45,9 @@ class VersionLoader:
         """Read, check and convert a version; run its probe unless an earlier load has.
 
         Raises:
-            RegistryError: the bytes of the version cannot be read or trusted.
-            ModelError: the parameters do not fit.
-            ArtifactError: the version does not fit the backbone or fails its probe.
+            NunatakError: the bytes of the version cannot be read or trusted.
+            NunatakError: the parameters do not fit.
+            NunatakError: the version does not fit the backbone or fails its probe.
         """
         trunk = self._begin()
         data = self._host_tier.read(manifest)
@@ -100,5 +100,5 @@ async def pin_at_start(
     for reference in references:
         try:
             await pin(await resolve(reference))
-        except KNOWN_ERRORS as error:
+        except NunatakError as error:
             logger.error("%s is not pinned: %s", reference, error)  # noqa: TRY400 - no bug of ours

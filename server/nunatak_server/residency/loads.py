@@ -1,10 +1,10 @@
 """`Loads`: brings versions into memory on threads, off the event loop.
 
-There is one load for a version, whatever the number of requests that wait for it, and at most one
-load on a thread. Loads start in the order of their requests, once the resident set has space. A
-load without space keeps back the loads behind it, so that smaller ones do not take its space again
-and again. After `patience_s` the others may pass, because it may wait for versions that are always
-leased. A load is dropped if nobody waits for it any more before it starts.
+Many requests that wait for one version share one load. A thread has at most one load. Loads start
+in the order of their requests, once the resident set has space. A load without space delays the
+loads behind it, so that smaller loads do not take its space again and again. After `patience_s` the
+others may pass, because the first load may wait for versions that are always leased. A load is
+dropped if nobody waits for it any more before it starts.
 
 `LoadThrottle` keeps a load from slowing batches on the same cores.
 """
@@ -21,21 +21,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_server.errors import (
-    DrainingError,
-    EngineFailedError,
-    TaskDoesNotFitError,
-    TaskUnhealthyError,
-)
-from nunatak_server.failures import KnownError, device_failure
+from nunatak_server.errors import EngineFailedError, TaskDoesNotFitError, TaskUnhealthyError
+from nunatak_server.failures import device_failure
 from nunatak_server.residency.memory import INTERVAL_S
 from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
 
 FAILURE_MEMORY_S = 1.0
-"""Time for which requests for a version that failed to load get the same error, without a load."""
+"""After a failed load, requests for the version get the same error for this time."""
 PATIENCE_S = 2.0
-"""Longer than most leases, and short compared with a deadline."""
+"""Default patience: longer than most leases, and short compared with a deadline."""
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +80,9 @@ class _Job:
     done: asyncio.Future[None]
     num_waiting: int = 0
     may_be_passed: bool = False
-    """Whether loads behind this one may start while this one has no space."""
+    """Whether later loads may start while this load has no space."""
     is_held: bool = False
-    """Whether the load itself still has a lease, until all waiting requests have one."""
+    """Whether the load itself still has a lease, until all waiting requests have leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +92,7 @@ class _Failure:
 
 
 class Loads:
-    """Loads versions into a resident set; belongs to the event loop thread."""
+    """Loads versions into a resident set; only the event loop thread may use it."""
 
     def __init__(
         self,
@@ -129,9 +125,9 @@ class Loads:
         """Load a version that is not in memory, and return it with a lease.
 
         Raises:
-            RegistryError: the bytes of the version cannot be read or trusted.
-            ModelError: the parameters do not fit.
-            ArtifactError: the version does not fit the backbone or fails its probe.
+            NunatakError: the bytes of the version cannot be read or trusted.
+            NunatakError: the parameters do not fit.
+            NunatakError: the version does not fit the backbone or fails its probe.
             TaskDoesNotFitError: the version needs more memory than the budget has.
             TaskUnhealthyError: the load fails for an unexpected reason.
             EngineFailedError: the device is lost.
@@ -160,7 +156,7 @@ class Loads:
     def start_waiting(self) -> None:
         """Start the loads that now have space; call this whenever space becomes free."""
         refused_bytes = math.inf
-        # An older load becomes passable earlier, so no load waits for the patience of two in a row.
+        # An older load lets others pass earlier, so no load waits for the patience of two loads.
         for job in list(self._queue):
             if len(self._running) >= self._loader.num_threads:
                 return
@@ -173,14 +169,14 @@ class Loads:
     async def aclose(self) -> None:
         """Drop the loads that have not started, wait for running loads, then end the threads."""
         while self._queue:
-            self._conclude(self._queue.popleft(), DrainingError())
+            self._conclude(self._queue.popleft(), NunatakError("draining"))
         if self._return is not None:
             self._return.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         self._pool.shutdown()
 
     def _take_up(self, job: _Job) -> bool:
-        """Start a load or fail it for good; return False if it has no space now."""
+        """Start a load, or fail it if it can never fit; return False if it has no space now."""
         key = key_of(job.manifest)
         try:
             self._resident_set.check_fits(key, job.num_bytes)
@@ -239,7 +235,7 @@ class Loads:
             task = await loop.run_in_executor(self._pool, self._loader.load, job.manifest)
         except Exception as error:
             failure = _as_known(error, key)
-            # The message of a known error is enough. An unexpected error needs its traceback.
+            # A known error needs only its message. An unexpected error needs its traceback.
             unforeseen = error if error is not failure else None
             loss = failure if isinstance(failure, EngineFailedError) else None
             level = logging.CRITICAL if loss else logging.WARNING
@@ -250,7 +246,7 @@ class Loads:
             seconds = self._clock() - started
             self._observer.observe_load(job.manifest.task, seconds=seconds, succeeded=False)
             if loss is not None:
-                # First, so that callers who get the error find the process no longer ready.
+                # Called first, so that the process is no longer ready when callers get the error.
                 self._loader.on_fatal(loss)
             self._conclude(job, failure)
         else:
@@ -292,7 +288,7 @@ class Loads:
 
 
 def _as_known(error: Exception, key: VersionKey) -> Exception:
-    if isinstance(error, KnownError):
+    if isinstance(error, NunatakError):
         # The frames of a failed load keep its bytes in memory.
         return error.with_traceback(None)
     reason = f"cannot be loaded ({type(error).__name__})"
@@ -309,8 +305,8 @@ MAX_REST_S = 0.02
 class LoadThrottle:
     """Makes load threads rest between pieces of work while batches run on the same cores.
 
-    A batch on a CPU uses all cores. If a load takes one of them, the whole batch waits for it. A
-    load therefore works in pieces, and calls this after each piece.
+    A batch on a CPU uses all cores. If a load takes one core, the whole batch waits for that core.
+    A load therefore works in pieces, and calls the throttle after each piece.
 
     A lower thread priority is no alternative: a thread that holds the interpreter lock and gets no
     core would block the server for as long as other programs use the machine.
@@ -327,7 +323,7 @@ class LoadThrottle:
 
         Args:
             is_wanted: whether loads must rest now.
-            rest: sleeps for so many seconds.
+            rest: sleeps for a number of seconds.
             worked: returns the CPU time of the calling thread, in seconds.
         """
         self._is_wanted = is_wanted

@@ -1,16 +1,13 @@
-"""Memory return: what loads and evicted versions have freed goes back to the operating system.
+"""Bytes: the return of freed memory, the sizes and the budgets of versions, and the host tier.
 
-The allocator of glibc keeps freed memory for itself: after a while of loads and evictions about as
-much as the versions took, and after loads alone what they held for a moment. It gives it back when
-asked, in some 20 ms, so it is asked off the event loop, and not for every one. Other allocators are
-left alone.
+The return of memory: the allocator of glibc keeps freed memory. After many loads and evictions this
+is about as much as the versions took. On request, glibc returns the memory to the operating system
+in about 20 ms. So the request runs off the event loop, and not after every load. Other allocators
+get no request.
 
-Sizes: what a version will take in memory, and how much there is for all of them.
-
-The host tier: stored bytes in main memory, already checked against their digest.
-
-It spares a load the store and the digest, never a check of what the bytes say: those run on every
-load. Where the device is the processor, a byte here is better spent on the version itself.
+The host tier: stored bytes in main memory, already checked against their digest. With these bytes,
+a load needs neither the store nor the digest. All checks of the content still run on every load. If
+the device is the CPU, the version itself is the better use of the memory.
 """
 
 import ctypes
@@ -29,11 +26,11 @@ from nunatak_contract.enums import TensorDtype
 from nunatak_contract.manifest import TaskManifest
 
 INTERVAL_S = 5.0
-"""At least this long between two returns: they cost well below a percent of a core."""
+"""Least time between two returns, so that returns take less than a percent of a core."""
 
 
 def find_memory_return() -> Callable[[], None] | None:
-    """Return what gives freed memory back, blocking for milliseconds; None if nothing can."""
+    """Return the function that releases freed memory, in milliseconds; None without glibc."""
     if sys.platform != "linux":
         return None
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -46,8 +43,8 @@ def find_memory_return() -> Callable[[], None] | None:
     return give_back
 
 
-# The rest is for activations, the trunk cache, and loads, which hold a version up to three times:
-# as stored, as tensors, and in the layout that serves.
+# The rest is for activations, the trunk cache, and loads. A load holds a version up to three times:
+# as stored bytes, as tensors, and in the layout for serving.
 DEFAULT_SHARE = 0.5
 
 STORED_ITEMSIZE = {TensorDtype.FLOAT32: 4, TensorDtype.FLOAT16: 2, TensorDtype.BFLOAT16: 2}
@@ -55,10 +52,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def size_in_memory(manifest: TaskManifest, *, dtype: torch.dtype) -> int:
-    """Return the bytes that a version takes in `dtype`, before anything of it is read.
+    """Return the bytes that a version takes in `dtype`, before the version is read.
 
-    From the size of its blob, which is checked when it is read, rather than from its parameter
-    counts, which only inform; too high by the blob's header.
+    The result comes from the size of the blob, because a load checks that size; nothing checks the
+    parameter counts. The result is too high by the blob's header.
     """
     blob = manifest.blob(PARAMETERS_ROLE)
     stored_bytes = 0 if blob is None else blob.size_bytes
@@ -66,14 +63,14 @@ def size_in_memory(manifest: TaskManifest, *, dtype: torch.dtype) -> int:
 
 
 def task_memory_budget(chosen_bytes: int | None, device: torch.device) -> int:
-    """Return the budget of task versions: the operator's, or half of what is free now."""
+    """Return the budget of task versions: the operator's, or half of the free memory."""
     return chosen_bytes or int(DEFAULT_SHARE * free_memory(device))
 
 
 def host_memory_budget(chosen_bytes: int | None, device: torch.device) -> int:
-    """Return the budget of the host tier: the operator's, or half of what is free now.
+    """Return the budget of the host tier: the operator's, or half of the free memory.
 
-    On a processor none, for there the device tier is in the same memory.
+    On a CPU the default is 0, because the device tier is in the same memory.
     """
     if chosen_bytes is not None:
         return chosen_bytes
@@ -81,7 +78,7 @@ def host_memory_budget(chosen_bytes: int | None, device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the bytes that are free on a device; on a processor, within the process's limit."""
+    """Return the free bytes on a device; on a CPU, within the limit of the process."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free
@@ -91,7 +88,7 @@ def free_memory(device: torch.device) -> int:
 
 
 def _cgroup_bytes(name: str) -> int | None:
-    """Return a number of the process's control group; None where there is none."""
+    """Return a number of the process's control group; None if there is no such number."""
     try:
         text = (CGROUP / name).read_text(encoding="ascii").strip()
     except OSError:
@@ -101,7 +98,7 @@ def _cgroup_bytes(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostStats:
-    """What is held now, and what became of the reads so far."""
+    """The present content, and counts of the reads so far."""
 
     budget_bytes: int
     num_bytes: int
@@ -111,24 +108,24 @@ class HostStats:
 
 
 class HostTier:
-    """Reads blobs, and keeps the least recently read ones last; safe to share between threads."""
+    """Reads blobs, and keeps the most recently read blobs; threads may share it."""
 
     def __init__(self, read: Callable[[TaskManifest], bytes], *, budget_bytes: int) -> None:
         self._lock = threading.Lock()
         self._blobs = LRUCache[str, bytes](budget_bytes, len)
-        # Reads run outside the lock: others may read other versions meanwhile.
+        # Reads run outside the lock, so that other threads can read other versions.
         self._read = cached(self._blobs, key=_digest, lock=self._lock, info=True)(read)
 
     def read(self, manifest: TaskManifest) -> bytes:
-        """Return the parameters of a version as stored.
+        """Return the stored parameters of a version.
 
         Raises:
-            RegistryError: they are not held, and cannot be read or trusted.
+            NunatakError: the parameters are not held, and cannot be read or trusted.
         """
         return self._read(manifest)
 
     def stats(self) -> HostStats:
-        """Return what is held, and what became of the reads."""
+        """Return the present content, and counts of the reads."""
         reads = self._read.cache_info()
         with self._lock:
             return HostStats(

@@ -1,12 +1,12 @@
 """`Residency`: the task versions in memory, and their way in and out.
 
 A request leases the immutable versions that its references mean. An alias that moves meanwhile
-changes nothing for the request. The versions in memory keep to a budget of bytes, and a server may
-have more tasks than fit: a cold version waits for space and for its load, and delays no request for
-another version.
+changes nothing for the request. The versions in memory stay within a budget of bytes, and a server
+may have more tasks than fit. A cold version waits for space and for its load, and delays no request
+for another version.
 
-`References` remembers the meaning of references until the registry changes. Everything here belongs
-to the event loop thread.
+`References` remembers the meaning of references until the registry changes. Only the event loop
+thread may use the classes here.
 """
 
 import logging
@@ -14,9 +14,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
-from nunatak_registry import RegistryError, TaskNotFoundError, Traffic, VersionNotFoundError
+from nunatak_registry import TaskNotFoundError, Traffic, VersionNotFoundError
 from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
 from nunatak_server.residency.resident_set import (
     ResidentSet,
@@ -27,7 +28,8 @@ from nunatak_server.residency.resident_set import (
 )
 
 MAX_CACHED_REFERENCES = 10_000
-"""Far above real use; bounds a hostile stream of `name/1`, `name/2`, ..."""
+"""Most cached references: far above real use, but a bound for a hostile stream of `name/1`,
+`name/2`, ..."""
 
 
 class References:
@@ -39,7 +41,7 @@ class References:
         *,
         on_move: Callable[[str], None],
     ) -> None:
-        """`on_move` gets the task of a reference that means another version than before."""
+        """`on_move` gets the task of a reference whose version has changed."""
         self._resolve = resolve
         self._on_move = on_move
         self._resolved: dict[TaskReference, Traffic] = {}
@@ -54,7 +56,7 @@ class References:
         """Return the meaning of a reference, from the cache while the registry has not changed.
 
         Raises:
-            RegistryError: the task, version or alias does not exist, or the store cannot be read.
+            NunatakError: the task, version or alias does not exist, or the store cannot be read.
         """
         known = self._resolved.get(reference)
         if known is not None:
@@ -68,7 +70,7 @@ class References:
         return traffic
 
     async def look_up(self, reference: TaskReference) -> Traffic:
-        """Look up a reference in the registry, not in the cache; raises as `resolve`."""
+        """Look up a reference in the registry, not in the cache; raises like `resolve`."""
         return await self._resolve(reference)
 
     def invalidate(self) -> None:
@@ -77,7 +79,7 @@ class References:
         self._resolved.clear()
 
     def _note_meaning(self, reference: TaskReference, version: VersionKey, epoch: int) -> None:
-        """Report a move, unless this look-up began before one that is already recorded."""
+        """Report a move, unless this look-up began before an already recorded look-up."""
         last = self._last_meant.get(reference)
         if last is None:
             if len(self._last_meant) < MAX_CACHED_REFERENCES:
@@ -132,12 +134,12 @@ class Residency:
         """Return the meaning of a reference, from the cache while the registry has not changed.
 
         Raises:
-            RegistryError: the task, version or alias does not exist, or the store cannot be read.
+            NunatakError: the task, version or alias does not exist, or the store cannot be read.
         """
         return await self._references.resolve(reference)
 
     async def look_up(self, reference: TaskReference) -> Traffic:
-        """Look up a reference in the registry, not in the cache; raises as `resolve`."""
+        """Look up a reference in the registry, not in the cache; raises like `resolve`."""
         return await self._references.look_up(reference)
 
     def lease_resident(self, manifest: TaskManifest) -> Lease | None:
@@ -153,9 +155,9 @@ class Residency:
         """Lease a version for a request, and load the version first if necessary.
 
         Raises:
-            RegistryError: the bytes of the version cannot be read or trusted.
-            ModelError: the parameters do not fit.
-            ArtifactError: the version does not fit the backbone or fails its probe.
+            NunatakError: the bytes of the version cannot be read or trusted.
+            NunatakError: the parameters do not fit.
+            NunatakError: the version does not fit the backbone or fails its probe.
             TaskDoesNotFitError: the version needs more memory than the budget has.
             TaskUnhealthyError: the load fails for an unexpected reason.
             EngineFailedError: the device is lost.
@@ -163,32 +165,32 @@ class Residency:
         leased = self.lease_resident(manifest)
         if leased is not None:
             return leased
-        # Before the load, so that this use counts when the load evicts others.
+        # Counted before the load, so that the load's evictions consider this use.
         self._resident_set.record_use(key_of(manifest))
         task = await self._loads.lease(manifest, remember_failures=True)
         return Lease(task, end=self._end_lease)
 
     async def bring(self, manifest: TaskManifest) -> None:
-        """Load a version that a request will lease soon; raises as `lease`."""
+        """Load a version that a request will lease soon; raises like `lease`."""
         # The version may have been loaded meanwhile. A second load would lose its leases.
         if self._resident_set.lease(key_of(manifest)) is None:
             await self._loads.lease(manifest, remember_failures=True)
         self._end_lease(manifest)
 
     def has_free_room(self, manifests: Sequence[TaskManifest]) -> bool:
-        """Tell whether versions would fit without an eviction."""
+        """Return whether versions would fit without an eviction."""
         stats = self._resident_set.stats()
         needed = sum(map(self._size_of, manifests))
         return stats.resident_bytes + stats.loading_bytes + needed <= stats.budget_bytes
 
     async def preload(self, manifest: TaskManifest) -> LoadedTask:
-        """Load a version, even if its last load has just failed; raises as `lease`."""
+        """Load a version, even if its last load has just failed; raises like `lease`."""
         task = await self._lease_anew(manifest)
         self._end_lease(manifest)
         return task
 
     async def pin(self, manifest: TaskManifest) -> LoadedTask:
-        """Load a version and keep it in memory until `unpin`; raises as `preload`."""
+        """Load a version and keep it in memory until `unpin`; raises like `preload`."""
         task = await self._lease_anew(manifest)
         self._resident_set.pin(key_of(manifest))
         self._end_lease(manifest)
@@ -207,8 +209,8 @@ class Residency:
         All or nothing: if one of the versions is leased or pinned, none is evicted.
 
         Raises:
-            TaskInUseError: a version is leased.
-            TaskPinnedError: a version is pinned.
+            NunatakError: `task_in_use`, a version is leased.
+            NunatakError: `task_pinned`, a version is pinned.
         """
         dropped = self._resident_set.evict(task, version)
         self._loads.count_evicted(dropped)
@@ -216,7 +218,7 @@ class Residency:
         return versions_of(dropped)
 
     def is_resident(self, manifest: TaskManifest) -> bool:
-        """Tell whether a version is in memory, and so has passed its probe."""
+        """Return whether a version is in memory, and so has passed its probe."""
         return self._resident_set.get(key_of(manifest)) is not None
 
     def resident(self) -> tuple[LoadedTask, ...]:
@@ -224,7 +226,7 @@ class Residency:
         return self._resident_set.resident()
 
     def is_pinned(self, task: LoadedTask) -> bool:
-        """Tell whether a version is in memory and pinned."""
+        """Return whether a version is in memory and pinned."""
         return self._resident_set.is_pinned(key_of(task.manifest))
 
     def stats(self) -> ResidentStats:
@@ -232,7 +234,7 @@ class Residency:
         return self._resident_set.stats()
 
     def task_bytes(self) -> Mapping[str, int]:
-        """Return the bytes of the versions in memory by task, as of now."""
+        """Return the present bytes of the versions in memory by task."""
         return self._resident_set.task_bytes()
 
     @property
@@ -263,7 +265,7 @@ class Residency:
             named = (await self.look_up(reference)).manifest
         except (TaskNotFoundError, VersionNotFoundError):
             return True
-        except RegistryError:
+        except NunatakError:
             return False
         return key_of(named) != key_of(manifest)
 

@@ -1,7 +1,7 @@
 """`ResidentSet`: the task versions in memory under a budget of bytes; no threads, no waiting.
 
-In reading order: `VersionKey` (a version and its content), `UseHistory` (how often each version was
-used lately), and `ResidentSet` itself.
+In reading order: `VersionKey` (a version and its content), `UseHistory` (recent uses of each
+version), and `ResidentSet` itself.
 
 Each byte is of one of four kinds: leased (a request uses the version), pinned (an operator wants
 the version to stay), claimed (a running load needs the bytes), or free to evict. A load may start
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
+from nunatak_server.errors import TaskDoesNotFitError
 
 
 class VersionKey(NamedTuple):
@@ -37,7 +38,7 @@ def key_of(manifest: TaskManifest) -> VersionKey:
 
 
 USES_PER_HALF_LIFE = 8
-"""Uses of each version, on average, until a count has halved. Decision 7 gives the reason."""
+"""Average number of uses of each version until a count has halved. Decision 7 gives the reason."""
 MIN_HALF_LIFE = 256
 MAX_VERSIONS = 4096
 
@@ -45,9 +46,9 @@ MAX_VERSIONS = 4096
 class UseHistory:
     """Decaying counts of uses, for versions in memory or not.
 
-    A count halves after so many uses of all versions together, so there is no clock, and the counts
-    follow traffic that moves. An evicted version that returns has the rank of its past uses. The
-    number of counts is bounded; the least used versions are forgotten first.
+    A count halves after a number of uses of all versions together. So there is no clock, and the
+    counts follow changes of the traffic. An evicted version that returns has the rank of its past
+    uses. The number of counts is bounded; the least used versions are forgotten first.
     """
 
     def __init__(self, *, max_versions: int = MAX_VERSIONS) -> None:
@@ -74,7 +75,7 @@ class UseHistory:
 
 
 MIN_LOAD_S = 0.001
-"""No load is faster. A coarse clock must not make a version worthless."""
+"""Least seconds of a load. A coarse clock must not make a version worthless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ class ResidentSet:
         self._task_bytes = Counter[str]()
 
     def stats(self) -> ResidentStats:
-        """Return the bytes and versions as of now."""
+        """Return the present bytes and versions."""
         pinned = [entry.task for entry in self._entries.values() if entry.is_pinned]
         return ResidentStats(
             budget_bytes=self._budget,
@@ -127,7 +128,7 @@ class ResidentSet:
         )
 
     def task_bytes(self) -> Mapping[str, int]:
-        """Return the bytes of the versions in memory by task, as of now."""
+        """Return the present bytes of the versions in memory by task."""
         return dict(self._task_bytes)
 
     def resident(self) -> tuple[LoadedTask, ...]:
@@ -140,7 +141,7 @@ class ResidentSet:
         return None if entry is None else entry.task
 
     def is_pinned(self, key: VersionKey) -> bool:
-        """Tell whether a version is in memory and pinned."""
+        """Return whether a version is in memory and pinned."""
         return key in self._entries and self._entries[key].is_pinned
 
     def record_use(self, key: VersionKey) -> None:
@@ -162,7 +163,7 @@ class ResidentSet:
         return (*self._drop_unwanted(key), *self._shrink())
 
     def discard(self, key: VersionKey) -> tuple[VersionKey, ...]:
-        """Evict a version, pinned or not, once its leases end; return its key if that is now."""
+        """Evict a version, even if pinned, once its leases end; return the key if evicted now."""
         entry = self._entries.get(key)
         if entry is None:
             return ()
@@ -237,16 +238,18 @@ class ResidentSet:
         """Evict one version of a task, or all, and return them; all or nothing.
 
         Raises:
-            TaskInUseError: a version is leased.
-            TaskPinnedError: a version is pinned.
+            NunatakError: `task_in_use`, a version is leased.
+            NunatakError: `task_pinned`, a version is pinned.
         """
         keys = self._matching(task, version)
         for key in keys:
             entry = self._entries[key]
             if entry.is_pinned:
-                raise TaskPinnedError(key.task, key.version)
+                raise NunatakError("task_pinned", task=key.task, version=key.version)
             if entry.num_leases:
-                raise TaskInUseError(key.task, key.version, entry.num_leases)
+                raise NunatakError(
+                    "task_in_use", task=key.task, version=key.version, num_leases=entry.num_leases
+                )
         for key in keys:
             self._drop(key)
         return tuple(keys)

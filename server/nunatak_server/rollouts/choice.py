@@ -2,7 +2,7 @@
 
 `choose` picks the alias's own version or its canary, and decides whether the shadow runs. A routing
 key makes the choice sticky. For each canary version, a key has one fixed point in [0, 1). The
-canary answers while this point is below the canary's share. It follows that
+canary answers while this point is below the canary's share. Therefore:
 
 - equal keys get one version while the canary runs, on every server and after every restart;
 - a larger share moves keys to the canary, and moves no key back;
@@ -18,21 +18,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import Traffic
-from nunatak_server.failures import KNOWN_ERRORS
 from nunatak_server.residency.resident_set import VersionKey, key_of
 
 POINT_BYTES: Final = 6
 """A float holds 48 bits exactly, so no point rounds up to 1."""
 RETRY_S: Final = 5.0
-"""Time until the next attempt to load a candidate that failed to load or was evicted."""
+"""Time between two attempts to load a candidate."""
 MAX_VALIDATED: Final = 10_000
-"""Far above the number of candidates in a real registry. At this number the set is cleared."""
+"""Most remembered candidates, far above real use. A full set is cleared."""
 
 
 class Arm(StrEnum):
-    """Which version answers where an alias has a canary."""
+    """The answering version of an alias with a canary."""
 
     ALIAS = "alias"
     CANARY = "canary"
@@ -44,7 +44,7 @@ class Chosen:
 
     manifest: TaskManifest
     arm: Arm | None = None
-    """None where the alias has no canary."""
+    """The answering version; None if the alias has no canary."""
     shadow: TaskManifest | None = None
 
     @property
@@ -66,7 +66,7 @@ def choose(
     runs only where the alias's own version answers, because a report compares these two versions.
 
     Args:
-        traffic: what the reference of the request means.
+        traffic: the versions of the request's reference.
         routing_key: makes the choice sticky; without a key the choice is random.
         draw: returns random numbers in [0, 1).
         may_answer: whether this server has validated a candidate.
@@ -92,7 +92,7 @@ def point_of(routing_key: str, canary: TaskManifest) -> float:
 
 
 class CandidateValidation:
-    """Knows which candidates this server has validated; belongs to the event loop thread.
+    """Knows the candidates that this server has validated; only the event loop thread may use it.
 
     The first request for an alias loads its candidate in the background, while the alias's own
     version answers. A load includes the parity probe. A validated candidate may be evicted and
@@ -114,7 +114,7 @@ class CandidateValidation:
         self._loading: dict[VersionKey, asyncio.Task[None]] = {}
 
     def is_validated(self, manifest: TaskManifest) -> bool:
-        """Tell whether a candidate may answer; if not, start to load it."""
+        """Return whether a candidate may answer; if not, start to load it."""
         key = key_of(manifest)
         if key in self._validated:
             return True
@@ -146,7 +146,7 @@ class CandidateValidation:
     async def _load(self, manifest: TaskManifest) -> None:
         try:
             await self._preload(manifest)
-        except KNOWN_ERRORS:
+        except NunatakError:
             # `Loads` has logged the error. A later attempt may succeed: blobs can be repaired.
             return
         self._remember(key_of(manifest))

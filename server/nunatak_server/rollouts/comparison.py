@@ -1,4 +1,4 @@
-"""How a shadow compares with the version that answers.
+"""Comparison of a shadow with the answering version.
 
 `compare_outputs` compares two outputs for one input. `Reports` adds the comparisons up for each
 pair of versions, on this server since its start.
@@ -20,8 +20,6 @@ from nunatak_server.residency.resident_set import VersionKey, key_of
 
 FULL_OPTIONS: Final = PredictionOptions(entities=EntityOptions(ignored_labels=frozenset()))
 """All that a head can output: a score for each label, a label for each token."""
-CHOSEN_FROM: Final = 0.5
-"""The score from which a label counts as chosen, where several labels may apply."""
 
 Name = TypeVar("Name", str, int, tuple[int, int])
 Place = tuple[int, int]
@@ -33,7 +31,7 @@ class Comparison:
     """The agreement of two answers to one input."""
 
     agreement: float
-    """From 0 to 1: 1 for equal answers; for token labels the share of tokens with equal labels."""
+    """1 for equal answers, else 0; for token labels the share of tokens with equal labels."""
     drifts: tuple[float, ...]
     """Absolute differences of the scores."""
 
@@ -44,17 +42,23 @@ class Comparison:
 
 
 def compare_outputs(
-    head: HeadRecord, output: Output, shadow: Output, *, tolerance: float
+    head: HeadRecord,
+    output: Output,
+    shadow_head: HeadRecord,
+    shadow: Output,
+    *,
+    tolerance: float,
 ) -> Comparison:
     """Compare two outputs made with `FULL_OPTIONS` by heads of one kind and problem.
 
-    Two answers are equal if they have the same best label, the same chosen labels (where several
-    may apply), values at most `tolerance` apart (regression), the same best span, or the same first
-    document. A label that one version lacks has the score 0 there.
+    Two answers are equal if they predict the same label, the same labels by the thresholds of each
+    version (where several may apply), values at most `tolerance` apart (regression), the same best
+    span, or the same first document. A label that one version lacks has the score 0 there.
     """
     match head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
-            return _compare_labels(_labels(output), _labels(shadow), head.problem_type, tolerance)
+            own, other = (head, _labels(output)), (shadow_head, _labels(shadow))
+            return _compare_labels(own, other, tolerance)
         case HeadKind.TOKEN_CLASSIFICATION:
             return _compare_tokens(_tokens(output), _tokens(shadow))
         case HeadKind.QUESTION_ANSWERING:
@@ -64,19 +68,19 @@ def compare_outputs(
 
 
 def _compare_labels(
-    scores: Mapping[str, float],
-    shadow: Mapping[str, float],
-    problem: ProblemType | None,
+    own: tuple[HeadRecord, Mapping[str, float]],
+    other: tuple[HeadRecord, Mapping[str, float]],
     tolerance: float,
 ) -> Comparison:
-    match problem:
+    (head, scores), (_, shadow) = own, other
+    match head.problem_type:
         case ProblemType.REGRESSION:
             # Each output has one value, and the names of the two values may differ.
-            (value,), (other,) = scores.values(), shadow.values()
-            drift = abs(value - other)
+            (value,), (shadow_value,) = scores.values(), shadow.values()
+            drift = abs(value - shadow_value)
             return Comparison(agreement=float(drift <= tolerance), drifts=(drift,))
         case ProblemType.MULTI_LABEL:
-            is_equal = _chosen(scores) == _chosen(shadow)
+            is_equal = _applying(*own) == _applying(*other)
         case ProblemType.SINGLE_LABEL | None:
             is_equal = _first(scores) == _first(shadow)
     return Comparison(agreement=float(is_equal), drifts=_drifts(scores, shadow))
@@ -133,8 +137,8 @@ def _drifts(scores: Mapping[Name, float], shadow: Mapping[Name, float]) -> tuple
     return tuple(abs(scores.get(name, 0.0) - shadow.get(name, 0.0)) for name in names)
 
 
-def _chosen(scores: Mapping[str, float]) -> set[str]:
-    return {label for label, score in scores.items() if score >= CHOSEN_FROM}
+def _applying(head: HeadRecord, scores: Mapping[str, float]) -> set[str]:
+    return {label for label, score in scores.items() if score >= head.threshold(label)}
 
 
 DRIFT_BOUNDS: Final = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -147,8 +151,8 @@ Pair = tuple[VersionKey, VersionKey]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowReport:
-    """How one shadow compares with one version. Counts are of inputs."""
+class ShadowComparison:
+    """The comparison of one shadow with one version. Counts are inputs."""
 
     compared: int = 0
     agreement: float | None = None
@@ -159,7 +163,8 @@ class ShadowReport:
     """The mean over all scores of the compared inputs."""
     max_drift: float | None = None
     drift_counts: tuple[int, ...] = (0,) * (len(DRIFT_BOUNDS) + 1)
-    """Inputs by the largest drift of their scores: one count for each bound, one above."""
+    """Number of inputs by the largest drift of their scores: one count for each bound, one
+    above."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,8 +178,8 @@ class _Tally:
     max_drift: float = 0.0
     drift_counts: list[int] = field(default_factory=lambda: [0] * (len(DRIFT_BOUNDS) + 1))
 
-    def report(self) -> ShadowReport:
-        return ShadowReport(
+    def report(self) -> ShadowComparison:
+        return ShadowComparison(
             compared=self.compared,
             agreement=self.agreed / self.compared if self.compared else None,
             errors=self.errors,
@@ -191,15 +196,15 @@ def pair_of(answered: TaskManifest, shadow: TaskManifest) -> Pair:
 
 
 class Reports:
-    """Adds up comparisons by pair; belongs to the event loop thread."""
+    """Adds up comparisons by pair; only the event loop thread may use it."""
 
     def __init__(self) -> None:
         self._tallies = LRUCache[Pair, _Tally](MAX_PAIRS)
 
-    def report(self, pair: Pair) -> ShadowReport:
+    def report(self, pair: Pair) -> ShadowComparison:
         """Return the report of a pair; an empty report before the first comparison."""
         tally = self._tallies.get(pair)
-        return ShadowReport() if tally is None else tally.report()
+        return ShadowComparison() if tally is None else tally.report()
 
     def add_comparisons(self, pair: Pair, comparisons: Iterable[Comparison]) -> None:
         """Add comparisons of inputs that both versions answered."""

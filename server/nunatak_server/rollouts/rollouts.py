@@ -13,9 +13,9 @@ from nunatak_server.rollouts.shadows import Shadows
 
 
 class Rollouts:
-    """Chooses the version that answers; owns the shadows, their reports and the metrics.
+    """Chooses the answering version; owns the shadows, their reports and the metrics.
 
-    It belongs to the event loop thread.
+    Only the event loop thread may use it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Shadows: a candidate runs on the texts of the version that answers, and is compared with it.
+"""Shadows: a candidate runs on the texts of the answering version, and both are compared.
 
 The engine gets the rows of both versions together, so they share trunk rows in one batch. No
 request waits for a shadow: one background task for each run awaits both versions and compares
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import OutOfMemoryError, TaskError
-from nunatak_server.inputs import TaskInput
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import (
     MAX_LOGITS_ON_LOOP,
@@ -28,7 +28,7 @@ from nunatak_server.rollouts.comparison import (
     FULL_OPTIONS,
     Comparison,
     Reports,
-    ShadowReport,
+    ShadowComparison,
     compare_outputs,
     pair_of,
 )
@@ -37,9 +37,9 @@ from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome, Row
 from nunatak_server.tokenization import Encodings
 
 PAUSE_S: Final = 60.0
-"""Time for which a failed shadow does not run: a batch that it breaks is computed twice."""
+"""Pause of a failed shadow, because each batch that fails is computed twice."""
 MAX_RUNNING: Final = 64
-"""Runs in progress. Further runs are dropped."""
+"""Most runs in progress. Further runs are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class ShadowRun:
 
     answered: TaskManifest
     shadow: TaskManifest
-    inputs: Sequence[TaskInput]
+    inputs: Sequence[Input]
     encodings: Sequence[Encodings]
     """The encodings of the version that answers, by input."""
     shadow_encodings: Sequence[Encodings]
@@ -57,7 +57,7 @@ class ShadowRun:
 
 
 class Shadows:
-    """Runs shadows and adds up their reports; belongs to the event loop thread."""
+    """Runs shadows and adds up their reports; only the event loop thread may use it."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class Shadows:
         self._reports.add_dropped(pair_of(answered, shadow), num_inputs)
         self._metrics.observe_dropped(answered.task, num_inputs)
 
-    def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowReport:
-        """Return how a shadow compares with the version that answers, on this server."""
+    def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowComparison:
+        """Return the comparison of a shadow with the answering version, on this server."""
         return self._reports.report(pair_of(answered, shadow))
 
     async def aclose(self) -> None:
@@ -150,7 +150,7 @@ class Shadows:
             self._pause(run)
             self._fail(run)
         elif any(isinstance(outcome, OutOfMemoryError) for outcome in shadow):
-            # The version is not at fault, so this counts as dropped and not as an error.
+            # The version did not cause the failure, so the run counts as dropped.
             self._pause(run)
             self._drop(run)
         elif len(other) < len(shadow):
@@ -177,14 +177,16 @@ class Shadows:
         outputs = self._outputs(run.answered, run.inputs, run.encodings, own)
         shadows = self._outputs(run.shadow, run.inputs, run.shadow_encodings, other)
         return [
-            compare_outputs(run.answered.head, output, shadow, tolerance=self._tolerance)
+            compare_outputs(
+                run.answered.head, output, run.shadow.head, shadow, tolerance=self._tolerance
+            )
             for output, shadow in zip(outputs, shadows, strict=True)
         ]
 
     def _outputs(
         self,
         manifest: TaskManifest,
-        inputs: Sequence[TaskInput],
+        inputs: Sequence[Input],
         encodings: Sequence[Encodings],
         answers: Sequence[RowAnswer],
     ) -> tuple[Output, ...]:

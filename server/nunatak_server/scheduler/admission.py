@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final, Self, TypeVar
 
-from nunatak_server.errors import OverloadedError, RequestTooLargeError, ShareExceededError
+from nunatak_contract.errors import NunatakError
+from nunatak_server.errors import OverloadedError
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Flow
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority
@@ -171,8 +172,8 @@ class Permit:
 
         Raises:
             OverloadedError: the queue has no space for them.
-            ShareExceededError: the share of the caller, or of its task, has no space for them.
-            RequestTooLargeError: even an empty queue has no space for them.
+            OverloadedError: the share of the caller, or of its task, has no space for them.
+            NunatakError: `request_too_large`, even an empty queue has no space for them.
         """
         self._admission.take_tokens(self._caller, self._priority, tokens)
         for task, count in tokens.items():
@@ -203,7 +204,7 @@ class HeldBytes:
 
         Raises:
             OverloadedError: other bodies leave no space for them.
-            ShareExceededError: other bodies of the caller leave no space for them in its share.
+            OverloadedError: other bodies of the caller leave no space for them in its share.
         """
         self._admission.take_bytes(self._caller, num_bytes, held=self.num_bytes)
         self.num_bytes += num_bytes
@@ -270,7 +271,7 @@ class Admission:
 
         Raises:
             OverloadedError: all places, or all bytes, are taken.
-            ShareExceededError: the share of the caller, or of its task, is taken.
+            OverloadedError: the share of the caller, or of its task, is taken.
         """
         self._check_place(caller, frozenset(tasks))
         self._check_bytes(caller, num_bytes)
@@ -284,7 +285,7 @@ class Admission:
 
         Raises:
             OverloadedError: all places are taken.
-            ShareExceededError: the share of the caller, or of its task, is taken.
+            OverloadedError: the share of the caller, or of its task, is taken.
         """
         self._check_place(caller, tasks)
         self._backlog.add_request(caller, tasks)
@@ -298,7 +299,7 @@ class Admission:
 
         Raises:
             OverloadedError: other bodies leave no space for them.
-            ShareExceededError: other bodies of the caller leave no space for them in its share.
+            OverloadedError: other bodies of the caller leave no space for them in its share.
         """
         self._check_bytes(caller, held + num_bytes, held=held)
         self.num_bytes += num_bytes
@@ -319,9 +320,9 @@ class Admission:
 
         Raises:
             OverloadedError: the queue has no space for them.
-            ShareExceededError: the share of the caller, or of its task, has no space for them.
-            RequestTooLargeError: they are more than the caller, or its task, can ever hold. They
-                would leave no space for other requests.
+            OverloadedError: the share of the caller, or of its task, has no space for them.
+            NunatakError: `request_too_large`, they are more than the caller, or its task, can ever
+                hold. They would leave no space for other requests.
         """
         backlog = self._backlog
         wanted = sum(tokens.values())
@@ -394,7 +395,7 @@ class Admission:
         """Refuse a request above the most that one holder can ever hold of an empty queue."""
         most = self._max_tokens if share is None else self._max_tokens * share / (1 + share)
         if wanted > most:
-            raise RequestTooLargeError(wanted, most, holder=holder)
+            raise NunatakError("request_too_large", num_tokens=wanted, limit=most, holder=holder)
 
     def _check_total(self, held: Held, wanted: float) -> None:
         if held.total + wanted > held.limit:
@@ -406,6 +407,6 @@ class Admission:
         if share is None or not of_holder:
             return
         if of_holder + wanted > share * (held.limit - held.total):
-            raise ShareExceededError(
+            raise OverloadedError(
                 held.resource, held.limit, holder=kind, retry_after_s=self.retry_after_s()
             )

@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Branch, Encoding
-from nunatak_server.errors import BackboneUnhealthyError, ServerError, TaskUnhealthyError
+from nunatak_server.errors import TaskUnhealthyError
 
 ANONYMOUS: Final = "anonymous"
 """The caller of requests that name none."""
@@ -80,7 +81,7 @@ class RowAnswer:
     """The number of its batch."""
 
 
-RowOutcome = RowAnswer | ServerError
+RowOutcome = RowAnswer | NunatakError
 """Failures travel as values: a row nobody waits for any more then leaves no unread exception."""
 
 
@@ -88,14 +89,15 @@ def backbone_answer(outcome: RowOutcome) -> RowAnswer:
     """Return what became of a row of the backbone alone, which is no version that is rolled back.
 
     Raises:
-        BackboneUnhealthyError: it fails in its forward pass, or its outputs are not finite.
-        ServerError: it was not computed.
+        NunatakError: `backbone_unhealthy`, it fails in its forward pass, or its outputs are not
+            finite.
+        NunatakError: it was not computed.
     """
     match outcome:
         case RowAnswer():
             return outcome
         case TaskUnhealthyError(reason=reason):
-            raise BackboneUnhealthyError(reason)
+            raise NunatakError("backbone_unhealthy", reason=reason)
         case _:
             raise outcome
 

@@ -1,1 +1,1 @@
-"""telemetry."""
+"""Metrics, logs and traces."""

@@ -3,8 +3,8 @@
 A message cannot leave its line: characters that could begin another line or command a terminal are
 escaped. The values of an event travel next to the message, under `FIELDS`.
 
-`JoiningHandler` writes many lines at once. Under overload there are hundreds of lines a second. To
-write each on its own would wait for the system, and then for the interpreter lock.
+`JoiningHandler` writes many lines at once. Under overload there are hundreds of lines a second. A
+separate write of each line would wait for the system, and then for the interpreter lock.
 """
 
 import contextlib
@@ -17,10 +17,10 @@ import traceback
 from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, TextIO, assert_never
 
+from nunatak_contract.enums import LogFormat
 from nunatak_contract.plain_text import visible, visible_json
 
 ExceptionInfo = (
@@ -31,13 +31,6 @@ FIELDS: Final = "nunatak_fields"
 """The attribute of a log record that holds the values of its event."""
 CONTINUED: Final = "  | "
 """Prefix of each line of a traceback, so that no line looks like an event."""
-
-
-class LogFormat(StrEnum):
-    """The format of log lines."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def fields(**values: object) -> Mapping[str, object]:
@@ -122,7 +115,7 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
     def flush(self) -> None:
         """Write the lines of all kept events."""
         with self._writing:
-            # One by one, because other threads add events meanwhile.
+            # Events are taken one by one, because other threads add events meanwhile.
             events = [self._events.popleft() for _ in range(len(self._events))]
             if events:
                 lines = [line for event in events if (line := self._line_of(event))]
@@ -181,10 +174,10 @@ def write_log() -> None:
 
 
 def leave_out_places() -> None:
-    """Keep `logging` from finding out code, thread and process, which no line here shows.
+    """Stop `logging` from finding code, thread and process, which no line here shows.
 
-    The how-to of the standard library advises this under "Optimization". It applies to the whole
-    process.
+    The how-to of the standard library advises this under "Optimization". The settings apply to the
+    whole process.
     """
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001 # pyright: ignore[reportPrivateUsage] - documented

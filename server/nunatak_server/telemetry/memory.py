@@ -1,7 +1,7 @@
-"""The state of a server at one moment: its memory, its queues, and what it serves.
+"""The state of a server at one moment: its memory, its queues, and its task versions.
 
 - `MemoryLedger` compares the parameters in memory with one full model for each task.
-- `ProcessMemory` is what the operating system counts.
+- `ProcessMemory` has the numbers of the operating system.
 - `ServerState` is read on the event loop. `StateCollector` turns the state into metrics on a
   thread, so a scrape costs the event loop nothing.
 """
@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nunatak_artifact import LoadedTask
+from nunatak_contract.memory import ProcessMemory
 from nunatak_model import (
     Backbone,
     BackboneConfig,
@@ -94,16 +95,6 @@ def peak_activations(backbone: Backbone, *, held_bytes: int) -> int | None:
     return max(0, torch.cuda.max_memory_allocated(backbone.device) - held_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessMemory:
-    """The memory of the process; None for a number that the operating system lacks."""
-
-    rss_bytes: int
-    peak_rss_bytes: int | None
-    pss_bytes: int | None
-    uss_bytes: int | None
-
-
 def measure_process() -> ProcessMemory:
     """Return the memory of this process. The call takes milliseconds: run it on a thread.
 
@@ -162,7 +153,7 @@ class ServerState:
 
 
 class StateCollector(Collector):
-    """FairQueue one state into metrics."""
+    """Turns one state into metrics."""
 
     def __init__(self, state: ServerState, *, task_label: Callable[[str], str]) -> None:
         """`task_label` returns the label of a task; several tasks may share one label."""

@@ -208,7 +208,7 @@ def _seconds(stage: str, documentation: str, registry: CollectorRegistry) -> His
 def _by_task(
     what: str, documentation: str, registry: CollectorRegistry
 ) -> Callable[[str], Counter]:
-    # Sums, because a scrape of histograms for a thousand tasks would take most of a second.
+    # Only sums, because a scrape of histograms for a thousand tasks would take most of a second.
     return cache(Counter(f"nunatak_{what}", documentation, ["task"], registry=registry).labels)
 
 
@@ -219,7 +219,7 @@ class TrunkCacheCollector(Collector):
         self._stats = stats
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics of the cache, as of now."""
+        """Yield all present metrics of the cache."""
         stats = self._stats()
         counters = (
             ("hits", "Trunk states that were read", stats.hits),

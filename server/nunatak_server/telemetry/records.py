@@ -15,7 +15,7 @@ OK: Final = "ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRecord:
+class VersionWork:
     """The work of one task version for a request."""
 
     task: str
@@ -35,7 +35,7 @@ class PredictionRecord:
 
     tokenize_started_at: float
     tokenize_s: float
-    versions: tuple[VersionRecord, ...]
+    versions: tuple[VersionWork, ...]
 
 
 PredictionObserver = Callable[[PredictionRecord], None]
@@ -44,7 +44,7 @@ PredictionObserver = Callable[[PredictionRecord], None]
 
 @dataclass(slots=True, kw_only=True)
 class RequestNotes:
-    """Facts about a request that its log line needs and only inner layers know."""
+    """Facts about a request for its log line, which only inner layers know."""
 
     predictions: list[PredictionRecord] = field(default_factory=list[PredictionRecord])
     """One record, or one for each part of a stream."""

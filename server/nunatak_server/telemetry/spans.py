@@ -5,7 +5,7 @@
       +-- load        (cold versions)     one of each for each task version
       +-- queue
       +-- compute
-    batch                                 one for each forward pass, a trace of its own
+    batch                                 one for each forward pass, a separate trace
 
 Spans are made from records after the work, with times that are measured anyway. Attributes hold
 names and counts, and nothing of the input.
@@ -28,7 +28,7 @@ from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from nunatak_server.engine.outcomes import BatchReport
-from nunatak_server.telemetry.records import PredictionRecord, VersionRecord
+from nunatak_server.telemetry.records import PredictionRecord, VersionWork
 
 PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
 MAX_REMEMBERED_BATCHES: Final = 1024
@@ -40,7 +40,7 @@ Attributes = dict[str, str | int]
 
 def otlp_tracing() -> "SpanTracing":
     """Return tracing over OTLP and HTTP, configured by the standard `OTEL_*` variables."""
-    # The variables come last, so that a service name of the operator wins.
+    # The variables come last, so that they override the default service name.
     named = Resource.create({SERVICE_NAME: "nunatak"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=named)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
@@ -71,7 +71,10 @@ class OpenSpan:
 
 
 class SpanTracing:
-    """Makes spans. `observe_batch` runs on the engine thread, all else on the event loop."""
+    """Makes spans.
+
+    `observe_batch` runs on the engine thread, every other method on the event loop.
+    """
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -117,7 +120,7 @@ class SpanTracing:
         """Send the spans that have not been sent."""
         self._provider.shutdown()
 
-    def _version(self, record: VersionRecord, request: Span) -> None:
+    def _version(self, record: VersionWork, request: Span) -> None:
         row = record.slowest
         if row is None:
             return

@@ -1,4 +1,4 @@
-"""Tracing: what the server needs of it, and whether it is on.
+"""Tracing: the interface for the server, and the switch.
 
 Tracing is off unless one of the standard `OTEL_*` variables names a collector. The spans are made
 in `spans.py`, whose libraries are an extra: this module imports them only when tracing is on.
@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
+from nunatak_contract.errors import NunatakError
 from nunatak_server.engine.outcomes import BatchReport
-from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.telemetry.records import PredictionRecord
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -54,7 +54,7 @@ def find_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | None:
     """Return tracing to the collector that the environment names, or None without one.
 
     Raises:
-        InvalidSettingsError: a collector is named, but the libraries are not installed.
+        NunatakError: `invalid_settings`, a collector is named, but the libraries are not installed.
     """
     is_disabled = environment.get(DISABLED, "").strip().lower() == "true"
     if is_disabled or not any(environment.get(name) for name in ENDPOINTS):
@@ -62,8 +62,9 @@ def find_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | None:
     try:
         from nunatak_server.telemetry.spans import otlp_tracing  # noqa: PLC0415 - an extra
     except ModuleNotFoundError as error:
-        raise InvalidSettingsError(
-            f"{ENDPOINTS[0]} asks for traces, but the module {error.name!r} is missing; "
-            "install 'nunatak[tracing]' or unset the variable"
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"{ENDPOINTS[0]} asks for traces, but the module {error.name!r} is missing; "
+            "install 'nunatak[tracing]' or unset the variable",
         ) from error
     return otlp_tracing()

@@ -1,6 +1,6 @@
-"""No command lets a text of a model, a file or a server reach the terminal as it is.
+"""No command prints a text of a model, a file or a server without escapes.
 
-A new command needs cases here: each prints texts that others wrote, or stands in `PRINTS_NONE`.
+A new command needs cases here: each command prints foreign texts, or is in `PRINTS_NONE`.
 """
 
 import json
@@ -57,7 +57,7 @@ class World:
         return ("--backbone", str(self.folder / HOSTILE_FILE_NAME))
 
     def new(self) -> Path:
-        """A hostile path where nothing is."""
+        """A hostile path that does not exist."""
         free = (f"{HOSTILE_FILE_NAME}{number}" for number in range(1000))
         return next(path for name in free if not (path := self.folder / name).exists())
 
@@ -110,6 +110,9 @@ def write_data(folder: Path) -> None:
     write_jsonl(folder / f"broken {HOSTILE_FILE_NAME}.jsonl", broken)
     labelled = [{**row, "label": f"{row['label']}{HOSTILE}"} for row in rows]
     write_jsonl(folder / "labels.jsonl", labelled)
+    known = [{"text": HOSTILE, "label": label} for label in LABELS]
+    write_jsonl(folder / f"known {HOSTILE_FILE_NAME}.jsonl", known)
+    write_jsonl(folder / f"columns {HOSTILE_FILE_NAME}.jsonl", [{HOSTILE: HOSTILE}])
     (folder / "tasks.yaml").write_text(json.dumps({"tasks": {HOSTILE: {"data": HOSTILE}}}))
     (folder / "config.toml").write_text(f"registry = {json.dumps(HOSTILE_FILE_NAME)}\n")
     (folder / "keys").write_text(json.dumps({"format": 1, HOSTILE: HOSTILE}))
@@ -145,10 +148,27 @@ def train_cases(world: World) -> Iterator[Case]:
 
 def predict_cases(world: World) -> Iterator[Case]:
     yield ("predict", "text", "--task", "tone", *world.registry, *world.backbone)
+    broken = str(world.folder / f"columns {HOSTILE_FILE_NAME}.jsonl")
+    yield ("predict", "--file", broken, "--task", "tone", *world.registry, *world.backbone)
+    named = str(world.folder / f"known {HOSTILE_FILE_NAME}.jsonl")
+    for place in ((*world.registry, *world.backbone), ("--server", world.refusing)):
+        yield ("predict", "--file", named, "--task", "tone", *place)
     for server in (world.answering, world.refusing):
         asked = ("predict", "text", "--task", "a", "--task", "b", "--server", server)
         for options in ((), ("--json",), ("--stream",), ("--stream", "--json")):
             yield (*asked, *options)
+
+
+def evaluate_cases(world: World) -> Iterator[Case]:
+    known = str(world.folder / f"known {HOSTILE_FILE_NAME}.jsonl")
+    here = (*world.registry, *world.backbone)
+    yield ("evaluate", "tone", "--data", known, *here)
+    yield ("evaluate", "tone", "--data", known, *here, "--json")
+    yield ("evaluate", "tone", "--data", known, *here, "--wrong", str(world.new()))
+    yield ("evaluate", "tone", "--data", str(world.folder / "labels.jsonl"), *here)
+    yield ("evaluate", "tone", "--data", str(world.new()), *here)
+    for server in (world.answering, world.refusing):
+        yield ("evaluate", "tone", "--data", known, "--server", server)
 
 
 def task_cases(world: World) -> Iterator[Case]:
@@ -216,6 +236,7 @@ def file_cases(world: World) -> Iterator[Case]:
 SOURCES: tuple[Callable[[World], Iterator[Case]], ...] = (
     train_cases,
     predict_cases,
+    evaluate_cases,
     task_cases,
     server_cases,
     file_cases,
@@ -253,7 +274,7 @@ def test_no_command_prints_what_a_terminal_obeys(
         assert obeyed(output, has_styles=styles) == set(), case
         printed += output.replace("\\[", "[").replace("\\]", "]")
 
-    # Else the cases are none: texts of others must have been printed, and no markup read in them.
+    # The cases are only valid if foreign texts were printed, without markup.
     assert "evil[b]" in printed
 
 

@@ -1,4 +1,4 @@
-"""Many tasks of one file: each published, whatever becomes of the others."""
+"""Many tasks of one file: each is published, even if others fail."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,8 @@ def test_every_task_is_published_on_one_pass_through_each_trunk_layer(folder: Pa
     # Train and dev examples, at the three split depths, the lowest first.
     depths = [it.facts.depth for it in stored_states(folder / "cache" / "trunk")]
     assert sorted(depths) == [1, 1, 2, 2, 3, 3]
-    assert [line.split()[1] for line in ran.stderr.splitlines()] == ["two:", "one:", "head:"]
+    done = [line for line in ran.stderr.splitlines() if ": epoch " not in line]
+    assert [line.split()[1] for line in done] == ["two:", "one:", "head:"]
 
 
 def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path) -> None:
@@ -77,7 +78,7 @@ def test_a_task_that_fails_is_reported_and_the_others_are_published(folder: Path
     [
         ({"layers": 9}, "topk layers"),
         ({"method": "lora", "layers": 1}, "layers belongs to method topk"),
-        ({"dropout": 0.5, "regularizer": {"name": "mixout"}}, "takes the place of dropout"),
+        ({"dropout": 0.5, "regularizer": {"name": "mixout"}}, "replaces dropout"),
         ({"promote": "../prod"}, "alias"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every kind of index that the laws of the registry must hold for."""
+"""The kinds of index for the laws of the registry."""
 
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
@@ -10,7 +10,7 @@ import pytest
 from doubles.postgres import PostgresServer
 from nunatak_registry import Registry
 
-# Ahead of every file, so that a grace of 0 s spares nothing.
+# Later than the time of every file, so that a grace period of 0 s protects nothing.
 START = datetime(2100, 1, 1, tzinfo=UTC)
 
 

@@ -1,5 +1,6 @@
-"""What every kind of index must do: publish, resolve, list, delete."""
+"""Every kind of index: publish, resolve, list, delete."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -7,18 +8,11 @@ import pytest
 
 from doubles.drafts import make_draft, publish_many, publish_one
 from doubles.names import HOSTILE_NAMES, calls_with_name
-from nunatak_contract.errors import InvalidNameError
+from doubles.refusals import raises
+from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
-from nunatak_registry import (
-    AliasNotFoundError,
-    InvalidManifestError,
-    Registry,
-    RegistryError,
-    TaskNotFoundError,
-    VersionInUseError,
-    VersionNotFoundError,
-)
+from nunatak_registry import InvalidManifestError, Registry, TaskNotFoundError, VersionNotFoundError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -94,11 +88,10 @@ def test_each_missing_thing_has_its_own_error(registry: Registry) -> None:
         registry.resolve("other/1")
     with pytest.raises(TaskNotFoundError):
         registry.resolve("other@prod")
-    with pytest.raises(AliasNotFoundError):
+    with raises("alias_not_found"):
         registry.resolve("intent@prod")
-    with pytest.raises(VersionNotFoundError) as caught:
+    with pytest.raises(VersionNotFoundError, match=r"versions: 1$"):
         registry.resolve("intent/2")
-    assert caught.value.available == (1,)
 
 
 def test_unknown_task_is_not_found_by_any_method(registry: Registry) -> None:
@@ -118,7 +111,7 @@ def test_unknown_task_is_not_found_by_any_method(registry: Registry) -> None:
             call()
 
 
-def test_summary_tells_versions_aliases_and_default(registry: Registry) -> None:
+def test_summary_has_versions_aliases_and_default(registry: Registry) -> None:
     publish_many(registry, 2)
     publish_one(registry, "a")
     registry.promote("intent", "prod", 1)
@@ -144,10 +137,10 @@ def test_version_that_an_alias_points_to_is_not_deleted(registry: Registry) -> N
     registry.promote("intent", "canary", 1)
     registry.promote("intent", "prod", 1)
 
-    with pytest.raises(VersionInUseError) as caught:
+    with raises("version_in_use") as caught:
         registry.delete("intent", 1)
 
-    assert caught.value.aliases == ("canary", "prod")
+    assert re.findall(r"alias (\w+)", str(caught.value)) == ["canary", "prod"]
     assert registry.verify() == []
     assert registry.resolve("intent/1").version == 1
 
@@ -184,7 +177,7 @@ def test_collection_removes_the_blob_with_its_last_reference(registry: Registry)
 
     registry.delete("b", 1)
     assert registry.gc(grace_s=0).removed_blobs == (two.blobs[0].sha256,)
-    with pytest.raises(RegistryError):
+    with pytest.raises(NunatakError):
         registry.read_blob(two)
     assert registry.verify() == []
 

@@ -1,12 +1,13 @@
-"""What every kind of index must do for readers that hold versions."""
+"""Every kind of index: readers that hold versions."""
 
 from datetime import UTC, datetime
 
 import pytest
 
 from doubles.drafts import publish_many, publish_one
+from doubles.refusals import raises
 from nunatak_contract.errors import InvalidNameError
-from nunatak_registry import Registry, VersionInUseError
+from nunatak_registry import Registry
 
 READER = "host-a:4711"
 LONG_S = 3600.0
@@ -17,10 +18,9 @@ def test_version_that_a_reader_holds_is_not_deleted(registry: Registry) -> None:
     publish_many(registry, 2)
     registry.hold(READER, [("intent", 1)], seconds=LONG_S)
 
-    with pytest.raises(VersionInUseError, match=READER) as caught:
+    with raises("version_in_use", match=f"is held by reader {READER} "):
         registry.delete("intent", 1)
 
-    assert (caught.value.aliases, caught.value.readers) == ((), (READER,))
     assert registry.resolve("intent/1").version == 1
     registry.delete("intent", 2)
 
@@ -29,7 +29,7 @@ def test_hold_is_seen_by_every_opener(registry: Registry, location: str) -> None
     publish_one(registry)
     registry.hold(READER, [("intent", 1)], seconds=1e9)
 
-    with Registry.open(location) as other, pytest.raises(VersionInUseError):
+    with Registry.open(location) as other, raises("version_in_use"):
         other.delete("intent", 1)
 
 
@@ -50,9 +50,8 @@ def test_new_hold_replaces_the_old_one_of_the_same_reader_alone(registry: Regist
     registry.hold(READER, [], seconds=LONG_S)
 
     registry.delete("intent", 1)
-    with pytest.raises(VersionInUseError) as caught:
+    with raises("version_in_use", match="is held by reader other "):
         registry.delete("intent", 2)
-    assert caught.value.readers == ("other",)
 
 
 def test_hold_of_a_missing_version_is_passed_over(registry: Registry) -> None:
@@ -60,7 +59,7 @@ def test_hold_of_a_missing_version_is_passed_over(registry: Registry) -> None:
 
     registry.hold(READER, [("intent", 7), ("other", 1), ("intent", 1)], seconds=LONG_S)
 
-    with pytest.raises(VersionInUseError):
+    with raises("version_in_use"):
         registry.delete("intent", 1)
     assert registry.verify() == []
 

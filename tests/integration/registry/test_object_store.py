@@ -1,4 +1,4 @@
-"""Blobs in a bucket: an S3 server as a process of its own, under either kind of index."""
+"""Blobs in a bucket of a real S3 server, with both kinds of index."""
 
 import threading
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""What only a registry on PostgreSQL can get wrong."""
+"""Errors that only a registry on PostgreSQL can make."""
 
 from pathlib import Path
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from doubles.drafts import publish_one
+from doubles.refusals import raises
 from doubles.restores import FileSite, PostgresSite, RestoreSite
-from nunatak_registry import FindingKind, Registry, StoreUnavailableError, VersionInUseError
+from nunatak_registry import FindingKind, Registry, StoreUnavailableError
 
 NOW = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -59,7 +60,7 @@ def test_what_is_written_after_a_restore_is_there_for_all(
     with Registry.open(site.location, clock=lambda: NOW) as other:
         assert other.task("intent").aliases == {"next": 1, "prod": 1}
         assert other.resolve("intent/2") == registry.resolve("intent/2")
-        with pytest.raises(VersionInUseError):
+        with raises("version_in_use"):
             other.delete("intent", 2)
 
 
@@ -74,7 +75,7 @@ def test_a_change_by_others_after_a_restore_is_seen(site: RestoreSite, registry:
     assert registry.task("intent").aliases == {"next": 1, "prod": 1}
 
 
-def test_two_indexes_that_counted_as_many_changes_are_told_apart(
+def test_two_indexes_that_counted_as_many_changes_are_distinguished(
     site: RestoreSite, registry: Registry
 ) -> None:
     before = registry.generation()
@@ -142,7 +143,7 @@ CALLS: dict[str, Callable[[Registry], object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_an_index_that_is_gone_is_unavailable_and_not_made_anew(
+def test_an_index_that_is_gone_is_unavailable_and_not_made_again(
     on_file: Registry, index: Path, tmp_path: Path, call: Callable[[Registry], object]
 ) -> None:
     generation = on_file.generation()
@@ -197,11 +198,11 @@ def test_a_restored_index_of_another_schema_version_is_refused(
     copy = index.with_name("other")
     with closing(sqlite3.connect(copy)) as target, closing(sqlite3.connect(index)) as source:
         source.backup(target)
-        target.executescript("UPDATE nunatak_state SET schema_version = 2")
+        target.executescript("UPDATE nunatak_state SET schema_version = 99")
     content = copy.read_bytes()
     copy.replace(index)
 
-    with pytest.raises(StoreUnavailableError, match="schema version 2"):
+    with pytest.raises(StoreUnavailableError, match="schema version 99"):
         on_file.generation()
 
     assert index.read_bytes() == content

@@ -1,21 +1,18 @@
-"""What every kind of index must do: canaries and shadows beside aliases."""
+"""Every kind of index: canaries and shadows next to aliases."""
+
+import getpass
 
 import pytest
 
 from doubles.drafts import make_draft, publish_many, publish_one
-from nunatak_contract.enums import ProblemType
+from doubles.refusals import raises
+from nunatak_contract.enums import ProblemType, Reads
 from nunatak_contract.names import TaskReference
 from nunatak_registry import (
-    AliasNotFoundError,
     Candidate,
-    CandidateConflictError,
     CandidateEventKind,
-    CandidateNotFoundError,
     CandidateRole,
-    InvalidCandidateError,
-    NoPreviousVersionError,
     Registry,
-    VersionInUseError,
     VersionNotFoundError,
 )
 
@@ -38,7 +35,7 @@ def promoted(registry: Registry) -> Registry:
 
 
 @pytest.mark.parametrize("role", CandidateRole)
-def test_a_candidate_runs_beside_the_alias_and_not_in_its_place(
+def test_a_candidate_runs_next_to_the_alias_and_not_in_its_place(
     promoted: Registry, role: CandidateRole
 ) -> None:
     promoted.rollouts.set(candidate(3, 0.25, role))
@@ -106,16 +103,17 @@ def test_a_refused_move_leaves_the_candidates(promoted: Registry) -> None:
 def test_candidates_change_by_compare_and_swap(promoted: Registry) -> None:
     first = promoted.rollouts.set(candidate(3), expected_version=0)
 
-    with pytest.raises(CandidateConflictError) as conflict:
+    with raises("candidate_conflict") as conflict:
         promoted.rollouts.set(candidate(4), expected_version=0)
-    assert (conflict.value.expected, conflict.value.actual) == (0, 3)
-    with pytest.raises(CandidateConflictError):
+    fields = conflict.value.fields
+    assert (fields["expected"], fields["actual"]) == ("none", "version 3")
+    with raises("candidate_conflict"):
         promoted.rollouts.end("intent", "prod", CandidateRole.CANARY, expected_version=4)
     second = promoted.rollouts.set(candidate(4), expected_version=3)
     third = promoted.rollouts.end("intent", "prod", CandidateRole.CANARY, expected_version=4)
 
     assert promoted.rollouts.history("intent", "prod") == [first, second, third]
-    with pytest.raises(CandidateNotFoundError):
+    with raises("candidate_not_found"):
         promoted.rollouts.end("intent", "prod", CandidateRole.CANARY)
 
 
@@ -135,22 +133,22 @@ def test_an_equal_candidate_changes_nothing_and_another_share_does(promoted: Reg
 def test_a_candidate_cannot_be_deleted(promoted: Registry, role: CandidateRole) -> None:
     promoted.rollouts.set(candidate(3, 0.1, role))
 
-    with pytest.raises(VersionInUseError, match=f"the {role} of alias prod") as refused:
+    with raises("version_in_use", match=f"the {role} of alias prod") as refused:
         promoted.delete("intent", 3)
 
-    assert refused.value.candidates == (f"{role} of alias prod",)
+    assert refused.value.fields["holders"] == f"the {role} of alias prod (end it first)"
     promoted.rollouts.end("intent", "prod", role)
     promoted.delete("intent", 3)
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, float("nan"), float("inf")])
 def test_a_share_lies_above_none_and_up_to_all(promoted: Registry, share: float) -> None:
-    with pytest.raises(InvalidCandidateError, match="share"):
+    with raises("invalid_candidate", match="share"):
         promoted.rollouts.set(candidate(3, share))
 
 
 def test_what_the_alias_points_to_is_no_candidate(promoted: Registry) -> None:
-    with pytest.raises(InvalidCandidateError, match="itself"):
+    with raises("invalid_candidate", match="itself"):
         promoted.rollouts.set(candidate(2))
 
 
@@ -159,15 +157,32 @@ def test_a_candidate_answers_the_same_kind_of_question(promoted: Registry) -> No
     head = draft.head.model_copy(update={"problem_type": ProblemType.MULTI_LABEL})
     other = promoted.publish(draft.model_copy(update={"head": head}), blobs)
 
-    with pytest.raises(InvalidCandidateError, match="multi_label"):
+    with raises("invalid_candidate", match="multi_label"):
         promoted.rollouts.set(candidate(other.version))
+
+
+@pytest.mark.parametrize("base", [*Reads, None])
+@pytest.mark.parametrize("reads", [*Reads, None])
+def test_a_candidate_reads_all_that_the_version_of_the_alias_reads(
+    registry: Registry, base: Reads | None, reads: Reads | None
+) -> None:
+    for seed, texts in enumerate((base, reads)):
+        draft, blobs = make_draft(seed=seed)
+        registry.publish(draft.model_copy(update={"reads": texts}), blobs)
+    registry.promote("intent", "prod", 1)
+
+    if reads in {base, None}:
+        assert registry.rollouts.set(candidate(2)).candidate == candidate(2)
+    else:
+        with raises("invalid_candidate", match="would refuse what callers send"):
+            registry.rollouts.set(candidate(2))
 
 
 def test_a_candidate_needs_its_alias_and_its_version(promoted: Registry) -> None:
     with pytest.raises(VersionNotFoundError):
         promoted.rollouts.set(candidate(9))
     publish_one(promoted, task="bare")
-    with pytest.raises(AliasNotFoundError):
+    with raises("alias_not_found"):
         promoted.rollouts.set(
             Candidate(task="bare", alias="prod", role=CandidateRole.CANARY, version=1, share=0.5)
         )
@@ -188,5 +203,15 @@ def test_the_next_rollback_is_where_the_rollback_goes(promoted: Registry) -> Non
     moved = promoted.rollback("intent", "prod")
 
     assert (moved.from_version, moved.to_version) == (2, 1)
-    with pytest.raises(NoPreviousVersionError):
+    with raises("no_previous_version"):
         promoted.next_rollback("intent", "prod")
+
+
+def test_every_change_of_a_candidate_says_by_whom(promoted: Registry) -> None:
+    promoted.rollouts.set(candidate(3), by="key ops")
+    promoted.rollouts.end("intent", "prod", CandidateRole.CANARY)
+    promoted.rollouts.set(candidate(4), by="key ops")
+    promoted.promote("intent", "prod", 1, by="key night")
+
+    found = [event.by for event in promoted.rollouts.history("intent", "prod")]
+    assert found == ["key ops", getpass.getuser(), "key ops", "key night"]

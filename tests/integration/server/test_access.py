@@ -1,4 +1,4 @@
-"""Who may ask what: every route, every verb, every scope, and tasks of others."""
+"""Access: every route, every verb, every scope, and tasks of other tenants."""
 
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ HEALTH = {
 }
 PUBLIC = {*HEALTH, "/", "/docs", "/page/{name}"}
 NEIGHBOURS = ("/tei/", "/v2", "/v1/embeddings", "/v1/models")
-"""Whose failures have shapes of their own, without our codes."""
+"""Routes of other protocols, whose failures have their own shapes without our codes."""
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "FOO")
 HOSTS = ("test", "", "localhost", "evil.example/livez?", "x@y", "/livez", "[::1", "a b", "\u00e9")
 QUERY: dict[str, Any] = {"inputs": "where is it?"}
@@ -43,7 +43,7 @@ TENSORS: dict[str, Any] = {
 }
 
 ACCESS = access_by_route()
-# A task of another tenant, and one that nobody has: of one length, so that lengths must be equal.
+# The tasks have names of one length, so that equal answers also have equal lengths.
 MINE, HIDDEN, UNKNOWN = "tone", "intent", "nobody"
 BODIES: dict[tuple[str, str], list[Any]] = {
     ("POST", "/v1/tasks/{task}/predict"): [QUERY, {"inputs": ""}, {"inputs": 7}, {}],
@@ -73,7 +73,7 @@ BODIES: dict[tuple[str, str], list[Any]] = {
     ("POST", "/v2/models/{task}/infer"): [TENSORS, {}],
     ("POST", "/v2/models/{task}/versions/{version}/infer"): [TENSORS, {}],
 }
-"""What is sent to each route that names a task; a new route must be added here."""
+"""The bodies for each route that names a task; a new route must be added here."""
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ async def test_without_a_key_no_verb_of_any_route_does_anything(
     ],
     ids=lambda sent: repr(sent[0][:12]),
 )
-async def test_whatever_is_no_key_is_unauthenticated(
+async def test_anything_but_a_key_is_unauthenticated(
     backbone: Backbone, registry: Registry, keys: Path, sent: list[bytes]
 ) -> None:
     async with keyed_client(backbone, registry, keys) as client:
@@ -226,6 +226,28 @@ async def test_each_scope_opens_its_own_routes_and_no_others(
                     assert f'scope="{needed.scope}"' in answer.headers["www-authenticate"]
 
 
+async def test_the_history_names_the_key_that_moved_an_alias(
+    backbone: Backbone, tmp_path: Path, keys: Path
+) -> None:
+    key = add_key(keys, "ops")
+    place = "/v1/tasks/tone/aliases/prod"
+    with Registry.open(tmp_path / "moved") as registry:
+        for seed in range(2):
+            publish_tiny_task(registry, backbone, seed=seed)
+        async with keyed_client(backbone, registry, keys) as client:
+            for version in (1, 2):
+                await client.put(place, json={"version": version}, headers=key)
+            shadow = {"version": 1, "share": 1.0}
+            await client.put(f"{place}/shadow", json=shadow, headers=key)
+            await client.post(f"{place}/shadow/end", headers=key)
+            await client.post(f"{place}/rollback", headers=key)
+        moves = [event.by for event in registry.history("tone", "prod")]
+        changes = [event.by for event in registry.rollouts.history("tone", "prod")]
+
+    assert moves == ["key ops"] * 3
+    assert changes == ["key ops"] * 2
+
+
 async def test_what_speaks_of_all_tasks_needs_a_key_for_all_tasks(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
@@ -254,10 +276,10 @@ def seen(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
     return answer.status_code, headers, answer.content.replace(UNKNOWN.encode(), HIDDEN.encode())
 
 
-async def test_a_task_of_another_cannot_be_told_from_one_that_is_not_there(
+async def test_a_hidden_task_and_a_missing_task_look_equal(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
-    """On every route that names a task, with right and wrong versions, aliases and bodies."""
+    """Requests to every route with a task, with right and wrong versions, aliases and bodies."""
     headers = add_key(keys, "tenant", tasks=[MINE, "mine-*"]) | {"x-request-id": "same"}
     owner = add_key(keys, "owner", tasks=[HIDDEN])
 
@@ -303,7 +325,7 @@ async def test_a_fan_out_answers_for_own_tasks_as_if_there_were_no_others(
                 assert ["outputs" in result for result in results] == [True] * len(own) + [False]
 
 
-async def test_the_answers_to_a_tenant_are_those_of_an_open_server(
+async def test_the_answers_to_a_tenant_match_an_open_server(
     backbone: Backbone, registry: Registry, keys: Path
 ) -> None:
     headers = add_key(keys, "tenant", tasks=["to*"], scopes=[Scope.PREDICT])
@@ -326,7 +348,7 @@ async def test_the_answers_to_a_tenant_are_those_of_an_open_server(
         ({"sec-fetch-site": "same-site"}, True),
         ({"sec-fetch-site": "same-origin", "origin": "https://proxy"}, False),
         ({"sec-fetch-site": "none"}, False),
-        # Browsers say no more to addresses without TLS.
+        # Without TLS, browsers send only these headers.
         ({"origin": "http://elsewhere:8080", "host": "here:8080"}, True),
         ({"origin": "http://here:3000", "host": "here:8080"}, True),
         ({"origin": "null", "host": "here:8080"}, True),
@@ -338,7 +360,7 @@ async def test_the_answers_to_a_tenant_are_those_of_an_open_server(
 async def test_a_page_of_another_site_changes_nothing_at_an_open_server(
     backbone: Backbone, registry: Registry, headers: dict[str, str], *, is_refused: bool
 ) -> None:
-    """Browsers send requests without a body from any page, and say so."""
+    """Browsers send requests without a body from any page, with the page's site in a header."""
 
     async with running_client(backbone, registry) as client:
         for verb, template in ACCESS:

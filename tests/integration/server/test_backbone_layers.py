@@ -5,9 +5,10 @@ from collections.abc import Generator
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task, random_parameters, spec_of
-from nunatak_artifact import NoEffectError, load_task
+from nunatak_artifact import load_task
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
 from nunatak_model import Backbone, keep_lowest_layers, pack_backbone, tensors_to_bytes
 from nunatak_registry import Registry
@@ -66,5 +67,5 @@ def test_own_layers_equal_to_those_left_out_still_have_no_effect(
         for name, tensor in random_parameters(spec, whole, seed=0).items()
     }
 
-    with pytest.raises(NoEffectError):
+    with raises("no_effect"):
         load_task(manifest, tensors_to_bytes(copied), keep_lowest_layers(whole, 2))

@@ -1,4 +1,4 @@
-"""A real server and thousands of bad requests: none harms it, none is taken for a good one."""
+"""A real server gets thousands of bad requests: none harms the server, and none is accepted."""
 
 import asyncio
 import logging

@@ -95,7 +95,7 @@ async def test_a_device_lost_while_versions_are_loaded_is_reported_once_and_ends
     assert {answer.status_code for answer in answers} == {503}
     assert {answer.json()["code"] for answer in answers} == {"engine_failed"}
     assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
-    assert [error.reason for error in fatal] == ["AcceleratorError"]
+    assert [error.fields["reason"] for error in fatal] == ["AcceleratorError"]
 
 
 async def test_a_server_that_no_longer_reads_its_keys_lets_nobody_in(
@@ -150,4 +150,4 @@ def test_a_lost_device_ends_the_server_with_its_reason(
 
     assert not thread.is_alive()
     assert server.failure is not None
-    assert server.failure.reason == "AcceleratorError"
+    assert server.failure.fields["reason"] == "AcceleratorError"

@@ -72,7 +72,7 @@ def address(slow_backbone: Backbone, tmp_path_factory: pytest.TempPathFactory) -
 
 @contextmanager
 def garbage() -> Generator[list[object]]:
-    """Collect what only the collector finds at the end of the block, in place of freeing it."""
+    """At the end of the block, keep the objects that only the collector finds."""
     found = list[object]()
     gc.collect()
     gc.disable()
@@ -95,10 +95,10 @@ def connected(address: str) -> Generator[http.client.HTTPConnection]:
 
 
 def kinds_of(left: Iterable[object]) -> Counter[str]:
-    """Count those of the server and its libraries by type; clients may leave what they like.
+    """Count the objects of the server and its libraries by type, without clients' objects.
 
-    What was left less often than requests were answered is left once, as by the first use of a
-    statement, and not by each.
+    Types with fewer objects than requests do not count: they come from one-time work, such as the
+    first use of a statement.
     """
     kinds = Counter(f"{type(it).__module__}.{type(it).__qualname__}" for it in left)
     return Counter(

@@ -1,4 +1,4 @@
-"""Every kind of head over HTTP: alone, together in one batch, and refused what it cannot answer."""
+"""Every kind of head over HTTP: alone, together in one batch, and with inputs to refuse."""
 
 import asyncio
 from collections.abc import Generator
@@ -180,7 +180,7 @@ async def test_a_long_text_is_labelled_to_its_end(backbone: Backbone, registry: 
         parameters: dict[str, Any] = {"ignore_labels": [], "aggregation_strategy": "word"}
         words = await ask(client, NAMES, {"inputs": LONG, "parameters": parameters})
 
-    # A byte-level token may begin with the space before its word, or be the space at the end.
+    # A byte-level token may begin with the space before its word, or may be a space at the end.
     spelt = [LONG[item["start"] : item["end"]].strip() for item in words]
     assert [word for word in spelt if word] == [
         part
@@ -222,11 +222,27 @@ async def test_errors_speak_of_the_kind_that_was_meant(
     assert [item["location"] for item in answer.json()["errors"]] == [location]
 
 
-async def test_documents_count_as_inputs(backbone: Backbone, registry: Registry) -> None:
-    async with running_client(backbone, registry, make_settings(max_inputs=2)) as client:
-        answer = await client.post(f"/v1/tasks/{RANKS}/predict", json={"inputs": QUERY})
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([{**QUERY, "documents": ["ann"]}] * 3, "at most 2 inputs, got 3"),
+        ({**QUERY, "documents": ["ann"] * 5}, "at most 4 documents, got 5"),
+        ([QUERY, {**QUERY, "documents": ["ann", "bob"]}], "at most 4 documents, got 5"),
+    ],
+)
+async def test_queries_count_as_inputs_and_their_documents_together(
+    backbone: Backbone, registry: Registry, inputs: object, message: str
+) -> None:
+    settings = make_settings(max_inputs=2, max_documents=4)
+    async with running_client(backbone, registry, settings) as client:
+        answer = await client.post(f"/v1/tasks/{RANKS}/predict", json={"inputs": inputs})
+        four = await client.post(
+            f"/v1/tasks/{RANKS}/predict", json={"inputs": [{**QUERY, "documents": ["a", "b"]}] * 2}
+        )
 
     assert (answer.status_code, answer.json()["code"]) == (422, "too_many_inputs")
+    assert message in answer.json()["detail"]
+    assert four.status_code == 200
 
 
 def test_the_client_reads_every_kind(backbone: Backbone, registry: Registry) -> None:
@@ -244,10 +260,10 @@ def test_the_client_reads_every_kind(backbone: Backbone, registry: Registry) -> 
         with pytest.raises(InvalidRequestError) as refused:
             client.predict(ANSWERS, TEXT)
 
-    assert isinstance(topic.predicted, Classification)
-    assert isinstance(tokens.predicted, TokenClassification)
-    assert isinstance(answer.predicted, QuestionAnswering)
-    assert isinstance(ranking.predicted, RankingOutputs)
+    assert isinstance(topic.head_outputs, Classification)
+    assert isinstance(tokens.head_outputs, TokenClassification)
+    assert isinstance(answer.head_outputs, QuestionAnswering)
+    assert isinstance(ranking.head_outputs, RankingOutputs)
     assert topic.best.label in LABELS[TOPIC]
     assert [entity.index for entity in tokens.entities] == list(range(1, len(tokens.entities) + 1))
     assert {entity.label for entity in groups.entities} <= {"O", "X"}

@@ -1,4 +1,4 @@
-"""What the log says of requests, and what neither logs, nor metrics, nor traces ever say."""
+"""The log lines of requests, and the secrets that must not be in logs, metrics and traces."""
 
 import logging
 from collections.abc import Generator
@@ -98,7 +98,7 @@ async def test_an_event_names_the_callers_key_and_nobody_who_has_none(
         ("POST", "evict?version=1", None, "tone"),
     ],
 )
-async def test_an_operators_event_names_the_task_whatever_became_of_it(
+async def test_an_operators_event_names_the_task_after_any_outcome(
     backbone: Backbone, registry: Registry, verb: str, path: str, body: object, task: str
 ) -> None:
     async with running_client(backbone, registry) as client:

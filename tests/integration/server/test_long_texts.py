@@ -1,6 +1,6 @@
 """Texts of more tokens than a task reads at once: in windows, refused or cut, and never silently.
 
-The oracle reads each window alone and combines what they say in plain loops.
+The oracle reads each window alone and combines the outputs in plain loops.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Windows = list[list[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sort:
-    """A sort of task, and its rule of combination in plain loops."""
+    """A kind of task, and its rule of combination in plain loops."""
 
     combined: Callable[[Windows], list[float]]
     labels: tuple[str, ...]

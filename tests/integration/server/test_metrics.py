@@ -1,4 +1,4 @@
-"""What `/metrics` shows, what documents and dashboard say of it, and what it never shows."""
+"""The content of `/metrics`, its documents and dashboard, and its secrets."""
 
 import asyncio
 import itertools
@@ -26,7 +26,7 @@ SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_s
 
 
 def parsed(text: str) -> dict[str, Metric]:
-    """Families by the name that one queries; the times of creation left out."""
+    """Metrics by the name in queries, without the times of creation."""
     found: dict[str, Metric] = {}
     for family in text_string_to_metric_families(text):
         if not family.name.endswith("_created"):
@@ -37,7 +37,7 @@ def parsed(text: str) -> dict[str, Metric]:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
-    """What a server shows that has answered, refused, evicted, and seen an alias move."""
+    """The metrics of a server after answers, refusals, an eviction and a move of an alias."""
     backbone = tiny_backbone()
 
     async def scenario(registry: Registry) -> str:
@@ -72,7 +72,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
 
 
 async def _compare(client: httpx.AsyncClient) -> None:
-    """Ask until the shadow was compared, which no answer waits for."""
+    """Ask until the shadow was compared. No answer waits for the comparison."""
     while not (await client.get("/v1/tasks/intent/shadow")).json()["compared"]:
         await client.post("/v1/tasks/intent/predict", json={"inputs": "a"})
 
@@ -142,7 +142,7 @@ def test_what_came_and_went_by_task_adds_up_to_what_is_held(families: dict[str, 
 
 
 def test_work_is_counted_by_task(families: dict[str, Metric]) -> None:
-    # Three requests of two texts, and one of one text for two versions.
+    # Three requests with two texts each, and one request with one text for two versions.
     assert value_of(families, "nunatak_task_rows_total", task="tone") == 8
     assert value_of(families, "nunatak_task_tokens_total", task="tone") > 8
 
@@ -183,7 +183,7 @@ def alerts() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("source", [dashboard, alerts])
-def test_every_metric_that_is_queried_exists(families: dict[str, Metric], source: Any) -> None:  # noqa: ANN401 - a function of JSON
+def test_every_metric_that_is_queried_exists(families: dict[str, Metric], source: Any) -> None:  # noqa: ANN401 - the hook of the JSON decoder
     queries = expressions(source())
     wanted = {name for query in queries for name in re.findall(r"(?:nunatak|process)_\w+", query)}
 
@@ -204,7 +204,7 @@ def test_queries_name_only_labels_that_exist() -> None:
     assert by - known <= {"le", "instance"}
 
 
-def test_panels_of_the_dashboard_lie_beside_each_other() -> None:
+def test_panels_of_the_dashboard_lie_next_to_each_other() -> None:
     panels = dashboard()["panels"]
     cells = [
         (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)

@@ -1,4 +1,4 @@
-"""What it costs to look at a server: that of its tasks is weighed when they are loaded."""
+"""The cost of observing a server: the sizes of tasks are computed at loading."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ METHODS: Mapping[str, Method] = {
 
 
 class TensorLooks(TorchFunctionMode):
-    """Counts what is asked of any tensor on this thread."""
+    """Counts the operations on any tensor of this thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class TensorLooks(TorchFunctionMode):
         types: Iterable[type],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever a tensor answers
+    ) -> Any:  # noqa: ANN401 - a method may return any type
         self.count += 1
         return func(*args, **(kwargs or {}))
 
@@ -62,5 +62,5 @@ async def test_what_is_in_memory_is_not_weighed_again(tmp_path: Path, path: str)
         without, beside_tasks = await scenario(registry)
 
     assert beside_tasks == without
-    # The backbone is weighed on the same thread, which shows that looks are seen.
+    # The size of the backbone is computed on the same thread, so the counter certainly works.
     assert (without > 0) == (path != "/v1/tasks")

@@ -83,10 +83,9 @@ async def test_a_task_that_heavy_flows_the_queue_is_refused_and_another_is_not(
 def full_server(
     backbone: Backbone, registry: Registry, *tasks: str
 ) -> Generator[tuple[str, socket.socket]]:
-    """Run a server on which tasks, or one with its share, take what room there is.
+    """Run a server whose queue, or one caller's share of it, is full; also yield a new connection.
 
-    Yields a new connection to it, too. At the end what is queued is computed, and has to be
-    answered.
+    At the end the queued rows are computed, and must be answered.
     """
     tasks = tasks or ("tone", "tone")
     settings = make_settings(max_queued_requests=3)
@@ -195,7 +194,8 @@ def test_a_body_counts_until_the_last_line_of_its_stream(
         httpx.Client(base_url=address, timeout=20) as client,
         ExitStack() as stack,
     ):
-        # Also if the test fails: the server ends only once all is answered.
+        # Also after a failure of the test, because the server ends only once all requests are
+        # answered.
         stack.callback(HeldLayers.may_compute.set)
         assert client.post(PREDICT, json={"inputs": "well?"}).status_code == 200
         HeldLayers.may_compute.clear()
@@ -270,7 +270,7 @@ def test_rows_of_callers_that_hang_up_are_never_computed(
 
         assert ask(address).status_code == 200
         assert 'status="499"} 40.0' in httpx.get(f"{address}/metrics").text
-        # The batch that the device had begun with, and the last row.
+        # The batch in progress on the device, and the last row.
         assert computed_rows(address) - before <= 4 + 1
 
 

@@ -1,4 +1,4 @@
-"""The web page in a real browser: what it shows, what it survives, and what it never does."""
+"""The web page in a real browser: its content, its robustness, and its limits."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Locator, Page, Route, ViewportSize, exp
 from doubles.backbones import tiny_backbone
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_contract.names import MAX_NAME_LENGTH
 from nunatak_registry import Registry
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on the p
 
 HOSTILE = "<img src=x onerror=\"window.broken='label'\">"
 TEXT = "\N{SNOW CAPPED MOUNTAIN} ann met bob </p><script>window.broken='text'</script>"
+THEMES = tuple(f"theme {number}" for number in range(9))
 TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] = {
     "topic": (HeadKind.SEQUENCE_CLASSIFICATION, TopK(num_layers=1), (HOSTILE, "calm"), None),
     "stars": (
@@ -34,6 +35,13 @@ TASKS: dict[str, tuple[HeadKind, Method, tuple[str, ...], ProblemType | None]] =
         Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
         ("I-X", "I-Y"),
         None,
+    ),
+    "pairs": (HeadKind.SEQUENCE_CLASSIFICATION, HeadOnly(), ("yes", "no"), None),
+    "themes": (
+        HeadKind.SEQUENCE_CLASSIFICATION,
+        HeadOnly(),
+        THEMES,
+        ProblemType.MULTI_LABEL,
     ),
     "answers": (HeadKind.QUESTION_ANSWERING, Bottleneck(size=4, first_layer=1), (), None),
     "ranks": (HeadKind.RANKING, TopK(num_layers=2), (), None),
@@ -87,6 +95,11 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
                 labels=labels,
                 kind=kind,
                 problem_type=problem,
+                reads=Reads.PAIR if name == "pairs" else None,
+                # Every label but one applies, which are more than are shown at least.
+                thresholds={label: float(label == THEMES[-1]) for label in THEMES}
+                if problem is ProblemType.MULTI_LABEL
+                else None,
             )
         registry.promote("topic", "prod", 1)
         for version, _ in CANDIDATES.values():
@@ -115,14 +128,16 @@ def page(browser: Browser, address: str) -> Generator[Page]:
     yield page
     assert page.evaluate("window.broken") is None
     context.close()
-    foreseen = "Failed to load resource"  # said by the browser itself of statuses that tests make
+    foreseen = (
+        "Failed to load resource"  # the browser's own messages about statuses that tests cause
+    )
     assert [it for it in errors if foreseen not in it] == []
     assert [it for it in asked if not it.startswith(f"{address}/")] == []
 
 
 @pytest.fixture
 def candidates(page: Page) -> Generator[None]:
-    """Run a canary and a shadow beside `prod` of `topic`."""
+    """Run a canary and a shadow next to `prod` of `topic`."""
     for role, (version, share) in CANDIDATES.items():
         body = {"version": version, "share": share}
         assert page.request.put(f"/v1/tasks/topic/aliases/prod/{role}", data=body).ok
@@ -145,7 +160,7 @@ def ask(page: Page, *tasks: str, text: str = TEXT) -> None:
 
 
 def answered(page: Page) -> list[dict[str, Any]]:
-    """Send what is filled in, and return the results as the page got them."""
+    """Send the filled form, and return the results that the page received."""
     with page.expect_response("**/v1/predict") as sent:
         page.click("#send")
     results: list[dict[str, Any]] = sent.value.json()["results"]
@@ -240,6 +255,48 @@ def test_documents_are_shown_in_the_order_of_their_scores(page: Page) -> None:
     documents = ["ann", "bob and cy", "nobody"]
     names = card(page, "ranks/1").locator(".name")
     expect(names).to_have_text([documents[index] for index in order])
+
+
+def test_a_task_about_pairs_has_a_second_box(page: Page) -> None:
+    fill_in(page, "topic", text="it rains")
+    expect(page.locator("#pair-field")).to_be_hidden()
+    page.locator("#chips input[value=pairs]").check()
+    expect(page.locator("#pair-note")).to_have_text("pairs reads both texts together")
+    page.fill("#pair", "the street is wet")
+    bodies = list[Any]()
+    page.on("request", lambda it: bodies.append(it.post_data_json) if it.post_data else None)
+
+    page.click("#send")
+
+    expect(card(page, "topic/1").locator(".score")).to_have_count(2)
+    expect(card(page, "pairs/1").locator(".score")).to_have_count(2)
+    assert {it["tasks"][0]: it["inputs"] for it in bodies} == {
+        "topic": "it rains",
+        "pairs": {"text": "it rains", "text_pair": "the street is wet"},
+    }
+
+
+def test_all_labels_that_apply_are_marked(page: Page) -> None:
+    fill_in(page, "themes")
+
+    predicted = answered(page)[0]["predicted"]
+    assert len(predicted) == len(THEMES) - 1
+    expect(card(page, "themes/1").locator(".score.best .name")).to_have_text(predicted)
+
+
+def test_entities_are_never_cut_within_words(page: Page) -> None:
+    text = "annotations bobsledding unbelievably"
+    fill_in(page, "names", text=text)
+
+    with page.expect_response("**/v1/predict") as sent:
+        page.click("#send")
+    groups = sent.value.json()["results"][0]["outputs"]
+    asked: Any = sent.value.request.post_data_json
+    assert asked["parameters"] == {"aggregation_strategy": "first"}
+    assert groups
+    assert {word for it in groups for word in text[it["start"] : it["end"]].split()} <= set(
+        text.split()
+    )
 
 
 def test_a_regression_is_a_number_without_a_bar(page: Page) -> None:
@@ -363,7 +420,7 @@ def test_a_narrow_screen_needs_no_scrolling_to_the_side(page: Page, name: str) -
 
 
 @pytest.mark.usefixtures("candidates")
-def test_what_stands_beside_a_name_leaves_it_whole(page: Page) -> None:
+def test_what_stands_next_to_a_name_leaves_it_whole(page: Page) -> None:
     page.goto("/")
     expect(page.locator("#tasks .shadow")).to_be_visible()
 
@@ -426,10 +483,10 @@ def test_a_request_of_many_forwards_is_shown_to_take_longer_than_one(page: Page)
 @pytest.mark.parametrize(
     ("waited", "middle", "high"), [(2.5, "3750 ms", "4975 ms"), (10, "over 10 s", None)]
 )
-def test_the_wait_of_callers_is_shown_beside_the_time_of_a_forward(
+def test_the_wait_of_callers_is_shown_next_to_the_time_of_a_forward(
     page: Page, waited: float, middle: str, high: str | None
 ) -> None:
-    # What was answered before is as a server would show it had each answer waited this long.
+    # Sets the waiting time in all earlier answers.
     def delay(route: Route) -> None:
         def late(found: re.Match[str]) -> str:
             return f"{found[1]} {8.0 if float(found[2]) > waited else 0.0}"

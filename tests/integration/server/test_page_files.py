@@ -1,4 +1,4 @@
-"""The files of the web page: what is sent, under which policy, and what never is."""
+"""The files of the web page: the sent files, their policy, and files that are never sent."""
 
 import asyncio
 import re

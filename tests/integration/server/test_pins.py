@@ -30,7 +30,7 @@ def registry(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
 
 
 def held(backbone: Backbone, registry: Registry, pins: str) -> dict[str, bool]:
-    """What is in memory when the server becomes ready, and whether it is pinned."""
+    """The versions in memory when the server becomes ready, and whether each is pinned."""
 
     async def ask() -> dict[str, bool]:
         async with running_client(backbone, registry, make_settings(pins=pins)) as client:

@@ -1,4 +1,5 @@
 import asyncio
+import math
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -8,8 +9,26 @@ import httpx
 import pytest
 
 from doubles.serving import make_settings, running_client, running_transport
-from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from doubles.tasks import (
+    LABELS,
+    TOP_LAYER,
+    logits_alone,
+    publish_tiny_task,
+    random_parameters,
+    spec_of,
+)
+from nunatak_contract.enums import ProblemType, Reads
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import Backbone, TextInput
 from nunatak_registry import Registry
 from nunatak_server import runtime
@@ -22,6 +41,7 @@ METHODS: dict[str, Method] = {
     "head": HeadOnly(),
     "bottleneck": Bottleneck(size=4, first_layer=1),
     "lora": Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    "ia3": Ia3(),
     "full": Full(),
 }
 INPUTS: list[TextInput] = ["where is my parcel?", "hi", ("a question", "an answer"), "x" * 300]
@@ -60,6 +80,75 @@ async def test_one_item_in_gives_one_ranking_out(backbone: Backbone, registry: R
     scores = [item["score"] for item in body["outputs"]]
     assert sum(scores) == pytest.approx(1)
     assert scores == sorted(scores, reverse=True)
+
+
+def predicted_by_loop(manifest: TaskManifest, logits: dict[str, float]) -> object:
+    match manifest.head.problem_type:
+        case ProblemType.REGRESSION:
+            return pytest.approx(next(iter(logits.values())), abs=TOLERANCE)
+        case ProblemType.MULTI_LABEL:
+            scores = {label: 1 / (1 + math.exp(-logit)) for label, logit in logits.items()}
+            limits = manifest.head.thresholds
+            found = [label for label in scores if scores[label] >= limits.get(label, 0.5)]
+            return sorted(found, key=lambda label: -scores[label])
+        case _:
+            return max(logits, key=lambda label: logits[label])
+
+
+@pytest.mark.parametrize("problem", ProblemType)
+async def test_every_answer_says_what_is_predicted_whatever_scores_it_shows(
+    backbone: Backbone, tmp_path: Path, problem: ProblemType
+) -> None:
+    several = problem is ProblemType.MULTI_LABEL
+    labels = ("stars",) if problem is ProblemType.REGRESSION else LABELS
+    shown = {"top_k": 1, "function_to_apply": "none"}
+    with Registry.open(tmp_path) as registry:
+        manifest = publish_tiny_task(
+            registry,
+            backbone,
+            labels=labels,
+            problem_type=problem,
+            thresholds=dict(zip(LABELS, (0.2, 0.7), strict=False)) if several else None,
+        )
+        async with running_client(backbone, registry) as client:
+            url = "/v1/tasks/tone/predict"
+            items = list(map(as_sent, INPUTS))
+            one = (await client.post(url, json={"inputs": items[0], "parameters": shown})).json()
+            many = (await client.post(url, json={"inputs": items, "parameters": shown})).json()
+            fan_out = (
+                await client.post("/v1/predict", json={"inputs": items, "tasks": ["tone"]})
+            ).json()["results"][0]
+    spec = spec_of(backbone, TOP_LAYER, num_labels=len(labels))
+    rows = logits_alone(backbone, spec, random_parameters(spec, backbone, seed=0), INPUTS)
+    expected = [predicted_by_loop(manifest, dict(zip(labels, row, strict=True))) for row in rows]
+
+    assert {it["problem_type"] for it in (one, many, fan_out)} == {problem.value}
+    assert one["predicted"] == expected[0]
+    assert many["predicted"] == expected
+    assert fan_out["predicted"] == expected
+
+
+@pytest.mark.parametrize(("reads", "fitting"), [(Reads.SINGLE, "text"), (Reads.PAIR, "pair")])
+async def test_a_text_that_a_task_was_not_trained_on_is_refused(
+    backbone: Backbone, tmp_path: Path, reads: Reads, fitting: str
+) -> None:
+    inputs = {"text": "Come.", "pair": {"text": "Come.", "text_pair": "Why?"}}
+    with Registry.open(tmp_path) as registry:
+        publish_tiny_task(registry, backbone, reads=reads)
+        async with running_client(backbone, registry) as client:
+            asked = {
+                kind: await client.post("/v1/tasks/tone/predict", json={"inputs": item})
+                for kind, item in inputs.items()
+            }
+            listed = (await client.get("/v1/tasks")).json()["tasks"][0]
+            columns = (await client.get("/v2/models/tone")).json()["inputs"]
+    refused = asked.pop("pair" if fitting == "text" else "text")
+
+    assert asked[fitting].status_code == 200
+    assert (refused.status_code, refused.json()["code"]) == (422, "wrong_input_kind")
+    assert f"reads a {fitting};" in refused.json()["detail"]
+    assert listed["reads"] == reads.value
+    assert len(columns) == (1 if reads is Reads.SINGLE else 2)
 
 
 async def test_answers_tell_version_times_and_request_id(
@@ -138,7 +227,7 @@ async def test_a_fan_out_shares_its_trunk(backbone: Backbone, registry: Registry
         await client.post("/v1/predict", json={"inputs": "one text", "tasks": list(METHODS)})
         metrics = (await client.get("/metrics")).text
 
-    # Of the six tasks `full` has no trunk and `lora` adapts every layer: four share one row.
+    # `full` has no trunk and `lora` adapts every layer, so four of the six tasks share one row.
     assert "nunatak_shared_trunk_rows_total 3.0" in metrics
 
 
@@ -214,7 +303,7 @@ async def test_a_full_queue_answers_429_at_once(backbone: Backbone, registry: Re
 async def test_a_request_that_would_leave_no_room_for_others_is_refused_for_good(
     backbone: Backbone, registry: Registry
 ) -> None:
-    """Nobody else waits then, so that it is not told to retry, and whoever comes is answered."""
+    """Nobody else waits then: the request gets no retry time, and every new request is answered."""
 
     settings = make_settings(max_queued_tokens=250, max_batch_rows=3, max_batch_tokens=132)
     async with running_client(backbone, registry, settings) as client:
@@ -282,6 +371,7 @@ async def test_tasks_are_listed_and_shown(backbone: Backbone, registry: Registry
         "candidates": [],
         "head": "sequence_classification",
         "labels": ["calm", "urgent", "other"],
+        "reads": None,
         "method": "topk",
         "split_depth": 3,
         "resident_versions": [1],

@@ -99,7 +99,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
 async def surviving_client(
     backbone: Backbone, registry: Registry
 ) -> AsyncGenerator[httpx.AsyncClient]:
-    """A client of a server that must be well at the end."""
+    """A client of a server that must still work at the end."""
     settings = make_settings(max_body_bytes=1024 * 1024)
     async with running_client(backbone, registry, settings) as client:
         yield client
@@ -169,7 +169,7 @@ async def test_hostile_names_are_refused_on_every_route(
         ("/v1/tasks/tone/predict/", "route_not_found"),
     ],
 )
-async def test_what_is_not_there_is_told_by_code(
+async def test_missing_things_have_their_own_codes(
     backbone: Backbone, registry: Registry, path: str, code: str
 ) -> None:
     async with surviving_client(backbone, registry) as client:
@@ -177,7 +177,7 @@ async def test_what_is_not_there_is_told_by_code(
         check_problem(answer, 422 if code == "invalid_name" else 404, code)
 
 
-async def test_a_wrong_method_is_told_so(backbone: Backbone, registry: Registry) -> None:
+async def test_a_wrong_method_is_refused_by_name(backbone: Backbone, registry: Registry) -> None:
     async with surviving_client(backbone, registry) as client:
         answer = await client.delete(PREDICT)
         check_problem(answer, 405, "method_not_allowed")

@@ -46,13 +46,13 @@ def versions(registry: Registry, backbone: Backbone) -> list[TaskManifest]:
 
 
 def room_for(count: float, version: TaskManifest, backbone: Backbone) -> ServerSettings:
-    """Settings whose budget holds so many versions of one size."""
+    """Settings whose budget holds `count` versions of one size."""
     size = size_in_memory(version, dtype=backbone.dtype)
     return make_settings(task_memory_bytes=int(count * size))
 
 
 def oracle_of(registry: Registry, versions: list[TaskManifest], backbone: Backbone) -> Oracle:
-    """Logits of every version for every text, each computed with nothing beside it."""
+    """Logits of every version for every text, each computed alone."""
     found: Oracle = {}
     for manifest in versions:
         branch = load_task(manifest, registry.read_blob(manifest), backbone).branch
@@ -65,7 +65,7 @@ def oracle_of(registry: Registry, versions: list[TaskManifest], backbone: Backbo
 
 
 def differs(answer: dict[str, Any], text: str, oracle: Oracle) -> bool:
-    """Tell whether an answer is another than that of the version it names."""
+    """Return whether an answer differs from the answer of the version it names."""
     expected = oracle[answer["task"], answer["version"], text]
     given = {item["label"]: item["score"] for item in answer["outputs"]}
     return given.keys() != expected.keys() or any(
@@ -74,7 +74,7 @@ def differs(answer: dict[str, Any], text: str, oracle: Oracle) -> bool:
 
 
 async def operate(client: httpx.AsyncClient, stop: asyncio.Event) -> int:
-    """Promote, roll back, preload and evict, in turns, until told to stop; return how often."""
+    """Promote, roll back, preload and evict in turns until stopped; return the number of turns."""
     draw = random.Random(7)
     for count in itertools.count():
         if stop.is_set():
@@ -93,7 +93,7 @@ async def operate(client: httpx.AsyncClient, stop: asyncio.Event) -> int:
     raise AssertionError
 
 
-async def test_every_answer_is_that_of_the_version_it_names_whatever_operators_do(
+async def test_every_answer_matches_the_version_it_names_during_changes_by_operators(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
     oracle = oracle_of(registry, versions, backbone)
@@ -200,14 +200,14 @@ async def test_an_evicted_version_leaves_nothing_behind(
         for index in range(NUM_TASKS):
             await client.post(f"/v1/tasks/task-{index}/evict")
 
-        # The engine lets its last batch go a moment after it has been answered.
+        # The engine releases its last batch a moment after the answers.
         async with asyncio.timeout(10):
             while num_branches() > before:
                 await client.get("/livez")
 
 
 def num_branches() -> int:
-    """How many versions are in the memory of this process, whoever holds them."""
+    """The number of versions in the memory of this process."""
     gc.collect()
     return sum(type(each) is Branch for each in gc.get_objects())
 
@@ -217,7 +217,7 @@ def test_freed_memory_goes_back_to_the_operating_system() -> None:
     if give_back is None:
         pytest.skip("the allocator of this system returns memory by itself, or never")
     process = psutil.Process()
-    # Below the size that glibc maps by itself, and with something behind it that stays.
+    # Smaller than the blocks that glibc maps separately, and followed by a block that stays.
     blocks = [bytearray(100_000) for _ in range(1000)]
     kept = bytearray(1000)
     held = process.memory_info().rss
@@ -232,7 +232,7 @@ def test_freed_memory_goes_back_to_the_operating_system() -> None:
 async def test_who_waits_for_a_version_in_memory_waits_no_longer_than_it_says(
     backbone: Backbone, registry: Registry, versions: list[TaskManifest]
 ) -> None:
-    """Nothing has moved then, and the load is there for whoever asks next."""
+    """No alias has moved then, and the next request finds the loaded version."""
     paths = {
         "/v1/tasks/task-0/preload": None,
         "/v1/tasks/task-1/pin": None,

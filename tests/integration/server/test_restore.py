@@ -17,7 +17,7 @@ from nunatak_registry import Candidate, CandidateRole, Registry
 PREDICT = "/v1/tasks/tone/predict"
 TEXT = "where is my parcel?"
 OLD, LOST, NEW = 11, 22, 33
-"""Seeds: of version 1, of the version 2 that a restore takes, and of the one published then."""
+"""The seeds of version 1, of the version 2 that the restore removes, and of the new version 2."""
 
 
 @pytest.fixture(params=["rename", "sqlite", "postgresql"])
@@ -88,7 +88,7 @@ async def test_a_number_given_out_again_is_never_answered_by_the_content_it_had(
 ) -> None:
     def restore() -> None:
         site.restore("early")
-        # Before the server can look: the number of the generation is what it was.
+        # Before the server polls, so the number of the generation has its old value.
         with Registry.open(site.location) as other:
             publish_tiny_task(other, backbone, seed=NEW)
             other.promote("tone", "prod", 2)
@@ -105,7 +105,7 @@ async def test_a_number_given_out_again_is_never_answered_by_the_content_it_had(
                 pass
         for task in ("tone", "tone/2", "tone@prod"):
             assert await ask(client, task) == (2, expected(backbone, NEW))
-        # What was pinned of the content that is gone does not keep its memory.
+        # Pinned versions with lost content do not keep their memory.
         async with asyncio.timeout(1):
             while await resident(client) != [2]:
                 await ask(client)
@@ -140,7 +140,7 @@ async def test_holds_are_written_to_a_restored_index_at_once(
         await become_held(registry, 1)
 
 
-async def test_a_candidate_of_a_reused_number_is_validated_anew(
+async def test_a_candidate_of_a_reused_number_is_validated_again(
     backbone: Backbone, registry: Registry, site: RestoreSite
 ) -> None:
     canary = Candidate(task="tone", alias="prod", role=CandidateRole.CANARY, version=2, share=1.0)
@@ -174,7 +174,7 @@ async def test_an_index_that_is_missing_leaves_what_is_known_in_service(
     async with running_client(backbone, registry) as client:
         assert (await client.get("/readyz")).json() == {"status": "ready", "warnings": []}
         await client.post("/v1/tasks/tone/preload?version=2")
-        # By then the server has looked at the registry, and forgets nothing of it any more.
+        # By then the server has polled the registry, and empties its cache no more.
         await become_held(registry, 2)
         assert (await ask(client))[0] == 2
         index.unlink()

@@ -1,4 +1,4 @@
-"""The schema tells the truth: what it allows and what it forbids, tried by schemathesis."""
+"""The schema is true: schemathesis tries what it allows and what it forbids."""
 
 from collections.abc import Generator
 from typing import Any
@@ -19,7 +19,7 @@ LIMIT_S = 30.0
 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[Target]]:
-    """An open server, and one that asks for keys and is given one that may do everything."""
+    """An open server, and a server with keys that gets a key with all scopes."""
     backbone, folder = tiny_backbone(), tmp_path_factory.mktemp("server")
     keys = folder / "keys.json"
     headers = add_key(keys, "operator")

@@ -1,4 +1,4 @@
-"""Nothing that callers send comes out again: not in refusals, logs, metrics or ledgers."""
+"""Nothing from callers is repeated in refusals, logs, metrics or memory reports."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ CANARY = "swordfish"
 JSON = {"content-type": "application/json"}
 PREDICT = "/v1/tasks/tone/predict"
 NOT_OURS = {"uvicorn.access", "httpx", "httpcore.http11", "httpcore.connection"}
-"""Loggers of the client, and the one that the server switches off and pytest on again."""
+"""The client's loggers, and a logger that the server turns off and pytest turns on."""
 TEXTS = f"my {CANARY} is in here"
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -124,10 +124,10 @@ def test_a_key_comes_out_nowhere(
     assert secret not in "".join([*emitted, *(record.getMessage() for record in own)])
 
 
-async def test_a_failure_that_nobody_foresaw_is_told_without_its_words(
+async def test_an_unexpected_failure_is_answered_without_its_words(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Messages of exceptions quote what went wrong, which may be what was sent."""
+    """Messages of exceptions quote wrong values, which may come from a request."""
     caplog.set_level(logging.ERROR, "nunatak_server")
 
     async def fail(_: Request) -> Response:

@@ -1,4 +1,4 @@
-"""A real server, slow clients of every kind, and normal ones beside them."""
+"""A real server with slow clients of every kind, next to normal clients."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
 
 RECEIVE_S = 2
-# Head and body may each take their time, and this machine does other things.
+# Head and body have separate time limits, and the machine may be busy.
 PATIENCE_S = 15.0
 NUM_SLOW, NUM_NORMAL = 200, 200
 
@@ -61,7 +61,7 @@ def test_slow_clients_cost_normal_ones_nothing(address: str) -> None:
 
 
 def test_clients_that_are_killed_leave_nothing_behind(address: str) -> None:
-    """Hundreds of requests are sent by clients that go before they are answered."""
+    """Hundreds of clients send a request and go before the answer."""
     files_before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, no paths
 
     async def ask_and_go(client: httpx.AsyncClient, index: int) -> None:

@@ -170,7 +170,7 @@ def test_a_body_over_the_limit_is_refused_before_it_is_read(address: str, framin
 
     received = talk(address, data)
 
-    # A reset may overtake the answer when the sender has not stopped sending.
+    # If the sender still sends, a reset may arrive before the answer.
     assert received == b"" or received.startswith(b"HTTP/1.1 413")
     check_health(address)
 

@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from doubles.events import logged_events
+from doubles.refusals import raises
 from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.telemetry.spans import SpanTracing
 from nunatak_server.telemetry.tracing import find_tracing
 
@@ -159,7 +159,9 @@ def test_a_malformed_trace_begins_a_new_one(
     assert request.parent is None
 
 
-def test_what_a_caller_does_not_sample_is_not_told(backbone: Backbone, registry: Registry) -> None:
+def test_a_trace_that_the_caller_does_not_sample_is_not_sent(
+    backbone: Backbone, registry: Registry
+) -> None:
     collector = Collector()
 
     ask(collector, backbone, registry, [BODY], traceparent=f"00-{TRACE}-{PARENT}-00")
@@ -192,5 +194,5 @@ def test_tracing_without_its_libraries_says_what_to_install(
     monkeypatch.delitem(sys.modules, "nunatak_server.telemetry.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
 
-    with pytest.raises(InvalidSettingsError, match=r"nunatak\[tracing\]"):
+    with raises("invalid_settings", match=r"nunatak\[tracing\]"):
         find_tracing({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318"})

@@ -53,7 +53,7 @@ async def metric(client: httpx.AsyncClient, line: str) -> float:
 
 
 async def report_of(client: httpx.AsyncClient, *, inputs: int) -> dict[str, Any]:
-    """Return the shadow's report once it speaks of so many inputs."""
+    """Return the shadow's report once it counts this many inputs."""
     async with asyncio.timeout(30):
         while True:
             report: dict[str, Any] = (await client.get("/v1/tasks/tone/shadow")).json()
@@ -195,7 +195,7 @@ async def test_a_rollback_loads_its_target_first_and_refuses_one_that_cannot_be_
 async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
     backbone: Backbone, registry: Registry
 ) -> None:
-    # What is held from the first request would be shared by no row of the second.
+    # No row of the second request could share the held states of the first.
     settings = make_settings(trunk_cache_bytes=0)
     async with running_client(backbone, registry, settings) as client:
         alone = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
@@ -283,7 +283,7 @@ def test_a_caller_that_leaves_a_stream_leaves_nothing_behind(
         for _ in range(5):
             with client.stream("POST", "/v1/predict", json=body, headers=headers) as answer:
                 next(answer.iter_lines())
-        # Leases have ended: everything may be evicted, and the server answers on.
+        # All leases have ended: every version can be evicted, and the server still answers.
         assert client.post(PREDICT, json={"inputs": "x"}).status_code == 200
         for task in ("tone", "intent"):
             assert client.post(f"/v1/tasks/{task}/evict").status_code == 200

@@ -9,7 +9,7 @@ import pytest
 
 from doubles.serving import make_settings, running_client
 from doubles.tasks import logits_alone, publish_tiny_task, random_parameters, spec_of
-from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 
@@ -18,11 +18,12 @@ METHODS: dict[str, Method] = {
     "deep": TopK(num_layers=3),
     "head": HeadOnly(),
     "lora": Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    "ia3": Ia3(first_layer=2),
 }
 TEXTS = ["where is my parcel?", "hi", "one more text", "x" * 300]
 LABELS = ("calm", "urgent", "other")
 SEEDS = (1, 2)
-"""Of version 1 and version 2 of each task."""
+"""The methods of version 1 and version 2 of each task."""
 TOLERANCE = 1e-4
 
 
@@ -72,7 +73,8 @@ async def test_a_text_asked_again_is_a_hit_in_the_ledger_and_in_the_metrics(
     backbone: Backbone, registry: Registry
 ) -> None:
     async with running_client(backbone, registry) as client:
-        # Once both are in memory, one batch asks them: while they load, one may go ahead.
+        # One batch asks both tasks only once both are in memory. During their loads, one may run
+        # earlier.
         await ask(client, TEXTS[1:2], ["topk", "head"])
         start = await cache_of(client)
         first = await ask(client, TEXTS[:1], ["topk", "head"])

@@ -10,11 +10,12 @@ import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_contract.manifest import BlobRecord, TaskManifest
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
-from nunatak_registry import Registry, VersionInUseError
+from nunatak_registry import Registry
 
 PREDICT = "/v1/tasks/tone/predict"
 
@@ -40,7 +41,7 @@ def overwrite(file: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def publish_with_nan(registry: Registry, backbone: Backbone, task: str) -> TaskManifest:
-    """Publish a version whose digests are right and whose numbers are not."""
+    """Publish a version with right digests and wrong numbers."""
     draft, blobs = tiny_task(backbone, task=task)
     tensors = tensors_from_bytes(blobs["parameters"])
     next(iter(tensors.values())).view(-1)[0] = float("nan")
@@ -170,7 +171,7 @@ async def test_a_version_in_memory_cannot_be_deleted_until_it_is_evicted(
     async with running_client(backbone, registry) as client:
         await client.post("/v1/tasks/tone/preload", params={"version": 2})
         await readers_become(1)
-        with pytest.raises(VersionInUseError):
+        with raises("version_in_use"):
             registry.delete("tone", 2)
 
         await client.post("/v1/tasks/tone/evict", params={"version": 2})

@@ -1,4 +1,4 @@
-"""What is learned does not depend on the family of the tokenizer."""
+"""The results of training do not depend on the family of the tokenizer."""
 
 import pytest
 
@@ -6,7 +6,10 @@ from doubles.backbones import Family, tiny_backbone
 from doubles.examples import name_questions
 from doubles.trained_tokenizers import TokenizerFamily, published
 from nunatak_contract.methods import Full
-from nunatak_training import Metric, SilentReport, default_recipe, fit_task
+from nunatak_training.fitting import fit_task
+from nunatak_training.kinds import Metric
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import SilentReport
 
 SHAPES: dict[TokenizerFamily, Family] = {
     TokenizerFamily.BERT: "bert",

@@ -1,4 +1,4 @@
-"""Training killed with SIGKILL, in processes of its own, and started again."""
+"""Training in separate processes, killed with SIGKILL, and started again."""
 
 import os
 import random
@@ -16,7 +16,10 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
 from nunatak_contract.methods import TopK
 from nunatak_model import tensors_to_bytes
-from nunatak_training import Checkpoint, DiskTrunkStore, default_recipe, fit_task
+from nunatak_training.fitting import (fit_task)
+from nunatak_training.loop.checkpoint import (Checkpoint)
+from nunatak_training.recipes import (default_recipe)
+from nunatak_training.trunk import (DiskTrunkStore)
 
 folder, dies_at = Path(sys.argv[1]), int(sys.argv[2])
 
@@ -53,7 +56,7 @@ def run(folder: Path, *, dies_at: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(600)  # four processes that import torch, on whatever machine
+@pytest.mark.timeout(600)  # four processes that import torch, also on a slow machine
 def test_a_run_killed_at_random_steps_gives_the_weights_of_one_that_was_not(
     tmp_path: Path,
 ) -> None:

@@ -1,4 +1,4 @@
-"""From a file of examples to a version that another process could load."""
+"""A file of examples becomes a version that another process can load."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +9,21 @@ from pydantic import JsonValue
 
 from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
+from doubles.refusals import raises
 from nunatak_artifact import branch_spec
-from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.enums import IntervalMethod
+from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     Row,
@@ -23,25 +34,20 @@ from nunatak_model import (
     tensors_from_bytes,
 )
 from nunatak_registry import Registry
-from nunatak_training import (
-    Checkpoint,
-    DataError,
-    Metric,
-    TrainOutcome,
-    TrainSettings,
-    changed_recipe,
-    default_recipe,
-    fit_task,
-    load_task_data,
-    run_key,
-    train,
-)
+from nunatak_registry.cards import score_text, task_card
+from nunatak_training.data import DataWarning, load_task_data, load_test_set
+from nunatak_training.fitting import evaluate, fit_task
+from nunatak_training.kinds import Metric
+from nunatak_training.loop.checkpoint import Checkpoint, run_key
+from nunatak_training.recipes import changed_recipe, default_recipe
+from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 METHODS = [
     pytest.param(TopK(num_layers=1), id="topk"),
     pytest.param(HeadOnly(), id="head"),
     pytest.param(Bottleneck(size=8), id="bottleneck"),
     pytest.param(Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), id="lora"),
+    pytest.param(Ia3(), id="ia3"),
     pytest.param(Full(), id="full"),
 ]
 QUICK: dict[str, JsonValue] = {"epochs": 3, "min_steps": 0, "batch_size": 16, "max_length": 32}
@@ -68,7 +74,7 @@ def settings(method: Method, data: Path, *, task: str = "toy") -> TrainSettings:
 def logits_of(
     manifest: TaskManifest, registry: Registry, backbone: Backbone, text: TextInput
 ) -> list[float]:
-    """What a server that knows only the registry and the backbone answers."""
+    """The answers of a server that has only the registry and the backbone."""
     spec = branch_spec(manifest.head, manifest.method)
     parameters = tensors_from_bytes(registry.read_blob(manifest))
     branch = build_branch(spec, backbone.config, parameters)
@@ -131,7 +137,7 @@ def test_backbone_is_loaded_where_the_recipe_says(
     assert outcome.manifest.recipe.settings["backbone"] == loaded.name
 
 
-def test_outcome_tells_scores_and_course(
+def test_outcome_has_scores_and_course(
     folder: Path, registry: Registry, backbone: Backbone
 ) -> None:
     report = RecordingReport()
@@ -146,12 +152,72 @@ def test_outcome_tells_scores_and_course(
     assert outcome.seconds > sum(epoch.seconds for epoch in outcome.history)
 
 
+def test_scores_of_test_examples_stand_in_the_manifest_and_on_the_card(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    without = train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
+    path = write_jsonl(folder / "test.jsonl", rows_of(toy_examples(24, seed=3)))
+
+    outcome = train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
+
+    assert without.manifest.test_metrics == ()
+    assert "test_metrics" not in without.manifest.model_dump(mode="json")
+    (metric,) = registry.resolve("toy").test_metrics
+    examples = load_test_set(path, load_task_data(folder))
+    trained = fit_task(
+        load_task_data(folder),
+        settings(HeadOnly(), folder).recipe,
+        backbone,
+        report=RecordingReport(),
+    )
+    assert metric.value == evaluate(trained, examples, backbone).values[Metric.ACCURACY]
+    assert (metric.data_digest, metric.num_examples) == (examples.digest, 24)
+    assert metric.interval_method is IntervalMethod.WILSON
+    assert outcome.test is not None
+    assert score_text(metric) in task_card(outcome.manifest).partition("On test examples")[2]
+
+
+def test_a_warning_about_the_data_is_told_and_under_strict_publishes_nothing(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    write_jsonl(folder / "dev.jsonl", rows_of(toy_examples(64, seed=1)[:8]))
+    strict = replace(settings(HeadOnly(), folder), strict=True)
+    told = list[DataWarning]()
+
+    with raises("suspicious_data", match=r"in train and dev: 8 of 8 .* without --strict"):
+        train(strict, registry=registry, backbone=backbone, warn=told.extend)
+    assert [warning.problem for warning in told] == ["in train and dev"]
+    assert not registry.tasks()
+
+    train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
+    assert registry.tasks()
+
+
+def test_examples_longer_than_max_length_are_told_of(
+    folder: Path, registry: Registry, backbone: Backbone
+) -> None:
+    told = list[DataWarning]()
+    recipe = default_recipe(HeadOnly(), changes={**QUICK, "max_length": 6})
+
+    outcome = train(
+        replace(settings(HeadOnly(), folder), recipe=recipe),
+        registry=registry,
+        backbone=backbone,
+        warn=told.extend,
+    )
+
+    data = outcome.manifest.data
+    assert data is not None
+    (warning,) = [it for it in told if it.problem == "longer than max_length"]
+    assert warning.found.startswith(f"{data.num_train_long} of 64 train examples")
+
+
 def test_broken_data_publishes_nothing(
     folder: Path, registry: Registry, backbone: Backbone
 ) -> None:
     write_jsonl(folder / "dev.jsonl", [{"text": "", "label": "early"}])
 
-    with pytest.raises(DataError, match=r"dev\.jsonl:1"):
+    with pytest.raises(NunatakError, match=r"dev\.jsonl:1"):
         train(settings(HeadOnly(), folder), registry=registry, backbone=backbone)
 
     assert registry.tasks() == []
@@ -177,7 +243,7 @@ def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
         tmp_path / "checkpoints" / f"{run_key({chosen.task: data}, recipe, backbone)}.safetensors"
     )
     place.parent.mkdir()
-    # On a clock that stands still a checkpoint is always due.
+    # With a clock that stands still, a checkpoint is always due.
     held = Checkpoint(place, interval=0.0, clock=lambda: 0.0)
     killed = fit_task(data, recipe, backbone, report=RecordingReport(), checkpoint=held)
     report = RecordingReport()

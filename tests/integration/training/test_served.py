@@ -12,20 +12,23 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
 from doubles.serving import running_client
 from nunatak_contract.enums import Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import Backbone, pack_backbone
 from nunatak_registry import Registry
-from nunatak_training import (
-    Recipe,
-    SilentReport,
-    TrainedTask,
-    branch_logits,
-    default_recipe,
-    fit_task,
-    publish,
-)
+from nunatak_training.fitting import TrainedTask, branch_logits, fit_task
 from nunatak_training.objectives import objective_of
-from nunatak_training.recipes import RegularizerName
+from nunatak_training.publishing import publish
+from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
+from nunatak_training.report import SilentReport
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 DATA = toy_data(num_train=30, num_dev=12)
@@ -35,6 +38,7 @@ METHODS: dict[str, Method] = {
     "bottleneck": Bottleneck(size=4),
     "upper-bottleneck": Bottleneck(size=4, first_layer=2),
     "lora": Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    "ia3": Ia3(),
     "full": Full(),
 }
 
@@ -111,7 +115,7 @@ async def test_dev_logits_of_training_come_back_over_http(
 
 
 def dev_logits(task: TrainedTask, backbone: Backbone) -> torch.Tensor:
-    """What training computed its scores from, in the order of the examples."""
+    """The values from which training computed its scores, in the order of the examples."""
     encoded = objective_of(DATA).encode(
         DATA.dev, backbone.tokenizer, max_length=task.recipe.max_length
     )

@@ -1,4 +1,4 @@
-"""Parameters that change nothing are refused, whatever the method; any change is enough."""
+"""Parameters that change nothing are refused, for every method; any change is enough."""
 
 from collections.abc import Callable
 
@@ -6,16 +6,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from doubles.refusals import raises
 from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
-from nunatak_artifact import Draft, NoEffectError, Provenance, draft_task, load_task
+from nunatak_artifact import Provenance, VersionDraft, draft_task, load_task
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 
 METHODS = [
     TopK(num_layers=2),
     Bottleneck(size=4, first_layer=2),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
     Full(),
 ]
 
@@ -23,6 +34,8 @@ METHODS = [
 def without_effect(name: str, tensor: Tensor, backbone: Backbone) -> Tensor:
     if name in backbone.parameters:
         return backbone.parameters[name].clone()
+    if ".ia3." in name:
+        return torch.ones_like(tensor)
     is_added = name.endswith((".up", ".up.weight", ".up.bias"))
     return torch.zeros_like(tensor) if is_added else tensor
 
@@ -33,7 +46,7 @@ def idle_parameters(method: Method, backbone: Backbone) -> dict[str, Tensor]:
     return {name: without_effect(name, each, backbone) for name, each in parameters.items()}
 
 
-def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> Draft:
+def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> VersionDraft:
     return draft_task(
         "tone",
         spec=spec_of(backbone, method, num_labels=len(LABELS)),
@@ -48,7 +61,7 @@ def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
 def test_parameters_without_effect_are_not_drafted(backbone: Backbone, method: Method) -> None:
-    with pytest.raises(NoEffectError, match=f"{method.kind} parameters change no layer"):
+    with raises("no_effect", match=f"{method.kind} parameters change no layer"):
         draft(method, idle_parameters(method, backbone), backbone)
 
 
@@ -58,10 +71,10 @@ def test_parameters_without_effect_are_not_loaded(backbone: Backbone, method: Me
     numbered = TaskManifest.model_validate({**manifest.model_dump(), "version": 1})
     data = tensors_to_bytes(idle_parameters(method, backbone))
 
-    with pytest.raises(NoEffectError) as caught:
+    with raises("no_effect") as caught:
         load_task(numbered, data, backbone)
 
-    assert caught.value.reference == "tone/1"
+    assert caught.value.fields["reference"] == "tone/1"
 
 
 def test_lora_without_a_lower_half_has_no_effect(backbone: Backbone) -> None:
@@ -72,7 +85,7 @@ def test_lora_without_a_lower_half_has_no_effect(backbone: Backbone) -> None:
         for name, each in tensors.items()
     }
 
-    with pytest.raises(NoEffectError):
+    with raises("no_effect"):
         draft(Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), emptied, backbone)
     assert manifest.task == "tone"
 
@@ -89,6 +102,8 @@ def nudge(parameters: dict[str, Tensor], matches: Callable[[str], bool]) -> dict
         (Bottleneck(size=4, first_layer=2), "output_norm.weight"),
         (Bottleneck(size=4, first_layer=2), "up.bias"),
         (Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), ".up"),
+        (Ia3(), "key.output"),
+        (Ia3(), "feedforward_out.input"),
         (Full(), "layers.0.output_norm.bias"),
     ],
 )

@@ -2,33 +2,31 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.serving_kernels import banks_of, with_gpu_kernels
 from doubles.tasks import tiny_task
-from nunatak_artifact import (
-    BackboneMismatchError,
-    ProbeFailedError,
-    UnservableTaskError,
-    load_task,
-    probe_tolerance,
-)
+from nunatak_artifact import load_task, probe_tolerance
 from nunatak_contract.enums import HeadKind, TensorDtype
 from nunatak_contract.evidence import ProbeRecord
 from nunatak_contract.manifest import TaskDraft, TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import (
-    Backbone,
-    NonFiniteParameterError,
-    ParameterMismatchError,
-    quantize_backbone,
-    tensors_from_bytes,
-    tensors_to_bytes,
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
 )
+from nunatak_model import Backbone, quantize_backbone, tensors_from_bytes, tensors_to_bytes
 
 METHODS = [
     TopK(num_layers=2),
     HeadOnly(),
     Bottleneck(size=4),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
     Full(),
 ]
 
@@ -80,7 +78,7 @@ def test_a_token_probe_of_another_length_fails(backbone: Backbone) -> None:
     draft, blobs = tiny_task(backbone, kind=HeadKind.QUESTION_ANSWERING)
     probe = draft.probe.model_copy(update={"logits": (((0.0, 1.0),),) * 2})
 
-    with pytest.raises(ProbeFailedError, match="18 x 2 logits, 1 x 2 were recorded"):
+    with raises("probe_failed", match="18 x 2 logits, 1 x 2 were recorded"):
         load_task(numbered(draft, probe=probe.model_dump()), blobs["parameters"], backbone)
 
 
@@ -106,7 +104,7 @@ def test_another_backbone_or_tokenizer_is_refused(backbone: Backbone, part: str)
         else {"backbone": draft.backbone.model_copy(update={"digest": other}).model_dump()}
     )
 
-    with pytest.raises(BackboneMismatchError, match=part):
+    with raises("backbone_mismatch", match=part):
         load_task(numbered(draft, **changes), blobs["parameters"], backbone)
 
 
@@ -116,7 +114,7 @@ def test_parameters_of_another_set_are_refused(backbone: Backbone) -> None:
     name = next(iter(tensors))
     renamed = {("x" + key if key == name else key): value for key, value in tensors.items()}
 
-    with pytest.raises(ParameterMismatchError, match="missing"):
+    with raises("parameter_mismatch", match="missing"):
         load_task(numbered(draft), tensors_to_bytes(renamed), backbone)
 
 
@@ -126,7 +124,7 @@ def test_parameters_that_are_not_finite_are_refused(backbone: Backbone, value: f
     tensors = tensors_from_bytes(blobs["parameters"])
     next(iter(tensors.values())).view(-1)[0] = value
 
-    with pytest.raises(NonFiniteParameterError):
+    with raises("non_finite_parameter"):
         load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
 
 
@@ -135,21 +133,21 @@ def test_parameters_that_do_not_fit_the_format_of_the_backbone_are_refused() -> 
     tensors = tensors_from_bytes(blobs["parameters"])
     next(iter(tensors.values())).view(-1)[0] = 1e6
 
-    with pytest.raises(NonFiniteParameterError):
+    with raises("non_finite_parameter"):
         load_task(numbered(draft), tensors_to_bytes(tensors), tiny_backbone(dtype=torch.float16))
 
 
 def test_a_dtype_other_than_declared_is_refused(backbone: Backbone) -> None:
     draft, blobs = tiny_task(backbone)
 
-    with pytest.raises(UnservableTaskError, match="float32"):
+    with raises("unservable_task", match="float32"):
         load_task(numbered(draft, dtype=TensorDtype.FLOAT16), blobs["parameters"], backbone)
 
 
 def test_a_wrong_split_depth_is_refused(backbone: Backbone) -> None:
     draft, blobs = tiny_task(backbone)
 
-    with pytest.raises(UnservableTaskError, match="splits at layer 3"):
+    with raises("unservable_task", match="splits at layer 3"):
         load_task(numbered(draft, split_depth=1), blobs["parameters"], backbone)
 
 
@@ -157,7 +155,7 @@ def test_more_tokens_than_the_backbone_reads_are_refused(backbone: Backbone) -> 
     draft, blobs = tiny_task(backbone)
     too_many = backbone.config.max_tokens + 1
 
-    with pytest.raises(UnservableTaskError, match="at most"):
+    with raises("unservable_task", match="at most"):
         load_task(numbered(draft, max_length=too_many), blobs["parameters"], backbone)
 
 
@@ -167,7 +165,7 @@ def test_permuted_labels_fail_the_probe(backbone: Backbone) -> None:
     for name in ("head.output.weight", "head.output.bias"):
         tensors[name] = tensors[name].roll(1, dims=0).contiguous()
 
-    with pytest.raises(ProbeFailedError, match="differ"):
+    with raises("probe_failed", match="differ"):
         load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
 
 
@@ -178,7 +176,7 @@ def test_a_version_that_was_proven_is_not_probed_again_but_in_slots(backbone: Ba
 
     load_task(manifest, blobs["parameters"], backbone, is_validated=True)
 
-    with pytest.raises(ProbeFailedError):
+    with raises("probe_failed"):
         load_task(manifest, blobs["parameters"], with_gpu_kernels(backbone), is_validated=True)
 
 
@@ -187,7 +185,7 @@ def test_what_the_bytes_of_a_proven_version_say_is_checked(backbone: Backbone) -
     tensors = tensors_from_bytes(blobs["parameters"])
     next(iter(tensors.values())).view(-1)[0] = float("nan")
 
-    with pytest.raises(NonFiniteParameterError):
+    with raises("non_finite_parameter"):
         load_task(numbered(draft), tensors_to_bytes(tensors), backbone, is_validated=True)
 
 
@@ -195,7 +193,7 @@ def test_a_probe_for_another_number_of_labels_fails(backbone: Backbone) -> None:
     draft, blobs = tiny_task(backbone)
     probe = ProbeRecord(inputs=("hello",), logits=((1.0, 2.0),))
 
-    with pytest.raises(ProbeFailedError, match="3 logits, 2 were recorded"):
+    with raises("probe_failed", match="3 logits, 2 were recorded"):
         load_task(numbered(draft, probe=probe.model_dump()), blobs["parameters"], backbone)
 
 
@@ -206,7 +204,7 @@ def test_a_version_that_overflows_fails_its_probe(backbone: Backbone) -> None:
         for name, tensor in tensors_from_bytes(blobs["parameters"]).items()
     }
 
-    with pytest.raises(ProbeFailedError):
+    with raises("probe_failed"):
         load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
 
 

@@ -1,15 +1,16 @@
-"""Task versions on a quantized backbone: trained on its numbers, served on them, nowhere else."""
+"""Task versions of a quantized backbone are trained and served only on that backbone."""
 
 from pathlib import Path
 
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.tasks import tiny_task
-from nunatak_artifact import BackboneMismatchError, load_task
+from nunatak_artifact import load_task
 from nunatak_artifact.interchange import check_exportable, import_folder
 from nunatak_contract.manifest import TaskDraft, TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import Backbone, UnsupportedBackboneError, pack_backbone, quantize_backbone
 
 METHODS = [
@@ -17,6 +18,7 @@ METHODS = [
     HeadOnly(),
     Bottleneck(size=4),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
 ]
 
 
@@ -49,7 +51,7 @@ def test_versions_of_the_original_and_of_the_quantized_are_kept_apart(
     for made_on, served_on in ((plain, quantized), (quantized, plain)):
         draft, blobs = tiny_task(made_on)
 
-        with pytest.raises(BackboneMismatchError, match=r"\+int8"):
+        with raises("backbone_mismatch", match=r"\+int8"):
             load_task(numbered(draft), blobs["parameters"], served_on)
 
 

@@ -1,4 +1,4 @@
-"""Heads as maths and as records: nothing lost between them."""
+"""Heads as maths and as records, without loss."""
 
 from itertools import product
 

@@ -5,7 +5,8 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.terminals import nunatak
 from nunatak_model import Encoding
-from nunatak_training import DiskTrunkStore, SilentReport
+from nunatak_training.report import SilentReport
+from nunatak_training.trunk import DiskTrunkStore
 
 
 def test_what_is_kept_is_shown_until_it_is_cleared(

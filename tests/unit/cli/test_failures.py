@@ -8,11 +8,10 @@ import warnings
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_cli.errors import MissingExtraError
 from nunatak_cli.failures import (
     FailureGroup,
+    MissingExtraError,
     Program,
-    error_code,
     needs_extra,
     print_failure,
 )
@@ -20,31 +19,54 @@ from nunatak_client import NotFoundError
 from nunatak_registry import TaskNotFoundError
 
 
+def program_that_raises(error: Exception) -> Program:
+    program = Program(cls=FailureGroup)
+
+    @program.callback()
+    def group() -> None:  # pyright: ignore[reportUnusedFunction] - typer makes a group for it
+        pass
+
+    @program.command()
+    def fail() -> None:  # pyright: ignore[reportUnusedFunction] - by its name
+        raise error
+
+    return program
+
+
 class ForeignError(Exception):
-    """Has a code too, but is none of ours."""
+    """An error with a code, from another project."""
 
     code = "foreign"
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    "error",
     [
-        pytest.param(TaskNotFoundError("tone"), "task_not_found", id="registry"),
-        pytest.param(
-            NotFoundError(code="task_not_found", status=404, detail="no"),
-            "task_not_found",
-            id="client",
-        ),
-        pytest.param(MissingExtraError("server", "torch"), "missing_extra", id="cli"),
-        pytest.param(ForeignError(), None, id="foreign"),
-        pytest.param(ValueError("x"), None, id="builtin"),
+        pytest.param(TaskNotFoundError("tone"), id="registry"),
+        pytest.param(NotFoundError(code="task_not_found", status=404, detail="no"), id="client"),
     ],
 )
-def test_only_our_own_errors_have_a_code(error: Exception, code: str | None) -> None:
-    assert error_code(error) == code
+def test_an_error_of_ours_ends_the_command_with_its_code(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        program_that_raises(error)(["fail"])
+
+    assert left.value.code == 1
+    assert capsys.readouterr().err.startswith("error [task_not_found]: no")
 
 
-def test_failure_is_one_line_whatever_the_message_holds(
+@pytest.mark.parametrize("error", [ForeignError("x"), ValueError("x")])
+def test_any_other_error_keeps_its_traceback(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        program_that_raises(error)(["fail"])
+
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last):\n")
+
+
+def test_failure_with_any_message_is_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     print_failure("some_code", "first [bold]line\nsecond line " + "x" * 300)
@@ -78,24 +100,18 @@ def test_a_failure_of_hostile_words_is_printed_in_full(capsys: pytest.CaptureFix
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Program:
-    """A program that fails in hostile words; what it changes in its process is changed back."""
+    """A program that fails in hostile words; its changes to the process are undone."""
     monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
     monkeypatch.setattr(logging.lastResort, "formatter", None)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    program = Program(cls=FailureGroup)
-
-    @program.command()
-    def fail() -> None:
-        raise ValueError(HOSTILE)
-
-    return program
+    return program_that_raises(ValueError(HOSTILE))
 
 
 def test_a_traceback_says_all_and_commands_no_terminal(
     failing: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        failing([])
+        failing(["fail"])
 
     printed = capsys.readouterr().err
     assert left.value.code == 1
@@ -107,7 +123,7 @@ def test_a_traceback_says_all_and_commands_no_terminal(
 
 def test_warnings_and_remarks_of_other_packages_command_no_terminal(failing: Program) -> None:
     with pytest.raises(SystemExit):
-        failing([])
+        failing(["fail"])
 
     warned = warnings.formatwarning(HOSTILE, UserWarning, "other.py", 1)
     record = logging.LogRecord("other", logging.WARNING, "other.py", 1, HOSTILE, (), None)

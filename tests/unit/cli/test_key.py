@@ -32,7 +32,7 @@ def test_a_key_is_shown_once_and_kept_as_a_digest(tmp_path: Path) -> None:
     assert key not in path.read_text() + nunatak("key", "list", "--file", str(path)).stdout
 
 
-def test_a_key_is_for_predictions_by_all_tasks_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_key_is_for_predictions_by_all_tasks_by_default(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
 
     nunatak("key", "create", "support", "--file", str(path))

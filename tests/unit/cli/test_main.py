@@ -8,6 +8,7 @@ from importlib.metadata import version
 import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from doubles.terminals import nunatak
 from nunatak_cli.main import app
@@ -44,7 +45,7 @@ def imported_by(statement: str) -> set[str]:
     return set(done.stderr.split())
 
 
-def test_version_is_that_of_the_distribution() -> None:
+def test_version_matches_the_distribution() -> None:
     assert nunatak("--version").stdout == f"nunatak {version('nunatak')}\n"
 
 
@@ -69,9 +70,10 @@ def test_groups_explain_themselves_with_an_example() -> None:
         assert "Example:  nunatak" in nunatak(*path, "--help").stdout
 
 
-@pytest.mark.parametrize("command", ["train-all", "sweep", "multitask", "serve", "predict"])
+@pytest.mark.parametrize(
+    "command", ["train", "train-all", "sweep", "multitask", "serve", "predict"]
+)
 def test_help_imports_nothing_heavy(command: str) -> None:
-    # The help of `train` alone does: it lists all settings, which it reads off the recipe.
     statement = (
         f"from nunatak_cli.main import app\ntry: app(['{command}', '--help'])\n"
         "except SystemExit: pass"
@@ -80,9 +82,9 @@ def test_help_imports_nothing_heavy(command: str) -> None:
     assert imported_by(statement).isdisjoint(HEAVY)
 
 
-def test_help_of_train_without_its_extra_says_how_to_see_all_settings() -> None:
+def test_help_of_train_lists_all_settings_without_its_extra() -> None:
     code = (
-        "import sys\nsys.modules['torch'] = None\n"  # as where it is not installed
+        "import sys\nsys.modules['torch'] = None\n"  # as without the installed package
         "from nunatak_cli.main import app\napp(['train', '--help'])"
     )
 
@@ -91,7 +93,7 @@ def test_help_of_train_without_its_extra_says_how_to_see_all_settings() -> None:
     )
 
     assert "--learning-rate" in done.stdout
-    assert "pip install 'nunatak[training]'" in done.stdout
+    assert "tapt.learning_rate" in done.stdout
 
 
 @pytest.mark.parametrize("package", ["nunatak_client", "nunatak_registry"])
@@ -111,3 +113,19 @@ def test_misspelt_command_is_a_usage_error() -> None:
 
     assert ran.exit_code == 2
     assert "train" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("nunatak ev", ["evaluate"]), ("nunatak predict --on-long ", ["windows", "refuse", "cut"])],
+)
+def test_shells_complete_commands_and_values(typed: str, completed: list[str]) -> None:
+    asked = {
+        "_NUNATAK_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+    }
+
+    ran = CliRunner().invoke(app, [], prog_name="nunatak", env=asked)
+
+    assert ran.stdout.split() == completed

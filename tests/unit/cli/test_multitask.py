@@ -1,4 +1,4 @@
-"""Laws of `nunatak multitask` as it is called."""
+"""Laws of the options of `nunatak multitask`."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from doubles.terminals import nunatak
 from nunatak_model import load_backbone
 
 
-def test_command_writes_a_backbone_and_tells_the_scores_of_every_task(tmp_path: Path) -> None:
+def test_command_writes_a_backbone_and_names_the_scores_of_every_task(tmp_path: Path) -> None:
     base = save_tiny_backbone(tmp_path / "base", num_layers=2)
     examples = write_jsonl(tmp_path / "toy.jsonl", rows_of(toy_examples(40)))
     arguments = [

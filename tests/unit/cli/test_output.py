@@ -1,4 +1,4 @@
-"""Whatever is printed, and however it is wrapped, the console spells out control characters."""
+"""The console spells out control characters in every text and every wrapping."""
 
 import json
 

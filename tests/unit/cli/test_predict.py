@@ -16,7 +16,21 @@ TONE: JsonValue = {
     "reference": "tone",
     "task": "tone",
     "version": 3,
+    "problem_type": "single_label_classification",
+    "predicted": "urgent",
     "outputs": [{"label": "urgent", "score": 0.93}, {"label": "calm", "score": 0.07}],
+}
+TOPICS: dict[str, JsonValue] = {
+    "reference": "topics",
+    "task": "topics",
+    "version": 1,
+    "problem_type": "multi_label_classification",
+    "outputs": [
+        {"label": "money", "score": 0.9},
+        {"label": "law", "score": 0.6},
+        {"label": "sport", "score": 0.5},
+        {"label": "art", "score": 0.4},
+    ],
 }
 MISSING: JsonValue = {
     "reference": "nope",
@@ -24,13 +38,39 @@ MISSING: JsonValue = {
 }
 
 
+REFUSAL: JsonValue = {"code": "too_many_inputs", "status": 422, "detail": "too many"}
+
+
+def tone_of(texts: list[JsonValue]) -> JsonValue:
+    """Answer each text by its length."""
+    labels = [f"{len(text)} characters" for text in map(str, texts)]
+    told: dict[str, JsonValue] = {
+        "predicted": list[JsonValue](labels),
+        "outputs": [[{"label": label, "score": 0.9}] for label in labels],
+    }
+    assert isinstance(TONE, dict)
+    return {"results": [{**TONE, **told}]}
+
+
 @dataclass
 class CannedServer:
-    """Answers each POST with `answer` and remembers what was asked."""
+    """Answers each POST with `answer` and remembers the requests."""
 
     url: str = ""
     answer: JsonValue = None
+    max_inputs: int = 64
+    """Of lists, which are answered text by text."""
     bodies: list[JsonValue] = field(default_factory=list[JsonValue])
+
+    def reply(self, body: dict[str, JsonValue]) -> tuple[int, JsonValue]:
+        self.bodies.append(body)
+        match body["inputs"]:
+            case list() as texts if len(texts) > self.max_inputs:
+                return 422, REFUSAL
+            case list() as texts:
+                return 200, tone_of(texts)
+            case _:
+                return 200, self.answer
 
 
 @pytest.fixture
@@ -40,9 +80,9 @@ def server() -> Iterator[CannedServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             length = int(self.headers["content-length"])
-            canned.bodies.append(json.loads(self.rfile.read(length)))
-            answer = json.dumps(canned.answer).encode()
-            self.send_response(200)
+            status, reply = canned.reply(json.loads(self.rfile.read(length)))
+            answer = json.dumps(reply).encode()
+            self.send_response(status)
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
             self.wfile.write(answer)
@@ -79,10 +119,32 @@ def test_answers_as_json_have_the_shape_of_the_server(server: CannedServer) -> N
             {
                 "reference": "tone",
                 "version": 3,
+                "problem_type": "single_label_classification",
+                "predicted": "urgent",
                 "outputs": [{"label": "urgent", "score": 0.93}, {"label": "calm", "score": 0.07}],
             }
         ]
     }
+
+
+@pytest.mark.parametrize(
+    ("predicted", "answer", "following"),
+    [
+        (["money", "law", "art"], "0.9000 money, law, art", "sport 0.5000"),
+        (["money"], "0.9000 money", "law 0.6000, sport 0.5000"),
+        ([], "- nothing found", "money 0.9000, law 0.6000"),
+    ],
+)
+def test_all_labels_that_apply_are_the_answer(
+    server: CannedServer, predicted: list[JsonValue], answer: str, following: str
+) -> None:
+    server.answer = {"results": [{**TOPICS, "predicted": predicted}]}
+    asked = ("predict", "Come.", "--task", "topics", "--server", server.url)
+
+    ran, written = nunatak(*asked), nunatak(*asked, "--json")
+
+    assert " ".join(ran.stdout.splitlines()[1].split()) == f"topics 1 {answer} {following}"
+    assert json.loads(written.stdout)["results"][0]["predicted"] == predicted
 
 
 PLACE: dict[str, JsonValue] = {"score": 0.75, "word": "ann", "start": 0, "end": 3}
@@ -117,7 +179,10 @@ def test_every_kind_is_shown_and_written_as_the_server_sent_it(
     written = nunatak("predict", "Come.", "--task", "t", "--server", server.url, "--json")
 
     assert " ".join(ran.stdout.splitlines()[1].split()) == f"t 3 {shown}"
-    assert written.json() == {"results": [{"reference": "t", "version": 3, "outputs": outputs}]}
+    nothing = {"problem_type": None, "predicted": None}
+    assert written.json() == {
+        "results": [{"reference": "t", "version": 3, **nothing, "outputs": outputs}]
+    }
 
 
 def test_a_text_without_entities_is_shown_as_such(server: CannedServer) -> None:
@@ -193,3 +258,78 @@ def test_registry_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 def test_task_is_required() -> None:
     assert nunatak("predict", "Come.").exit_code == 2
+
+
+FILES = {
+    "texts.txt": "one\n\nthree more\n",
+    "texts.jsonl": '{"text": "one", "label": "x"}\n\n{"text": "three more"}\n',
+    "texts.csv": 'label,text\nx,one\nx,"three more"\n',
+    "texts.tsv": "text\tlabel\none\tx\nthree more\tx\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_row_of_a_file_is_asked_about_in_order(
+    server: CannedServer, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text(FILES[name])
+
+    ran = nunatak("predict", "--file", str(tmp_path / name), "--task", "tone", *at(server))
+
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    first = 2 if name in {"texts.csv", "texts.tsv"} else 1
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    assert [line["place"] for line in lines] == [f"{name}:{first}", f"{name}:3"]
+    assert [line["results"][0]["predicted"] for line in lines] == [
+        "3 characters",
+        "10 characters",
+    ]
+
+
+def test_a_long_file_is_divided_into_requests_that_the_server_accepts(
+    server: CannedServer,
+) -> None:
+    server.max_inputs = 7
+    texts = ["x" * (1 + number % 50) for number in range(100)]
+
+    ran = nunatak("predict", "--file", "-", "--task", "tone", *at(server), typed="\n".join(texts))
+
+    found = [json.loads(line)["results"][0]["predicted"] for line in ran.stdout.splitlines()]
+    assert found == [f"{len(text)} characters" for text in texts]
+    asked = [body["inputs"] for body in server.bodies if isinstance(body, dict)]
+    assert sum(len(it) > 7 for it in asked if isinstance(it, list)) <= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        pytest.param("x.jsonl", '{"text": "a"}\n{', "x.jsonl:2: not a JSON object", id="no-json"),
+        pytest.param("x.jsonl", "[]", "x.jsonl:1: expected a JSON object", id="no-object"),
+        pytest.param("x.jsonl", '{"text": 3}', "x.jsonl:1: 'text' must be a text", id="no-text"),
+        pytest.param("x.csv", "text,more\na", "x.csv:2: expected 2 fields", id="fields"),
+        pytest.param("x.csv", "words\na", "expected the columns text", id="columns"),
+        pytest.param("x.xml", "<a/>", "the suffix tells no format", id="format"),
+    ],
+)
+def test_a_file_of_another_form_is_refused_with_its_line(
+    server: CannedServer, tmp_path: Path, name: str, content: str, message: str
+) -> None:
+    (tmp_path / name).write_text(content)
+
+    ran = nunatak("predict", "--file", str(tmp_path / name), "--task", "tone", *at(server))
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_input_file]: ")
+    assert message in ran.stderr
+
+
+def test_a_text_and_a_file_exclude_each_other() -> None:
+    both = nunatak("predict", "Come.", "--file", "-", "--task", "tone")
+    neither = nunatak("predict", "--task", "tone")
+
+    assert both.stderr.startswith("error [invalid_option]: ")
+    assert neither.stderr.startswith("error [invalid_option]: ")
+
+
+def at(server: CannedServer) -> tuple[str, str]:
+    return "--server", server.url

@@ -1,4 +1,4 @@
-"""The committed reference of settings is the one that the settings make."""
+"""The committed reference of settings matches the settings."""
 
 import re
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_every_section_begins_at_a_setting() -> None:
     assert set(SECTIONS) <= set(ServerSettings.model_fields)
 
 
-def test_every_option_of_serve_that_is_a_setting_stands_beside_it() -> None:
+def test_every_option_of_serve_that_is_a_setting_stands_next_to_it() -> None:
     assert "| `NUNATAK_MAX_INPUTS` | `--max-inputs` | `64` |" in PAGE
     assert "| `NUNATAK_PINS` | `--pin` |" in PAGE
     assert "| `NUNATAK_GRACE_S` |  | `30` |" in PAGE

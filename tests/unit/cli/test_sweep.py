@@ -92,7 +92,9 @@ def test_sweep_with_and_without_task_adaptive_pretraining(folder: Path, tmp_path
     assert "| toy | bottleneck 4 after TAPT of 1 epoch |" in printed
 
 
-def test_failed_run_is_told_and_tried_again_only_when_asked(folder: Path, tmp_path: Path) -> None:
+def test_failed_run_is_reported_and_tried_again_only_when_asked(
+    folder: Path, tmp_path: Path
+) -> None:
     results = tmp_path / "results"
     senseless = ("--task", "toy", "--method", "head", "--regularizer", "graddrop")
 

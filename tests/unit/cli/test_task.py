@@ -1,5 +1,6 @@
 """Laws of `nunatak task list`, `history`, `promote`, `rollback`, `delete` and `gc`."""
 
+import getpass
 import inspect
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def test_list_as_json_has_the_shape_of_the_server(place: tuple[str, str]) -> Non
                 "candidates": [],
                 "head": "sequence_classification",
                 "labels": ["no", "yes"],
+                "reads": None,
                 "method": "head",
                 "split_depth": 2,
             }
@@ -56,12 +58,13 @@ def test_mistyped_folder_is_an_error_and_is_not_created(tmp_path: Path) -> None:
 
 def test_history_shows_every_move(place: tuple[str, str]) -> None:
     ran = nunatak("task", "history", "intent", *place)
-    lines = [line.split()[-4:] for line in ran.stdout.splitlines()[1:]]
-    assert lines == [["prod", "promote", "-", "1"], ["prod", "promote", "1", "2"]]
+    user = getpass.getuser()
+    lines = [line.split()[-5:] for line in ran.stdout.splitlines()[1:]]
+    assert lines == [["prod", "promote", "-", "1", user], ["prod", "promote", "1", "2", user]]
 
     events = nunatak("task", "history", "intent", "--alias", "prod", "--json", *place).json()
     assert isinstance(events["events"], list)
-    assert len(events["events"]) == 2
+    assert [event["by"] for event in events["events"] if isinstance(event, dict)] == [user] * 2
 
 
 def test_history_without_aliases_says_so(tmp_path: Path) -> None:
@@ -134,7 +137,7 @@ def test_gc_removes_what_no_version_needs(place: tuple[str, str], registry: Regi
     assert registry.verify() == []
 
 
-def test_grace_of_the_command_is_that_of_the_registry() -> None:
+def test_grace_of_the_command_matches_the_registry() -> None:
     parameters = inspect.signature(collect).parameters
 
     assert parameters["grace"].default == DEFAULT_GRACE_S

@@ -13,7 +13,7 @@ from doubles.checkpoints import save_checkpoint
 from doubles.published import TwinFactory
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import nunatak
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
 from nunatak_registry import Registry
 
@@ -87,7 +87,7 @@ def test_import_says_what_one_logit_is_for(place: tuple[str, ...], tmp_path: Pat
         assert registry.resolve("t2/2").head.problem_type is ProblemType.REGRESSION
 
 
-def test_import_takes_an_adapter_of_another_base_only_if_told(
+def test_import_takes_an_adapter_of_another_base_only_on_request(
     place: tuple[str, ...], stored: tuple[str, ...], tmp_path: Path
 ) -> None:
     folder = tmp_path / "adapter"
@@ -117,6 +117,40 @@ def test_import_takes_labels_a_note_and_an_alias(base: Path, place: tuple[str, .
     assert found["alias"] == "prod"
     shown = nunatak("task", "show", "mood@prod", *place[:2]).stdout
     assert "mood/1" in shown
+
+
+def test_import_takes_the_thresholds_of_several_labels(
+    base: Path, place: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = ("task", "import", str(base / "tuned"), "--task", "mood", *place)
+    several = ("--problem-type", "multi_label_classification", "--labels", "a,b,c")
+
+    ran = nunatak(*words, *several, "--threshold", "a=0.2", "--threshold", "c=0.9", "--json")
+    no_number = nunatak(*words, *several, "--threshold", "a=low")
+    no_label = nunatak(*words, *several, "--threshold", "d=0.5")
+    one_label = nunatak(*words, "--threshold", "calm=0.5")
+
+    assert ran.json()["thresholds"] == {"a": 0.2, "c": 0.9}
+    assert "a 0.2, c 0.9; other labels 0.5" in nunatak("task", "show", "mood", *place[:2]).stdout
+    with Registry.open(tmp_path / "mine") as registry:
+        assert registry.resolve("mood").head.thresholds == {"a": 0.2, "c": 0.9}
+    assert no_number.stderr.startswith("error [invalid_option]: --threshold expects a number")
+    assert "a threshold must be of a label, got 'd'" in no_label.stderr
+    assert "several labels has thresholds" in one_label.stderr
+
+
+def test_import_takes_what_the_task_reads(
+    base: Path, place: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = ("task", "import", str(base / "tuned"), "--json", *place)
+
+    told = nunatak(*words, "--task", "entails", "--reads", "pair").json()
+    silent = nunatak(*words, "--task", "mood").json()
+
+    assert (told["reads"], silent["reads"]) == ("pair", None)
+    assert "pairs of texts" in nunatak("task", "show", "entails", *place[:2]).stdout
+    with Registry.open(tmp_path / "mine") as registry:
+        assert registry.resolve("entails").reads is Reads.PAIR
 
 
 def test_import_refuses_labels_of_control_characters(base: Path, place: tuple[str, ...]) -> None:
@@ -162,7 +196,7 @@ def test_export_to_peft_is_loaded_by_it(
     assert PEFT.from_pretrained(model, target).peft_config["default"].peft_type == "LORA"
 
 
-def test_an_adapter_folder_is_told_from_a_checkpoint(
+def test_an_adapter_folder_is_distinguished_from_a_checkpoint(
     base: Path, stored: tuple[str, ...], place: tuple[str, ...], tmp_path: Path
 ) -> None:
     target = str(tmp_path / "out")

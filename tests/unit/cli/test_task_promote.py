@@ -25,7 +25,7 @@ def backbone(backbone_folder: Path) -> Backbone:
 
 @pytest.fixture
 def registry(tmp_path: Path, backbone: Backbone) -> Iterator[Registry]:
-    """Task `tone`: version 1 is `prod`, version 2 does not answer what its probe says."""
+    """Task `tone`: version 1 is `prod`, and version 2 fails its probe."""
     with Registry.open(tmp_path) as opened:
         publish_tiny_task(opened, backbone, seed=1)
         opened.promote("tone", "prod", 1)

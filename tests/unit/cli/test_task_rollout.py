@@ -47,7 +47,7 @@ def test_a_candidate_is_set_and_ended(
     assert registry.task("intent").candidates == ()
 
 
-def test_a_shadow_runs_on_all_requests_unless_told_otherwise(
+def test_a_shadow_runs_on_all_requests_by_default(
     registry: Registry, place: tuple[str, str]
 ) -> None:
     nunatak("task", "shadow", "intent", "--version", "1", "--unprobed", *place)
@@ -55,7 +55,7 @@ def test_a_shadow_runs_on_all_requests_unless_told_otherwise(
     assert registry.task("intent").candidates[0].share == 1.0
 
 
-def test_the_history_shows_what_ran_beside_the_alias(
+def test_the_history_shows_what_ran_next_to_the_alias(
     registry: Registry, place: tuple[str, str]
 ) -> None:
     nunatak("task", "canary", "intent", *OPTIONS, *place)
@@ -63,7 +63,7 @@ def test_the_history_shows_what_ran_beside_the_alias(
 
     shown = nunatak("task", "history", "intent", *place).stdout.splitlines()[1:]
 
-    assert [line.split()[2:] for line in shown] == [
+    assert [line.split()[2:-1] for line in shown] == [
         ["prod", "promote", "-", "2"],
         ["prod", "canary", "-", "3", "(10.00%)"],
         ["prod", "promote", "2", "3"],

@@ -30,9 +30,7 @@ def test_card_as_json_is_the_manifest(place: tuple[str, str], registry: Registry
     assert shown["aliases"] == {"prod": 2}
 
 
-def test_card_in_markdown_is_that_of_the_registry(
-    place: tuple[str, str], registry: Registry
-) -> None:
+def test_card_in_markdown_matches_the_registry(place: tuple[str, str], registry: Registry) -> None:
     shown = nunatak("task", "show", "intent/1", "--markdown", *place).stdout
 
     assert shown == task_card(registry.resolve("intent/1"))

@@ -29,7 +29,7 @@ def test_verify_names_the_damaged_version_and_fails(
     assert found["errors"] == 1
 
 
-def test_verify_moves_damaged_files_aside_when_told(
+def test_verify_moves_damaged_files_aside_on_request(
     place: tuple[str, str], registry: Registry, folder: Path
 ) -> None:
     digest = registry.resolve("intent/1").blobs[0].sha256

@@ -1,4 +1,4 @@
-"""What is wrong with data or a run is one line that names it, and nothing is published."""
+"""An error in data or in a run is one line with its cause, and nothing is published."""
 
 from pathlib import Path
 
@@ -79,7 +79,7 @@ def test_a_loss_that_stops_being_a_number_leaves_no_version_and_no_checkpoint(
     monkeypatch.setenv("NUNATAK_CACHE", str(tmp_path / "cache"))
     data = write_jsonl(tmp_path / "train.jsonl", GOOD)
 
-    # Updates so large that their products are no numbers.
+    # Updates so large that their products are NaN.
     ran = trained(tmp_path, "--data", str(data), "--method", "lora", "--set", "alpha=1e38")
 
     assert_refused(ran, tmp_path, "training_diverged", "step", "lower the learning rate")

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from doubles.backbones import save_tiny_backbone
-from nunatak_cli.errors import TaskFileError
+from doubles.refusals import raises
 from nunatak_cli.training_all import TaskSettings, read_task_file, requests_of
-from nunatak_training import Recipe, default_recipe, read_settings
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.run_settings import read_settings
 
 YAML = """
 backbone: minilm
@@ -34,7 +35,7 @@ dev = "dev.jsonl"
 
 def recipe_of(task: TaskSettings) -> Recipe:
     settings = read_settings(task.named)
-    return default_recipe(settings.record, changes=settings.changes)
+    return default_recipe(settings.method, changes=settings.changes)
 
 
 def written(tmp_path: Path, text: str, name: str = "tasks.yaml") -> Path:
@@ -113,7 +114,7 @@ def test_a_setting_that_does_not_fit_is_refused_with_its_task(
     text = f"backbone: {tmp_path / 'backbone'}\ntasks: {{a: {{data: a}}, b: {{data: b, {said}}}}}"
     path = written(tmp_path, text)
 
-    with pytest.raises(TaskFileError, match=rf"tasks\.yaml: tasks\.b: .*{problem}"):
+    with raises("invalid_task_file", match=rf"tasks\.yaml: tasks\.b: .*{problem}"):
         requests_of(read_task_file(path), path, cache=False, resume=False)
 
 
@@ -139,7 +140,7 @@ def test_paths_are_relative_to_the_file_where_they_are_there(tmp_path: Path) -> 
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, place: str) -> None:
-    with pytest.raises(TaskFileError, match=rf"tasks\.yaml: {place}"):
+    with raises("invalid_task_file", match=rf"tasks\.yaml: {place}"):
         read_task_file(written(tmp_path, text))
 
 
@@ -147,5 +148,5 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, place:
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
     written(tmp_path, "tasks: {}", "tasks.txt")
 
-    with pytest.raises(TaskFileError, match=name):
+    with raises("invalid_task_file", match=name):
         read_task_file(tmp_path / name)

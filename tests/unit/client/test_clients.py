@@ -1,7 +1,7 @@
 """Laws of both clients: every case runs through the blocking and the asyncio one."""
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -25,7 +25,10 @@ from nunatak_client import (
     Client,
     ConnectionFailedError,
     DeadlineExceededError,
+    FanOut,
+    Input,
     InvalidInputError,
+    InvalidRequestError,
     InvalidResponseError,
     OverloadedError,
     UnavailableError,
@@ -36,6 +39,19 @@ PREDICTION: dict[str, JsonValue] = {
     "version": 3,
     "outputs": [{"label": "urgent", "score": 0.9}],
 }
+
+
+def all_of(
+    parts: Iterator[tuple[list[Input], FanOut]] | AsyncIterator[tuple[list[Input], FanOut]],
+) -> Answer[list[tuple[list[Input], FanOut]]]:
+    """Collect what either client yields."""
+
+    async def collected(
+        coming: AsyncIterator[tuple[list[Input], FanOut]],
+    ) -> list[tuple[list[Input], FanOut]]:
+        return [it async for it in coming]
+
+    return list(parts) if isinstance(parts, Iterator) else collected(parts)
 
 
 @pytest.fixture(params=[open_blocking, open_asyncio], ids=["blocking", "asyncio"])
@@ -70,6 +86,34 @@ def test_predict_many_posts_once_for_all_tasks(face: Face) -> None:
 
     assert json.loads(network.requests[0].content) == {"inputs": "Come.", "tasks": ["tone"]}
     assert fan_out["tone"].best.label == "urgent"
+
+
+def test_predict_all_divides_what_the_server_refuses_and_keeps_the_order(face: Face) -> None:
+    texts = [f"text {number}" for number in range(5)]
+
+    def told(*labels: str) -> Outcome:
+        outputs: JsonValue = [[{"label": label, "score": 0.9}] for label in labels]
+        body: JsonValue = {"reference": "tone", "task": "tone", "version": 3, "outputs": outputs}
+        return answer({"results": [body]})
+
+    refused = refusal(422, "request_too_large")
+    network = Network([refused, told("0", "1"), refused, told("2"), told("3", "4")])
+
+    found = face.run(network, lambda client: all_of(client.predict_all(iter(texts), ["tone"])))
+
+    asked = [json.loads(request.content)["inputs"] for request in network.requests]
+    assert asked == [texts, texts[:2], texts[2:], texts[2:3], texts[3:]]
+    assert [part for part, _ in found] == [texts[:2], texts[2:3], texts[3:]]
+    assert [label for _, it in found for label in it["tone"].labels] == list("01234")
+
+
+def test_predict_all_raises_what_refuses_a_single_input(face: Face) -> None:
+    network = Network([refusal(422, "empty_text"), refusal(422, "empty_text")])
+
+    with pytest.raises(InvalidRequestError):
+        face.run(network, lambda client: all_of(client.predict_all(["", "b"], ["tone"])))
+
+    assert [json.loads(it.content)["inputs"] for it in network.requests] == [["", "b"], [""]]
 
 
 def test_predict_many_refuses_a_string_of_tasks(face: Face) -> None:
@@ -147,7 +191,7 @@ INFO: dict[str, JsonValue] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """What a method must ask, and an answer it must be able to read."""
+    """The request of a method, and an answer that the method must read."""
 
     use: Callable[[Client | AsyncClient], Answer[object]]
     asks: str

@@ -17,7 +17,7 @@ URL = "http://tests.invalid"
 
 
 def headers_sent(api_key: str | None = None) -> list[str | None]:
-    """What each client sends as its key."""
+    """The key that each client sends."""
     seen: list[str | None] = []
 
     def handle(request: httpx.Request) -> httpx.Response:

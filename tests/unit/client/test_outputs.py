@@ -1,4 +1,4 @@
-"""Laws of typed results: each kind of task has its own, and none is taken for another."""
+"""Laws of typed results: each kind of task has its own class of result."""
 
 import json
 
@@ -7,10 +7,12 @@ from pydantic import JsonValue
 
 from nunatak_client import (
     Answer,
+    Classification,
     Entity,
     HeadKind,
     InvalidResponseError,
     Prediction,
+    ProblemType,
     RankedDocument,
     Score,
     WrongHeadError,
@@ -30,7 +32,8 @@ OUTPUTS: dict[HeadKind, list[JsonValue]] = {
 
 
 def read(head: HeadKind, outputs: JsonValue) -> Prediction:
-    body: JsonValue = {"task": "t", "version": 1, "head": head.value, "outputs": outputs}
+    body: dict[str, JsonValue] = {"task": "t", "version": 1, "head": head.value}
+    body |= {"outputs": outputs, "predicted": "calm"}
     return read_prediction(
         Reply(status=200, headers={}, content=json.dumps(body).encode()), num_inputs=None
     )
@@ -53,7 +56,9 @@ def test_every_kind_reads_as_its_own_class() -> None:
 
 
 @pytest.mark.parametrize("head", HeadKind)
-@pytest.mark.parametrize("name", ["best", "scores", "labels", "entities", "answers", "ranking"])
+@pytest.mark.parametrize(
+    "name", ["best", "scores", "labels", "predicted", "entities", "answers", "ranking"]
+)
 def test_what_a_kind_does_not_give_is_refused_by_name(head: HeadKind, name: str) -> None:
     owners = {
         "entities": HeadKind.TOKEN_CLASSIFICATION,
@@ -106,7 +111,7 @@ def test_a_fan_out_holds_several_kinds() -> None:
 
 
 @pytest.mark.parametrize(("num_inputs", "told"), [(None, (9, True)), (2, ([9, 3], [True, False]))])
-def test_what_was_read_of_each_input_is_told_per_input(
+def test_what_was_read_of_each_input_is_reported_per_input(
     num_inputs: int | None, told: tuple[object, object]
 ) -> None:
     labels = [{"label": "calm", "score": 1.0}]
@@ -122,3 +127,31 @@ def test_what_was_read_of_each_input_is_told_per_input(
     assert prediction.truncated == ((True,) if num_inputs is None else (True, False))
     assert prediction.is_truncated
     assert read_prediction(silent, num_inputs=num_inputs).tokens == ()
+
+
+PREDICTED: dict[ProblemType, tuple[JsonValue, object]] = {
+    ProblemType.SINGLE_LABEL: ("calm", "calm"),
+    ProblemType.MULTI_LABEL: (["urgent", "calm"], ("urgent", "calm")),
+    ProblemType.REGRESSION: (4, 4.0),
+}
+
+
+@pytest.mark.parametrize("problem", ProblemType)
+def test_what_is_predicted_has_one_entry_per_input_also_for_one(problem: ProblemType) -> None:
+    sent, expected = PREDICTED[problem]
+    labels = OUTPUTS[HeadKind.SEQUENCE_CLASSIFICATION]
+    said: dict[str, JsonValue] = {"task": "t", "version": 1, "problem_type": problem.value}
+
+    def read_body(num_inputs: int | None, **body: JsonValue) -> Prediction:
+        content = json.dumps({**said, **body}).encode()
+        return read_prediction(
+            Reply(status=200, headers={}, content=content), num_inputs=num_inputs
+        )
+
+    one = read_body(None, outputs=labels, predicted=sent)
+    two = read_body(2, outputs=[labels, labels], predicted=[sent, sent])
+
+    assert one.predicted == (expected,)
+    assert two.predicted == (expected, expected)
+    assert isinstance(one.head_outputs, Classification)
+    assert one.head_outputs.problem_type is problem

@@ -8,8 +8,6 @@ from nunatak_client import InvalidInputError
 from nunatak_client.payloads import (
     Inputs,
     Parameters,
-    Query,
-    Question,
     json_body,
     path_segment,
     predict_body,
@@ -17,6 +15,7 @@ from nunatak_client.payloads import (
     wire_inputs,
 )
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply
+from nunatak_contract.inputs import Query, Question
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the client makes of streams that are not what the contract promises."""
+"""The client's errors for streams that break the contract."""
 
 import httpx
 import pytest

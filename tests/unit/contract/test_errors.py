@@ -1,13 +1,36 @@
-from nunatak_contract import errors
-from nunatak_contract.errors import ContractError
+import pytest
+
+from nunatak_contract.errors import InvalidNameError, NunatakError
+from nunatak_contract.problems import REASONS
 
 
-def test_tree_in_the_docstring_names_every_error_and_each_has_a_code_of_its_own() -> None:
-    tree = [
-        value
-        for value in vars(errors).values()
-        if isinstance(value, type) and issubclass(value, ContractError)
-    ]
+def test_an_error_has_its_code_its_fields_and_a_message_of_them() -> None:
+    error = NunatakError("invalid_row", where="train.jsonl:17", problem="'text' is empty")
 
-    assert [error.__name__ for error in tree if error.__name__ not in (errors.__doc__ or "")] == []
-    assert len({error.code for error in tree}) == len(tree)
+    assert error.code == "invalid_row"
+    assert error.fields == {"where": "train.jsonl:17", "problem": "'text' is empty"}
+    assert str(error) == "train.jsonl:17: 'text' is empty"
+
+
+def test_braces_in_a_value_are_no_fields() -> None:
+    assert str(NunatakError("invalid_recipe", problem="got {where}")) == "got {where}"
+
+
+def test_a_code_that_nobody_listed_is_a_bug() -> None:
+    with pytest.raises(KeyError):
+        NunatakError("no_such_code")
+
+
+def test_an_error_without_a_value_of_its_message_is_a_bug() -> None:
+    with pytest.raises(KeyError):
+        NunatakError("empty_text")
+
+
+def test_a_long_name_is_quoted_in_part() -> None:
+    error = InvalidNameError("task name", "x" * 500, "a name")
+
+    assert str(error) == f"task name must be a name, got {'x' * 80!r}"
+
+
+def test_codes_are_words_of_small_letters() -> None:
+    assert all(code.replace("_", "").isalpha() and code.islower() for code in REASONS)

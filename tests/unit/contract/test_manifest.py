@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from doubles.drafts import make_draft
 from doubles.hostile_texts import HOSTILE, obeyed
-from nunatak_contract.enums import OnLong, Pooling, ProblemType
+from nunatak_contract.enums import OnLong, Pooling, ProblemType, Reads
 from nunatak_contract.evidence import ConfusionCell, ConfusionRecord, ProbeRecord
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskDraft, TaskManifest
@@ -100,7 +100,7 @@ def test_malformed_confusion_matrix_is_refused(cells: list[tuple[str, str, int]]
 
 
 @pytest.mark.parametrize("other", [make_draft(task="other"), make_draft(seed=1)])
-def test_content_digest_tells_different_content_apart(
+def test_content_digest_distinguishes_different_content(
     other: tuple[TaskDraft, dict[str, bytes]],
 ) -> None:
     draft, _ = make_draft()
@@ -229,6 +229,17 @@ def test_tokens_of_a_probe_have_equally_many_logits() -> None:
         ProbeRecord(inputs=("a",), logits=(((0.0, 1.0), (2.0,)),))
 
 
+def test_only_sequence_classification_reads_a_single_text_or_a_pair() -> None:
+    fields = make_manifest().model_dump()
+    tokens = {"head": head(kind="token_classification", **TOKEN_HEAD)}
+
+    assert make_manifest().reads is None
+    assert "reads" not in fields
+    assert TaskManifest.model_validate({**fields, "reads": "pair"}).reads is Reads.PAIR
+    with pytest.raises(ValidationError, match="only sequence classification"):
+        TaskManifest.model_validate({**fields, **tokens, "reads": "pair"})
+
+
 def test_windows_too_short_for_a_question_are_refused() -> None:
     fields = make_manifest().model_dump() | {
         "head": head(kind="question_answering", **TOKEN_HEAD, labels=[]),
@@ -275,3 +286,35 @@ def test_what_becomes_of_long_texts_is_left_out_of_content_that_does_not_say_it(
     assert (draft.reads_long, chosen.reads_long) == (OnLong.WINDOWS, OnLong.REFUSE)
     assert not {"on_long", "default_label"} & {*draft.model_dump(), *draft.model_dump()["head"]}
     assert chosen.content_digest() != draft.content_digest()
+
+
+def test_a_label_without_a_threshold_applies_from_one_half() -> None:
+    several = head(problem_type="multi_label_classification", labels=["a", "b"])
+    plain = HeadRecord.model_validate(several)
+    tuned = HeadRecord.model_validate({**several, "thresholds": {"b": 0.2}})
+
+    assert [plain.threshold(label) for label in plain.labels] == [0.5, 0.5]
+    assert [tuned.threshold(label) for label in tuned.labels] == [0.5, 0.2]
+    assert "thresholds" not in plain.model_dump()
+    assert HeadRecord.model_validate_json(tuned.model_dump_json()) == tuned
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        pytest.param({"thresholds": {"c": 0.2}}, "must be of a label, got 'c'", id="no-label"),
+        pytest.param({"thresholds": {"a": 1.1}}, "less than or equal to 1", id="above-one"),
+        pytest.param({"thresholds": {"a": -0.1}}, "greater than or equal to 0", id="below-zero"),
+        pytest.param({"thresholds": {"a": float("nan")}}, "thresholds", id="no-number"),
+        pytest.param(
+            {"problem_type": "single_label_classification", "thresholds": {"a": 0.2}},
+            "several labels has thresholds",
+            id="one-label-a-text",
+        ),
+    ],
+)
+def test_a_threshold_is_a_score_of_a_label_of_a_multi_label_task(
+    changes: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        HeadRecord.model_validate(head(problem_type="multi_label_classification") | changes)

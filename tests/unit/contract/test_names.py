@@ -101,5 +101,5 @@ def test_message_quotes_no_more_than_the_start_of_a_long_name() -> None:
     ("text", "task"),
     [("tone", "tone"), ("tone@prod", "tone"), ("tone/3", "tone"), ("A b/3@x", "A b"), ("@", "")],
 )
-def test_the_place_of_the_task_is_found_in_whatever_text(text: str, task: str) -> None:
+def test_the_place_of_the_task_is_found_in_any_text(text: str, task: str) -> None:
     assert TaskReference.task_in(text) == task

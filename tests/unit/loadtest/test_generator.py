@@ -19,7 +19,7 @@ SCENARIO = Scenario(name="freeze", arrivals=Poisson(rate_per_s=RATE))
 
 
 class HandClock:
-    """Time that passes only while somebody sleeps."""
+    """A clock that moves only during sleeps."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -33,7 +33,7 @@ class HandClock:
 
 
 class SlowAsker:
-    """Takes time of the hand clock for an answer: nothing else happens meanwhile."""
+    """Answers after a time on the hand clock, and blocks everything else."""
 
     def __init__(self, clock: HandClock, *, busy_s: float) -> None:
         self._clock = clock
@@ -106,7 +106,7 @@ async def test_freeze_shows_in_the_p95_of_the_open_loop_and_hides_from_a_user_wh
 
 
 class WaitingAsker:
-    """Answers after a while of the hand clock, and counts the requests that are under way."""
+    """Answers after a time on the hand clock, and counts the open requests."""
 
     def __init__(self, clock: HandClock, *, answer_s: float) -> None:
         self._clock = clock

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nunatak_loadtest.errors import ProcessNotFoundError
+from doubles.refusals import raises
 from nunatak_loadtest.memory import MemorySampler, listening_pid
 
 
@@ -43,7 +43,7 @@ def test_process_that_ends_leaves_its_samples() -> None:
 
 
 def test_missing_process_is_an_error() -> None:
-    with pytest.raises(ProcessNotFoundError):
+    with raises("process_not_found"):
         MemorySampler(2**22 + 1)
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from doubles.refusals import raises
 from nunatak_loadtest import Job, Scenario, load_scenario, scenario_names
-from nunatak_loadtest.errors import InvalidSettingsError
 from nunatak_loadtest.scenario import Closed, FileTexts, Gamma, Poisson, Zipf, parse_scenario
 
 
@@ -37,12 +37,12 @@ def test_kinds_choose_the_parts() -> None:
     ],
 )
 def test_scenario_that_nobody_can_follow_is_refused_by_name(text: str, named: str) -> None:
-    with pytest.raises(InvalidSettingsError, match=named):
+    with raises("invalid_settings", match=named):
         parse_scenario(text, source="mine.toml")
 
 
 def test_unknown_scenario_names_the_known_ones() -> None:
-    with pytest.raises(InvalidSettingsError, match="smoke"):
+    with raises("invalid_settings", match="smoke"):
         load_scenario("absent")
 
 
@@ -51,7 +51,7 @@ def test_own_scenario_is_read_from_its_path(tmp_path: Path) -> None:
     file.write_text("name = 'mine'")
 
     assert load_scenario(str(file)) == Scenario(name="mine")
-    with pytest.raises(InvalidSettingsError, match=r"absent\.toml"):
+    with raises("invalid_settings", match=r"absent\.toml"):
         load_scenario(str(tmp_path / "absent.toml"))
 
 
@@ -62,11 +62,11 @@ def test_changes_replace_parts_of_the_scenario(tmp_path: Path) -> None:
     assert scenario.changed(users=3).arrivals == Closed(users=3)
     assert scenario.changed(rate_per_s=3).arrivals == Poisson(rate_per_s=3)
     assert scenario.changed(text_file=tmp_path / "t").texts == FileTexts(path=str(tmp_path / "t"))
-    with pytest.raises(InvalidSettingsError):
+    with raises("invalid_settings"):
         scenario.changed(users=3, rate_per_s=3)
 
 
 @pytest.mark.parametrize("tasks", [(), (" ",), ("tone", "tone")])
 def test_job_without_distinct_tasks_is_refused(tasks: tuple[str, ...]) -> None:
-    with pytest.raises(InvalidSettingsError):
+    with raises("invalid_settings"):
         Job.checked(tasks=tasks, scenario=Scenario(name="x"))

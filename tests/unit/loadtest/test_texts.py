@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles.refusals import raises
 from nunatak_loadtest import Scenario
-from nunatak_loadtest.errors import InvalidSettingsError
 from nunatak_loadtest.scenario import (
     BuiltInTexts,
     FileTexts,
@@ -40,7 +40,7 @@ def test_drawn_texts_are_all_different() -> None:
     assert len(set(texts)) == 2000
 
 
-def test_repeated_share_is_that_of_texts_sent_before() -> None:
+def test_repeated_share_matches_texts_sent_before() -> None:
     texts = drawn(NormalLengths(), 2000, repeated_share=0.5)
 
     assert 0.45 < len(set(texts)) / 2000 < 0.55
@@ -90,10 +90,10 @@ def test_text_file_without_texts_is_refused(tmp_path: Path, content: bytes) -> N
     file = tmp_path / "texts.txt"
     file.write_bytes(content)
 
-    with pytest.raises(InvalidSettingsError):
+    with raises("invalid_settings"):
         read_texts(file)
 
 
 def test_missing_text_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettingsError, match=r"absent\.txt"):
+    with raises("invalid_settings", match=r"absent\.txt"):
         read_texts(tmp_path / "absent.txt")

@@ -1,4 +1,4 @@
-"""Laws of what is sent when."""
+"""Laws of the requests and their times."""
 
 from collections import Counter
 from itertools import pairwise
@@ -50,7 +50,7 @@ def test_plan_is_a_function_of_its_seed() -> None:
     assert first != plan(scenario, TASKS, seed=2, seconds=2)
 
 
-# At 200 tasks: shares of the top task and the top tenth, as S-LoRA's and Punica's settings compare.
+# Shares of the top task and of the top tenth of 200 tasks, for the settings of S-LoRA and Punica.
 @pytest.mark.parametrize(
     ("exponent", "top", "tenth"), [(0.8, 0.10, 0.47), (1.0, 0.17, 0.61), (1.2, 0.26, 0.74)]
 )

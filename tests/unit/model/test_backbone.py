@@ -1,4 +1,4 @@
-"""A backbone of which only the lowest layers are held answers as the whole one, or not at all."""
+"""A backbone with only its lowest layers answers like the whole backbone, or not at all."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.tasks import LABELS, random_parameters, spec_of
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
-    LayerNotHeldError,
     Row,
     UnsupportedBackboneError,
     build_branch,
@@ -58,12 +58,10 @@ def test_tasks_that_own_the_layers_above_answer_with_the_same_bits(whole: Backbo
 @pytest.mark.parametrize(
     "method", [HeadOnly(), Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), TopK(num_layers=1)]
 )
-def test_whatever_reads_a_layer_that_is_not_held_is_refused(
-    whole: Backbone, method: Method
-) -> None:
+def test_a_read_of_a_layer_that_is_not_held_is_refused(whole: Backbone, method: Method) -> None:
     held = keep_lowest_layers(whole, 2)
 
-    with pytest.raises(LayerNotHeldError, match="layer 2 is needed"):
+    with raises("layer_not_held", match="layer 2 is needed"):
         forward(held, rows_on(held, whole, TopK(num_layers=2), method))
 
 
@@ -80,7 +78,7 @@ def test_what_is_left_out_is_counted(whole: Backbone) -> None:
 
 
 @pytest.mark.parametrize("prepare", [replace, quantize_backbone], ids=["plain", "int8"])
-def test_weights_are_still_told_apart_from_those_left_out(
+def test_weights_are_still_distinguished_from_those_left_out(
     whole: Backbone, prepare: Callable[[Backbone], Backbone]
 ) -> None:
     backbone = prepare(whole)

@@ -1,19 +1,27 @@
+from typing import get_args
+
 import pytest
 import torch
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
-from nunatak_contract.enums import Activation, AdapterInput, HeadKind, HeadNorm, LoraTarget, Pooling
+from doubles.refusals import raises
+from nunatak_contract.enums import Activation, AdapterInput, HeadKind, HeadNorm, LinearMap, Pooling
 from nunatak_contract.heads import DenseBlock
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     BranchSpec,
     HeadSpec,
-    InvalidHeadError,
-    InvalidMethodError,
     InvalidTensorsError,
-    NonFiniteParameterError,
-    ParameterMismatchError,
     build_branch,
     convert_branch,
     initial_parameters,
@@ -21,17 +29,24 @@ from nunatak_model import (
     tensors_from_bytes,
     tensors_to_bytes,
 )
+from nunatak_model.methods import MATHS
 
 METHODS: list[Method] = [
     TopK(num_layers=2),
     HeadOnly(),
     Bottleneck(size=5),
     Lora(rank=3, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
     Full(),
 ]
 KINDS = [method.kind.value for method in METHODS]
 BACKBONE = tiny_backbone()
 GELU_BLOCK = DenseBlock(activation=Activation.GELU, bias=False, norm=HeadNorm.GAIN)
+
+
+def test_every_method_has_maths_of_its_own_and_is_tested_here() -> None:
+    members, _ = get_args(Method)
+    assert set(get_args(members)) == set(MATHS) == {type(method) for method in METHODS}
 
 
 def spec_of(method: Method) -> BranchSpec:
@@ -82,26 +97,26 @@ def test_a_missing_an_unused_and_a_misshapen_tensor_are_named(method: Method) ->
     parameters["layers.99.stray"] = torch.zeros(1)
     parameters["head.output.bias"] = torch.zeros(4)
 
-    with pytest.raises(ParameterMismatchError) as refused:
+    with raises("parameter_mismatch") as refused:
         build_branch(spec_of(method), BACKBONE.config, parameters)
 
-    assert refused.value.missing == ("head.dense.bias",)
-    assert refused.value.unused == ("layers.99.stray",)
-    assert "head.output.bias" in refused.value.wrong[0]
+    found = str(refused.value)
+    assert "1 missing (head.dense.bias); 1 unused (layers.99.stray)" in found
+    assert "1 of another shape or dtype (head.output.bias is " in found
 
 
 def test_tensors_of_two_dtypes_are_refused() -> None:
     parameters = fresh(HeadOnly())
     parameters["head.output.bias"] = parameters["head.output.bias"].double()
 
-    with pytest.raises(ParameterMismatchError):
+    with raises("parameter_mismatch"):
         build_branch(spec_of(HeadOnly()), BACKBONE.config, parameters)
 
 
 def test_whole_numbers_are_refused() -> None:
     parameters = {name: tensor.long() for name, tensor in fresh(HeadOnly()).items()}
 
-    with pytest.raises(ParameterMismatchError):
+    with raises("parameter_mismatch"):
         build_branch(spec_of(HeadOnly()), BACKBONE.config, parameters)
 
 
@@ -110,7 +125,7 @@ def test_a_value_that_is_not_finite_is_refused_by_name(value: float) -> None:
     parameters = fresh(TopK(num_layers=1))
     parameters["layers.3.feedforward_in.weight"][5, 7] = value
 
-    with pytest.raises(NonFiniteParameterError, match=r"layers\.3\.feedforward_in\.weight"):
+    with raises("non_finite_parameter", match=r"layers\.3\.feedforward_in\.weight"):
         build_branch(spec_of(TopK(num_layers=1)), BACKBONE.config, parameters)
 
 
@@ -126,8 +141,13 @@ def test_huge_but_finite_values_are_accepted() -> None:
     [
         TopK(num_layers=5),
         Lora(first_layer=4, rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-        Lora(rank=33, alpha=16.0, targets=QUERY_AND_VALUE),
-        Lora(rank=8, alpha=16.0, targets=(LoraTarget.QUERY, LoraTarget.QUERY)),
+        Lora(rank=1025, alpha=16.0, targets=QUERY_AND_VALUE),
+        Lora(rank=8, alpha=16.0, targets=(LinearMap.QUERY, LinearMap.QUERY)),
+        Ia3(first_layer=4),
+        Ia3(scaled_outputs=(), scaled_inputs=()),
+        Ia3(scaled_outputs=(LinearMap.KEY, LinearMap.KEY)),
+        Ia3(scaled_outputs=(LinearMap.FEEDFORWARD_OUT,)),
+        Ia3(scaled_inputs=(LinearMap.QUERY,)),
         Bottleneck(size=65),
         Bottleneck(first_layer=4, size=64),
         Bottleneck(reads=AdapterInput.NORMED_SUM, size=64),
@@ -135,7 +155,7 @@ def test_huge_but_finite_values_are_accepted() -> None:
     ids=repr,
 )
 def test_settings_that_do_not_fit_the_backbone_are_refused(method: Method) -> None:
-    with pytest.raises(InvalidMethodError, match="got"):
+    with raises("invalid_method", match="got"):
         parameter_shapes(spec_of(method), BACKBONE.config)
 
 
@@ -152,7 +172,7 @@ def test_settings_that_do_not_fit_the_backbone_are_refused(method: Method) -> No
     ids=repr,
 )
 def test_a_head_that_contradicts_its_kind_is_refused(head: HeadSpec) -> None:
-    with pytest.raises(InvalidHeadError):
+    with raises("invalid_head"):
         parameter_shapes(BranchSpec(method=HeadOnly(), head=head), BACKBONE.config)
 
 

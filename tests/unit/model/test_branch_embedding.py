@@ -40,7 +40,7 @@ def test_an_embedding_owns_no_bytes_and_shares_every_layer() -> None:
     assert branch.split_depth == backbone.config.num_layers
 
 
-def test_an_embedding_beside_tasks_is_the_embedding_alone() -> None:
+def test_an_embedding_next_to_tasks_is_the_embedding_alone() -> None:
     backbone = tiny_backbone()
     encodings = backbone.tokenizer.encode(TEXTS, max_length=48)
     branch = embedding_branch(backbone)

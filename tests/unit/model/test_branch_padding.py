@@ -3,15 +3,15 @@ import torch
 
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import HeadSpec
-from nunatak_model.branch import padded_head, padded_method, padded_parameters
+from nunatak_model import HeadSpec, maths_of
+from nunatak_model.branch import padded_head, padded_parameters
 
 UNPADDED: list[Method] = [TopK(num_layers=2), HeadOnly(), Full()]
 
 
 def test_updates_of_near_ranks_and_all_scales_share_a_form() -> None:
     forms = {
-        padded_method(Lora(rank=rank, alpha=2.0 * rank + 1, targets=QUERY_AND_VALUE), 8)
+        maths_of(Lora(rank=rank, alpha=2.0 * rank + 1, targets=QUERY_AND_VALUE)).padded(8)
         for rank in range(1, 9)
     }
 
@@ -19,10 +19,10 @@ def test_updates_of_near_ranks_and_all_scales_share_a_form() -> None:
     (form,) = forms
     assert isinstance(form, Lora)
     assert (form.rank, form.scale) == (8, 1.0)
-    assert padded_method(Lora(rank=9, alpha=16.0, targets=QUERY_AND_VALUE), 8) not in forms
+    assert maths_of(Lora(rank=9, alpha=16.0, targets=QUERY_AND_VALUE)).padded(8) not in forms
 
 
-def test_what_else_tells_methods_apart_tells_forms_apart() -> None:
+def test_methods_with_other_differences_have_different_forms() -> None:
     methods: list[Method] = [
         Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
         Lora(rank=8, first_layer=1, alpha=16.0, targets=QUERY_AND_VALUE),
@@ -31,15 +31,15 @@ def test_what_else_tells_methods_apart_tells_forms_apart() -> None:
         Bottleneck(size=9),
     ]
 
-    assert len({padded_method(method, 8) for method in methods}) == len(methods)
+    assert len({maths_of(method).padded(8) for method in methods}) == len(methods)
 
 
 @pytest.mark.parametrize("method", UNPADDED, ids=str)
 def test_methods_of_the_backbones_own_shapes_are_their_form(method: Method) -> None:
-    assert padded_method(method, 8) == method
+    assert maths_of(method).padded(8) == method
 
 
-def test_heads_of_one_pooling_share_a_form_whatever_their_kind_and_labels() -> None:
+def test_heads_of_one_pooling_share_a_form_with_any_kind_and_labels() -> None:
     pooled = [
         HeadSpec(kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=5, pooling=Pooling.FIRST),
         HeadSpec(kind=HeadKind.RANKING, num_labels=1, pooling=Pooling.FIRST),

@@ -6,13 +6,9 @@ import torch
 from safetensors.torch import load, save
 
 from doubles.backbones import save_tiny_backbone
+from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
-from nunatak_model import (
-    BackboneNotFoundError,
-    CorruptBackboneError,
-    UnsupportedBackboneError,
-    load_backbone,
-)
+from nunatak_model import CorruptBackboneError, UnsupportedBackboneError, load_backbone
 
 
 @pytest.fixture
@@ -80,7 +76,7 @@ def test_a_sharded_checkpoint_is_the_same_backbone(folder: Path) -> None:
 
 
 def test_a_source_that_is_nowhere_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(BackboneNotFoundError, match="no such folder"):
+    with raises("backbone_not_found", match="no such folder"):
         load_backbone(str(tmp_path / "nowhere" / "at" / "all"))
 
 

@@ -32,7 +32,7 @@ def text(chance: random.Random, num_tokens: int) -> Encoding:
 
 
 def rows_of(backbone: Backbone, lengths: list[int], seed: int) -> list[Row]:
-    """Rows of these lengths for each method in turn; the tasks are those of the seed."""
+    """Rows of these lengths for each method in turn; the seed decides the tasks."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     rows = list[Row]()
     for index, length in enumerate(lengths):
@@ -93,7 +93,7 @@ def test_what_was_returned_survives_the_next_replay() -> None:
 
 
 def record_elsewhere(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Records nothing, as when kernels run on another device than the one that is captured."""
+    """Records nothing, as if the kernels ran on another device."""
     output = run().clone()
     return lambda: output
 

@@ -5,7 +5,16 @@ import torch
 
 from doubles.backbones import tiny_backbone
 from nunatak_contract.enums import AdapterInput, Norms, Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Branch,
     BranchSpec,
@@ -23,6 +32,8 @@ METHODS: list[Method] = [
     TopK(num_layers=3),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
+    Ia3(first_layer=2),
     Bottleneck(size=4),
     Bottleneck(size=4, first_layer=3),
     Bottleneck(size=4, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN),

@@ -7,7 +7,16 @@ from torch import Tensor
 from doubles.backbones import tiny_backbone
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     Branch,
@@ -30,6 +39,7 @@ METHODS: list[Method] = [
     TopK(num_layers=4),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(first_layer=2),
     Bottleneck(size=4, first_layer=3),
     Full(),
 ]
@@ -41,7 +51,7 @@ AMPLE = 2**20
 
 
 class RecordingStates:
-    """Holds what it is given by hand, and remembers what it is asked and offered."""
+    """Holds given states, and remembers reads and offers."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[TrunkSource, int], Tensor] = {}
@@ -88,7 +98,7 @@ def assert_same(answers: list[Tensor], expected: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("max_bytes", [0, 5_000, AMPLE])
 @pytest.mark.parametrize("seed", range(3))
-def test_no_cache_changes_an_answer_whatever_was_asked_before(seed: int, max_bytes: int) -> None:
+def test_no_cache_changes_an_answer_after_any_requests(seed: int, max_bytes: int) -> None:
     chance = random.Random(seed)
     branches = some_branches()
     cache = TrunkCache(max_bytes=max_bytes)

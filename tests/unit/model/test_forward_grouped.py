@@ -1,4 +1,4 @@
-"""A mixed batch by the kernels of a GPU, against the same batch with each task by itself."""
+"""A mixed batch on the kernels of a GPU, against the same batch with each task alone."""
 
 import random
 
@@ -9,8 +9,17 @@ from torch.profiler import ProfilerActivity, profile
 
 from doubles.backbones import Family, tiny_backbone
 from doubles.serving_kernels import banks_of, with_gpu_kernels
-from nunatak_contract.enums import AdapterInput, HeadKind, LoraTarget, Norms
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.enums import AdapterInput, HeadKind, LinearMap, Norms
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     Branch,
@@ -31,7 +40,10 @@ METHODS: list[Method] = [
     TopK(num_layers=3),
     Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
     Lora(rank=3, alpha=5.0, targets=QUERY_AND_VALUE),
-    Lora(rank=5, first_layer=2, targets=tuple(LoraTarget), alpha=16.0),
+    Lora(rank=5, first_layer=2, targets=tuple(LinearMap), alpha=16.0),
+    Ia3(),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=2),
+    Lora(rank=64, targets=QUERY_AND_VALUE, alpha=4.0),
     Bottleneck(size=3),
     Bottleneck(size=4, first_layer=3),
     Full(),
@@ -82,7 +94,7 @@ def answers(
 @pytest.mark.parametrize("page_bytes", [1, 20_000, 2**28], ids=["lone", "some", "all"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
 def test_grouped_tasks_answer_as_each_by_itself(family: Family, page_bytes: int) -> None:
-    """Pages of one slot, of some, of all: whatever is grouped, the answers are the same."""
+    """Pages of one slot, of some, of all: the answers are the same for every grouping."""
     plain = tiny_backbone(family=family)
     served = with_gpu_kernels(plain, page_bytes=page_bytes)
     methods = METHODS if family == "modernbert" else [*METHODS, FROZEN_NORMS]
@@ -134,9 +146,36 @@ def test_a_version_in_slots_takes_no_more_than_its_padded_parameters(method: Met
         )
 
 
+def test_small_ranks_take_no_more_next_to_a_large_one() -> None:
+    """Each rank has pages of its own, so nothing is padded to the largest of a batch."""
+    plain = tiny_backbone()
+    ranks = (4, 8, 16, 256)
+    stored = [
+        stored_branch(plain, Lora(rank=rank, alpha=8.0, targets=QUERY_AND_VALUE), 4 * seed)
+        for seed, rank in enumerate(ranks)
+    ]
+    alone = list[int]()
+    for branch in stored:
+        served = with_gpu_kernels(plain)
+        held = convert_branch(branch, served)
+        alone.append(held.num_bytes)
+    together = with_gpu_kernels(plain)
+
+    branches = [convert_branch(branch, together) for branch in stored]
+
+    assert [branch.num_bytes for branch in branches] == alone
+    answers(together, branches, [(index, random_encodings(0)[0]) for index in range(len(ranks))])
+    assert banks_of(together).num_bytes() <= FIRST_SLOTS * sum(alone)
+
+
 @pytest.mark.parametrize(
     "method",
-    [Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), Bottleneck(size=4), TopK(num_layers=1)],
+    [
+        Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE),
+        Ia3(),
+        Bottleneck(size=4),
+        TopK(num_layers=1),
+    ],
     ids=str,
 )
 def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> None:
@@ -171,6 +210,7 @@ def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> Non
     "method",
     [
         Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+        Ia3(),
         Bottleneck(size=4),
         TopK(num_layers=2),
         HeadOnly(),

@@ -1,4 +1,4 @@
-"""Laws of hidden states: they are what the mixed forward goes through."""
+"""Laws of hidden states, which equal the intermediate states of the mixed forward."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ TEXTS = ("abc de", "f", "ghij klm no")
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
-def test_states_of_the_backbone_are_those_of_the_trunk_at_every_depth(family: Family) -> None:
+def test_states_of_the_backbone_match_the_trunk_at_every_depth(family: Family) -> None:
     backbone = tiny_backbone(num_layers=3, family=family)
     inputs = backbone.tokenizer.encode(TEXTS, max_length=32)
 
@@ -53,7 +53,7 @@ def test_last_state_of_a_branch_is_what_its_head_reads(method: Method) -> None:
         name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator)
         for name, tensor in initial_parameters(spec, backbone, generator=generator).items()
     }
-    # A head that shows what it reads.
+    # A head that returns its input.
     parameters |= {"head.output.weight": torch.eye(width), "head.output.bias": torch.zeros(width)}
     branch = build_branch(spec, backbone.config, parameters)
     inputs = backbone.tokenizer.encode(TEXTS, max_length=32)

@@ -15,7 +15,7 @@ FROZEN = tiny_backbone(num_layers=1).layers[0]
 
 
 @pytest.mark.parametrize("reads", AdapterInput)
-def test_adapters_and_their_gradients_are_those_of_the_plain_formula(reads: AdapterInput) -> None:
+def test_adapters_and_their_gradients_match_the_plain_formula(reads: AdapterInput) -> None:
     generator = torch.Generator().manual_seed(0)
     down, up = (
         Linear(weight=torch.randn(shape, generator=generator), bias=None)
@@ -38,7 +38,7 @@ def test_adapters_and_their_gradients_are_those_of_the_plain_formula(reads: Adap
 
 
 def adapted(residual: Tensor, block: Tensor, adapter: Adapter) -> Tensor:
-    """Residual and block, with the adapter on the middle of three spans."""
+    """Return residual and block, with the adapter on the middle of three spans."""
     override = BottleneckLayer(
         attention_adapter=adapter, feedforward_adapter=None, attention_norm=None, output_norm=None
     )

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nunatak_model.plan import EMBEDDINGS, TRUNK, BatchPlan, BranchTraits, Lane, plan_batch
+from nunatak_model.plan import EMBEDDINGS, TRUNK, BranchTraits, ForwardPlan, Lane, plan_batch
 
 NUM_LAYERS = 5
 
@@ -23,7 +23,7 @@ class Question:
         usable = [held for held in self.held[item] if depth is not None and held <= depth]
         return max(usable, default=EMBEDDINGS)
 
-    def plan(self) -> BatchPlan:
+    def plan(self) -> ForwardPlan:
         return plan_batch(
             self.pairs,
             branches=self.branches,
@@ -59,17 +59,17 @@ def questions(draw: st.DrawFn) -> Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a row of the last layout came about."""
+    """The history of a row of the last layout."""
 
     ran: list[tuple[int, int]]
-    """Who ran each layer: (layer, branch or TRUNK); layer -1 is the embeddings."""
+    """The runs of the row: (layer, branch or TRUNK); layer -1 is the embeddings."""
     inputs: set[int]
-    """The inputs it read on the way."""
+    """The inputs that the row read."""
     entered: int
-    """Depth of the held state it started from."""
+    """Depth of the held state at the start of the row."""
 
 
-def way_to(plan: BatchPlan, row: int) -> Way:
+def way_to(plan: ForwardPlan, row: int) -> Way:
     ran, inputs = list[tuple[int, int]](), set[int]()
     layouts = [plan.start, *(stage.layout for stage in plan.stages)]
     for before, stage in zip(layouts[-2::-1], reversed(plan.stages), strict=True):
@@ -189,7 +189,7 @@ def test_states_held_for_every_split_depth_leave_no_trunk_to_run() -> None:
     plan = plan_batch(
         [(0, 0), (0, 1), (0, 2)],
         branches=[
-            BranchTraits(lane=Lane.LORA, split_depth=1),
+            BranchTraits(lane=Lane.MAPS, split_depth=1),
             BranchTraits(lane=Lane.OWN, split_depth=3),
             BranchTraits(lane=Lane.TRUNK, split_depth=NUM_LAYERS),
         ],

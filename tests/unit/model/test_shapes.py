@@ -1,4 +1,4 @@
-"""Guards the other tests here: shapes in annotations are held against the tensors that come."""
+"""Guards the other tests here: shapes in annotations are checked against real tensors."""
 
 import pytest
 import torch

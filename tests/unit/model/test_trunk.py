@@ -12,7 +12,7 @@ from nunatak_model import TrunkCache, TrunkSource
 
 WIDTH = 4
 STATE_BYTES = 4 * WIDTH
-"""Of one token in float32."""
+"""Bytes of one token in float32."""
 
 
 def source_of(*token_ids: int) -> TrunkSource:
@@ -118,7 +118,7 @@ def test_sources_that_differ_in_anything_share_no_state(changes: dict[str, objec
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Any uses of a cache, beside a list from the least to the most recently used."""
+    """Any uses of a cache, compared with a list from the least to the most recently used."""
 
     def __init__(self) -> None:
         super().__init__()

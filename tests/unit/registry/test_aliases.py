@@ -19,6 +19,7 @@ def history(*moves: str) -> list[AliasEvent]:
                 from_version=events[-1].to_version if events else None,
                 to_version=int(move[1:]),
                 at=datetime(2026, 1, 1, tzinfo=UTC),
+                by="ada",
             )
         )
     return events

@@ -1,4 +1,4 @@
-"""What a version says of itself in Markdown."""
+"""The task card of a version in Markdown."""
 
 import re
 from datetime import UTC, datetime
@@ -134,7 +134,7 @@ def test_what_is_saved_needs_the_size_of_the_backbone() -> None:
     sized = draft.backbone.model_copy(update={"num_parameters": 990})
 
     assert saved_share(manifest_of()) is None
-    # The head has 10 parameters: 10 of 1,000 are the version's own.
+    # The head has 10 parameters, so the version owns 10 of 1,000.
     assert saved_share(manifest_of(backbone=sized)) == pytest.approx(0.99)
     assert "99.0% of the parameters" in task_card(manifest_of(backbone=sized))
 

@@ -1,4 +1,4 @@
-"""A failed fsync makes the store read-only: its data may be gone although a retry succeeds."""
+"""A failed fsync makes the store read-only, because data may be lost although a retry succeeds."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ def fail_one_sync(monkeypatch: pytest.MonkeyPatch, *, of_folders: bool) -> None:
 
 
 @pytest.mark.parametrize("of_folders", [False, True], ids=["file", "folder"])
-def test_after_a_failed_sync_nothing_is_written_until_the_store_is_opened_anew(
+def test_after_a_failed_sync_nothing_is_written_until_the_store_is_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_folders: bool
 ) -> None:
     with Registry.open(tmp_path) as registry:

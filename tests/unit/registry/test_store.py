@@ -66,7 +66,7 @@ def test_publish_killed_before_its_row_shows_nothing_and_can_be_repeated(
 
 
 class SweptFiles(LocalFiles):
-    """Loses the first file written, as if a deletion elsewhere had swept it away."""
+    """Loses the first written file, as if another process had collected it."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -92,7 +92,7 @@ def test_blob_swept_away_during_a_publish_is_written_again(folder: Path) -> None
 
 
 class UnclearableFiles(LocalFiles):
-    """A place that can be written but not cleared."""
+    """A place that allows writes and no removals."""
 
     def delete(self, key: str) -> None:
         raise StoreUnavailableError(f"cannot delete {key}")

@@ -1,19 +1,14 @@
-"""The registry against a plain dictionary that knows its laws."""
+"""The registry against a plain model."""
 
 import tempfile
 from dataclasses import dataclass, field
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from doubles.drafts import make_draft
-from nunatak_registry.errors import (
-    AliasConflictError,
-    NoPreviousVersionError,
-    VersionInUseError,
-)
+from doubles.refusals import raises
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import FindingKind
 
@@ -70,14 +65,14 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: bool(self.living()))
     @rule(data=st.data(), alias=ALIASES, is_stale=st.booleans())
-    def promote(self, data: st.DataObject, alias: str, is_stale: bool) -> None:  # noqa: FBT001 - hypothesis passes by name
+    def promote(self, data: st.DataObject, alias: str, is_stale: bool) -> None:  # noqa: FBT001 - hypothesis passes arguments by name
         task = data.draw(st.sampled_from(sorted(self.living())))
         model = self.models[task]
         version = data.draw(st.sampled_from(sorted(model.versions)))
         current = model.aliases.get(alias, 0)
 
         if is_stale:
-            with pytest.raises(AliasConflictError):
+            with raises("alias_conflict"):
                 self.registry.promote(task, alias, version, expected_version=current + 1)
             return
         self.registry.promote(task, alias, version, expected_version=current)
@@ -99,7 +94,7 @@ class RegistryMachine(RuleBasedStateMachine):
             rest.pop()
 
         if not rest:
-            with pytest.raises(NoPreviousVersionError):
+            with raises("no_previous_version"):
                 self.registry.rollback(task, alias)
             return
         assert self.registry.rollback(task, alias).to_version == rest[-1]
@@ -114,7 +109,7 @@ class RegistryMachine(RuleBasedStateMachine):
         version = data.draw(st.sampled_from(sorted(model.versions)))
 
         if version in model.aliases.values() or (task, version) in self.held:
-            with pytest.raises(VersionInUseError):
+            with raises("version_in_use"):
                 self.registry.delete(task, version)
             return
         self.registry.delete(task, version)

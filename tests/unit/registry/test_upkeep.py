@@ -64,7 +64,7 @@ def test_deleted_version_can_be_read_until_it_is_collected(
     assert registry.verify() == []
 
 
-def test_grace_starts_anew_when_a_blob_is_published_and_deleted_again(
+def test_grace_starts_again_when_a_blob_is_published_and_deleted_again(
     registry: Registry, clock: ManualClock
 ) -> None:
     publish_one(registry)
@@ -208,7 +208,7 @@ def test_orphan_of_other_bytes_is_a_stranger(registry: Registry, folder: Path) -
     assert found_and_moved(registry) == [(FindingKind.STRANGER, True)]
 
 
-def test_stranger_beside_the_blobs_is_reported_and_left_alone(
+def test_stranger_next_to_the_blobs_is_reported_and_left_alone(
     registry: Registry, folder: Path
 ) -> None:
     publish_one(registry)

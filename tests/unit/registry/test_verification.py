@@ -85,7 +85,7 @@ def test_manifest_changed_in_the_index_is_refused_and_reported(
     registry.publish(*make_draft())
     write_rows(folder, statement)
 
-    with pytest.raises(InvalidManifestError, match="differs from the one published"):
+    with pytest.raises(InvalidManifestError, match="differs from the published manifest"):
         registry.resolve("intent")
     assert [(found.subject, found.kind) for found in registry.verify()] == [
         ("intent/1", FindingKind.MANIFEST),

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nunatak_server.errors import InvalidSettingsError
+from doubles.refusals import raises
 from nunatak_server.settings import Origin, ServerSettings, as_toml, configure, unread_variables
 
 
@@ -91,19 +91,19 @@ def test_a_file_that_says_something_else_is_refused(
     path = tmp_path / "nunatak.toml"
     path.write_text(text)
 
-    with pytest.raises(InvalidSettingsError, match=message):
+    with raises("invalid_settings", match=message):
         configure({}, file=path)
 
 
 def test_a_file_that_is_named_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettingsError, match="No such file"):
+    with raises("invalid_settings", match="No such file"):
         configure({}, file=tmp_path / "absent.toml")
 
 
 def test_a_bad_variable_is_named_and_its_value_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUNATAK_PORT", "tcp://10.0.0.1:80")
 
-    with pytest.raises(InvalidSettingsError, match=r"from: environment, NUNATAK_PORT") as caught:
+    with raises("invalid_settings", match=r"from: environment, NUNATAK_PORT") as caught:
         configure({})
 
     assert "10.0.0.1" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""FairQueue at few places: one of each caller, however many of them one caller brings."""
+"""Turns at few slots: one request of each caller, for any number of requests of one caller."""
 
 import asyncio
 import itertools
@@ -10,7 +10,7 @@ from nunatak_server.tokenization import FairSemaphore
 
 
 class Track:
-    """Takes turns, and remembers who had one."""
+    """Takes slots, and remembers the callers that had one."""
 
     def __init__(self, *, num_slots: int = 1) -> None:
         self.semaphore = FairSemaphore(num_slots=num_slots)
@@ -102,7 +102,7 @@ async def test_who_gives_up_leaves_its_turn_to_the_next() -> None:
         )
         await settle()
         waiting.cancel()
-        # The turn of `granted` comes in the loop turn in which it gives up.
+        # `granted` gets its slot in the same turn of the loop in which it is cancelled.
         inside.cancel()
         await asyncio.sleep(0)
         granted.cancel()

@@ -1,4 +1,4 @@
-"""How rarely garbage is collected."""
+"""The frequency of garbage collection."""
 
 import gc
 from collections.abc import Generator
@@ -15,7 +15,7 @@ from nunatak_server.serving import (
 
 @pytest.fixture(autouse=True)
 def collector() -> Generator[None]:
-    """Give the collector back as it was."""
+    """Restore the collector."""
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)

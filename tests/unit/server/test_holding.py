@@ -14,7 +14,7 @@ A, B = ("a", 1), ("b", 2)
 
 @dataclass
 class Script:
-    """What is resident at each turn, a clock that moves between them, and the holds taken."""
+    """The resident versions of each turn, a clock that moves between turns, and the taken holds."""
 
     turns: Sequence[Versions]
     seconds_per_turn: float = 1.0
@@ -22,7 +22,7 @@ class Script:
     lost_at: int | None = None
     """The turn before which a restore takes the holds."""
     unnamed: Versions = ()
-    """What the registry does not have."""
+    """The versions that the registry lacks."""
     turn: int = 0
     index: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
     taken: list[tuple[int, set[tuple[str, int]]]] = field(
@@ -117,7 +117,7 @@ def test_a_version_that_the_registry_does_not_name_is_not_asked_for_with_each_tu
     assert run(Script(turns=[[A, B]] * 6, unnamed=[B])) == [(0, {A, B})]
 
 
-def test_holds_that_have_run_out_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_holds_that_have_run_out_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     turns_per_hold = 4
     script = Script(
         turns=[[A]] + [[A, B]] * 11, seconds_per_turn=HOLD_S / turns_per_hold, refusals=0

@@ -1,19 +1,17 @@
-import pytest
-
-from nunatak_server.errors import DrainingError, NotReadyError
+from doubles.refusals import raises
 from nunatak_server.readiness import Readiness, State
 
 
 def test_a_process_takes_requests_only_while_it_is_ready() -> None:
     readiness = Readiness()
-    with pytest.raises(NotReadyError, match="starting"):
+    with raises("not_ready", match="starting"):
         readiness.check()
 
     readiness.move_to(State.READY)
     readiness.check()
 
     readiness.move_to(State.DRAINING)
-    with pytest.raises(DrainingError):
+    with raises("draining"):
         readiness.check()
 
 
@@ -23,7 +21,7 @@ def test_a_failed_process_stays_failed() -> None:
 
     readiness.move_to(State.READY)
 
-    with pytest.raises(NotReadyError, match="failed"):
+    with raises("not_ready", match="failed"):
         readiness.check()
 
 
@@ -33,7 +31,7 @@ def test_a_process_that_gets_nothing_done_is_not_ready_until_it_does() -> None:
     readiness.move_to(State.READY)
 
     stalled_s = 61.0
-    with pytest.raises(NotReadyError, match="no batch has ended"):
+    with raises("not_ready", match="no batch has ended"):
         readiness.check_ready()
     assert not readiness.is_ready
     readiness.check()

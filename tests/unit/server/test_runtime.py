@@ -1,4 +1,4 @@
-"""How the parts of a server are put together."""
+"""The assembly of a server's parts."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.serving import make_settings
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.engine.engine import Engine
-from nunatak_server.errors import BackboneUnhealthyError, EngineFailedError
+from nunatak_server.errors import EngineFailedError
 from nunatak_server.following import HoldRenewal, RegistryWatch
 from nunatak_server.readiness import State
 from nunatak_server.residency.loads import LoadThrottle
@@ -97,9 +98,11 @@ async def test_a_server_that_follows_the_registry_no_more_is_not_ready_and_has_s
         await asyncio.wait_for(serve(runtime), 20)
 
 
-async def test_a_backbone_that_computes_nothing_finite_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_a_backbone_that_computes_nothing_finite_is_reported_at_the_start(
+    tmp_path: Path,
+) -> None:
     async def serve(runtime: Runtime) -> None:
-        with pytest.raises(BackboneUnhealthyError, match=r"^the backbone gives outputs that are"):
+        with raises("backbone_unhealthy", match=r"^the backbone gives outputs that are"):
             await runtime.start()
         await runtime.aclose()
 

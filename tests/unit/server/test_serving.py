@@ -1,4 +1,4 @@
-"""What a server refuses to start with, and the moment at which it takes requests."""
+"""The settings that a server refuses at its start, and the moment of its first request."""
 
 import gc
 from pathlib import Path
@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.serving import make_settings
 from nunatak_model import Backbone
 from nunatak_server import serving
-from nunatak_server.errors import InvalidSettingsError
 from nunatak_server.serving import begin, serve
 from nunatak_server.settings import ServerSettings
 
 
-def test_what_is_loaded_is_out_of_the_collector_before_the_address_is_told(
+def test_loaded_objects_leave_the_collector_before_the_address_is_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = list[str]()
@@ -40,5 +40,5 @@ def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_se
 
     monkeypatch.setattr(serving, "load_serving_backbone", load)
 
-    with pytest.raises(InvalidSettingsError, match="max_batch_tokens"):
+    with raises("invalid_settings", match="max_batch_tokens"):
         serve(make_settings(registry=str(tmp_path), max_batch_tokens=1))

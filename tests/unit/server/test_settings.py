@@ -1,8 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
-from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.settings import ServerSettings, ServingDtype
+from doubles.refusals import raises
+from nunatak_contract.enums import ServingDtype
+from nunatak_server.settings import ServerSettings
 
 
 def test_the_environment_sets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,5 +55,5 @@ def test_a_batch_has_room_for_trunk_and_branch_of_the_longest_text() -> None:
 
 
 def test_a_text_that_could_never_be_served_is_found_at_start() -> None:
-    with pytest.raises(InvalidSettingsError, match="NUNATAK_MAX_BATCH_TOKENS"):
+    with raises("invalid_settings", match="NUNATAK_MAX_BATCH_TOKENS"):
         ServerSettings(max_batch_tokens=1023).batch_limits(longest_row_tokens=512)

@@ -1,4 +1,4 @@
-"""Time limits: as `asyncio.timeout`, whether the work waits or not."""
+"""Time limits, like `asyncio.timeout`, for work that waits and for work that does not."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nunatak_server.time_limits import within
+from nunatak_server.failures import within
 
 Work = Coroutine[Any, Any, str]
 SOON_S = 0.02
@@ -14,11 +14,11 @@ LONG_S = 30.0
 
 
 class LateError(Exception):
-    """What is raised when the time is over."""
+    """The error when the time is over."""
 
 
 class WorkError(Exception):
-    """What the work itself raises."""
+    """The error of the work itself."""
 
 
 async def at_once() -> str:

@@ -7,7 +7,7 @@ from nunatak_registry import Generation, StoreUnavailableError
 from nunatak_server.following import RegistryWatch
 
 Turn = tuple[int, str] | None
-"""A number and a token, or None where the registry cannot be read."""
+"""A number and a token; None if the registry cannot be read."""
 
 
 class Script:
@@ -58,7 +58,7 @@ def follow(turns: list[Turn]) -> Script:
     return script
 
 
-def test_each_change_is_told_once() -> None:
+def test_each_change_is_reported_once() -> None:
     found = follow([(7, "a"), (7, "a"), (8, "b"), (8, "b"), (8, "b"), (9, "c")])
 
     assert found.changes == [1, 3, 6]

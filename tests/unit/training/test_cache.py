@@ -2,14 +2,10 @@ from pathlib import Path
 
 from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding
-from nunatak_training import (
-    DiskTrunkStore,
-    SilentReport,
-    cache_contents,
-    clear_cache,
-    held_checkpoint,
-)
-from nunatak_training.loop.checkpoint import Snapshot
+from nunatak_training.cache import cache_contents, clear_cache
+from nunatak_training.loop.checkpoint import SavedState, held_checkpoint
+from nunatak_training.report import SilentReport
+from nunatak_training.trunk import DiskTrunkStore
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
@@ -22,7 +18,7 @@ def test_clearing_leaves_only_the_checkpoint_that_is_in_use(tmp_path: Path) -> N
     wanted = [Encoding(token_ids=(5, 6), type_ids=(0, 0))]
     backbone, progress = tiny_backbone(num_layers=2), SilentReport().prepared
     DiskTrunkStore(tmp_path).states(backbone, wanted, depth=1, progress=progress)
-    snapshot = Snapshot(tensors={}, facts="{}")
+    snapshot = SavedState(tensors={}, facts="{}")
     with held_checkpoint("killed", tmp_path) as checkpoint:
         checkpoint.save(snapshot)
     with held_checkpoint("running", tmp_path) as checkpoint:

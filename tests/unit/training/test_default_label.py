@@ -1,13 +1,14 @@
-"""The label that means that nothing was found: named, or of two the more frequent."""
+"""The label that means that nothing was found: a named label, or the more frequent of two."""
 
 import pytest
 
 from doubles.backbones import tiny_backbone
 from nunatak_contract.methods import HeadOnly
-from nunatak_training import InvalidRecipeError, default_recipe
 from nunatak_training.data import Example, ExampleSet, TaskData
+from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import check_recipe
 from nunatak_training.publishing import default_label_of
+from nunatak_training.recipes import default_recipe
 
 
 def data_of(*labels: str) -> TaskData:

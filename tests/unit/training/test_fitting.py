@@ -4,27 +4,30 @@ from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
+from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
-    InvalidMethodError,
     TrunkCache,
     initial_parameters,
     parameter_shapes,
     tensors_to_bytes,
 )
-from nunatak_training import (
-    InvalidRecipeError,
-    Metric,
-    Recipe,
-    SilentReport,
-    TrainedTask,
-    branch_logits,
-    default_recipe,
-    fit_task,
-)
-from nunatak_training.fitting import branch_spec
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import TrainedTask, branch_logits, branch_spec, fit_task
+from nunatak_training.kinds import Metric
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
 
 METHODS = [
     pytest.param(TopK(num_layers=2), id="topk"),
@@ -32,6 +35,7 @@ METHODS = [
     pytest.param(Bottleneck(size=8), id="bottleneck"),
     pytest.param(Bottleneck(size=8, first_layer=1), id="bottleneck-upper"),
     pytest.param(Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE), id="lora"),
+    pytest.param(Ia3(), id="ia3"),
     pytest.param(Full(), id="full"),
 ]
 
@@ -42,7 +46,7 @@ def make_backbone() -> Backbone:
 
 
 def quick_recipe(method: Method, **changes: JsonValue) -> Recipe:
-    # Width 32 wants larger steps than the widths that the defaults are made for.
+    # Width 32 needs larger steps than the default rates, which are for larger widths.
     quick: dict[str, JsonValue] = {
         "epochs": 12,
         "min_steps": 0,
@@ -62,7 +66,7 @@ def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> Trained
 def test_every_method_learns_a_separable_task(method: Method, backbone: Backbone) -> None:
     result = trained(method, backbone)
 
-    # Half is chance; what a frozen random encoder shows of a text allows for no more than this.
+    # One half is chance, and a frozen random encoder allows no higher score than this.
     assert result.scores[Metric.ACCURACY] >= 0.85
     assert result.history[-1].train_loss < result.history[0].train_loss
 
@@ -111,7 +115,7 @@ def test_recipe_metric_comes_first_and_accuracy_is_there_too(backbone: Backbone)
     assert list(result.scores) == [Metric.F1, Metric.ACCURACY]
 
 
-def test_scores_are_those_of_the_returned_parameters(backbone: Backbone) -> None:
+def test_scores_match_the_returned_parameters(backbone: Backbone) -> None:
     result = trained(TopK(num_layers=1), backbone)
     inputs = [example.model_input for example in result.data.dev.examples]
     encodings = backbone.tokenizer.encode(inputs, max_length=result.recipe.max_length)
@@ -136,7 +140,7 @@ def test_head_follows_the_backbone_unless_the_recipe_says_otherwise(backbone: Ba
 
 
 def test_method_that_does_not_fit_the_backbone_is_refused(backbone: Backbone) -> None:
-    with pytest.raises(InvalidMethodError, match="topk layers"):
+    with raises("invalid_method", match="topk layers"):
         trained(TopK(num_layers=9), backbone)
 
 

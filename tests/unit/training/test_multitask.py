@@ -11,22 +11,14 @@ from transformers import AutoModel
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
 from doubles.killed import EveryTime, Killed, Mortal
-from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
+from doubles.refusals import raises
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Full, Method, TopK
 from nunatak_model import Backbone, load_backbone, run_trunk
-from nunatak_training import (
-    Example,
-    ExampleSet,
-    InvalidRecipeError,
-    Recipe,
-    SilentReport,
-    TaskData,
-    TaskKind,
-    UnknownLabelError,
-    default_recipe,
-    fit_task,
-)
+from nunatak_training.data import Example, ExampleSet, TaskData
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import fit_task
+from nunatak_training.kinds import TaskKind
 from nunatak_training.multitask import (
     FittedEncoder,
     MultitaskOutcome,
@@ -35,6 +27,8 @@ from nunatak_training.multitask import (
     fit_encoder,
     train_backbone,
 )
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
 
 NUM_TRAIN = {"letters": 64, "value": 20}
 
@@ -50,7 +44,7 @@ def make_tasks() -> dict[str, TaskData]:
 
 
 def _values() -> TaskData:
-    """How many of the letters are an a: a task of another kind."""
+    """A task of another kind: the number of letters a in a text."""
     texts = [" ".join("a" * (number % 5) + "b" * (4 - number % 5)) for number in range(25)]
     examples = [Example(text=text, label=float(text.count("a"))) for text in texts]
     train = ExampleSet(examples=tuple(examples[: NUM_TRAIN["value"]]))
@@ -266,7 +260,7 @@ def test_folder_that_holds_something_is_refused_before_training_and_stays_as_it_
     settings.output.mkdir()
     (settings.output / "kept.txt").write_text("kept")
 
-    with pytest.raises(FolderInUseError):
+    with raises("folder_in_use"):
         train_backbone(settings, base, report=report)
 
     assert report.num_steps == 0
@@ -282,12 +276,12 @@ def test_bad_data_of_one_task_writes_nothing(base: Backbone, tmp_path: Path) -> 
     tasks = {**settings.tasks, "bad": SharedTask(data=tmp_path / "bad")}
     broken = MultitaskSettings(tasks=tasks, recipe=settings.recipe, output=settings.output)
 
-    with pytest.raises(UnknownLabelError):
+    with raises("unknown_label"):
         train_backbone(broken, base)
 
     assert not settings.output.exists()
 
 
 def test_architecture_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedExportError, match="modernbert"):
+    with raises("unsupported_export", match="modernbert"):
         train_backbone(settings_in(tmp_path), tiny_backbone(num_layers=2, family="modernbert"))

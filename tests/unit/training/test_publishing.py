@@ -9,22 +9,23 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_data, toy_examples, write_jsonl
+from doubles.refusals import raises
+from nunatak_contract.enums import Reads
 from nunatak_contract.manifest import TaskDraft
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, tensors_to_bytes
 from nunatak_registry import Registry
-from nunatak_training import (
-    Example,
-    SilentReport,
-    TrainedTask,
-    TrainSettings,
-    UnpublishableError,
-    default_recipe,
+from nunatak_training.data import Example, ExampleSet
+from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_training.publishing import (
+    MAX_PROBE_CHARS,
+    check_publishable,
     draft_trained,
-    fit_task,
-    train,
+    probe_inputs,
 )
-from nunatak_training.publishing import MAX_PROBE_CHARS, check_publishable, probe_inputs
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.train import TrainSettings, train
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -117,7 +118,7 @@ def test_what_a_version_has_no_room_for_is_refused_before_training(
     report = RecordingReport()
 
     with Registry.open(str(tmp_path / "registry")) as registry:
-        with pytest.raises(UnpublishableError, match="note: String should have at most 4096"):
+        with raises("unpublishable", match="note: String should have at most 4096"):
             train(settings, registry=registry, backbone=backbone, report=report)
         assert registry.tasks() == []
 
@@ -136,7 +137,7 @@ def test_data_that_a_version_cannot_name_is_refused(
 ) -> None:
     recipe = default_recipe(HeadOnly())
 
-    with pytest.raises(UnpublishableError, match=problem):
+    with raises("unpublishable", match=problem):
         check_publishable(replace(toy_data(), **changes), recipe, backbone, note="")
 
 
@@ -163,3 +164,26 @@ def test_probe_may_mix_texts_and_pairs() -> None:
     pair = Example(text="xy", text_pair="z", label="a")
 
     assert probe_inputs([pair, Example(text="xyz", label="a")]) == (("xy", "z"), "xyz")
+
+
+@pytest.mark.parametrize(
+    ("train_pairs", "dev_pairs", "reads"),
+    [(0, 0, Reads.SINGLE), (64, 16, Reads.PAIR), (64, 0, None), (1, 16, None)],
+)
+def test_a_task_reads_what_its_examples_are(
+    backbone: Backbone, train_pairs: int, dev_pairs: int, reads: Reads | None
+) -> None:
+    data = toy_data()
+
+    def paired(examples: ExampleSet, count: int) -> ExampleSet:
+        found = [
+            replace(it, text_pair="more" if place < count else None)
+            for place, it in enumerate(examples.examples)
+        ]
+        return ExampleSet(examples=tuple(found))
+
+    mixed = replace(data, train=paired(data.train, train_pairs), dev=paired(data.dev, dev_pairs))
+    recipe = default_recipe(HeadOnly(), changes={"epochs": 1, "max_length": 32})
+    result = fit_task(mixed, recipe, backbone, report=SilentReport())
+
+    assert drafted(result, backbone).reads is reads

@@ -1,15 +1,18 @@
 import pytest
 from pydantic import JsonValue
 
-from nunatak_contract.enums import LoraTarget
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_training import InvalidRecipeError, Metric, Recipe, default_recipe
+from nunatak_contract.enums import LinearMap
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.kinds import Metric
+from nunatak_training.recipes import Recipe, default_recipe
 
 METHODS = [
     pytest.param(TopK(num_layers=3), id="topk"),
     pytest.param(HeadOnly(), id="head"),
     pytest.param(Bottleneck(size=16, first_layer=2), id="bottleneck"),
-    pytest.param(Lora(rank=4, alpha=8.0, targets=(LoraTarget.KEY,), first_layer=1), id="lora"),
+    pytest.param(Lora(rank=4, alpha=8.0, targets=(LinearMap.KEY,), first_layer=1), id="lora"),
+    pytest.param(Ia3(first_layer=1), id="ia3"),
     pytest.param(Full(), id="full"),
 ]
 
@@ -42,6 +45,25 @@ def test_named_epochs_are_not_stretched_to_reach_a_number_of_steps() -> None:
     assert default_recipe(TopK(num_layers=2)).min_steps > 0
     assert default_recipe(TopK(num_layers=2), changes={"epochs": 2}).min_steps == 0
     assert default_recipe(TopK(num_layers=2), changes={"epochs": 2, "min_steps": 9}).min_steps == 9
+
+
+def test_patience_ends_runs_by_default_and_not_where_every_epoch_was_asked_for() -> None:
+    def patience(**changes: JsonValue) -> int | None:
+        return default_recipe(TopK(num_layers=2), changes=changes).patience
+
+    assert patience() is not None
+    assert patience(patience="null") is None
+    assert patience(epochs=9) is None
+    assert patience(epochs=9, patience=2) == 2
+    assert patience(regularizer={"name": "gradfreeze-topdown"}) is None
+    assert patience(regularizer={"name": "mixout"}) == patience()
+
+
+def test_a_recipe_without_patience_has_the_digest_of_the_time_before_patience() -> None:
+    recipe = default_recipe(TopK(num_layers=2), changes={"patience": None})
+
+    assert "patience" not in recipe.settings()
+    assert Recipe.model_validate(recipe.settings()).patience is None
 
 
 def test_any_change_changes_the_digest() -> None:

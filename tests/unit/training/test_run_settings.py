@@ -1,14 +1,16 @@
-"""Laws of settings by name: options, task files and sweep files say them alike."""
+"""Laws of settings by name, equal in options, task files and sweep files."""
 
 import pytest
 from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
-from nunatak_contract.enums import AdaptedBlocks, LoraTarget
+from doubles.refusals import raises
+from nunatak_contract.enums import AdaptedBlocks, LinearMap, MethodKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
-from nunatak_model import InvalidMethodError
-from nunatak_training import InvalidRecipeError, default_recipe
-from nunatak_training.run_settings import METHODS, all_settings, read_settings
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import method_on
+from nunatak_training.recipes import METHODS, default_recipe
+from nunatak_training.run_settings import all_settings, read_settings
 from nunatak_training.settings import flattened, overlaid
 
 CONFIG = tiny_backbone(num_layers=3).config
@@ -34,22 +36,26 @@ CONFIG = tiny_backbone(num_layers=3).config
         ),
         (
             {"method": "lora", "targets": "query, feedforward_in"},
-            Lora(targets=(LoraTarget.QUERY, LoraTarget.FEEDFORWARD_IN), rank=8, alpha=16.0),
+            Lora(targets=(LinearMap.QUERY, LinearMap.FEEDFORWARD_IN), rank=8, alpha=16.0),
         ),
         (
             {"method": "lora", "targets": ["key"]},
-            Lora(targets=(LoraTarget.KEY,), rank=8, alpha=16.0),
+            Lora(targets=(LinearMap.KEY,), rank=8, alpha=16.0),
         ),
         ({"method": "full"}, Full()),
     ],
 )
 def test_names_become_the_method(named: dict[str, JsonValue], method: Method) -> None:
-    assert read_settings(named).method(CONFIG) == method
+    assert method_on(read_settings(named), CONFIG) == method
+
+
+def test_every_method_has_defaults() -> None:
+    assert METHODS.keys() == {kind.value for kind in MethodKind}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_without_settings_has_its_own_defaults(name: str) -> None:
-    assert read_settings({"method": name}).record == METHODS[name]
+    assert read_settings({"method": name}).method == METHODS[name]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +111,8 @@ def test_layers_that_are_to_be_found_have_a_share_to_keep(
         ({"epochs": "many"}, "epochs: "),
         ({"epochs.first": 1}, "no setting 'epochs.first'"),
         ({"backbone": "minilm"}, "no setting 'backbone'"),
-        ({"method": "head", "tapt.epochs": 2}, "tapt moves layers or adapters"),
-        ({"dropout": 0.5, "regularizer.name": "mixout"}, "takes the place of dropout"),
+        ({"method": "head", "tapt.epochs": 2}, "tapt trains layers or adapters"),
+        ({"dropout": 0.5, "regularizer.name": "mixout"}, "replaces dropout"),
     ],
 )
 def test_what_does_not_fit_is_named(named: dict[str, JsonValue], problem: str) -> None:
@@ -116,8 +122,8 @@ def test_what_does_not_fit_is_named(named: dict[str, JsonValue], problem: str) -
 
 def test_layers_that_the_backbone_has_not_are_refused() -> None:
     for named in ({"frozen": 4}, {"layers": 4}):
-        with pytest.raises(InvalidMethodError, match="3 layers"):
-            read_settings(named).method(CONFIG)
+        with raises("invalid_method", match="3 layers"):
+            method_on(read_settings(named), CONFIG)
 
 
 def test_every_field_of_recipes_and_methods_is_listed_with_what_it_may_be() -> None:

@@ -1,4 +1,4 @@
-"""Laws of task-adaptive pretraining: what is hidden, its loss, and what moves."""
+"""Laws of task-adaptive pretraining: the hidden tokens, the loss, and the trained parameters."""
 
 # torch types some of its methods partly.
 # pyright: reportUnknownMemberType=false
@@ -14,7 +14,16 @@ from transformers import BertConfig, BertForMaskedLM
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     BranchSpec,
@@ -23,8 +32,10 @@ from nunatak_model import (
     default_head,
     initial_parameters,
 )
-from nunatak_training import InvalidRecipeError, Recipe, SilentReport, default_recipe, fit_task
-from nunatak_training.recipes import TaptSettings
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import fit_task
+from nunatak_training.recipes import Recipe, TaptSettings, default_recipe
+from nunatak_training.report import SilentReport
 from nunatak_training.tapt import (
     NORM_BIAS,
     NORM_WEIGHT,
@@ -39,6 +50,7 @@ METHODS = [
     TopK(num_layers=1),
     Bottleneck(size=8),
     Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
     Full(),
 ]
 
@@ -162,7 +174,7 @@ def test_a_text_of_special_tokens_alone_has_nothing_to_hide(tokenizer: TextToken
 def test_tokens_are_chosen_and_shown_in_the_shares_of_the_paper(tokenizer: TextTokenizer) -> None:
     masks = masking(tokenizer)
     encoding = letters(tokenizer, "a " * LENGTH)
-    mask_id = 4  # of the tiny vocabulary, whose special tokens come first
+    mask_id = 4  # the tiny vocabulary begins with its special tokens
     original = encoding.token_ids[1]
     shown = list[int]()
     for _ in range(NUM_TEXTS):
@@ -175,7 +187,7 @@ def test_tokens_are_chosen_and_shown_in_the_shares_of_the_paper(tokenizer: TextT
     kept = shown.count(original) / len(shown)
     assert share == pytest.approx(0.15, abs=0.01)
     assert masked == pytest.approx(0.8, abs=0.03)
-    # A random token is now and then the one that stood there.
+    # A random token may equal the original token.
     assert kept == pytest.approx(0.1, abs=0.02)
     assert not {tokenizer.encode([""], max_length=8)[0].token_ids[0]} & {*shown}
 
@@ -208,7 +220,7 @@ def _hidden(masks: Masking, encoding: Encoding) -> list[int]:
     return _places(text)
 
 
-def test_loss_equals_that_of_transformers_masked_language_model() -> None:
+def test_loss_match_transformers_masked_language_model() -> None:
     backbone = tiny_backbone(num_layers=1)
     config = backbone.config
     torch.manual_seed(0)

@@ -6,17 +6,12 @@ from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
+from doubles.refusals import raises
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_training import (
-    ChosenTask,
-    Recipe,
-    SilentReport,
-    TargetMissedError,
-    TrainedTask,
-    choose_layers,
-    default_recipe,
-    fit_task,
-)
+from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.train import ChosenTask, choose_layers
 
 NUM_LAYERS = 6
 BACKBONE = tiny_backbone(num_layers=NUM_LAYERS)
@@ -40,7 +35,7 @@ def layers_of(recipe: Recipe) -> int | None:
 
 
 def scripted(score_of: Callable[[int], float], *, full: float = 0.8) -> Callable[..., TrainedTask]:
-    """A run whose score is known; a full one scores `full`."""
+    """A run with a known score; the full run scores `full`."""
 
     def run(recipe: Recipe) -> TrainedTask:
         layers = layers_of(recipe)
@@ -73,22 +68,22 @@ def test_few_runs_find_them_and_all_are_recorded(needed: int) -> None:
 
     found = chosen(counted)
 
-    assert asked[0] is None  # the full one, of which the others are a share
+    assert asked[0] is None  # the full run, for comparison
     assert [each.layers for each in found.choice.runs] == asked[1:]
-    assert len(found.choice.runs) <= 3  # of seven numbers of layers
+    assert len(found.choice.runs) <= 3  # out of seven numbers of layers
     assert found.trained.recipe.layer_choice == found.choice
 
 
 def test_a_target_that_all_layers_miss_is_an_error_that_tells_what_was_tried() -> None:
-    with pytest.raises(TargetMissedError, match=r"6 layers 0\.5000") as caught:
+    with raises("target_missed", match=r"6 layers 0\.5000") as caught:
         chosen(scripted(lambda _: 0.5))
 
-    assert caught.value.full_score == 0.8
-    assert dict(caught.value.runs) == {3: 0.5, 5: 0.5, 6: 0.5}
+    assert caught.value.fields["full_score"] == 0.8
+    assert "tried: 3 layers 0.5000, 5 layers 0.5000, 6 layers 0.5000. Lower" in str(caught.value)
 
 
 def test_full_fine_tuning_that_learns_nothing_has_no_share_to_keep() -> None:
-    with pytest.raises(TargetMissedError, match="no share of"):
+    with raises("target_missed", match="no basis for a share"):
         chosen(scripted(lambda _: 0.9, full=0.0))
 
 

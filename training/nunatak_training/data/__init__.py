@@ -1,4 +1,4 @@
-"""Labelled examples: their kinds, their sources, and the dev split."""
+"""Labelled examples: kinds, sources, and the dev split."""
 
 from nunatak_training.data.examples import (
     Answers,
@@ -12,19 +12,25 @@ from nunatak_training.data.examples import (
     TaskData,
     Word,
 )
+from nunatak_training.data.rows import RowFormat
 from nunatak_training.data.sources import load_examples, load_task_data, load_test_set
+from nunatak_training.data.splits import DataProblem, DataWarning, data_warnings
 
 __all__ = [
     "AnswerSpan",
     "Answers",
+    "DataProblem",
+    "DataWarning",
     "Example",
     "ExampleSet",
     "Label",
     "LabelSet",
     "Relevance",
+    "RowFormat",
     "TaggedWords",
     "TaskData",
     "Word",
+    "data_warnings",
     "load_examples",
     "load_task_data",
     "load_test_set",

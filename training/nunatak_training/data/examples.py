@@ -1,4 +1,4 @@
-"""Examples and the sets they form, with a digest over their content; the labels of each kind."""
+"""Examples and sets of examples, with a digest over the content; the labels of each kind."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ from nunatak_training.kinds import TaskKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelSet:
-    """All labels that apply to a text, sorted; maybe none."""
+    """All labels that apply to a text, sorted; may be empty."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
-    """One tagged word by its characters in the text."""
+    """One tagged word by its positions in characters."""
 
     begin: int
     end: int
@@ -37,38 +37,38 @@ class TaggedWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSpan:
-    """One right answer by its characters in the context."""
+    """One right answer by its positions in the context, in characters."""
 
     text: str
     begin: int
 
     @property
     def end(self) -> int:
-        """One past its last character."""
+        """The position after the last character."""
         return self.begin + len(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """All right answers to a question; none where the context does not answer it."""
+    """All right answers to a question; empty if the context has no answer."""
 
     spans: tuple[AnswerSpan, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relevance:
-    """How well a document answers its query, compared with the other documents of the group."""
+    """The grade of a document for its query, compared with the other documents of the group."""
 
     grade: float
     group: str
 
 
 Label = str | float | LabelSet | TaggedWords | Answers | Relevance
-"""One name; one value; several names; tags; answers; relevance."""
+"""The types of labels: a name, a value, several names, tags, answers, relevance."""
 
 
 def label_json(label: Label) -> JsonValue:
-    """Return a label as JSON, the same for the same label."""
+    """Return a label as JSON; equal labels give equal JSON."""
     match label:
         case str() | float() | int():
             return label
@@ -89,8 +89,8 @@ LabelT = TypeVar("LabelT", bound=Label)
 class Example:
     """One labelled text, or pair of texts.
 
-    Tagged words are one text, joined by spaces; a question and its context are a pair, and so are
-    a query and a document.
+    Tagged words are one text, joined by spaces. A question with its context is a pair, and so is a
+    query with a document.
     """
 
     text: str
@@ -99,13 +99,13 @@ class Example:
 
     @property
     def model_input(self) -> TextInput:
-        """The example as the tokenizer takes it."""
+        """The input of the tokenizer."""
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadExample:
-    """An example and the place it was read from, for messages: `train.jsonl:17`."""
+    """An example and its place in a file, for messages: `train.jsonl:17`."""
 
     where: str
     example: Example
@@ -122,7 +122,7 @@ class ExampleSet:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the rows in order, whatever file format they came in."""
+        """SHA-256 over the rows in order, equal for every file format."""
         state = hashlib.sha256()
         for example in self.examples:
             row = [example.text, example.text_pair, label_json(example.label)]
@@ -131,10 +131,10 @@ class ExampleSet:
         return state.hexdigest()
 
     def labels(self, kind: type[LabelT]) -> list[LabelT]:
-        """Return the labels, which must all be of one type.
+        """Return the labels, which must all have the type `kind`.
 
         Raises:
-            TypeError: they are not, so the examples are of another kind of task.
+            TypeError: a label has another type, so the examples belong to another kind of task.
         """
         labels = [example.label for example in self.examples]
         for label in labels:
@@ -145,21 +145,23 @@ class ExampleSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskData:
-    """All a task is trained and chosen on."""
+    """The train and dev examples of a task."""
 
     name: str
     kind: TaskKind = TaskKind.SINGLE_LABEL
     train: ExampleSet
     dev: ExampleSet
+    test: ExampleSet | None = None
+    """Neither trained nor chosen on: scored once, when training is over."""
     labels: tuple[str, ...]
-    """Names of the logits, in order: of classes, labels, tags or a value; else none."""
+    """Names of the logits, in order: classes, labels, tags or one value; else empty."""
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """Order distinct labels: by value where all are integers, else by code point."""
+    """Order distinct labels: by value if all are integers, else by code point."""
     distinct = set(labels)
     if all(_is_integer(label) for label in distinct):
-        # "01" and "1" are two labels with one value: the text settles their order.
+        # "01" and "1" are two labels with one value, so the text decides their order.
         return tuple(sorted(distinct, key=lambda label: (int(label), label)))
     return tuple(sorted(distinct))
 

@@ -1,10 +1,11 @@
-"""The rules of one row: which values make the examples of each kind of task."""
+"""The rules of one row: its values, and the examples of each kind of task."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from nunatak_contract.errors import NunatakError
 from nunatak_training.data.examples import (
     Answers,
     AnswerSpan,
@@ -15,22 +16,29 @@ from nunatak_training.data.examples import (
     TaggedWords,
     Word,
 )
-from nunatak_training.errors import InvalidRowError, MissingColumnError
 from nunatak_training.kinds import TaskKind
 
 MAX_LABEL_CHARS = 200
+TEXT_KINDS = frozenset({TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.REGRESSION})
+TEXT_COLUMNS = ("text", "text_pair", "label", "labels")
 
 
 def read_text(value: object, column: str, where: str) -> str:
     """Return a text that is not blank.
 
     Raises:
-        InvalidRowError: it is no string, blank, or no Unicode text.
+        NunatakError: `invalid_row`, the value is no string, is blank, or is no Unicode text.
     """
     if not isinstance(value, str):
-        raise InvalidRowError(where, f"{column!r} must be a string, got {kind_of(value)}")
+        raise NunatakError(
+            "invalid_row", where=where, problem=f"{column!r} must be a string, got {kind_of(value)}"
+        )
     if not value.strip():
-        raise InvalidRowError(where, f"{column!r} is empty; remove the row or give it a text")
+        raise NunatakError(
+            "invalid_row",
+            where=where,
+            problem=f"{column!r} is empty; remove the row or give it a text",
+        )
     return _unicode(value, column, where)
 
 
@@ -38,7 +46,8 @@ def read_label(value: object, column: str, where: str) -> str:
     """Return the name of a label.
 
     Raises:
-        InvalidRowError: it is neither a string, an integer nor a boolean, or too long or empty.
+        NunatakError: `invalid_row`, the value is no string, integer or boolean, or is too long or
+            empty.
     """
     match value:
         case bool():
@@ -48,21 +57,26 @@ def read_label(value: object, column: str, where: str) -> str:
         case str():
             label = _unicode(value, column, where)
         case _:
-            raise InvalidRowError(
-                where, f"{column!r} must be a string, an integer or a boolean, got {kind_of(value)}"
+            raise NunatakError(
+                "invalid_row",
+                where=where,
+                problem=f"{column!r} must be a string, an integer or a boolean, got "
+                f"{kind_of(value)}",
             )
     if not 1 <= len(label) <= MAX_LABEL_CHARS:
-        raise InvalidRowError(
-            where, f"{column!r} must have 1 to {MAX_LABEL_CHARS} characters, got {len(label)}"
+        raise NunatakError(
+            "invalid_row",
+            where=where,
+            problem=f"{column!r} must have 1 to {MAX_LABEL_CHARS} characters, got {len(label)}",
         )
     return label
 
 
 def read_number(value: object, column: str, where: str) -> float:
-    """Return a finite number, also where a file without types spells it as text.
+    """Return a finite number; files without types spell numbers as text.
 
     Raises:
-        InvalidRowError: it is none.
+        NunatakError: `invalid_row`, it is none.
     """
     number = math.nan
     if isinstance(value, (int, float, str)):
@@ -72,7 +86,9 @@ def read_number(value: object, column: str, where: str) -> float:
             number = math.nan
     if not math.isfinite(number):
         shown = repr(value) if isinstance(value, (str, float)) else kind_of(value)
-        raise InvalidRowError(where, f"{column!r} must be a finite number, got {shown}")
+        raise NunatakError(
+            "invalid_row", where=where, problem=f"{column!r} must be a finite number, got {shown}"
+        )
     return number
 
 
@@ -80,54 +96,133 @@ def read_list(value: object, column: str, where: str) -> Sequence[object]:
     """Return a list.
 
     Raises:
-        InvalidRowError: it is none.
+        NunatakError: `invalid_row`, it is none.
     """
     if not isinstance(value, (list, tuple)):
-        raise InvalidRowError(
-            where,
-            f"{column!r} must be a list, got {kind_of(value)}; CSV and TSV hold no lists, use "
+        raise NunatakError(
+            "invalid_row",
+            where=where,
+            problem=f"{column!r} must be a list, got {kind_of(value)}; CSV and TSV hold no lists, "
+            "use "
             "JSONL or Parquet",
         )
     return cast("Sequence[object]", value)
 
 
 def kind_of(value: object) -> str:
-    """Name the type of a value, for a message."""
+    """Return the name of a value's type, for a message."""
     return "nothing" if value is None else type(value).__name__
 
 
 def _unicode(value: str, column: str, where: str) -> str:
-    # JSON can spell half a surrogate pair; no tokenizer and no UTF-8 file can hold one.
+    # JSON can spell a lone surrogate, which no tokenizer and no UTF-8 file can hold.
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise InvalidRowError(where, f"{column!r} holds a lone surrogate, which is no character")
+        raise NunatakError(
+            "invalid_row",
+            where=where,
+            problem=f"{column!r} holds a lone surrogate, which is no character",
+        )
     return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row as a file has it, and the places to name in messages."""
+class FileRow:
+    """One row of a file, and the places to name in messages."""
 
     where: str
     columns_at: str
-    """The place that names its columns: a header, or the row itself."""
+    """The place that names the columns: a header, or the row itself."""
     values: Mapping[str, object]
 
 
-def parse_row(row: Row, kind: TaskKind) -> list[ReadExample]:
-    """Read one row; columns that the kind does not know are ignored.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFormat:
+    """How the files of a task spell a row, where they differ from the usual way."""
+
+    text: str | None = None
+    """The column that holds the text; absent: `text`."""
+    label: str | None = None
+    """The column that holds the label or the list of labels; absent: `label` or `labels`."""
+    pair: str | None = None
+    """The column that holds the second text; absent: `text_pair`, if there is one."""
+    delimiter: str | None = None
+    """Between the fields of CSV and TSV files; absent: found in the header line."""
+
+    @property
+    def names_columns(self) -> bool:
+        """Whether a column has another name than usual."""
+        return any(name is not None for name in (self.text, self.label, self.pair))
+
+    def usual(self, row: FileRow, kind: TaskKind | None) -> FileRow:
+        """Return a row with the usual column names, and without all other columns.
+
+        Raises:
+            NunatakError: `missing_column`, the row lacks a column that this format names.
+            NunatakError: `invalid_row`, the kind of task has other columns than text and label.
+        """
+        if not self.names_columns:
+            return row
+        if kind not in {None, *TEXT_KINDS}:
+            raise NunatakError(
+                "invalid_row",
+                where=row.columns_at,
+                problem=f"a {kind} task has other columns than text and label; rename its columns "
+                "in the file, and leave --text-column, --label-column and --pair-column out",
+            )
+        told = kind or TaskKind.SINGLE_LABEL
+        for column in (self.text, self.label, self.pair):
+            if column is not None and column not in row.values:
+                raise _missing(column, row, told)
+        label = None if self.label is None else row.values[self.label]
+        is_list = kind is TaskKind.MULTI_LABEL or (kind is None and isinstance(label, list))
+        named = {
+            "text": self.text,
+            "labels" if is_list else "label": self.label,
+            "text_pair": self.pair,
+        }
+        values = {name: row.values[name] for name in TEXT_COLUMNS if name in row.values}
+        if self.label is not None:
+            values = {name: it for name, it in values.items() if not name.startswith("label")}
+        values |= {name: row.values[column] for name, column in named.items() if column is not None}
+        return FileRow(where=row.where, columns_at=row.columns_at, values=values)
+
+
+def parse_row(row: FileRow, kind: TaskKind) -> list[ReadExample]:
+    """Read one row; other columns than the kind's are ignored.
 
     Raises:
-        MissingColumnError: a column of the kind is missing.
-        InvalidRowError: a value is of a wrong type, empty or not Unicode text.
+        NunatakError: `missing_column`, a column of the kind is missing.
+        NunatakError: `invalid_row`, a value has a wrong type, is empty or is no Unicode text.
     """
     for column in kind.columns:
         if column not in row.values:
-            found = tuple(row.values)
-            raise MissingColumnError(row.columns_at, column, found, kind=kind)
+            raise _missing(column, row, kind)
     return [ReadExample(where=row.where, example=example) for example in _examples(row, kind)]
 
 
-def _examples(row: Row, kind: TaskKind) -> list[Example]:
+_PAIR = "and, for pairs, 'text_pair'"
+_NEEDED: Mapping[TaskKind, str] = {
+    TaskKind.SINGLE_LABEL: f"'text', 'label' {_PAIR}",
+    TaskKind.MULTI_LABEL: f"'text', 'labels' {_PAIR}",
+    TaskKind.REGRESSION: f"'text', 'label' {_PAIR}",
+    TaskKind.TOKEN_CLASSIFICATION: "'tokens' and 'tags'",
+    TaskKind.QUESTION_ANSWERING: "'question', 'context' and 'answers'",
+    TaskKind.RANKING: "'query', 'document', 'label' (or 'query', 'documents', 'relevance')",
+}
+
+
+def _missing(column: str, row: FileRow, kind: TaskKind) -> NunatakError:
+    return NunatakError(
+        "missing_column",
+        where=row.columns_at,
+        column=column,
+        found=", ".join(map(repr, list(row.values)[:20])) or "none",
+        kind=kind,
+        needed=_NEEDED[kind],
+    )
+
+
+def _examples(row: FileRow, kind: TaskKind) -> list[Example]:
     values, where = row.values, row.where
     match kind:
         case TaskKind.SINGLE_LABEL:
@@ -146,7 +241,7 @@ def _examples(row: Row, kind: TaskKind) -> list[Example]:
             return _documents(row)
 
 
-def _labelled(row: Row, label: str | float | LabelSet) -> Example:
+def _labelled(row: FileRow, label: str | float | LabelSet) -> Example:
     pair = row.values.get("text_pair")
     return Example(
         text=read_text(row.values["text"], "text", row.where),
@@ -161,9 +256,10 @@ def _tagged(values: Mapping[str, object], where: str) -> Example:
     ]
     tags = [read_label(tag, "tags", where) for tag in read_list(values["tags"], "tags", where)]
     if not tokens or len(tokens) != len(tags):
-        raise InvalidRowError(
-            where,
-            "'tokens' and 'tags' must be equally many and at least 1, "
+        raise NunatakError(
+            "invalid_row",
+            where=where,
+            problem="'tokens' and 'tags' must be equally many and at least 1, "
             f"got {len(tokens)} and {len(tags)}",
         )
     words: list[Word] = []
@@ -188,13 +284,15 @@ def _question(values: Mapping[str, object], where: str) -> Example:
 
 
 def _answer_rows(value: object, where: str) -> list[object]:
-    """The answers one by one; `datasets` holds them as one list for each field."""
+    """The answers one by one; `datasets` stores them as one list for each field."""
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, object]", value)
         texts = read_list(fields.get("text"), "answers.text", where)
         starts = read_list(fields.get("answer_start"), "answers.answer_start", where)
         if len(texts) != len(starts):
-            raise InvalidRowError(where, "'answers' has not as many texts as starts")
+            raise NunatakError(
+                "invalid_row", where=where, problem="'answers' has not as many texts as starts"
+            )
         return [
             {"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)
         ]
@@ -203,25 +301,30 @@ def _answer_rows(value: object, where: str) -> list[object]:
 
 def _answer(value: object, context: str, where: str) -> AnswerSpan:
     if not isinstance(value, Mapping):
-        raise InvalidRowError(
-            where, f"an answer must be an object {{text, answer_start}}, got {kind_of(value)}"
+        raise NunatakError(
+            "invalid_row",
+            where=where,
+            problem=f"an answer must be an object {{text, answer_start}}, got {kind_of(value)}",
         )
     fields = cast("Mapping[str, object]", value)
     text, start = fields.get("text"), fields.get("answer_start")
     if not isinstance(text, str) or not isinstance(start, int) or not text.strip():
-        raise InvalidRowError(
-            where, f"an answer needs a 'text' and an integer 'answer_start', got {dict(fields)!r}"
+        raise NunatakError(
+            "invalid_row",
+            where=where,
+            problem=f"an answer needs a 'text' and an integer 'answer_start', got {dict(fields)!r}",
         )
     if start < 0 or context[start : start + len(text)] != text:
-        raise InvalidRowError(
-            where,
-            f"the context has {context[max(0, start) : max(0, start) + len(text)]!r} at character "
-            f"{start}, and not the answer {text!r}",
+        raise NunatakError(
+            "invalid_row",
+            where=where,
+            problem=f"the context has {context[max(0, start) : max(0, start) + len(text)]!r} at "
+            f"character {start}, not the answer {text!r}",
         )
     return AnswerSpan(text=text, begin=start)
 
 
-def _documents(row: Row) -> list[Example]:
+def _documents(row: FileRow) -> list[Example]:
     values, where = row.values, row.where
     query = read_text(values["query"], "query", where)
     group = read_label(values["group"], "group", where) if "group" in values else query
@@ -235,21 +338,22 @@ def _documents(row: Row) -> list[Example]:
     ]
 
 
-def _graded(row: Row) -> list[tuple[object, object]]:
+def _graded(row: FileRow) -> list[tuple[object, object]]:
     values = row.values
     if "document" in values:
         if "label" not in values:
-            raise MissingColumnError(row.columns_at, "label", tuple(values), kind=TaskKind.RANKING)
+            raise _missing("label", row, TaskKind.RANKING)
         return [(values["document"], values["label"])]
     for column in ("documents", "relevance"):
         if column not in values:
-            raise MissingColumnError(row.columns_at, column, tuple(values), kind=TaskKind.RANKING)
+            raise _missing(column, row, TaskKind.RANKING)
     documents = read_list(values["documents"], "documents", row.where)
     grades = read_list(values["relevance"], "relevance", row.where)
     if not documents or len(documents) != len(grades):
-        raise InvalidRowError(
-            row.where,
-            "'documents' and 'relevance' must be equally many and at least 1, "
+        raise NunatakError(
+            "invalid_row",
+            where=row.where,
+            problem="'documents' and 'relevance' must be equally many and at least 1, "
             f"got {len(documents)} and {len(grades)}",
         )
     return list(zip(documents, grades, strict=True))

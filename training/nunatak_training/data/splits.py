@@ -1,22 +1,36 @@
-"""The checks that hold for a whole task, the names of its logits, and how a dev part is drawn."""
+"""The checks of a whole task, the names of its logits, and the drawing of a dev part."""
 
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
 
+from nunatak_contract.errors import NunatakError
+from nunatak_model import TextInput
+from nunatak_registry.cards import LONG_SHARE_TO_WARN_OF
 from nunatak_training.data.examples import (
     Answers,
+    ExampleSet,
     Label,
     LabelSet,
     ReadExample,
     Relevance,
     TaggedWords,
+    TaskData,
+    label_json,
     sorted_labels,
 )
-from nunatak_training.errors import TooFewExamplesError, UnknownLabelError
 from nunatak_training.kinds import TaskKind
 
 DEV_SHARE = 0.1
+MAX_IMBALANCE = 20
+"""With so many times as many examples of one label, a model may never name the rare label."""
+SHOWN_CHARACTERS = 60
+NAMED_KINDS = frozenset(
+    {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.TOKEN_CLASSIFICATION}
+)
+"""Kinds whose labels are names: two different labels of one text cannot both be right."""
 
 PartOf = Callable[[ReadExample], str]
 VALUE_NAME = "value"
@@ -26,51 +40,70 @@ VALUE_NAME = "value"
 def split_off_share(
     examples: list[ReadExample], *, stratum_of: PartOf, seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, both in the given order, `DEV_SHARE` of every stratum in dev.
+    """Split into train and dev, in the given order, with `DEV_SHARE` of every stratum in dev.
 
-    Each stratum keeps at least one example on both sides, so it must have two. The same examples
-    and seed give the same split.
+    Equal texts are on one side, so that dev holds no text that training sees. A text of several
+    strata stays in train, and so does a stratum of one distinct text; dev is empty where every
+    text stays. The same examples and seed give the same split.
     """
-    positions: defaultdict[str, list[int]] = defaultdict(list)
-    for position, read in enumerate(examples):
-        positions[stratum_of(read)].append(position)
+    texts: defaultdict[str, list[list[int]]] = defaultdict(list)
+    for positions in _positions_by_text(examples):
+        strata = {stratum_of(examples[position]) for position in positions}
+        if len(strata) == 1:
+            texts[strata.pop()].append(positions)
     generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
     in_dev: set[int] = set()
-    for stratum in sorted(positions):
-        members = positions[stratum]
-        in_dev.update(generator.sample(members, max(1, round(DEV_SHARE * len(members)))))
+    for stratum in sorted(texts):
+        members = texts[stratum]
+        if len(members) > 1:
+            drawn = generator.sample(members, max(1, round(DEV_SHARE * len(members))))
+            in_dev.update(position for positions in drawn for position in positions)
     return _parts(examples, in_dev)
+
+
+def _positions_by_text(examples: list[ReadExample]) -> list[list[int]]:
+    """The positions of each distinct text or pair, in the order of its first one."""
+    found: defaultdict[object, list[int]] = defaultdict(list)
+    for position, read in enumerate(examples):
+        found[read.example.model_input].append(position)
+    return list(found.values())
 
 
 def split_off_named(
     examples: list[ReadExample], *, names_of: Callable[[ReadExample], Collection[str]], seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, both in the given order, `DEV_SHARE` in dev, if so many can go.
+    """Split into train and dev, in the given order, with up to `DEV_SHARE` in dev.
 
-    Every name of dev is one of train too; dev is empty where no example can be spared. The same
-    examples and seed give the same split.
+    Equal texts are on one side, so that dev holds no text that training sees. Every name of dev is
+    one of train too; dev is empty where no text can be spared. The same examples and seed give the
+    same split.
     """
-    names = [frozenset(names_of(read)) for read in examples]
-    size = max(1, round(DEV_SHARE * len(examples)))
+    texts = _positions_by_text(examples)
+    names = [
+        frozenset(name for position in positions for name in names_of(examples[position]))
+        for positions in texts
+    ]
+    size = max(1, round(DEV_SHARE * len(texts)))
     kept = set[int]()
-    while len(kept) < len(examples):
-        candidates = [position for position in range(len(examples)) if position not in kept]
+    while len(kept) < len(texts):
+        candidates = [number for number in range(len(texts)) if number not in kept]
         generator = random.Random(seed)  # noqa: S311 - a split needs no secrecy
-        in_dev = set(generator.sample(candidates, min(size, len(candidates))))
+        drawn = set(generator.sample(candidates, min(size, len(candidates))))
         left = frozenset[str]().union(
-            *(found for position, found in enumerate(names) if position not in in_dev)
+            *(found for number, found in enumerate(names) if number not in drawn)
         )
-        needed = {position for position in in_dev if not names[position] <= left}
-        if not needed:
+        needed = {number for number in drawn if not names[number] <= left}
+        if not needed and len(drawn) < len(texts):
+            in_dev = {position for number in drawn for position in texts[number]}
             return _parts(examples, in_dev)
-        kept |= needed
+        kept |= needed or drawn
     return examples, []
 
 
 def split_off_groups(
     examples: list[ReadExample], *, group_of: PartOf, seed: int
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split into train and dev, both in the given order, `DEV_SHARE` of the groups whole in dev.
+    """Split into train and dev, in the given order, with `DEV_SHARE` of the whole groups in dev.
 
     There must be two groups. The same examples and seed give the same split.
     """
@@ -91,7 +124,7 @@ def _parts(
 
 
 def names_in(label: Label) -> tuple[str, ...]:
-    """Return the names that a label uses: of a class, of labels or of tags."""
+    """Return the names in a label: of a class, of labels or of tags."""
     match label:
         case str():
             return (label,)
@@ -104,21 +137,21 @@ def names_in(label: Label) -> tuple[str, ...]:
 
 
 def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
-    """Return if something can be learnt from train examples.
+    """Return if train examples can teach a task.
 
     Raises:
-        TooFewExamplesError: all say the same, or a class has a single example.
+        NunatakError: `too_few_examples`, all labels are equal, or a class has a single example.
     """
     if not train:
-        raise TooFewExamplesError(name, "there are no train examples")
+        raise NunatakError("too_few_examples", where=name, problem="there are no train examples")
     if kind is TaskKind.SINGLE_LABEL:
         _check_classes(train, name)
     elif (problem := sameness(map(_label, train), kind)) is not None:
-        raise TooFewExamplesError(name, problem)
+        raise NunatakError("too_few_examples", where=name, problem=problem)
 
 
 def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
-    """Return why train labels teach nothing, if they are all the same."""
+    """Return the problem of train labels that are all equal; None if they differ."""
     labels = set(train)
     names = {name for label in labels for name in names_in(label)}
     match kind:
@@ -147,38 +180,43 @@ def check_scored(
     """Return if a task with these labels can be scored on the examples of a split.
 
     Raises:
-        TooFewExamplesError: there are none, or nothing to find among them.
-        UnknownLabelError: one has a label that no train example has.
+        NunatakError: `too_few_examples`, there are no examples, or no ranking has a right document.
+        NunatakError: `unknown_label`, an example has a label that no train example has.
     """
     if not examples:
-        raise TooFewExamplesError(name, f"there are no {split} examples")
+        raise NunatakError("too_few_examples", where=name, problem=f"there are no {split} examples")
     known = set(labels)
     for read in examples:
         for label in names_in(read.example.label):
             if label not in known:
-                raise UnknownLabelError(read.where, label, labels)
+                shown = ", ".join(map(repr, labels[:20]))
+                raise NunatakError("unknown_label", where=read.where, label=label, known=shown)
     grades = _grades(examples)
     if grades and max(grades) <= 0:
-        raise TooFewExamplesError(
-            name, f"no {split} document has a grade above 0, so none can be found"
+        raise NunatakError(
+            "too_few_examples",
+            where=name,
+            problem=f"no {split} document has a grade above 0, so no ranking can be right",
         )
 
 
 def draw_dev(
     examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split train examples into train and dev: of every class a part, of ranking whole groups.
+    """Split train examples into train and dev: a part of every class, or whole groups of a ranking.
 
-    What teaches something as a whole also does so after the split, or is refused.
+    The remaining train examples must still teach the task.
 
     Raises:
-        TooFewExamplesError: there are too few to split.
+        NunatakError: `too_few_examples`, there are too few examples to split.
     """
     train, dev = _drawn(examples, kind, seed=seed, name=name)
     if (problem := sameness(map(_label, train), kind)) is not None:
-        raise TooFewExamplesError(
-            name,
-            f"once dev examples were drawn, {problem}; name a dev file or give more train examples",
+        raise NunatakError(
+            "too_few_examples",
+            where=name,
+            problem=f"without the dev examples, {problem}; name a dev file or give more train "
+            "examples",
         )
     return train, dev
 
@@ -188,18 +226,37 @@ def _drawn(
 ) -> tuple[list[ReadExample], list[ReadExample]]:
     match kind:
         case TaskKind.SINGLE_LABEL:
-            return split_off_share(examples, stratum_of=_first_name, seed=seed)
+            train, dev = split_off_share(examples, stratum_of=_first_name, seed=seed)
+            if not dev:
+                raise NunatakError(
+                    "too_few_examples",
+                    where=name,
+                    problem="expected a label with at least 2 distinct texts, to keep one for dev",
+                )
+            return train, dev
         case TaskKind.RANKING:
             if len({_group(read) for read in examples}) < 2:
-                raise TooFewExamplesError(name, "expected at least 2 queries, to keep one for dev")
+                raise NunatakError(
+                    "too_few_examples",
+                    where=name,
+                    problem="expected at least 2 queries, to keep one for dev",
+                )
             return split_off_groups(examples, group_of=_group, seed=seed)
         case _:
             if len(examples) < 2:
-                raise TooFewExamplesError(name, "expected at least 2 examples, to keep one for dev")
+                raise NunatakError(
+                    "too_few_examples",
+                    where=name,
+                    problem="expected at least 2 examples, to keep one for dev",
+                )
             train, dev = split_off_named(examples, names_of=_names, seed=seed)
             if not dev:
-                raise TooFewExamplesError(
-                    name, "every example has a label of its own, so none can be kept for dev"
+                raise NunatakError(
+                    "too_few_examples",
+                    where=name,
+                    problem="every distinct text has a label of its own, or all texts are equal, "
+                    "so none "
+                    "can be kept for dev",
                 )
             return train, dev
 
@@ -207,15 +264,19 @@ def _drawn(
 def _check_classes(train: list[ReadExample], name: str) -> None:
     sizes = Counter(_first_name(read) for read in train)
     if len(sizes) < 2:
-        raise TooFewExamplesError(
-            name, f"expected train examples of at least 2 labels, got {sorted(sizes)}"
+        raise NunatakError(
+            "too_few_examples",
+            where=name,
+            problem=f"expected train examples of at least 2 labels, got {sorted(sizes)}",
         )
     for read in train:
         label = _first_name(read)
         if sizes[label] == 1:
-            raise TooFewExamplesError(
-                read.where,
-                f"label {label!r} has 1 train example; give it at least 2, or remove the row",
+            raise NunatakError(
+                "too_few_examples",
+                where=read.where,
+                problem=f"label {label!r} has 1 train example; give it at least 2, or remove the "
+                "row",
             )
 
 
@@ -243,3 +304,119 @@ def _grades(examples: list[ReadExample]) -> list[float]:
 def _group(read: ReadExample) -> str:
     label = read.example.label
     return label.group if isinstance(label, Relevance) else ""
+
+
+class DataProblem(StrEnum):
+    """What examples may have that does harm without being wrong in form."""
+
+    IN_TRAIN_AND_DEV = "in train and dev"
+    IN_TRAIN_AND_TEST = "in train and test"
+    CONTRADICTION = "different labels for one text"
+    WHITE_SPACE = "white space around labels"
+    CUT = "longer than max_length"
+    IMBALANCE = "label imbalance"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataWarning:
+    """One problem of the data, with its extent and a way out."""
+
+    problem: DataProblem
+    found: str
+    """How many examples, and one of them."""
+    advice: str
+
+
+def data_warnings(
+    data: TaskData, *, num_long: tuple[int, int] = (0, 0), max_length: int
+) -> tuple[DataWarning, ...]:
+    """Return what is suspicious in the examples of a task.
+
+    Args:
+        data: of the task.
+        num_long: train and dev examples of more than `max_length` tokens.
+        max_length: tokens that training reads of an example.
+    """
+    shared = (
+        (DataProblem.IN_TRAIN_AND_DEV, data.dev),
+        (DataProblem.IN_TRAIN_AND_TEST, data.test or ExampleSet(examples=())),
+    )
+    found = [_shared(problem, data, part) for problem, part in shared]
+    if data.kind in NAMED_KINDS:
+        found += [_contradictions(data), _white_space(data)]
+    if data.kind is TaskKind.SINGLE_LABEL:
+        found.append(_imbalance(data))
+    if not data.kind.head.reads_tokens:
+        found.append(_cut(data, num_long, max_length))
+    return tuple(warning for warning in found if warning is not None)
+
+
+def _shared(problem: DataProblem, data: TaskData, part: ExampleSet) -> DataWarning | None:
+    trained = {example.model_input for example in data.train.examples}
+    both = [example.text for example in part.examples if example.model_input in trained]
+    if not both:
+        return None
+    return DataWarning(
+        problem=problem,
+        found=f"{len(both):,} of {len(part):,} examples, such as {_shown(both[0])}",
+        advice="remove them from one part; a score of texts that training has seen is too high",
+    )
+
+
+def _contradictions(data: TaskData) -> DataWarning | None:
+    labels: defaultdict[TextInput, set[str]] = defaultdict(set)
+    for example in (*data.train.examples, *data.dev.examples):
+        labels[example.model_input].add(str(label_json(example.label)))
+    torn = [text for text, found in labels.items() if len(found) > 1]
+    if not torn:
+        return None
+    first = min(torn, key=str)
+    text = first if isinstance(first, str) else first[0]
+    return DataWarning(
+        problem=DataProblem.CONTRADICTION,
+        found=f"{len(torn):,} texts, such as {_shown(text)}",
+        advice="keep one label for each text; nothing can be learnt from a contradiction",
+    )
+
+
+def _white_space(data: TaskData) -> DataWarning | None:
+    padded = [label for label in data.labels if label != label.strip()]
+    if not padded:
+        return None
+    return DataWarning(
+        problem=DataProblem.WHITE_SPACE,
+        found=f"{len(padded):,} labels, such as {padded[0]!r}",
+        advice="remove the white space; it makes another label, and callers must send it exactly",
+    )
+
+
+def _imbalance(data: TaskData) -> DataWarning | None:
+    counts = Counter(data.train.labels(str)).most_common()
+    (common, most), (rare, least) = counts[0], counts[-1]
+    if most < MAX_IMBALANCE * least:
+        return None
+    return DataWarning(
+        problem=DataProblem.IMBALANCE,
+        found=f"{most:,} train examples of {common!r}, {least:,} of {rare!r}",
+        advice="add examples of rare labels, and choose the epoch by --set metric=f1_macro",
+    )
+
+
+def _cut(data: TaskData, num_long: tuple[int, int], max_length: int) -> DataWarning | None:
+    sizes = (len(data.train), len(data.dev))
+    if (
+        max(long / size for long, size in zip(num_long, sizes, strict=True))
+        <= LONG_SHARE_TO_WARN_OF
+    ):
+        return None
+    return DataWarning(
+        problem=DataProblem.CUT,
+        found=f"{num_long[0]:,} of {sizes[0]:,} train examples and {num_long[1]:,} of "
+        f"{sizes[1]:,} dev examples have more than {max_length} tokens",
+        advice="raise --max-length; training and scoring read only the beginning, whatever "
+        "--on-long says of the server",
+    )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}...")

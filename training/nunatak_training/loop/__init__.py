@@ -1,1 +1,1 @@
-"""The training loop: epochs of steps over the tensors of one task, which can stop and go on."""
+"""The training loop: epochs of steps over the tensors of one task, which can be resumed."""

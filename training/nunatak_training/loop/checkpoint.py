@@ -1,13 +1,13 @@
 """Checkpoints: the file from which a killed run continues, and the loop state in it.
 
 Each run has one file, and its pretraining has another. The name of the file is a digest over
-everything that determines the result, so only the same command finds it. The file is replaced in
-one step: a process may be killed at any time and still leaves the newest whole checkpoint.
+everything that determines the result, so only the same command finds the file. The file is replaced
+in one step, so a killed process always leaves a whole checkpoint.
 
 The state is everything that the next step depends on: the parameters, the optimizer's moments, the
 position in the epoch and the order of its examples, three random states, and the best epoch so far.
-The state leaves out whatever follows from the recipe. Rates follow from the number of steps, and
-masks that last for an epoch follow from the regularizer's seed.
+Values that follow from the recipe are not stored. Rates follow from the number of steps, and masks
+of an epoch follow from the regularizer's seed.
 """
 
 # torch types some of its functions partly.
@@ -25,33 +25,35 @@ from typing import cast
 import torch
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - PathLike
 from torch import Tensor
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, InvalidTensorsError, tensors_from_bytes
 from nunatak_training.cache import CHECKPOINTS_FOLDER, LOCK, SUFFIX, default_cache_folder, replacing
 from nunatak_training.data import TaskData
-from nunatak_training.errors import AlreadyTrainingError, CacheError
 from nunatak_training.loop.step import Best, Stepper
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult, Report
-from nunatak_training.trunk import numerics_of
+from nunatak_training.trunk import machine_of
 
-FORMAT = "3"
+FORMAT = "4"
 """Rises when the content or the meaning of a snapshot changes within a release."""
 FACTS = "facts"
+THREADS = "threads"
+"""In the metadata of the file: how many threads the run computes with."""
 INTERVAL_SECONDS = 15.0
-"""Time that a kill may cost, if the loop asks often enough."""
+"""Time between two checkpoints, the most that a kill can cost."""
 MAX_SHARE = 0.05
-"""Share of a run's time that goes into writing checkpoints."""
+"""Largest share of a run's time for writing checkpoints."""
 PARAMETERS, BEST, MOMENTS, RANDOM = "parameters", "best", "moments", "random"
 ORDER = "order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """All that a loop needs to go on as if it had never stopped."""
+class SavedState:
+    """Everything that a loop needs to continue as if it had never stopped."""
 
     tensors: Mapping[str, Tensor]
     facts: str
@@ -59,7 +61,7 @@ class Snapshot:
 
 
 class Checkpoint:
-    """The file of a run; `held_checkpoint` sees to it that one process uses it."""
+    """The file of a run. `held_checkpoint` makes sure that only one process uses the file."""
 
     def __init__(
         self,
@@ -78,34 +80,48 @@ class Checkpoint:
         """Whether enough time has passed since the last write."""
         return self._clock() >= self._due_at
 
-    def load(self) -> Snapshot | None:
-        """Return the newest snapshot; None if there is none, or none that can be read."""
+    def load(self) -> SavedState | None:
+        """Return the newest snapshot; None if there is no readable snapshot."""
         try:
             tensors = tensors_from_bytes(self._path.read_bytes())
             facts = bytes(cast("list[int]", tensors.pop(FACTS).tolist())).decode()
         except (FileNotFoundError, InvalidTensorsError, KeyError):
             return None
-        return Snapshot(tensors=tensors, facts=facts)
+        return SavedState(tensors=tensors, facts=facts)
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Put a snapshot in the place of the one before.
+    @property
+    def num_threads(self) -> int | None:
+        """How many threads the run began with; None if nothing was written yet."""
+        for path in sorted(self._path.parent.glob(f"{self._path.stem}*{SUFFIX}")):
+            try:
+                with safe_open(path, framework="np") as file:  # pyright: ignore[reportUnknownVariableType]
+                    facts = cast("dict[str, str]", file.metadata() or {})  # pyright: ignore[reportUnknownMemberType]
+                return int(facts[THREADS])
+            except (OSError, SafetensorError, KeyError, ValueError):
+                continue
+        return None
+
+    def save(self, snapshot: SavedState) -> None:
+        """Replace the previous snapshot.
 
         Raises:
-            CacheError: it cannot be written.
+            NunatakError: `cache_unusable`, the snapshot cannot be written.
         """
         begun = self._clock()
         tensors = {name: it.detach().cpu().contiguous() for name, it in snapshot.tensors.items()}
         tensors[FACTS] = torch.tensor(list(snapshot.facts.encode()), dtype=torch.uint8)
         try:
             with replacing(self._path) as partial:
-                save_file(tensors, partial)
+                save_file(tensors, partial, metadata={THREADS: str(torch.get_num_threads())})
         except (OSError, SafetensorError) as error:
-            raise CacheError(self._path.parent, str(error)) from error
+            raise NunatakError(
+                "cache_unusable", folder=self._path.parent, problem=str(error)
+            ) from error
         now = self._clock()
         self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
 
     def part(self, part: str) -> "Checkpoint":
-        """Return the checkpoint of a part of the run; it stays when the next part begins."""
+        """Return the checkpoint of a part of the run, which stays when the next part begins."""
         path = self._path.with_name(f"{self._path.stem}.{part}{SUFFIX}")
         return Checkpoint(path, interval=self._interval, clock=self._clock)
 
@@ -118,11 +134,14 @@ class Checkpoint:
 
 @contextmanager
 def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoint]:
-    """Give the checkpoint of a run to this process alone.
+    """Yield the checkpoint of a run, for this process alone.
+
+    Within the block torch computes with as many threads as the run began with: another number may
+    give other bits.
 
     Raises:
-        AlreadyTrainingError: another process has it.
-        CacheError: the folder cannot be written.
+        NunatakError: `already_training`, another process has the checkpoint.
+        NunatakError: `cache_unusable`, the folder cannot be written.
     """
     root = (folder or default_cache_folder()) / CHECKPOINTS_FOLDER
     lock = FileLock(root / f"{key}{LOCK}")
@@ -130,18 +149,27 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
         root.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
     except Timeout as error:
-        raise AlreadyTrainingError(root) from error
+        raise NunatakError("already_training", folder=root) from error
     except OSError as error:
-        raise CacheError(root, error.strerror or str(error)) from error
+        raise NunatakError(
+            "cache_unusable", folder=root, problem=error.strerror or str(error)
+        ) from error
+    checkpoint, threads = Checkpoint(root / f"{key}{SUFFIX}"), torch.get_num_threads()
     try:
-        yield Checkpoint(root / f"{key}{SUFFIX}")
+        torch.set_num_threads(checkpoint.num_threads or threads)
+        yield checkpoint
     finally:
+        torch.set_num_threads(threads)
         lock.release()
 
 
 def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -> str:
-    """SHA-256 over everything that determines a run's result, and the names of its parameters."""
-    parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, numerics_of(backbone)]
+    """SHA-256 over everything that determines a run's result, and the names of its parameters.
+
+    The number of threads is left out, because it may follow from the load of the machine. A run
+    that continues takes the number with which it began from its checkpoint.
+    """
+    parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, machine_of(backbone)]
     for name, data in tasks.items():
         parts += [name, data.kind, *data.labels, data.train.digest, data.dev.digest]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -153,11 +181,12 @@ class Place:
 
     epoch: int = 1
     order: list[int] = field(default_factory=list[int])
-    """Order of this epoch's examples; empty before its first step, and where the seed gives it."""
+    """Order of this epoch's examples; empty before the first step, and if the seed gives the
+    order."""
     num_done: int = 0
-    """Batches of this epoch that were trained on."""
+    """Number of batches of this epoch that are done."""
     total_loss: float = 0.0
-    """Weighted sum of the losses of those batches."""
+    """Weighted sum of the losses of the done batches."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -167,7 +196,7 @@ class LoopState:
     parameters: Mapping[str, Tensor]
     stepper: Stepper
     randomness: torch.Generator
-    """The regularizer's own."""
+    """The random state of the regularizer."""
     best: Best
     place: Place
     history: list[EpochResult]
@@ -188,8 +217,8 @@ class _Facts(BaseModel):
     history: tuple[EpochResult, ...]
 
 
-def snapshot(state: LoopState) -> Snapshot:
-    """Return the state that the loop depends on from here; its tensors are not copies."""
+def snapshot(state: LoopState) -> SavedState:
+    """Return the present state of the loop. The tensors are not copies."""
     place, best = state.place, state.best
     facts = _Facts(
         num_steps=state.stepper.num_steps,
@@ -208,11 +237,11 @@ def snapshot(state: LoopState) -> Snapshot:
         **_named(RANDOM, _random_states(state.randomness)),
         ORDER: torch.tensor(place.order, dtype=torch.int64),
     }
-    return Snapshot(tensors=tensors, facts=facts.model_dump_json())
+    return SavedState(tensors=tensors, facts=facts.model_dump_json())
 
 
-def restore(state: LoopState, held: Snapshot) -> None:
-    """Bring a loop that has not begun to where a snapshot of the same run was taken."""
+def restore(state: LoopState, held: SavedState) -> None:
+    """Move a new loop to the position of a snapshot of the same run."""
     facts = _Facts.model_validate_json(held.facts)
     with torch.no_grad():
         for name, value in _part(PARAMETERS, held.tensors).items():
@@ -234,7 +263,7 @@ def restore(state: LoopState, held: Snapshot) -> None:
 
 
 def resume(state: LoopState, checkpoint: Checkpoint | None, report: Report) -> None:
-    """Go on from the checkpoint, if there is one that holds something."""
+    """Continue from the checkpoint, if there is one with a snapshot."""
     held = None if checkpoint is None else checkpoint.load()
     if held is not None:
         restore(state, held)

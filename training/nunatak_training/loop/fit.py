@@ -1,7 +1,7 @@
 """The training loop: its examples, its epochs, and checkpoints between any two steps.
 
-The loop moves the tensors of one task and nothing else. It knows encodings, targets and a recipe.
-A function of the caller turns encodings into logits and so gives the tensors their meaning.
+The loop changes only the tensors of one task. The loop knows encodings, targets and a recipe. A
+function of the caller turns encodings into logits.
 """
 
 # torch types some of its functions partly.
@@ -39,17 +39,17 @@ EVALUATION_BATCH_SIZE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedSet:
-    """Encodings with what each should give; a long text has several."""
+    """Encodings with their targets; a long text has several encodings."""
 
     encodings: tuple[Encoding, ...]
     targets: tuple[Tensor, ...]
     """One target per encoding, on the CPU; only the loss knows their meaning."""
     sizes: tuple[int, ...]
-    """How many encodings each example has."""
+    """Number of encodings of each example."""
 
     @property
     def num_long(self) -> int:
-        """Examples of more tokens than one encoding holds."""
+        """Number of examples with more tokens than one encoding holds."""
         return sum(
             any(it.part.index or it.part.num_left_out for it in found)
             for found in self.by_example(self.encodings)
@@ -74,7 +74,7 @@ class TrainBatch:
 def shuffled_batches(
     place: Place, *, count: int, size: int, loss: Callable[[Sequence[int]], Float[Tensor, ""]]
 ) -> list[TrainBatch]:
-    """Cut `count` examples into batches, in the epoch's order, which is drawn if there is none."""
+    """Cut `count` examples into batches, in the epoch's order. A missing order is drawn first."""
     place.order = place.order or cast("list[int]", torch.randperm(count).tolist())
     chunks = [place.order[start : start + size] for start in range(0, count, size)]
     return [TrainBatch(weight=len(chunk), loss=partial(loss, chunk)) for chunk in chunks]
@@ -86,7 +86,7 @@ class DevScore:
 
     loss: float
     score: float
-    """Higher is better; the epoch with the highest is kept."""
+    """Higher is better; the epoch with the highest score is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +96,25 @@ class Epochs:
     state: LoopState
     course: Course
     batches: Callable[[Place], Sequence[TrainBatch]]
-    """All batches of the epoch at a place, in their order. A killed run that continues calls it
-    again, and must get the same batches."""
+    """All batches of the epoch at a position, in order.
+
+    A resumed run calls the function again, and must get the same batches.
+    """
     dev_score: Callable[[], DevScore] | None
-    """Absent: no epoch is better than another, and the last is what counts."""
+    """Scores an epoch. Without a scorer, the last epoch is kept."""
     checkpoint: Checkpoint | None
     report: Report
+    patience: int | None = None
+    """Scored epochs without a better score that end the run; absent: all epochs run."""
 
     def run(self) -> None:
-        """Run the epochs that are left; score the epochs that the course names."""
+        """Run the remaining epochs; score the epochs that the course names."""
         state = self.state
         while (epoch := state.place.epoch) <= self.course.num_epochs:
+            # Asked of the history alone, so that a run that goes on after a kill ends where the
+            # run without a kill ends.
+            if is_exhausted(state.history, self.patience):
+                return
             started = time.perf_counter()
             train_loss = self._run_epoch()
             if self.dev_score is not None and self.course.is_evaluated(epoch):
@@ -126,7 +134,7 @@ class Epochs:
             self._save_if_due()
 
     def _run_epoch(self) -> float:
-        """Take one step for each batch that is left, and return the mean loss of all."""
+        """Take one step for each remaining batch; return the mean loss of all batches."""
         place = self.state.place
         batches = self.batches(place)
         while place.num_done < len(batches):
@@ -143,18 +151,32 @@ class Epochs:
             self.checkpoint.save(snapshot(self.state))
 
 
+def is_exhausted(history: Sequence[EpochResult], patience: int | None) -> bool:
+    """Whether `patience` scored epochs have passed since the dev score last rose.
+
+    An equal score with a lower loss is no rise: the loss of a run that has learnt everything falls
+    for very many epochs.
+    """
+    if patience is None or not history:
+        return False
+    scores = [result.dev_score for result in history]
+    return len(scores) - 1 - scores.index(max(scores)) >= patience
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
-    """The parameters after the best epoch, and how the run went."""
+    """The parameters after the best epoch, and the course of the run."""
 
     parameters: dict[str, Tensor]
     best_epoch: int
     """Counted from 1. The highest dev score wins; among equal scores, the lowest dev loss."""
+    num_epochs: int
+    """The planned epochs; fewer have run if patience ended the run."""
     history: tuple[EpochResult, ...]
     """The results of the epochs that were scored."""
 
 
-def fit(  # noqa: PLR0913 - a run has this many parts
+def fit(  # noqa: PLR0913 - a run has many parts
     parameters: Mapping[str, Tensor],
     batch_logits: BatchLogits,
     batch_loss: BatchLoss,
@@ -168,13 +190,13 @@ def fit(  # noqa: PLR0913 - a run has this many parts
 ) -> FitResult:
     """Train `parameters` in place and return a copy of them after the best epoch.
 
-    The same arguments give the same bytes on a CPU, also where `checkpoint` holds the beginning
-    of the run. The caller's random state is left as it was.
+    The same arguments give the same bytes on a CPU, also if `checkpoint` holds the beginning of the
+    run. The caller's random state does not change.
 
     Raises:
-        InvalidRecipeError: the regularizer has nothing to do in so few epochs.
+        InvalidRecipeError: the regularizer needs more epochs.
         TrainingDivergedError: the loss or a gradient became infinite or NaN.
-        CacheError: the checkpoint cannot be written.
+        NunatakError: `cache_unusable`, the checkpoint cannot be written.
     """
     course = plan_course(recipe, len(train.encodings))
     check_course(recipe.regularizer, num_epochs=course.num_epochs)
@@ -216,12 +238,16 @@ def fit(  # noqa: PLR0913 - a run has this many parts
                 dev_score=scored,
                 checkpoint=checkpoint,
                 report=report,
+                patience=recipe.patience,
             ).run()
     finally:
         report.ended()
     best = state.best
     return FitResult(
-        parameters=best.parameters, best_epoch=best.epoch, history=tuple(state.history)
+        parameters=best.parameters,
+        best_epoch=best.epoch,
+        num_epochs=course.num_epochs,
+        history=tuple(state.history),
     )
 
 
@@ -229,7 +255,7 @@ def predict(
     batch_logits: BatchLogits, encodings: Sequence[Encoding]
 ) -> list[Float[Tensor, "*vectors outputs"]]:
     """Return the logits of all encodings, in order, without dropout or gradients."""
-    # Neighbours of one length attend in one product.
+    # Adjacent texts of one length share one product of attention.
     order = sorted(range(len(encodings)), key=lambda index: encodings[index].num_tokens)
     found = dict[int, Tensor]()
     with torch.inference_mode():

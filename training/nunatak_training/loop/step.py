@@ -24,13 +24,14 @@ from nunatak_training.report import EpochResult
 
 HEAD_PREFIX = "head."
 MAX_EVALUATIONS = 20
-"""Tiny data goes through very many epochs, and scoring each of them would cost the most."""
+"""Most scored epochs. Tiny data needs very many epochs, and scoring each would take most of the
+time."""
 Tensors = dict[str, Tensor]
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Generator[None]:
-    """Seed torch's random state for a while: shuffling and dropout draw from it."""
+    """Seed torch's random state, for shuffling and dropout, during the block."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):  # pyright: ignore[reportUnknownMemberType]
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
@@ -39,7 +40,7 @@ def seeded(seed: int, device: torch.device) -> Generator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """How many steps a run takes."""
+    """The number of steps of a run."""
 
     num_epochs: int
     steps_per_epoch: int
@@ -52,7 +53,10 @@ class Course:
         return self.num_epochs * self.steps_per_epoch
 
     def is_evaluated(self, epoch: int) -> bool:
-        """Whether the dev examples are scored after an epoch (from 1); the last one always is."""
+        """Whether the dev examples are scored after an epoch (from 1).
+
+        The last epoch is always scored.
+        """
         return epoch % math.ceil(self.num_epochs / MAX_EVALUATIONS) == 0 or epoch == self.num_epochs
 
     def rate_factor(self, step: int) -> float:
@@ -70,12 +74,12 @@ class Course:
 
 
 def plan_course(recipe: Recipe, num_examples: int) -> Course:
-    """Return the recipe's epochs, or as many as reach its `min_steps`."""
+    """Return the recipe's epochs, or enough epochs for its `min_steps`."""
     return course_of(recipe, steps_per_epoch=math.ceil(num_examples / recipe.batch_size))
 
 
 def course_of(recipe: Recipe, *, steps_per_epoch: int) -> Course:
-    """Return the same where it is known how many batches an epoch has."""
+    """Return the same for a known number of batches per epoch."""
     num_epochs = max(recipe.epochs, math.ceil(recipe.min_steps / steps_per_epoch))
     return Course(
         num_epochs=num_epochs,
@@ -90,7 +94,7 @@ def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.O
     head_rate = recipe.head_learning_rate or recipe.learning_rate
     groups: list[dict[str, object]] = []
     for is_head, rate in ((False, recipe.learning_rate), (True, head_rate)):
-        # Decay pulls towards zero; norms and biases (the vectors) have no business there.
+        # Weight decay is for matrices: norms and biases (the vectors) should not move towards zero.
         for is_matrix, decay in ((True, recipe.weight_decay), (False, 0.0)):
             members = [
                 tensor
@@ -109,7 +113,7 @@ def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.O
 
 
 def build_schedule(optimizer: optim.Optimizer, course: Course, *, num_steps: int = 0) -> LambdaLR:
-    """Return the schedule that moves all rates along the course, after so many steps of it."""
+    """Return the schedule of all rates along the course, after `steps` steps."""
     return LambdaLR(optimizer, course.rate_factor, last_epoch=num_steps - 1)
 
 
@@ -152,7 +156,7 @@ class Stepper:
         self.num_steps = 0
 
     def step(self, batch_loss: Callable[[], Float[Tensor, ""]]) -> float:
-        """Move all parameters once, down the gradient of a loss, and return its value before.
+        """Move all parameters one step down the gradient of a loss; return the loss before.
 
         Raises:
             TrainingDivergedError: the loss or a gradient became infinite or NaN.
@@ -182,14 +186,15 @@ class Stepper:
         }
 
     def resume(self, num_steps: int, moments: Mapping[str, Tensor]) -> None:
-        """Go on after so many steps, with the moments that were there."""
+        """Continue after `steps` steps, with stored moments."""
         state = dict[int, Tensors]()
         for name, value in moments.items():
             number, _, what = name.partition(".")
             state.setdefault(int(number), {})[what] = value
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state})
         self.num_steps = num_steps
-        # A schedule that begins at a step takes the rates of that step from the initial ones.
+        # A schedule that begins at a later step computes the rates of the step from the initial
+        # rates.
         self._schedule = build_schedule(self._optimizer, self._course, num_steps=num_steps)
 
 
@@ -204,8 +209,8 @@ class Best:
     parameters: Tensors = field(default_factory=Tensors)
 
     def offer(self, result: EpochResult, parameters: Mapping[str, Tensor]) -> None:
-        """Take the parameters if they are better."""
-        # The loss decides between equal scores, which small dev sets give often.
+        """Copy the parameters if the epoch is better."""
+        # The loss decides between equal scores, which are frequent on small dev sets.
         if self.epoch and (result.dev_score, -result.dev_loss) <= (self.score, -self.loss):
             return
         self.epoch, self.score, self.loss = result.epoch, result.dev_score, result.dev_loss

@@ -1,4 +1,4 @@
-"""Objectives: what each kind of task adds to the one loop."""
+"""Objectives: the parts of each kind of task in the common loop."""
 
 from nunatak_training.data import TaskData
 from nunatak_training.kinds import TaskKind
@@ -11,7 +11,7 @@ __all__ = ["Objective", "objective_of"]
 
 
 def objective_of(data: TaskData, *, positive_label: str | None = None) -> Objective:
-    """Return the objective of a task; `positive_label` is the one that `Metric.F1` is about."""
+    """Return the objective of a task; `Metric.F1` scores `positive_label`."""
     match data.kind:
         case TaskKind.SINGLE_LABEL:
             return SingleLabel(data, positive_label)

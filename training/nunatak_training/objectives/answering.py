@@ -1,9 +1,9 @@
 """Extractive question answering: a start and an end score for every token.
 
 Devlin et al. 2019 (arXiv:1810.04805), sec. 4.2 and 4.3. Each token of question and context gets a
-start and an end score. A window without the answer, and a question without one, points to the first
-token. Answers are read out as the server does: each window gives probabilities of its own, and the
-best span of at most 15 tokens over all windows is the answer.
+start and an end score. The targets of a window without the answer, and of a question without an
+answer, are the first token. Answers are read as in the server: each window gives its own
+probabilities, and the best span of at most 15 tokens over all windows is the answer.
 
 Axes: tokens = tokens of a window.
 """
@@ -30,12 +30,12 @@ from nunatak_training.scoring.spans import exact_match, overlap_f1
 MAX_STRIDE = 128
 MAX_ANSWER_TOKENS = 15
 CONTEXT = 1
-"""The context is the second text of the pair."""
+"""Index of the context, the second text of the pair."""
 NOWHERE = (0, 0)
 
 
 class Answering(ServedAsTrained):
-    """A start and an end: cross-entropy over the tokens of a window, each."""
+    """A start and an end, each with a cross-entropy over the tokens of a window."""
 
     metrics = (Metric.SPAN_F1, Metric.EXACT_MATCH)
     reported = metrics
@@ -46,7 +46,7 @@ class Answering(ServedAsTrained):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """Each window has the first and last token of the first answer, or twice token 0."""
+        """A window's targets are the first and last token of the first answer, or twice token 0."""
         inputs = [example.model_input for example in examples.examples]
         stride = min(MAX_STRIDE, max_length // 2)
         windows = tokenizer.encode_windows(inputs, max_length=max_length, stride=stride)
@@ -87,6 +87,7 @@ class Answering(ServedAsTrained):
                 Metric.SPAN_F1: mean_of(np.array([overlap_f1(*pair) for pair in pairs])),
                 Metric.EXACT_MATCH: mean_of(np.array([exact_match(*pair) for pair in pairs])),
             },
+            proportions=frozenset({Metric.EXACT_MATCH}),
         )
 
     def _answer(self, windows: Sequence[Encoding], rows: Logits, context: str) -> str:
@@ -99,7 +100,7 @@ class Answering(ServedAsTrained):
 
 
 def answer_tokens(window: Encoding, spans: Sequence[AnswerSpan]) -> tuple[int, int]:
-    """Return the tokens with an answer's first and last character; `NOWHERE` if not both here."""
+    """Return the tokens of an answer's first and last character; `NOWHERE` unless both are here."""
     alignment = _alignment(window)
     for span in spans:
         first = _token_with(alignment, span.begin)
@@ -112,7 +113,7 @@ def answer_tokens(window: Encoding, spans: Sequence[AnswerSpan]) -> tuple[int, i
 def log_probabilities(
     window: Encoding, row: Float[Tensor, "tokens 2"]
 ) -> Float[Tensor, "tokens 2"]:
-    """Normalize starts and ends over the first token and the context, as the server does."""
+    """Normalize starts and ends over the first token and the context, like the server."""
     readable = _in_context(window)
     readable[0] = True
     return row.masked_fill(~readable[:, None], -torch.inf).log_softmax(dim=0)
@@ -136,7 +137,7 @@ def _in_context(window: Encoding) -> Bool[Tensor, " tokens"]:
 
 
 def _spans_of(num_tokens: int) -> Int[Tensor, "tokens tokens"]:
-    """The pairs of first and last token that make a span of allowed length."""
+    """The pairs of first and last token with an allowed length."""
     ones = torch.ones(num_tokens, num_tokens, dtype=torch.bool)
     return ones.triu() & ones.tril(MAX_ANSWER_TOKENS - 1)
 
@@ -152,5 +153,5 @@ def _token_with(alignment: Alignment, character: int) -> int | None:
 
 def _alignment(window: Encoding) -> Alignment:
     if window.alignment is None:
-        raise ValueError("answers are found in aligned encodings only")
+        raise ValueError("answers need aligned encodings")
     return window.alignment

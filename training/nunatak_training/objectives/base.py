@@ -14,7 +14,7 @@ from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.scoring import Statistics
 
 Logits = Sequence[Float[Tensor, "*vectors outputs"]]
-"""For each encoding: one vector, or one vector per token."""
+"""One vector for each encoding, or one vector for each token."""
 
 
 class Objective(Protocol):
@@ -22,7 +22,7 @@ class Objective(Protocol):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """All that the task can be scored by."""
+        """All metrics of the task."""
         ...
 
     @property
@@ -33,7 +33,7 @@ class Objective(Protocol):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """Return the encodings of the examples, in order, with what each should give."""
+        """Return the encodings of the examples, in order, with their targets."""
         ...
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
@@ -45,12 +45,12 @@ class Objective(Protocol):
         ...
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the trained parameters in the form that is served."""
+        """Return the trained parameters in the form for serving."""
         ...
 
 
 class ServedAsTrained:
-    """Base of most objectives: parameters are served as the loop leaves them."""
+    """Base of most objectives: the trained parameters are served unchanged."""
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return them unchanged."""

@@ -1,6 +1,6 @@
-"""Token classification: a tag for every word, given by its first token.
+"""Token classification: the first token of every word gives the word's tag.
 
-The words are read as one text, joined by spaces, as a caller of the server sends it. Long texts are
+The words are joined by spaces to one text, like a text from a caller of the server. Long texts are
 read in windows that do not overlap, so that every word is tagged once.
 
 Axes: tokens = tokens of a window, tags.
@@ -35,12 +35,12 @@ from nunatak_training.scoring.counts import (
 from nunatak_training.scoring.spans import entities_in, uses_bio
 
 NO_TARGET = -100
-"""The target of tokens that begin no word; the loss leaves them out."""
+"""The target of tokens that begin no word, which the loss ignores."""
 OUTSIDE = "O"
 
 
 class Tagging(ServedAsTrained):
-    """A tag a word: softmax and cross-entropy over first tokens."""
+    """One tag per word: softmax and cross-entropy over first tokens."""
 
     def __init__(self, data: TaskData) -> None:
         self._tags = data.labels
@@ -53,7 +53,7 @@ class Tagging(ServedAsTrained):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """Each window has the number of a tag for every first token of a word."""
+        """The targets of a window are tag numbers, for every first token of a word."""
         texts = [example.text for example in examples.examples]
         windows = tokenizer.encode_windows(texts, max_length=max_length, stride=0)
         return EncodedSet(
@@ -71,11 +71,11 @@ class Tagging(ServedAsTrained):
         together = torch.cat(list(logits))
         numbers = torch.cat(list(targets)).to(together.device)
         total = functional.cross_entropy(together, numbers, ignore_index=NO_TARGET, reduction="sum")
-        # A batch may hold nothing that begins a word; the mean over nothing is no number.
+        # A batch may have no first token of a word, and the mean of no values is NaN.
         return total / (numbers != NO_TARGET).sum().clamp(min=1)
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score words, and entities if the tags mark such; a sentence is a unit."""
+        """Score words, and entities if the tags mark entities; a sentence is a unit."""
         labels = examples.labels(TaggedWords)
         expected = [[self._number_of[word.tag] for word in label.words] for label in labels]
         chosen = [cast("list[int]", row.argmax(dim=1).tolist()) for row in logits]
@@ -136,10 +136,11 @@ class Tagging(ServedAsTrained):
 
 
 def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[dict[int, int], ...]:
-    """Return the first token of each word by number of the word, of a text's windows in order.
+    """Return the first token of each word, by the word's number, for the windows of a text.
 
-    A word that a window's end divides is in the window that has its beginning. Its first token
-    need not stand at its first character: tokenizers drop some, as spaces of no width.
+    A word that a window's end divides belongs to the window with its beginning. The first token of
+    a word may come after its first character, because tokenizers drop some characters, such as
+    zero-width spaces.
     """
     begins = [word.begin for word in words]
     last = -1
@@ -147,7 +148,8 @@ def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[di
     for window in windows:
         starting: dict[int, int] = {}
         for token, end in _text_tokens(window):
-            # By the last character: some tokenizers count the space before a word as the first.
+            # The last character decides, because some tokenizers count the space before a word as
+            # its first.
             word = bisect_right(begins, end - 1) - 1
             if word > last:
                 starting[word] = token
@@ -157,10 +159,10 @@ def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[di
 
 
 def _text_tokens(window: Encoding) -> Iterator[tuple[int, int]]:
-    """The tokens that stand for characters, and where these end."""
+    """The tokens that stand for characters, and the ends of their characters."""
     alignment = window.alignment
     if alignment is None:
-        raise ValueError("words are found in aligned encodings only")
+        raise ValueError("words need aligned encodings")
     for token, ((begin, end), text) in enumerate(
         zip(alignment.offsets, alignment.text_ids, strict=True)
     ):

@@ -38,7 +38,7 @@ WEIGHT, BIAS = "head.output.weight", "head.output.bias"
 
 
 class SingleLabel(ServedAsTrained):
-    """One label a text: softmax and cross-entropy."""
+    """One label per text: softmax and cross-entropy."""
 
     metrics = LABEL_METRICS
     reported = (Metric.ACCURACY,)
@@ -50,7 +50,7 @@ class SingleLabel(ServedAsTrained):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """Each text has the number of its label."""
+        """The target of a text is the number of its label."""
         targets = [torch.tensor(number) for number in self._numbers(examples)]
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
@@ -70,6 +70,8 @@ class SingleLabel(ServedAsTrained):
         return Statistics(
             num_units=len(examples),
             by_metric=label_statistics(counts, self._positive),
+            # With one label a text, F1 over all labels together is the accuracy.
+            proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
             confusion=confusion(examples.labels(str), [names[number] for number in predicted]),
         )
 
@@ -78,7 +80,7 @@ class SingleLabel(ServedAsTrained):
 
 
 class MultiLabel(ServedAsTrained):
-    """Any number of labels a text: a sigmoid each, and a label applies from one half up."""
+    """Any number of labels per text: one sigmoid per label; a label applies from one half up."""
 
     metrics = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.F1, Metric.ACCURACY)
     reported = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.ACCURACY)
@@ -90,7 +92,7 @@ class MultiLabel(ServedAsTrained):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """Each text has 1 for every label that applies, and 0 for the others."""
+        """The targets of a text are 1 for every label that applies, and 0 for the others."""
         targets: list[Float[Tensor, " labels"]] = []
         for numbers in self._numbers(examples):
             target = torch.zeros(len(self._number_of))
@@ -103,7 +105,10 @@ class MultiLabel(ServedAsTrained):
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score the labels whose sigmoid is at least one half; accuracy asks for all of a text."""
+        """Score the labels whose sigmoid is at least one half.
+
+        Accuracy needs all labels of a text right.
+        """
         expected = self._numbers(examples)
         predicted = [
             frozenset(cast("list[int]", (row >= 0).nonzero().flatten().tolist())) for row in logits
@@ -121,7 +126,11 @@ class MultiLabel(ServedAsTrained):
         }
         if self._positive is not None:
             found[Metric.F1] = f1_of(counts, self._positive)
-        return Statistics(num_units=len(examples), by_metric=found)
+        return Statistics(
+            num_units=len(examples),
+            by_metric=found,
+            proportions=frozenset({Metric.ACCURACY}),
+        )
 
     def _numbers(self, examples: ExampleSet) -> list[frozenset[int]]:
         return [
@@ -131,11 +140,11 @@ class MultiLabel(ServedAsTrained):
 
 
 class Regression:
-    """One value a text: squared error of standardised values.
+    """One value per text: squared error of standardised values.
 
-    During training the head gives standard deviations from the mean of the train values, so that
-    learning rates suit values of any size. The served head gives the values themselves: its last
-    layer absorbs the scale and the mean.
+    During training the head gives deviations from the mean of the train values, in standard
+    deviations, so learning rates fit values of any size. The last layer of the served head includes
+    scale and mean, so the served head gives the values themselves.
     """
 
     metrics = (Metric.SPEARMAN, Metric.PEARSON)
@@ -149,7 +158,7 @@ class Regression:
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """Each text has its standardised value."""
+        """The target of a text is its standardised value."""
         targets = [
             torch.tensor([(value - self._mean) / self._deviation])
             for value in examples.labels(float)
@@ -161,7 +170,7 @@ class Regression:
         return functional.mse_loss(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Correlate; scale and mean make no difference to that."""
+        """Score by correlation, which scale and mean do not change."""
         expected = np.array(examples.labels(float))
         predicted = torch.cat(list(logits)).double().cpu().numpy()
         return Statistics(
@@ -173,7 +182,7 @@ class Regression:
         )
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Let the last layer give values themselves."""
+        """Return parameters whose last layer includes scale and mean."""
         return {
             **parameters,
             WEIGHT: parameters[WEIGHT] * self._deviation,
@@ -182,7 +191,7 @@ class Regression:
 
 
 class Ranking(ServedAsTrained):
-    """A score per document: only its rank among the documents of its query counts."""
+    """A score per document. Only the rank among the documents of the query counts."""
 
     metrics = (Metric.NDCG, Metric.MRR)
     reported = metrics
@@ -195,7 +204,7 @@ class Ranking(ServedAsTrained):
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
-        """Each pair has its scaled grade."""
+        """The target of a pair is its scaled grade."""
         targets = [
             torch.tensor([(label.grade - self._lowest) / self._range]).clamp(0, 1)
             for label in examples.labels(Relevance)

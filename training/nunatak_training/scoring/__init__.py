@@ -4,8 +4,8 @@ from nunatak_training.scoring.statistics import (
     Interval,
     Statistic,
     Statistics,
-    bootstrap_intervals,
     mean_of,
+    score_intervals,
     weights_of_all,
 )
 
@@ -13,7 +13,7 @@ __all__ = [
     "Interval",
     "Statistic",
     "Statistics",
-    "bootstrap_intervals",
     "mean_of",
+    "score_intervals",
     "weights_of_all",
 ]

@@ -1,7 +1,7 @@
 """Scores from counts of labels: accuracy, the F1 family, Matthews.
 
-Each score needs three counts per label: how often the label was expected, how often it was
-predicted, and how often both. The counted units are texts, labels of texts, tokens or entities.
+Each score needs three counts per label: expected, predicted, and both (hits). The counted units are
+texts, labels of texts, tokens or entities.
 
 Axes: events = one label of one unit (unit, label), labels.
 """
@@ -19,7 +19,7 @@ from nunatak_training.scoring.statistics import Statistic, Statistics, Weights
 Events = Int[np.ndarray, "events 2"]
 PerLabel = Float[np.ndarray, " labels"]
 Tally = tuple[PerLabel, PerLabel, PerLabel]
-"""Hits, expected, predicted."""
+"""The three counts: hits, expected, predicted."""
 LABEL_METRICS = (
     Metric.ACCURACY,
     Metric.F1,
@@ -39,7 +39,7 @@ class LabelCounts:
     predicted: Events
 
     def tally(self, weights: Weights) -> Tally:
-        """Count by label."""
+        """Return the counts per label."""
         hits, expected, predicted = (
             np.bincount(events[:, 1], weights[events[:, 0]], minlength=self.num_labels)
             for events in (self.hits, self.expected, self.predicted)
@@ -50,7 +50,7 @@ class LabelCounts:
 def count_pairs(
     expected: Sequence[Sequence[int]], predicted: Sequence[Sequence[int]], *, num_labels: int
 ) -> LabelCounts:
-    """Count labels place by place: a hit is the same label in the same place of a unit."""
+    """Count labels by place: a hit is the same label in the same place of a unit."""
     return LabelCounts(
         num_labels=num_labels,
         hits=_events(
@@ -70,7 +70,7 @@ def count_sets(
     *,
     num_labels: int,
 ) -> LabelCounts:
-    """Count things that a unit has or has not; the first number of each is its label."""
+    """Count items of units, such as entities; the first number of an item is its label."""
     hits = [right & found for right, found in zip(expected, predicted, strict=True)]
     hit, right, found = (
         _events((unit, thing[0]) for unit, things in enumerate(units) for thing in sorted(things))
@@ -100,7 +100,7 @@ def f1_micro(counts: LabelCounts) -> Statistic:
 
 
 def f1_macro(counts: LabelCounts) -> Statistic:
-    """Mean of the F1 of each label; labels neither expected nor predicted do not count."""
+    """Mean of the F1 of all labels that were expected or predicted."""
 
     def of(weights: Weights) -> float:
         hits, expected, predicted = counts.tally(weights)
@@ -112,7 +112,7 @@ def f1_macro(counts: LabelCounts) -> Statistic:
 
 
 def f1_of(counts: LabelCounts, label: int) -> Statistic:
-    """F1 of one label; 0 where it is neither expected nor predicted."""
+    """F1 of one label; 0 if the label is never expected and never predicted."""
 
     def of(weights: Weights) -> float:
         hits, expected, predicted = counts.tally(weights)
@@ -162,10 +162,10 @@ def score(
     *,
     positive_label: str | None = None,
 ) -> float:
-    """Score predicted labels, one a text.
+    """Score predicted labels, one per text.
 
-    `positive_label` is the label whose F1 `Metric.F1` reports. The F1 of a label that is never
-    predicted, or never expected, is 0.
+    `Metric.F1` is the F1 of `positive_label`. The F1 of a label that is never predicted, or never
+    expected, is 0.
 
     Raises:
         KeyError: the metric is not one of `LABEL_METRICS`, or needs a positive label.
@@ -183,5 +183,5 @@ def score(
 
 
 def confusion(expected: Sequence[str], predicted: Sequence[str]) -> Mapping[tuple[str, str], int]:
-    """Count how often each pair of true and predicted label occurred."""
+    """Count each pair of true and predicted label."""
     return Counter(zip(expected, predicted, strict=True))

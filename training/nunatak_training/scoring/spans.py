@@ -1,4 +1,4 @@
-"""Spans: the entities in the tags of words, and how well an answer matches the right answers.
+"""Spans: the entities in the tags of words, and the match of an answer with the right answers.
 
 Entities: the scheme is BIO, as CoNLL-2003 and its `conlleval` read it. `B-X` begins an entity.
 `I-X` continues an entity of the same type, and begins an entity if there is none to continue.
@@ -15,18 +15,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 Entity = tuple[str, int, int]
-"""Its type, its first word, and one past its last."""
+"""An entity: its type, its first word, and the position after its last word."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def uses_bio(tags: Sequence[str]) -> bool:
-    """Whether a set of tags marks entities, rather than words one by one."""
+    """Whether a set of tags marks entities, and not single words."""
     return any(tag.startswith("B-") for tag in tags)
 
 
 def entities_in(tags: Sequence[str]) -> list[Entity]:
-    """Return the entities that the tags of a sentence spell, in order."""
+    """Return the entities in the tags of a sentence, in order."""
     found: list[Entity] = []
     for position, tag in enumerate(tags):
         mark, _, kind = tag.partition("-")
@@ -45,7 +45,7 @@ def exact_match(predicted: str, expected: Sequence[str]) -> float:
 
 
 def overlap_f1(predicted: str, expected: Sequence[str]) -> float:
-    """F1 of the words that the answer shares with a right one."""
+    """F1 of the words of the answer and of the best right answer."""
     return max(_f1(_words(predicted), _words(answer)) for answer in expected or ("",))
 
 

@@ -1,44 +1,49 @@
-"""Statistics: scores as functions of how often each unit counts.
+"""Statistics: scores as functions of the weights of units.
 
-A unit is drawn as a whole: a text, a sentence, a question, or a query with its documents. The score
-of the data itself counts each unit once. A bootstrap resample counts some units twice and others
-not at all, and needs no new prediction. A thousand resamples must take no longer than an epoch, so
-scikit-learn is too slow here; its functions are the oracle of the tests.
+A unit is a text, a sentence, a question, or a query with its documents. A resample draws whole
+units. The score of the data itself counts each unit once. A bootstrap resample counts some units
+twice and others not at all, and needs no new prediction. A thousand resamples must take no longer
+than an epoch, so scikit-learn is too slow here; its functions are the oracle of the tests.
 
 Axes: units.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float
 
+from nunatak_contract.enums import IntervalMethod
 from nunatak_training.kinds import Metric
 
 Weights = Float[np.ndarray, " units"]
-Interval = tuple[float, float]
 NUM_RESAMPLES = 1000
 CONFIDENCE = 0.95
+NORMAL_QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 class Statistic(Protocol):
     """A score of weighted units."""
 
     def __call__(self, weights: Weights) -> float:
-        """Return the score when each unit counts as often as its weight says."""
+        """Return the score with a weight for each unit; weight 2 counts a unit twice."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """The statistics by which a set of predictions can be scored."""
+    """The statistics of a set of predictions."""
 
     num_units: int
     by_metric: Mapping[Metric, Statistic]
+    proportions: frozenset[Metric] = frozenset()
+    """The metrics that are a share of the units: each unit is right or wrong."""
     confusion: Mapping[tuple[str, str], int] | None = None
-    """How often each pair of true and predicted label occurred, where a unit has one label."""
+    """The number of units of each pair of true and predicted label, if a unit has one label."""
 
     def value(self, metric: Metric) -> float:
         """Return the score of the data itself."""
@@ -46,7 +51,7 @@ class Statistics:
 
 
 def weights_of_all(num_units: int) -> Weights:
-    """Every unit once."""
+    """The weights of the data itself: every unit once."""
     return np.ones(num_units)
 
 
@@ -55,10 +60,47 @@ def mean_of(values: Float[np.ndarray, " units"]) -> Statistic:
     return lambda weights: float(weights @ values / weights.sum())
 
 
-def bootstrap_intervals(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """The range of a score at 95 %, and the method that found it."""
+
+    low: float
+    high: float
+    method: IntervalMethod
+
+
+def score_intervals(
     statistics: Statistics, metrics: Sequence[Metric], *, seed: int
 ) -> Mapping[Metric, Interval]:
-    """Return the interval of each metric; the same seed gives the same intervals."""
+    """Return the interval of each metric; the same seed gives the same intervals.
+
+    A proportion has Wilson's interval, all others an interval by bootstrap. A metric has no
+    interval if every resample scores the same: a bootstrap of examples that are all right would
+    claim that there is no doubt.
+    """
+    resampled = [metric for metric in metrics if metric not in statistics.proportions]
+    found = _bootstrap_intervals(statistics, resampled, seed=seed) if resampled else {}
+    for metric in statistics.proportions.intersection(metrics):
+        found[metric] = wilson_interval(statistics.value(metric), statistics.num_units)
+    return {metric: found[metric] for metric in metrics if metric in found}
+
+
+def wilson_interval(share: float, count: int) -> Interval:
+    """Return the interval of a share of `count` independent units.
+
+    Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
+    """
+    square = NORMAL_QUANTILE**2 / count
+    middle = (share + square / 2) / (1 + square)
+    half = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
+    # Rounding must not move the interval's end past the share.
+    low, high = min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
+    return Interval(low=low, high=high, method=IntervalMethod.WILSON)
+
+
+def _bootstrap_intervals(
+    statistics: Statistics, metrics: Sequence[Metric], *, seed: int
+) -> dict[Metric, Interval]:
     generator = np.random.default_rng(seed)
     num_units = statistics.num_units
     scores = np.empty((NUM_RESAMPLES, len(metrics)))
@@ -68,6 +110,11 @@ def bootstrap_intervals(
         row[:] = [statistics.by_metric[metric](weights) for metric in metrics]
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(scores, [tail, 1 - tail], axis=0)
+    differs = scores.min(axis=0) < scores.max(axis=0)
     return {
-        metric: (float(low[column]), float(high[column])) for column, metric in enumerate(metrics)
+        metric: Interval(
+            low=float(low[column]), high=float(high[column]), method=IntervalMethod.BOOTSTRAP
+        )
+        for column, metric in enumerate(metrics)
+        if differs[column]
     }

@@ -1,4 +1,4 @@
-"""How well predicted values go with the expected ones: correlation, and the order of documents."""
+"""Scores of predicted values: correlation, and the order of documents."""
 
 # scipy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
@@ -15,12 +15,12 @@ Values = Float[np.ndarray, " units"]
 
 
 def pearson(expected: Values, predicted: Values) -> Statistic:
-    """Pearson's r; 0 where all values of one side are equal."""
+    """Pearson's r; 0 if all values of one side are equal."""
     return lambda weights: _correlation(*_repeated(expected, predicted, weights))
 
 
 def spearman(expected: Values, predicted: Values) -> Statistic:
-    """Spearman's rho: Pearson's r of the ranks, equal values sharing theirs."""
+    """Spearman's rho: Pearson's r of the ranks; equal values have equal ranks."""
 
     def of(weights: Weights) -> float:
         right, found = _repeated(expected, predicted, weights)
@@ -57,7 +57,7 @@ def ndcg(gains: Values, scores: Values) -> float:
 
 
 def reciprocal_rank(gains: Values, scores: Values) -> float:
-    """One over the place of the first document with a gain above 0."""
+    """One divided by the place of the first document with a gain above 0."""
     return 1 / (1 + int((gains[_order(scores)] > 0).argmax()))
 
 

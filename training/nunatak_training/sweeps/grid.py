@@ -1,4 +1,4 @@
-"""Sweep files, YAML or TOML: the axes whose product are the runs of a sweep."""
+"""Sweep files, YAML or TOML. The product of the axes is the runs of a sweep."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
@@ -7,13 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Method
 from nunatak_contract.names import TaskName
 from nunatak_model import DEFAULT_BACKBONE, BackboneConfig
-from nunatak_training.errors import InvalidRecipeError, InvalidSweepError
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import method_on
 from nunatak_training.kinds import TaskKind
-from nunatak_training.recipes import RegularizerName, TaptSettings
-from nunatak_training.run_settings import METHODS, method_settings, read_settings
+from nunatak_training.recipes import METHODS, RegularizerName, TaptSettings
+from nunatak_training.run_settings import method_settings, read_settings
 from nunatak_training.settings import Setting, problems_in, read_mapping
 
 Count = Annotated[int, Field(ge=1)]
@@ -32,17 +34,19 @@ class _RecipeEntry(_Entry):
 
 
 class TaskEntry(_RecipeEntry):
-    """One task, and the examples it is learnt from."""
+    """One task, and its examples."""
 
     name: TaskName
     data: str | None = Field(default=None, description="a path or data set; null: the task's name")
-    kind: TaskKind | None = Field(default=None, description="null: the first train row tells it")
+    kind: TaskKind | None = Field(default=None, description="null: the first train row decides")
     dev: str | None = Field(default=None, description="a file of dev examples")
-    train_caps: tuple[Cap, ...] = Field(default=(), description="in place of the sweep's")
+    train_caps: tuple[Cap, ...] = Field(
+        default=(), description="in place of the sweep's train caps train caps"
+    )
 
 
 class MethodAxis(BaseModel):
-    """A method with some of its settings by name; a list of values stands for one run each."""
+    """A method with some of its settings by name; each value of a list is one run."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
@@ -81,24 +85,23 @@ def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
     """The methods of an axis on a backbone.
 
     Raises:
-        InvalidMethodError: a method does not fit the backbone.
+        NunatakError: `invalid_method`, a method does not fit the backbone.
     """
-    return [read_settings(named).method(config) for named in axis.choices()]
+    return [method_on(read_settings(named), config) for named in axis.choices()]
 
 
 class RegularizerEntry(_RecipeEntry):
-    """One regularizer, `none` among them."""
+    """One regularizer; `none` is possible."""
 
     name: RegularizerName
-    rate: float | None = Field(default=None, description="null: as the paper has it")
+    rate: float | None = Field(default=None, description="null: the paper's rate")
 
 
 class Grid(_Entry):
     """All axes of a sweep.
 
-    A setting that several places name is taken from the innermost: the grid's `recipe`, the
-    task's, the method's, the regularizer's, then pretraining, learning rate and seed. `overrides`
-    replace them all.
+    If several places set a setting, the last of these counts: the grid's `recipe`, the task, the
+    method, the regularizer, pretraining, learning rate, seed, `overrides`.
     """
 
     name: TaskName = "sweep"
@@ -117,11 +120,15 @@ class Grid(_Entry):
     dev_cap: Cap = "all"
     dev_from_train: bool = Field(
         default=False,
-        description="choose by examples that the cap leaves out of the train set, and test on the "
-        "dev set (He et al. 2021, sec. 3.2)",
+        description=(
+            "choose the epoch on train examples above the cap, and test on the dev set (He et al. "
+            "2021, sec. 3.2)"
+        ),
     )
     recipe: Changes = Field(default={}, description="settings for all runs")
-    overrides: Changes = Field(default={}, description="settings of all runs, whoever names others")
+    overrides: Changes = Field(
+        default={}, description="settings for all runs, which override all other places"
+    )
     data_root: Path | None = Field(default=None, description="folder of the tasks' data")
 
     @model_validator(mode="after")
@@ -133,17 +140,17 @@ class Grid(_Entry):
 
 
 def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None) -> Grid:
-    """Read a sweep file; `changes` take the place of its axes by name, and can be all there is.
+    """Read a sweep file; `changes` replace its axes by name, and work without a file.
 
     Raises:
-        InvalidSweepError: there is no such file, it is neither YAML nor TOML, or it has a name that
-            no sweep has.
+        NunatakError: `invalid_sweep`, there is no such file, the file is not YAML or TOML, or a
+            name is unknown.
     """
     where = "options" if path is None else path.name
     try:
         settings = dict[str, object]() if path is None else read_mapping(path)
         return Grid.model_validate({**settings, **(changes or {})})
     except ValidationError as error:
-        raise InvalidSweepError(where, problems_in(error)) from error
+        raise NunatakError("invalid_sweep", where=where, problem=problems_in(error)) from error
     except ValueError as error:
-        raise InvalidSweepError(where, str(error)) from error
+        raise NunatakError("invalid_sweep", where=where, problem=str(error)) from error

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_training.data import Example, ExampleSet, Relevance, TaskData
 from nunatak_training.data.splits import sameness
-from nunatak_training.errors import TooFewExamplesError
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.settings import overlaid
@@ -23,7 +23,7 @@ from nunatak_training.sweeps.results import BackboneDescription, DataDescription
 
 SAMPLE_SEED = 0
 DIGEST_VERSION = 1
-"""Goes up when the same settings begin to mean another run: a changed default, another loop."""
+"""Increased when the same settings mean another run: after a changed default or another loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,8 @@ class Cut:
     train: int | None = None
     dev: int | None = None
     dev_from_train: bool = False
-    """Dev is drawn from the train examples that are left, and the dev set becomes the test set."""
+    """Whether dev is drawn from the remaining train examples, and the dev set becomes the test
+    set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,34 +43,38 @@ class CutData:
 
     data: TaskData
     test: ExampleSet | None
-    """Examples that the epoch is not chosen by, if there are such."""
+    """Test examples, which do not choose the epoch; None if there are none."""
 
 
 def cut_data(data: TaskData, cut: Cut) -> CutData:
-    """Draw the same random part of the data for every seed of training; files keep their order.
+    """Draw a random part of the data, equal for every seed of training, in the order of the files.
 
-    Every larger part contains every smaller one, and the labels are the labels of the whole data.
-    Documents that are ranked together stay together, so a part may be a little smaller than asked.
+    A larger part contains every smaller part. The labels are the labels of the whole data.
+    Documents of one query stay together, so a part may be a little smaller than its cap.
 
     Raises:
-        TooFewExamplesError: the train examples do not give train and dev examples; a cap is below
-            the number of documents ranked together; or the remaining examples all have one label.
+        NunatakError: `too_few_examples`, there are too few train examples for train and dev; a cap
+            is below the number of documents of a query; or the remaining examples all have one
+            label.
     """
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)
     if (problem := sameness((it.label for it in train.examples), data.kind)) is not None:
-        raise TooFewExamplesError(
-            data.name, f"of {len(train)} that were drawn, {problem}; raise the cap"
+        raise NunatakError(
+            "too_few_examples",
+            where=data.name,
+            problem=f"with {len(train)} drawn examples, {problem}; raise the cap",
         )
     if not cut.dev_from_train:
         dev, _ = _split(data.dev, cut.dev)
         _check_cap(data.name, "dev", dev, cut.dev)
         return CutData(data=replace(data, train=train, dev=dev), test=None)
     if not len(rest):
-        raise TooFewExamplesError(
-            data.name,
-            f"{len(data.train)} train examples leave none to choose by after "
-            f"{cut.train or 'all'} to train on; lower the cap, or choose by the dev set",
+        raise NunatakError(
+            "too_few_examples",
+            where=data.name,
+            problem=f"{len(data.train)} train examples leave no dev examples after "
+            f"{cut.train or 'all'} for training; lower the cap, or choose by the dev set",
         )
     dev, _ = _split(rest, cut.dev)
     _check_cap(data.name, "dev", dev, cut.dev)
@@ -78,10 +83,11 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
 
 def _check_cap(name: str, split: str, part: ExampleSet, cap: int | None) -> None:
     if not len(part):
-        raise TooFewExamplesError(
-            name,
-            f"a {split} part of at most {cap} examples holds none, for documents that are ranked "
-            "together stay together; raise the cap",
+        raise NunatakError(
+            "too_few_examples",
+            where=name,
+            problem=f"a {split} part of at most {cap} examples is empty, because documents of one "
+            "query stay together; raise the cap",
         )
 
 
@@ -117,7 +123,7 @@ def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The source of a run's examples, and how many of them the run reads."""
+    """The source of a run's examples, and the number of examples that the run reads."""
 
     data: str
     kind: TaskKind | None = None
@@ -131,7 +137,7 @@ class Run:
 
     description: RunDescription
     backbone: str
-    """As it is loaded: a name, a folder or an id."""
+    """The backbone to load: a name, a folder or an id."""
     source: Source
 
 
@@ -141,14 +147,14 @@ def plan_runs(
     backbone_of: Callable[[str], Backbone],
     data_of: Callable[[Source], CutData],
 ) -> tuple[Run, ...]:
-    """Return the runs of a sweep; combinations that come to the same run are one.
+    """Return the runs of a sweep; equal combinations give one run.
 
     Runs on the same backbone and data come one after another, so that both are loaded once.
 
     Raises:
-        InvalidMethodError: a method does not fit a backbone.
+        NunatakError: `invalid_method`, a method does not fit a backbone.
         InvalidRecipeError: settings contradict each other.
-        DataError: the data of a task cannot be read.
+        NunatakError: the data of a task cannot be read.
     """
     runs: dict[str, Run] = {}
     for name, task in product(grid.backbones, grid.tasks):
@@ -165,7 +171,7 @@ def plan_runs(
 def describe(
     sweep: str, task: str, source: Source, cut: CutData, recipe: Recipe, backbone: Backbone
 ) -> RunDescription:
-    """Describe a run, and name it by the digest of backbone, data and recipe."""
+    """Describe a run; its digest covers backbone, data and recipe."""
     data = DataDescription(
         source=cut.data.name,
         kind=cut.data.kind.value,
@@ -199,10 +205,10 @@ def describe(
 
 
 def _determining(recipe: Recipe) -> dict[str, JsonValue]:
-    """The settings that are not at their defaults, with method and regularizer in full.
+    """The settings that differ from their defaults, with method and regularizer in full.
 
-    A setting that recipes gain later does not change the digest of an old run, as long as its
-    default keeps the old behaviour.
+    A new setting of recipes therefore keeps the digests of old runs, if its default keeps the old
+    behaviour.
     """
     changed = recipe.model_dump(mode="json", exclude={"backbone"}, exclude_defaults=True)
     whole = recipe.model_dump(mode="json", include={"method", "regularizer"})
@@ -210,7 +216,7 @@ def _determining(recipe: Recipe) -> dict[str, JsonValue]:
 
 
 def _recipes(grid: Grid, task: TaskEntry, backbone: Backbone) -> Iterator[Recipe]:
-    # An axis that is not named leaves its setting to the recipe.
+    # Without an axis, the recipe decides the setting.
     regularizers = [_regularizer_changes(it) for it in grid.regularizers] or [{}]
     tapts = [{"tapt": it and it.model_dump(mode="json")} for it in grid.tapt] or [{}]
     rates = [{"learning_rate": rate} for rate in grid.learning_rates] or [{}]

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import Digest
-from nunatak_training.errors import CorruptResultError, SweepRunningError
 from nunatak_training.recipes import Recipe
 
 SUFFIX = ".jsonl"
@@ -46,7 +46,7 @@ class RunDescription(_Record):
     """The settings that determine a run, and its name for people."""
 
     digest: Digest
-    """Over data, backbone and recipe: runs that must give the same result have the same."""
+    """Digest over data, backbone and recipe. Runs with the same result have the same digest."""
     sweep: str
     task: str
     train_cap: int | None
@@ -60,7 +60,7 @@ class EpochRecord(_Record):
 
     epoch: int
     step: int | None = None
-    """Optimizer steps until then; None in results of before these were kept."""
+    """Optimizer steps until the end of the epoch; None in older results."""
     train_loss: float
     dev_loss: float
     dev_score: float
@@ -72,22 +72,22 @@ class Finished(_Record):
     status: Literal["finished"] = "finished"
     metric: str
     scores: dict[str, float]
-    """On the dev examples after the best epoch; `metric` comes first."""
+    """Scores on the dev examples after the best epoch; `metric` comes first."""
     test_scores: dict[str, float]
-    """On the test examples, if the run had such."""
+    """Scores on the test examples, if the run had some."""
     num_parameters: int
-    """Number of the task's own parameters, head included."""
+    """Number of the task's own parameters, with the head."""
     best_epoch: int
     epochs: tuple[EpochRecord, ...]
 
     @property
     def score(self) -> float:
-        """The chosen metric on the test examples, or on dev where there are none."""
+        """The chosen metric on the test examples, or on dev without test examples."""
         return (self.test_scores or self.scores)[self.metric]
 
 
 class Failed(_Record):
-    """Why a run found nothing."""
+    """The failure of a run."""
 
     status: Literal["failed"] = "failed"
     code: str
@@ -103,11 +103,11 @@ class RunRecord(_Record):
     """Wall time."""
     cpu_seconds: float
     environment: dict[str, JsonValue]
-    """Versions and device: the digest leaves them out, but they may move the last digits."""
+    """Versions and device. The digest leaves them out, but they may change the last digits."""
 
 
 class ResultsFolder:
-    """Results by the digests of their runs; `cat *.jsonl` gives them all."""
+    """Results by the digests of their runs; `cat *.jsonl` prints all results."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -118,15 +118,15 @@ class ResultsFolder:
         return self._path
 
     def records(self) -> tuple[RunRecord, ...]:
-        """Return all results, ordered by digest; none where there is no folder.
+        """Return all results, ordered by digest; empty if there is no folder.
 
         Raises:
-            CorruptResultError: a file holds no result, or the result of another run.
+            NunatakError: `corrupt_result`, a file holds no result, or the result of another run.
         """
         return tuple(self._read(path) for path in sorted(self._path.glob(f"*{SUFFIX}")))
 
     def add(self, record: RunRecord) -> None:
-        """Keep a result, in place of an earlier one of the same run."""
+        """Store a result, in place of an earlier result of the same run."""
         self._path.mkdir(parents=True, exist_ok=True)
         target = self._path / f"{record.run.digest}{SUFFIX}"
         # Written next to the target and renamed: a killed sweep leaves no half line.
@@ -138,17 +138,19 @@ class ResultsFolder:
         scratch.replace(target)
 
     def drop_failures(self) -> None:
-        """Forget the runs that failed, so that they are tried again."""
+        """Remove the results of failed runs, so that these runs are tried again."""
         for record in self.records():
             if isinstance(record.outcome, Failed):
                 (self._path / f"{record.run.digest}{SUFFIX}").unlink()
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Keep other sweeps out of the folder; the hold ends with the process, however that ends.
+        """Keep other sweeps out of the folder.
+
+        The lock ends with the process, also with a killed one.
 
         Raises:
-            SweepRunningError: another sweep holds it.
+            NunatakError: `sweep_running`, another sweep has the lock.
         """
         self._path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._path / LOCK_NAME, blocking=False)
@@ -156,13 +158,17 @@ class ResultsFolder:
             with lock:
                 yield
         except Timeout as error:
-            raise SweepRunningError(str(self._path)) from error
+            raise NunatakError("sweep_running", folder=str(self._path)) from error
 
     def _read(self, path: Path) -> RunRecord:
         try:
             record = RunRecord.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            raise CorruptResultError(path.name, str(error).splitlines()[0]) from error
+            raise NunatakError(
+                "corrupt_result", file=path.name, problem=str(error).splitlines()[0]
+            ) from error
         if record.run.digest != path.stem:
-            raise CorruptResultError(path.name, f"holds the run {record.run.digest}")
+            raise NunatakError(
+                "corrupt_result", file=path.name, problem=f"holds the run {record.run.digest}"
+            )
         return record

@@ -1,7 +1,7 @@
-"""Running a sweep: the runs that have no result yet, one after another or several at a time.
+"""Running a sweep: the runs without a result, one after another or several at a time.
 
-A worker process that dies ends one run, which counts as failed; another worker takes its place. If
-the sweep itself is killed its pipes close, and each worker leaves after its current run.
+If a worker process dies, its run counts as failed, and another worker replaces the process. If the
+sweep itself is killed, its pipes close, and each worker ends after its current run.
 """
 
 import platform
@@ -19,10 +19,10 @@ from typing import NoReturn, Protocol, cast
 import torch
 from tqdm import tqdm
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import visible
-from nunatak_model import Backbone, ModelError, load_backbone
+from nunatak_model import Backbone, load_backbone
 from nunatak_training.data import load_task_data
-from nunatak_training.errors import TrainingError
 from nunatak_training.fitting import TrainedTask, evaluate, fit_task
 from nunatak_training.kinds import Metric
 from nunatak_training.report import SilentReport
@@ -33,7 +33,7 @@ from nunatak_training.trunk import DiskTrunkStore
 
 LOADED_SOURCES = 2
 _GONE = (EOFError, OSError)
-"""The other end of a pipe has closed, after the last message or within one."""
+"""The errors of a pipe whose other end has closed, after a message or within one."""
 Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
 """Does runs in any order, and yields each record as soon as it is complete."""
 
@@ -51,11 +51,14 @@ class RunContext:
         return load_backbone(name, device=self.device)
 
     def run(self, run: Run) -> RunRecord:
-        """Train and score; a fault of the run, but not of the program, becomes its outcome."""
+        """Train and score.
+
+        An error of the run becomes its outcome; an error of the program is raised.
+        """
         clock = _Clock(wall=time.perf_counter(), cpu=time.process_time())
         try:
             outcome: Finished | Failed = self._outcome(run)
-        except (TrainingError, ModelError) as error:
+        except NunatakError as error:
             outcome = Failed(code=error.code, message=str(error))
         return RunRecord(
             run=run.description,
@@ -74,8 +77,8 @@ class RunContext:
         """Train; the same run gives the same parameters on the same machine.
 
         Raises:
-            TrainingError: the run is at fault.
-            ModelError: its method does not fit the backbone.
+            NunatakError: the run has an error.
+            NunatakError: the method does not fit the backbone.
         """
         backbone, cut = self.backbone(run.backbone), self.data(run.source)
         return fit_task(
@@ -88,8 +91,9 @@ class RunContext:
 
     def _outcome(self, run: Run) -> Finished:
         trained, test = self.fit(run), self.data(run.source).test
-        tested = None if test is None else evaluate(trained, test, self.backbone(run.backbone))
-        return _finished(trained, tested or {})
+        if test is None:
+            return _finished(trained, {})
+        return _finished(trained, evaluate(trained, test, self.backbone(run.backbone)).values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +141,13 @@ class OneByOne:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InProcesses:
-    """Does as many runs at once as there are jobs; the CPU's threads are shared out."""
+    """Does `jobs` runs at once, and divides the CPU's threads between them."""
 
     jobs: int
     device: str = "cpu"
 
     def __call__(self, runs: Sequence[Run]) -> Iterator[RunRecord]:
-        """Yield the records as they come."""
+        """Yield the records in the order of completion."""
         pending = list(reversed(runs))
         threads = max(1, torch.get_num_threads() // self.jobs)
         with ExitStack() as stack:
@@ -184,7 +188,7 @@ class Worker:
     pipe: Connection
 
     def give(self, run: Run) -> RunRecord | None:
-        """Hand over a run; return the record of the worker's death if it died before."""
+        """Send a run to the process; return a record of failure if the process has died."""
         try:
             self.pipe.send(run)
         except _GONE:
@@ -192,7 +196,7 @@ class Worker:
         return None
 
     def answer(self, run: Run) -> RunRecord:
-        """Return the record of a run, or the record of the worker's death."""
+        """Return the record of a run, or a record of failure if the process has died."""
         try:
             return cast("RunRecord", self.pipe.recv())
         except _GONE:
@@ -201,8 +205,8 @@ class Worker:
     def _died(self, run: Run) -> RunRecord:
         self.process.join()
         message = (
-            f"the process of this run ended with exit code {self.process.exitcode}; a negative one "
-            "is a signal, and 9 is mostly a lack of memory"
+            f"the process of this run ended with exit code {self.process.exitcode}; a negative "
+            "code is a signal, and -9 usually means a lack of memory"
         )
         return RunRecord(
             run=run.description,
@@ -213,7 +217,7 @@ class Worker:
         )
 
     def stop(self) -> None:
-        """End the process, at once if it is at a run."""
+        """End the process, also in the middle of a run."""
         self.pipe.close()
         self.process.terminate()
         self.process.join()
@@ -239,11 +243,11 @@ class SweepReport(Protocol):
     """Receives the progress of a sweep."""
 
     def started(self, *, num_runs: int, num_done: int) -> None:
-        """Note the number of runs, and how many of them have a result from before."""
+        """The sweep begins: the number of runs, and the number of runs with an earlier result."""
         ...
 
     def finished(self, record: RunRecord) -> None:
-        """Note a run whose result is stored."""
+        """The result of a run is stored."""
         ...
 
     def ended(self) -> None:
@@ -254,14 +258,13 @@ class SweepReport(Protocol):
 def run_sweep(
     runs: Sequence[Run], results: ResultsFolder, runner: Runner, report: SweepReport
 ) -> tuple[RunRecord, ...]:
-    """Do the runs that have no result yet, and return the results of all, in the order of `runs`.
+    """Do the runs without a result; return the results of all, in the order of `runs`.
 
-    Every result is kept before the next one is looked at, so a sweep that was killed goes on where
-    it was.
+    Every result is stored at once, so a killed sweep continues after its last result.
 
     Raises:
-        SweepRunningError: another sweep writes to the folder.
-        CorruptResultError: the folder holds a file that no sweep wrote.
+        NunatakError: `sweep_running`, another sweep writes to the folder.
+        NunatakError: `corrupt_result`, the folder holds a file that is not from a sweep.
     """
     with results.held():
         found = {record.run.digest: record for record in results.records()}
@@ -283,7 +286,7 @@ def _kept(records: Iterable[RunRecord], results: ResultsFolder) -> Iterator[RunR
 
 
 class SweepProgress:
-    """A bar over the runs, with a line for each."""
+    """A bar over the runs, with a line for each run."""
 
     def __init__(self, label: str) -> None:
         self._label = label
@@ -309,7 +312,7 @@ class SweepProgress:
         self._bar.write(line, file=sys.stderr)
 
     def ended(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -1,4 +1,4 @@
-"""Tables of a sweep's results: every run, and the runs that differ in their seed alone together."""
+"""Tables of a sweep's results: one of all runs, and one with the mean over seeds."""
 
 import csv
 import io
@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import assert_never
 
-from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Lora, TopK
+from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_registry.cards import markdown_table
 from nunatak_training.recipes import Recipe
 from nunatak_training.sweeps.results import Failed, Finished, RunDescription, RunRecord
@@ -29,7 +28,7 @@ def run_text(run: RunDescription) -> str:
 
 
 def method_label(run: RunDescription) -> str:
-    """The method with its most important setting; layers are counted as frozen ones."""
+    """The method with its most important setting; for `topk` the number of frozen layers."""
     tapt = run.recipe.tapt
     if tapt is None:
         return _plain_label(run)
@@ -37,24 +36,16 @@ def method_label(run: RunDescription) -> str:
 
 
 def _plain_label(run: RunDescription) -> str:
-    method = run.recipe.method
-    match method:
-        case TopK():
-            return f"frozen {run.backbone.num_layers - method.num_layers}"
-        case HeadOnly():
-            return f"frozen {run.backbone.num_layers}"
-        case Bottleneck():
-            return f"bottleneck {method.size}{_from(method.first_layer)}"
-        case Lora():
-            return f"lora {method.rank}{_from(method.first_layer)}"
-        case Full():
-            return "full"
-        case _:
-            assert_never(method)
+    frozen, method = num_frozen(run), run.recipe.method
+    if frozen is not None:
+        return f"frozen {frozen}"
+    width = "" if method.width is None else f" {method.width}"
+    first_layer: int = getattr(method, "first_layer", 0)
+    return f"{method.kind}{width}" + (f" from layer {first_layer}" if first_layer else "")
 
 
 def regularizer_label(recipe: Recipe) -> str:
-    """The regularizer with its rate; a rate of dropout that is not the usual one counts as one."""
+    """The regularizer with its rate; dropout at an unusual rate also counts as a regularizer."""
     settings = recipe.regularizer.model_dump(mode="json")
     rate = settings.get("rate")
     if rate is not None:
@@ -66,7 +57,7 @@ def regularizer_label(recipe: Recipe) -> str:
 
 
 def num_frozen(run: RunDescription) -> int | None:
-    """How many of the lowest layers are frozen; None where the method is not about that."""
+    """The number of frozen lowest layers; None for other methods than `topk`."""
     match run.recipe.method:
         case TopK(num_layers=own):
             return run.backbone.num_layers - own
@@ -74,10 +65,6 @@ def num_frozen(run: RunDescription) -> int | None:
             return run.backbone.num_layers
         case _:
             return None
-
-
-def _from(first_layer: int) -> str:
-    return f" from layer {first_layer}" if first_layer else ""
 
 
 COLUMNS: dict[str, Callable[[RunDescription], str]] = {
@@ -88,7 +75,7 @@ COLUMNS: dict[str, Callable[[RunDescription], str]] = {
     "regularizer": lambda run: regularizer_label(run.recipe),
     "learning rate": lambda run: f"{run.recipe.learning_rate:g}",
 }
-"""The axes of a sweep, all but the seed."""
+"""The axes of a sweep, without the seed."""
 ORIGINS: dict[str, Callable[[RunDescription], str]] = {
     "data": lambda run: "/".join(digest[:DIGITS] for digest in _digests(run)),
     "weights": lambda run: run.backbone.digest[:DIGITS],
@@ -101,9 +88,9 @@ class Cell:
     """All runs with the same settings and different seeds."""
 
     axes: tuple[str, ...]
-    """In the order of `COLUMNS`."""
+    """Values in the order of `COLUMNS`."""
     origins: tuple[str, ...]
-    """In the order of `ORIGINS`."""
+    """Digests in the order of `ORIGINS`."""
     runs: tuple[RunDescription, ...]
     """The runs that finished."""
     outcomes: tuple[Finished, ...]
@@ -116,9 +103,9 @@ class Cell:
 
 
 def cells_of(records: Sequence[RunRecord]) -> tuple[Cell, ...]:
-    """Put together the records that differ in their seed alone, in the order of the records."""
+    """Group the records that differ only in their seed, in the order of the records."""
     # Runs may also differ in settings without a column, in their examples, or in the weights of a
-    # backbone of the same name. Such runs get cells of their own.
+    # backbone of the same name. Such runs get separate cells.
     found = defaultdict[tuple[str, ...], list[RunRecord]](list)
     for record in records:
         run = record.run
@@ -138,7 +125,7 @@ def cells_of(records: Sequence[RunRecord]) -> tuple[Cell, ...]:
 
 
 def telling_origins(cells: Sequence[Cell]) -> tuple[int, ...]:
-    """The positions in `ORIGINS` that tell apart cells on the same axes."""
+    """The positions in `ORIGINS` that distinguish cells on the same axes."""
     seen = defaultdict[tuple[int, tuple[str, ...]], set[str]](set)
     for cell in cells:
         for position, origin in enumerate(cell.origins):
@@ -157,7 +144,7 @@ def _digests(run: RunDescription) -> tuple[str, ...]:
 
 
 def runs_csv(records: Sequence[RunRecord]) -> str:
-    """Return every run as a row, with its score or why it has none."""
+    """Return every run as a row, with its score or its failure."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     outcome = ("metric", "dev", "test", "best epoch", "parameters", "seconds", "error")
@@ -185,9 +172,9 @@ def _outcome_columns(record: RunRecord) -> list[object]:
 
 
 def cells_markdown(cells: Sequence[Cell]) -> str:
-    """Return mean and standard deviation over seeds; axes that do not vary are left out.
+    """Return mean and standard deviation over seeds, without axes that do not vary.
 
-    Examples and weights have a column where rows would be called the same without it.
+    Columns for examples and weights are added only if rows would have equal names without them.
     """
     names = tuple(COLUMNS)
     varied = [
@@ -226,5 +213,5 @@ def _score_columns(cell: Cell) -> list[str]:
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Sample standard deviation; 0 of a single value."""
+    """Sample standard deviation; 0 for a single value."""
     return stdev(values) if len(values) > 1 else 0.0

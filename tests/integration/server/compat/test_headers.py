@@ -1,4 +1,4 @@
-"""The headers of our own prediction routes say the same by every protocol."""
+"""The headers of our own prediction routes work in every protocol."""
 
 import asyncio
 import dataclasses
@@ -22,7 +22,7 @@ COMPUTING = [
     for (_, path), needed in access_by_route().items()
     if needed == PREDICT and not path.startswith(("/v1/predict", "/v1/tasks"))
 ]
-"""Every route of a neighbour's that computes."""
+"""Every route of another protocol that computes."""
 BY_NAME = [path for path in COMPUTING if "{task}" in path and "{version}" not in path]
 BY_VERSION = [path for path in COMPUTING if "{version}" in path]
 KEYS = [f"user-{number}" for number in range(16)]
@@ -91,7 +91,7 @@ def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route(
 
 @pytest.mark.usefixtures("split")
 @pytest.mark.parametrize("path", BY_VERSION)
-def test_a_version_that_the_path_names_answers_whatever_the_routing_key(
+def test_a_version_in_the_path_answers_with_any_routing_key(
     run: Callable[[Ask], None], backbone: Backbone, path: str
 ) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
@@ -143,7 +143,7 @@ async def test_a_higher_priority_goes_before_its_callers_others(
             HeldLayers.may_compute.set()
         await asyncio.gather(*asked)
 
-    # After the one that the device had begun with, and one that was the oldest of all.
+    # Only the batch in progress and the batch of the oldest row may come first.
     assert answered.index("high") <= 2
 
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: its routes say what the native ones say."""
+"""The Open Inference Protocol: its routes answer like the native routes."""
 
 from collections.abc import Callable
 from typing import Any

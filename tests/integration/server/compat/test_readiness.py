@@ -1,4 +1,4 @@
-"""Probes of every protocol say the same of one server."""
+"""The readiness routes of every protocol agree."""
 
 import httpx
 import pytest

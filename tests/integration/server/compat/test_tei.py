@@ -1,4 +1,4 @@
-"""text-embeddings-inference: its routes say what the native ones say."""
+"""text-embeddings-inference: its routes answer like the native routes."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -50,7 +50,7 @@ def test_tei_reranks_as_the_task_ranks(run: Callable[[Ask], None]) -> None:
     run(scenario)
 
 
-def test_tei_cuts_long_texts_only_if_it_is_told_to(run: Callable[[Ask], None]) -> None:
+def test_tei_cuts_long_texts_only_on_request(run: Callable[[Ask], None]) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         cut = {"inputs": TOO_LONG, "truncate": True}
 
@@ -103,7 +103,7 @@ def test_tei_refuses_in_its_own_shape(
     run(scenario)
 
 
-def test_tei_tells_what_each_base_url_is(run: Callable[[Ask], None]) -> None:
+def test_tei_names_what_each_base_url_is(run: Callable[[Ask], None]) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         kinds = {}
         for path in ("tasks/topic", "tasks/topic/1", "tasks/ranks", "backbone"):

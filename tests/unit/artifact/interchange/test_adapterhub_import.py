@@ -1,4 +1,4 @@
-"""AdapterHub folders: what is not exactly ours to compute is refused by its name."""
+"""AdapterHub folders: features without an exact equivalent here are refused by name."""
 
 from pathlib import Path
 
@@ -8,18 +8,9 @@ import torch
 from doubles.adapter_folders import adapterhub_folder, edit_json, edit_tensors
 from doubles.backbones import tiny_backbone
 from doubles.hostile_files import HOSTILE_FILES
+from doubles.refusals import raises
 from doubles.tasks import CREATED_AT, PROBE_INPUTS
 from nunatak_artifact import Provenance, draft_task, load_task
-from nunatak_artifact.errors import (
-    CorruptFileError,
-    EscapingFileError,
-    ForeignBackboneError,
-    InvalidFolderError,
-    PickledWeightsError,
-    TensorMismatchError,
-    UnknownLabelsError,
-    UnsupportedImportError,
-)
 from nunatak_artifact.interchange import ImportChoices, import_adapterhub
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
@@ -72,7 +63,16 @@ def test_what_is_no_plain_bottleneck_is_refused_by_name(
     file, changes, named = UNSUPPORTED[name]
     edit_json(folder / file, changes)
 
-    with pytest.raises(UnsupportedImportError, match=named):
+    with raises("unsupported_import", match=named):
+        import_adapterhub(folder, backbone)
+
+
+def test_an_unknown_problem_type_of_the_model_is_refused_by_name(
+    folder: Path, backbone: Backbone
+) -> None:
+    (folder / "config.json").write_text('{"problem_type": "poetry"}')
+
+    with raises("unsupported_import", match="'poetry'"):
         import_adapterhub(folder, backbone)
 
 
@@ -103,7 +103,7 @@ def test_an_imported_task_is_drafted_and_loaded_as_any_other(
 def test_a_missing_file_is_named(name: str, folder: Path, backbone: Backbone) -> None:
     (folder / name).unlink()
 
-    with pytest.raises(InvalidFolderError, match=name):
+    with raises("invalid_folder", match=name):
         import_adapterhub(folder, backbone)
 
 
@@ -114,7 +114,7 @@ def test_a_link_out_of_the_folder_is_not_followed(
     (folder / name).rename(tmp_path / name)
     (folder / name).symlink_to(tmp_path / name)
 
-    with pytest.raises(EscapingFileError, match=name):
+    with raises("escaping_file", match=name):
         import_adapterhub(folder, backbone)
 
 
@@ -125,10 +125,10 @@ def test_hostile_weights_are_a_corrupt_file(
 ) -> None:
     (folder / file).write_bytes(HOSTILE_FILES[name])
 
-    with pytest.raises(CorruptFileError) as caught:
+    with raises("corrupt_file") as caught:
         import_adapterhub(folder, backbone)
 
-    assert caught.value.file == file
+    assert caught.value.fields["file"] == file
 
 
 @pytest.mark.parametrize("file", [CONFIG, HEAD])
@@ -138,10 +138,10 @@ def test_a_broken_configuration_is_a_corrupt_file(
 ) -> None:
     (folder / file).write_bytes(data)
 
-    with pytest.raises(CorruptFileError) as caught:
+    with raises("corrupt_file") as caught:
         import_adapterhub(folder, backbone)
 
-    assert caught.value.file == file
+    assert caught.value.fields["file"] == file
 
 
 @pytest.mark.parametrize(
@@ -153,21 +153,21 @@ def test_a_pickle_is_refused_unread_and_says_how_to_save(
 ) -> None:
     (folder / weights).rename(folder / pickle)
 
-    with pytest.raises(PickledWeightsError, match=f"{pickle}.*use_safetensors=True"):
+    with raises("pickled_weights", match=f"{pickle}.*use_safetensors=True"):
         import_adapterhub(folder, backbone)
 
 
 def test_a_size_other_than_configured_is_refused(folder: Path, backbone: Backbone) -> None:
     edit_json(folder / CONFIG, {"config.reduction_factor": 8})
 
-    with pytest.raises(TensorMismatchError, match="of another shape"):
+    with raises("tensor_mismatch", match="of another shape"):
         import_adapterhub(folder, backbone)
 
 
 def test_a_size_that_is_left_open_is_refused(folder: Path, backbone: Backbone) -> None:
     edit_json(folder / CONFIG, {"config.reduction_factor": {"0": 16}})
 
-    with pytest.raises(InvalidFolderError, match="neither layer 1 nor a default"):
+    with raises("invalid_folder", match="neither layer 1 nor a default"):
         import_adapterhub(folder, backbone)
 
 
@@ -175,7 +175,7 @@ def test_tensors_of_a_deeper_model_are_refused(folder: Path, backbone: Backbone)
     name = "bert.encoder.layer.5.output.adapters.tone.adapter_up.bias"
     edit_tensors(folder / WEIGHTS, {name: torch.ones(32)})
 
-    with pytest.raises(TensorMismatchError, match=r"layer\.5"):
+    with raises("tensor_mismatch", match=r"layer\.5"):
         import_adapterhub(folder, backbone)
 
 
@@ -187,14 +187,14 @@ def test_another_base_model_is_another_backbone(
 ) -> None:
     edit_json(folder / CONFIG, changes)
 
-    with pytest.raises(ForeignBackboneError):
+    with raises("foreign_backbone"):
         import_adapterhub(folder, backbone)
 
 
 def test_labels_are_asked_for_where_the_head_has_none(folder: Path, backbone: Backbone) -> None:
     edit_json(folder / HEAD, {"config.label2id": None})
 
-    with pytest.raises(UnknownLabelsError):
+    with raises("unknown_labels"):
         import_adapterhub(folder, backbone)
     named = ImportChoices(labels=("a", "b", "c"))
     assert import_adapterhub(folder, backbone, named).labels == named.labels

@@ -1,4 +1,4 @@
-"""Where an encoder leaves its backbone."""
+"""The first layer where an encoder differs from its backbone."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def backbone() -> Backbone:
         ((1, 3, 5), "layers 1, 3, 5 differ: top-5 of 6"),
     ],
 )
-def test_layers_are_told_as_ranges(layers: tuple[int, ...], text: str) -> None:
+def test_layers_are_reported_as_ranges(layers: tuple[int, ...], text: str) -> None:
     assert Divergence(embeddings=False, layers=layers, num_layers=6).describe() == text
 
 

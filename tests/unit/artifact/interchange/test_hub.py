@@ -7,8 +7,8 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.hubs import FakeHub, running_hub
+from doubles.refusals import raises
 from doubles.tasks import publish_tiny_task
-from nunatak_artifact.errors import FolderInUseError, HubUnavailableError, InvalidFolderError
 from nunatak_artifact.interchange import (
     HuggingFaceHub,
     fetched,
@@ -16,7 +16,7 @@ from nunatak_artifact.interchange import (
     push,
     read_hub_folder,
 )
-from nunatak_artifact.interchange.hub import FILES
+from nunatak_artifact.interchange.hub import FILES, HubUnavailableError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import Registry
 
@@ -53,7 +53,7 @@ def test_what_is_no_path_is_a_folder_only_if_it_is_there(
 def test_what_is_pushed_to_the_hub_is_fetched_from_it(
     version: tuple[TaskManifest, dict[str, bytes]],
     there: FakeHub,
-    private: bool,  # noqa: FBT001 - as the option has it
+    private: bool,  # noqa: FBT001 - the spelling of the option
 ) -> None:
     hub = HuggingFaceHub(endpoint=there.address)
 
@@ -87,7 +87,7 @@ def test_what_is_pushed_to_a_folder_is_fetched_from_it(
         assert read_hub_folder(found.folder).manifest == version[0]
         assert found.origin == "tone"
     assert found.folder.is_dir()
-    with pytest.raises(FolderInUseError):
+    with raises("folder_in_use"):
         push(*version, place, hub=hub, private=True)
 
 
@@ -123,7 +123,7 @@ def test_a_hub_that_cannot_be_reached_is_an_error(
 
 def test_a_folder_that_is_not_there_is_an_error() -> None:
     with (
-        pytest.raises(InvalidFolderError, match="no such folder"),
+        raises("invalid_folder", match="no such folder"),
         fetched("./nowhere", hub=HuggingFaceHub(), revision=None, files=FILES),
     ):
         pass

@@ -1,4 +1,4 @@
-"""Versions in the hub's layout: what is written, and what is refused when it is read."""
+"""Versions in the hub's layout: the written files, and the refusals of the reader."""
 
 import json
 from collections.abc import Callable
@@ -10,15 +10,8 @@ import yaml
 
 from doubles.backbones import tiny_backbone
 from doubles.hostile_texts import HOSTILE, HOSTILE_FILE_NAME, obeyed
+from doubles.refusals import raises
 from doubles.tasks import tiny_task
-from nunatak_artifact.errors import (
-    ArtifactError,
-    BackboneMismatchError,
-    CorruptFileError,
-    EscapingFileError,
-    InvalidFolderError,
-    ProbeFailedError,
-)
 from nunatak_artifact.interchange import draft_pulled, read_hub_folder, write_hub_folder
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import InvalidNameError
@@ -117,7 +110,7 @@ def test_a_pulled_label_of_control_characters_is_refused(pushed: Path) -> None:
     content = (pushed / "manifest.json").read_text(encoding="utf-8")
     (pushed / "manifest.json").write_text(content.replace('"calm"', r'"calm\u001b[31m"'))
 
-    with pytest.raises(CorruptFileError, match=r"head\.labels\.0: .*got 'calm\\x1b\[31m'"):
+    with raises("corrupt_file", match=r"head\.labels\.0: .*got 'calm\\x1b\[31m'"):
         read_hub_folder(pushed)
 
 
@@ -189,48 +182,48 @@ def link_outside(folder: Path) -> None:
     (folder / "parameters.safetensors").symlink_to(outside)
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], object], type[ArtifactError]]] = {
-    "no-manifest": (lambda it: (it / "manifest.json").unlink(), InvalidFolderError),
-    "manifest-is-no-json": (lambda it: (it / "manifest.json").write_text("{"), CorruptFileError),
-    "unknown-field": (lambda it: change_manifest(it, auto_map="x"), CorruptFileError),
-    "later-schema": (lambda it: change_manifest(it, schema_version=2), CorruptFileError),
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no-manifest": (lambda it: (it / "manifest.json").unlink(), "invalid_folder"),
+    "manifest-is-no-json": (lambda it: (it / "manifest.json").write_text("{"), "corrupt_file"),
+    "unknown-field": (lambda it: change_manifest(it, auto_map="x"), "corrupt_file"),
+    "later-schema": (lambda it: change_manifest(it, schema_version=2), "corrupt_file"),
     "hostile-role": (
         lambda it: change_manifest(
             it, blobs=[{"role": "../../x", "sha256": "a" * 64, "size_bytes": 1}]
         ),
-        CorruptFileError,
+        "corrupt_file",
     ),
-    "no-blob": (lambda it: (it / "parameters.safetensors").unlink(), InvalidFolderError),
-    "one-bit-flipped": (lambda it: flip(it / "parameters.safetensors"), CorruptFileError),
+    "no-blob": (lambda it: (it / "parameters.safetensors").unlink(), "invalid_folder"),
+    "one-bit-flipped": (lambda it: flip(it / "parameters.safetensors"), "corrupt_file"),
     "longer": (
         lambda it: (it / "parameters.safetensors").write_bytes(
             (it / "parameters.safetensors").read_bytes() + b"x"
         ),
-        CorruptFileError,
+        "corrupt_file",
     ),
     "shorter": (
         lambda it: (it / "parameters.safetensors").write_bytes(
             (it / "parameters.safetensors").read_bytes()[:-1]
         ),
-        CorruptFileError,
+        "corrupt_file",
     ),
-    "link-out-of-the-folder": (link_outside, EscapingFileError),
+    "link-out-of-the-folder": (link_outside, "escaping_file"),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_folder_is_refused(pushed: Path, name: str) -> None:
-    damage, error = DAMAGES[name]
+    damage, code = DAMAGES[name]
     damage(pushed)
 
-    with pytest.raises(error):
+    with raises(code):
         read_hub_folder(pushed)
 
 
 def test_a_version_of_another_backbone_is_refused(pushed: Path) -> None:
     other = tiny_backbone(num_layers=2, seed=1)
 
-    with pytest.raises(BackboneMismatchError):
+    with raises("backbone_mismatch"):
         draft_pulled(read_hub_folder(pushed), other, task=None, origin="x")
 
 
@@ -241,7 +234,7 @@ def test_a_version_that_answers_otherwise_than_it_says_is_refused(
     probe["logits"][0][0] += 0.01
     change_manifest(pushed, probe=probe)
 
-    with pytest.raises(ProbeFailedError):
+    with raises("probe_failed"):
         draft_pulled(read_hub_folder(pushed), backbone, task=None, origin="x")
 
 
@@ -250,13 +243,11 @@ def test_a_version_without_parameters_is_refused(pushed: Path, backbone: Backbon
     change_manifest(pushed, blobs=[{**fields["blobs"][0], "role": "extra"}])
     (pushed / "parameters.safetensors").rename(pushed / "extra.safetensors")
 
-    with pytest.raises(InvalidFolderError, match="parameters"):
+    with raises("invalid_folder", match="parameters"):
         draft_pulled(read_hub_folder(pushed), backbone, task=None, origin="x")
 
 
-def test_the_time_of_creation_stays_that_of_its_training(
-    tmp_path: Path, backbone: Backbone
-) -> None:
+def test_the_time_of_creation_stays_as_in_its_training(tmp_path: Path, backbone: Backbone) -> None:
     then = datetime(2020, 5, 4, tzinfo=UTC)
     folder = written(tmp_path / "out", backbone, created_at=then)
 

@@ -8,10 +8,9 @@ import pytest
 
 from doubles.checkpoints import save_checkpoint
 from doubles.published import TwinFactory
-from nunatak_artifact import Draft, load_task
-from nunatak_artifact.errors import InvalidFolderError, UnsupportedImportError
+from doubles.refusals import raises
+from nunatak_artifact import VersionDraft, load_task
 from nunatak_artifact.interchange import (
-    ForeignKind,
     ImportChoices,
     ImportedTask,
     draft_imported,
@@ -19,7 +18,7 @@ from nunatak_artifact.interchange import (
     kind_of,
 )
 from nunatak_artifact.interchange.importing import PROBE_INPUTS
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, ImportFormat
 from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
@@ -32,7 +31,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
     return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
 
 
-def drafted(factory: TwinFactory, imported: ImportedTask, *, task: str = "tone") -> Draft:
+def drafted(factory: TwinFactory, imported: ImportedTask, *, task: str = "tone") -> VersionDraft:
     return draft_imported(
         task, imported, factory.backbone, origin="tuned", created_at=NOW, note="for the desk"
     )
@@ -41,21 +40,21 @@ def drafted(factory: TwinFactory, imported: ImportedTask, *, task: str = "tone")
 @pytest.mark.parametrize(
     ("files", "kind"),
     [
-        pytest.param({"config.json": {}}, ForeignKind.TRANSFORMERS, id="transformers"),
+        pytest.param({"config.json": {}}, ImportFormat.TRANSFORMERS, id="transformers"),
         pytest.param(
             {"adapter_config.json": {"peft_type": "LORA"}, "config.json": {}},
-            ForeignKind.PEFT,
+            ImportFormat.PEFT,
             id="peft",
         ),
         pytest.param(
             {"adapter_config.json": {"config": {"reduction_factor": 16}}},
-            ForeignKind.ADAPTERHUB,
+            ImportFormat.ADAPTERHUB,
             id="adapterhub",
         ),
     ],
 )
 def test_the_kind_of_a_folder_is_told_by_its_files(
-    tmp_path: Path, files: dict[str, dict[str, object]], kind: ForeignKind
+    tmp_path: Path, files: dict[str, dict[str, object]], kind: ImportFormat
 ) -> None:
     for name, fields in files.items():
         (tmp_path / name).write_text(json.dumps(fields))
@@ -64,16 +63,16 @@ def test_the_kind_of_a_folder_is_told_by_its_files(
 
 
 def test_folders_of_no_known_kind_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidFolderError, match="neither"):
+    with raises("invalid_folder", match="neither"):
         kind_of(tmp_path)
-    with pytest.raises(InvalidFolderError, match="no such folder"):
+    with raises("invalid_folder", match="no such folder"):
         kind_of(tmp_path / "nowhere")
 
 
 def test_tasks_of_our_own_are_pulled_not_imported(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
 
-    with pytest.raises(UnsupportedImportError, match="nunatak task pull"):
+    with raises("unsupported_import", match="nunatak task pull"):
         kind_of(tmp_path)
 
 
@@ -106,15 +105,12 @@ def test_what_the_folder_does_not_say_is_as_long_as_the_backbone_reads(
 
 
 def test_labels_that_no_head_can_have_are_refused(factory: TwinFactory, tmp_path: Path) -> None:
-    save_checkpoint(factory, tmp_path / "blank")
+    save_checkpoint(factory, tmp_path)
     unnamed = ImportChoices(labels=("a", "b", ""))
-    blank = import_folder(tmp_path / "blank", factory.backbone, choices=unnamed)
-    save_checkpoint(factory, tmp_path / "many", problem_type=ProblemType.REGRESSION)
-    many = import_folder(tmp_path / "many", factory.backbone)
+    blank = import_folder(tmp_path, factory.backbone, choices=unnamed)
 
-    for imported in (blank, many):
-        with pytest.raises(InvalidFolderError, match="labels and head do not fit"):
-            drafted(factory, imported)
+    with raises("invalid_folder", match="labels and head do not fit"):
+        drafted(factory, blank)
 
 
 def test_a_malformed_name_is_refused(factory: TwinFactory, tmp_path: Path) -> None:

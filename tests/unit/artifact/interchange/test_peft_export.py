@@ -1,4 +1,4 @@
-"""Writing peft folders: whole, readable, and only of what peft can hold."""
+"""Writing peft folders: whole, readable, and only tasks that peft can hold."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import torch
 
 from doubles.adapter_folders import loaded_task, peft_folder
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.tasks import LABELS
-from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
 from nunatak_artifact.interchange import export_peft, import_peft
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
@@ -22,7 +22,7 @@ from nunatak_model import Backbone
 def test_other_methods_are_refused_with_the_format_that_holds_them(
     method: Method, backbone: Backbone, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedExportError, match=r"tone/1.*transformers"):
+    with raises("unsupported_export", match=r"tone/1.*transformers"):
         export_peft(loaded_task(backbone, method), tmp_path / "out", backbone)
 
     assert not (tmp_path / "out").exists()
@@ -31,7 +31,7 @@ def test_other_methods_are_refused_with_the_format_that_holds_them(
 def test_a_head_that_no_class_has_is_refused(tmp_path: Path) -> None:
     backbone = tiny_backbone(pooling=Pooling.MEAN)
 
-    with pytest.raises(UnsupportedExportError, match="mean"):
+    with raises("unsupported_export", match="mean"):
         export_peft(
             loaded_task(backbone, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)),
             tmp_path / "out",
@@ -42,7 +42,7 @@ def test_a_head_that_no_class_has_is_refused(tmp_path: Path) -> None:
 def test_a_folder_with_something_in_it_is_left_alone(backbone: Backbone, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
 
-    with pytest.raises(FolderInUseError):
+    with raises("folder_in_use"):
         export_peft(
             loaded_task(backbone, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)),
             tmp_path,
@@ -52,7 +52,7 @@ def test_a_folder_with_something_in_it_is_left_alone(backbone: Backbone, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_labels_stand_beside_the_adapter_in_order(backbone: Backbone, tmp_path: Path) -> None:
+def test_labels_stand_next_to_the_adapter_in_order(backbone: Backbone, tmp_path: Path) -> None:
     folder = peft_folder(tmp_path / "out", backbone)
 
     meaning = json.loads((folder / "config.json").read_text())

@@ -16,11 +16,20 @@ from transformers import (
 from doubles.backbones import Family, tiny_backbone
 from doubles.checkpoints import TEXTS, encodings, loaded_task, published_logits
 from doubles.published import Twin, TwinFactory
+from doubles.refusals import raises
 from doubles.tasks import MAX_LENGTH
-from nunatak_artifact.errors import FolderInUseError, UnsupportedExportError
 from nunatak_artifact.interchange import export_transformers, import_transformers
-from nunatak_contract.enums import HeadKind, LoraTarget, Pooling, ProblemType
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters
 
 TOKENIZERS: Any = AutoTokenizer
@@ -33,12 +42,14 @@ AUTO_CLASSES: dict[HeadKind, Any] = {
 METHODS: tuple[Method, ...] = (
     HeadOnly(),
     TopK(num_layers=2),
-    Lora(rank=3, alpha=5.0, targets=tuple(LoraTarget), first_layer=1),
+    Lora(rank=3, alpha=5.0, targets=tuple(LinearMap), first_layer=1),
+    Ia3(),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=1),
     Full(),
 )
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta"])
+@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:
@@ -160,7 +171,7 @@ def test_what_no_class_computes_is_refused_with_the_alternative(
     parameters = initial_parameters(spec, backbone, generator=generator)
     branch = build_branch(spec, backbone.config, parameters)
 
-    with pytest.raises(UnsupportedExportError, match=part) as caught:
+    with raises("unsupported_export", match=part) as caught:
         export_transformers(loaded_task(backbone, branch), tmp_path / "out", backbone)
 
     assert "--format hub" in str(caught.value)
@@ -170,7 +181,7 @@ def test_what_no_class_computes_is_refused_with_the_alternative(
 def test_a_folder_that_holds_something_is_left_alone(bert: TwinFactory, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
 
-    with pytest.raises(FolderInUseError):
+    with raises("folder_in_use"):
         exported(bert, bert.twin(HeadOnly()), tmp_path)
 
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

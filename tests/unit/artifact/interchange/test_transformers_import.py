@@ -7,27 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import (
-    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
-    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths are typed partly
+    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
 )
 from torch import Tensor
 
 from doubles.backbones import Family, save_tiny_backbone
 from doubles.checkpoints import branch_of, encodings, logits, save_checkpoint
 from doubles.published import TwinFactory
-from nunatak_artifact.errors import (
-    ArtifactError,
-    CorruptFileError,
-    EscapingFileError,
-    ForeignBackboneError,
-    InvalidFolderError,
-    PickledWeightsError,
-    TensorMismatchError,
-    UnknownLabelsError,
-    UnsupportedImportError,
-)
+from doubles.refusals import raises
 from nunatak_artifact.interchange import ImportChoices, import_transformers
-from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.enums import HeadKind, LogitUse, ProblemType
 from nunatak_contract.methods import Full, HeadOnly, Method, TopK
 from nunatak_model import load_backbone
 
@@ -39,7 +29,7 @@ KINDS = (
 METHODS: tuple[Method, ...] = (HeadOnly(), TopK(num_layers=1), TopK(num_layers=3), Full())
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta"])
+@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:
@@ -134,7 +124,7 @@ def test_the_problem_type_is_read_as_transformers_reads_it(
     assert imported.labels == tuple(f"label {index}" for index in range(num_labels))
 
 
-def test_labels_may_be_given_anew(bert: TwinFactory, tmp_path: Path) -> None:
+def test_labels_may_be_replaced(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path)
 
     imported = import_transformers(tmp_path, bert.backbone, ImportChoices(labels=("a", "b", "c")))
@@ -161,7 +151,7 @@ def test_the_one_output_of_a_cross_encoder_is_a_ranking(bert: TwinFactory, tmp_p
     assert (imported.labels, imported.problem_type) == ((), None)
 
 
-def test_the_longest_input_is_that_of_the_tokenizer(bert: TwinFactory, tmp_path: Path) -> None:
+def test_the_longest_input_matches_the_tokenizer(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path)
     assert import_transformers(tmp_path, bert.backbone).max_length == 40
 
@@ -236,118 +226,133 @@ def index_elsewhere(folder: Path) -> None:
 
 
 Damage = Callable[[Path], object]
-REFUSALS: dict[str, tuple[Damage, type[ArtifactError], str]] = {
-    "no-config": (lambda it: (it / "config.json").unlink(), InvalidFolderError, "config.json"),
+REFUSALS: dict[str, tuple[Damage, str, str]] = {
+    "no-config": (lambda it: (it / "config.json").unlink(), "invalid_folder", "config.json"),
     "config-is-no-json": (
         lambda it: (it / "config.json").write_text("{"),
-        CorruptFileError,
+        "corrupt_file",
         "config.json does not read",
     ),
     "config-is-a-list": (
         lambda it: (it / "config.json").write_text("[]"),
-        CorruptFileError,
+        "corrupt_file",
         "config.json does not read",
     ),
     "nested-too-deeply": (
         lambda it: (it / "config.json").write_text("[" * 100_000),
-        CorruptFileError,
+        "corrupt_file",
         "config.json does not read",
     ),
     "no-class": (
         lambda it: edit(it / "config.json", architectures=None),
-        CorruptFileError,
-        "architectures",
+        "unsupported_import",
+        "names no class; write there the one class",
+    ),
+    "two-classes": (
+        lambda it: edit(it / "config.json", architectures=["BertModel", "BertForMaskedLM"]),
+        "unsupported_import",
+        "names BertModel, BertForMaskedLM; write there the one class",
+    ),
+    "own-class": (
+        lambda it: edit(it / "config.json", architectures=["MyBertForSequenceClassification"]),
+        "unsupported_import",
+        "a class of one's own may compute otherwise",
+    ),
+    "several-numbers": (
+        lambda it: edit(it / "config.json", problem_type="regression"),
+        "unsupported_import",
+        "it is a regression to 3 numbers; a regression task gives one number",
     ),
     "another-class": (
         lambda it: edit(it / "config.json", architectures=["BertForMaskedLM"]),
-        UnsupportedImportError,
+        "unsupported_import",
         "it is a BertForMaskedLM",
     ),
     "another-architecture": (
         lambda it: edit(it / "config.json", model_type="deberta-v2"),
-        UnsupportedImportError,
+        "unsupported_import",
         "'deberta-v2'",
     ),
     "missing-field": (
         lambda it: edit(it / "config.json", hidden_size=...),
-        CorruptFileError,
-        "no field 'hidden_size'",
+        "foreign_backbone",
+        "its hidden_width is 768, the backbone's is 32",
     ),
     "unknown-problem": (
         lambda it: edit(it / "config.json", problem_type="poetry"),
-        CorruptFileError,
-        "problem_type",
+        "unsupported_import",
+        "problem_type in config.json is 'poetry'; expected one of single_label_classification, ",
     ),
     "another-depth": (
         lambda it: edit(it / "config.json", num_hidden_layers=5),
-        ForeignBackboneError,
+        "foreign_backbone",
         "its num_layers is 5, the backbone's is 4",
     ),
     "no-tokenizer": (
         lambda it: (it / "tokenizer.json").unlink(),
-        InvalidFolderError,
+        "invalid_folder",
         "tokenizer.json",
     ),
     "broken-tokenizer": (
         lambda it: (it / "tokenizer.json").write_text("{}"),
-        CorruptFileError,
+        "corrupt_file",
         "is no tokenizer",
     ),
     "another-vocabulary": (
         lambda it: swap_words(it / "tokenizer.json"),
-        ForeignBackboneError,
+        "foreign_backbone",
         "its tokenizer differs in: vocabulary",
     ),
     "another-normalizer": (
         lambda it: edit(it / "tokenizer.json", normalizer=None),
-        ForeignBackboneError,
+        "foreign_backbone",
         "its tokenizer differs in: normalizer",
     ),
     "no-weights": (
         lambda it: (it / "model.safetensors").unlink(),
-        InvalidFolderError,
+        "invalid_folder",
         "no file model.safetensors",
     ),
     "pickled": (
         lambda it: (it / "model.safetensors").rename(it / "pytorch_model.bin"),
-        PickledWeightsError,
+        "pickled_weights",
         "save_pretrained",
     ),
     "truncated": (
         lambda it: (it / "model.safetensors").write_bytes(
             (it / "model.safetensors").read_bytes()[:-8]
         ),
-        CorruptFileError,
+        "corrupt_file",
         "no safetensors",
     ),
     "missing-tensor": (
         lambda it: remove(it, "classifier.bias"),
-        TensorMismatchError,
+        "tensor_mismatch",
         "1 missing (classifier.bias)",
     ),
     "unread-tensor": (
         lambda it: add(it, "cls.predictions.bias", torch.zeros(3)),
-        TensorMismatchError,
+        "tensor_mismatch",
         "1 that nothing reads (cls.predictions.bias)",
     ),
     "misshapen-tensor": (
         lambda it: change(it, "classifier.weight", lambda tensor: tensor[:, :-1].contiguous()),
-        TensorMismatchError,
+        "tensor_mismatch",
         "expected [3, 32]",
     ),
     "other-numbers": (
         lambda it: change(it, "classifier.weight", lambda tensor: tensor.to(torch.float64)),
-        UnsupportedImportError,
+        "unsupported_import",
         "torch.float64",
     ),
     "label-twice": (
         lambda it: edit(it / "config.json", id2label={"0": "a", "1": "b", "2": "a"}),
-        UnknownLabelsError,
+        "unknown_labels",
         "different labels",
     ),
     "shard-elsewhere": (
         index_elsewhere,
-        EscapingFileError,
+        "escaping_file",
         "a link out of the folder",
     ),
 }
@@ -357,11 +362,11 @@ REFUSALS: dict[str, tuple[Damage, type[ArtifactError], str]] = {
 def test_what_cannot_be_imported_is_refused_by_name(
     bert: TwinFactory, tmp_path: Path, name: str
 ) -> None:
-    damage, error, message = REFUSALS[name]
+    damage, code, message = REFUSALS[name]
     save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
     damage(tmp_path)
 
-    with pytest.raises(error) as caught:
+    with raises(code) as caught:
         import_transformers(tmp_path, bert.backbone)
 
     assert message in str(caught.value)
@@ -382,5 +387,41 @@ def test_labels_that_do_not_fit_the_head_are_refused(
 ) -> None:
     save_checkpoint(bert, tmp_path)
 
-    with pytest.raises(UnknownLabelsError):
+    with raises("unknown_labels"):
         import_transformers(tmp_path, bert.backbone, ImportChoices(labels=labels))
+
+
+@pytest.mark.parametrize("kind", [HeadKind.QUESTION_ANSWERING, HeadKind.RANKING])
+def test_labels_for_a_head_that_has_none_are_refused(
+    bert: TwinFactory, tmp_path: Path, kind: HeadKind
+) -> None:
+    save_checkpoint(bert, tmp_path, kind=kind)
+    use = LogitUse.RANKING if kind is HeadKind.RANKING else None
+
+    with raises("unsupported_import", match="leave out --labels"):
+        import_transformers(tmp_path, bert.backbone, ImportChoices(labels=("a",), logit_use=use))
+
+
+def test_a_problem_that_is_not_known_is_what_the_caller_says(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(bert, tmp_path)
+    edit(tmp_path / "config.json", problem_type="poetry")
+    choices = ImportChoices(problem_type=ProblemType.MULTI_LABEL)
+
+    imported = import_transformers(tmp_path, bert.backbone, choices)
+
+    assert imported.problem_type is ProblemType.MULTI_LABEL
+
+
+def test_a_file_left_over_from_shards_is_not_read(bert: TwinFactory, tmp_path: Path) -> None:
+    """transformers reads the one file first, and leaves the index of an earlier save."""
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    index = {"weight_map": {"bert.pooler.dense.bias": "model-00001-of-00004.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    imported = import_transformers(tmp_path, bert.backbone)
+    own = load_backbone(tmp_path)
+
+    assert imported.spec.method == TopK(num_layers=1)
+    assert isinstance(import_transformers(tmp_path, own).spec.method, HeadOnly)

@@ -11,7 +11,11 @@ from benchmarks.papers.analysis.landscape import landscape, line_losses
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data, toy_rows, write_jsonl
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_training import SilentReport, TaskKind, default_recipe, fit_task, load_task_data
+from nunatak_training.data import load_task_data
+from nunatak_training.fitting import fit_task
+from nunatak_training.kinds import TaskKind
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import SilentReport
 
 QUICK = {"epochs": 4, "max_length": 32, "dropout": 0.0}
 
@@ -46,7 +50,7 @@ def test_at_one_the_landscape_has_the_loss_of_the_trained_task() -> None:
     around = np.interp(1.0, [it.alpha for it in points], [it.loss for it in points])
 
     best = trained.history[[it.epoch for it in trained.history].index(trained.best_epoch)]
-    # 1 lies between two of the 20 points, where the loss is nearly straight.
+    # The value 1 lies between two of the 20 points, where the loss is nearly linear.
     assert best.dev_loss == pytest.approx(around, rel=1e-3)
 
 
@@ -66,7 +70,7 @@ def test_same_data_gives_the_same_landscape_and_training_went_downhill() -> None
 def test_line_begins_where_tuning_began_after_pretraining() -> None:
     backbone = tiny_backbone(num_layers=2)
     data = toy_data(num_train=32, num_dev=16)
-    # At so small a rate tuning leaves everything where pretraining has brought it.
+    # At this small rate, tuning does not move the pretrained parameters.
     changes: dict[str, JsonValue] = {
         **QUICK,
         "learning_rate": 1e-12,

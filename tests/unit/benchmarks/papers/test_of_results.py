@@ -13,8 +13,8 @@ from benchmarks.papers.analysis.findings import Findings, save_findings
 from benchmarks.papers.analysis.lowresource import analyze_lowresource, average_gains, gains
 from benchmarks.papers.analysis.robustness import analyze_robustness, box
 from doubles.backbones import save_tiny_backbone
+from doubles.refusals import raises
 from doubles.sweeps import record_of, toy_folder, toy_runs
-from nunatak_training import InvalidSweepError
 from nunatak_training.sweeps import Finished, Run, RunRecord, cells_of
 
 
@@ -25,7 +25,7 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="runs", scope="module")
 def make_runs(folder: Path) -> tuple[Run, ...]:
-    """Full, then bottleneck; of each 8 examples and 16; of each seed 0 and 1."""
+    """Runs with full, then bottleneck; each with 8 and 16 examples; each with seeds 0 and 1."""
     methods: list[JsonValue] = [{"kind": "full"}, {"kind": "bottleneck", "size": 8}]
     return tuple(
         run
@@ -38,7 +38,7 @@ def make_runs(folder: Path) -> tuple[Run, ...]:
 SCORES = (0.4, 0.6, 0.7, 0.9, 0.6, 0.8, 0.8, 0.8)
 
 
-def test_gain_is_the_mean_above_that_of_full_fine_tuning_on_as_many_examples(
+def test_gain_is_the_mean_above_full_fine_tuning_on_as_many_examples(
     runs: tuple[Run, ...],
 ) -> None:
     found = gains(cells_of([record_of(*it) for it in zip(runs, SCORES, strict=True)]))
@@ -73,7 +73,7 @@ def test_best_learning_rate_of_each_method_counts(folder: Path) -> None:
 
 
 def test_gains_need_a_baseline(runs: tuple[Run, ...]) -> None:
-    with pytest.raises(InvalidSweepError, match="full fine-tuning on 8 examples"):
+    with raises("invalid_sweep", match="full fine-tuning on 8 examples"):
         gains(cells_of([record_of(runs[4], 0.5)]))
 
 
@@ -187,5 +187,5 @@ def test_gain_is_over_full_fine_tuning_of_the_same_backbone(
 def test_results_of_which_no_run_finished_are_refused(
     runs: tuple[Run, ...], analyze: Callable[[Sequence[RunRecord]], Findings]
 ) -> None:
-    with pytest.raises(InvalidSweepError, match="a run that finished, got 2 that failed"):
+    with raises("invalid_sweep", match="a run that finished, got 2 that failed"):
         analyze([record_of(run) for run in runs[:2]])

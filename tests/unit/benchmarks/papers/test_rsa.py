@@ -13,10 +13,10 @@ from torch import Tensor
 
 from benchmarks.papers.analysis.rsa import layer_similarities, sampled_tokens, similarity
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import Full, TopK
 from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters
-from nunatak_training import TooFewExamplesError
 
 BACKBONE = tiny_backbone(num_layers=3)
 TEXTS = ["abc de", "f", "ghij klm no", "zz yx"]
@@ -69,7 +69,7 @@ def test_sample_is_no_larger_than_asked_for_and_the_same_for_a_seed() -> None:
 
 
 def test_too_few_tokens_are_refused() -> None:
-    with pytest.raises(TooFewExamplesError, match="at least 3 tokens together, got 1"):
+    with raises("too_few_examples", match="at least 3 tokens together, got 1"):
         sampled_tokens(INPUTS[1:2], num_tokens=5, seed=0)
 
 

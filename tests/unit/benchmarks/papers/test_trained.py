@@ -7,12 +7,9 @@ import pytest
 from benchmarks.papers.analysis.trained import analyze_landscape, analyze_rsa, analyze_transfer
 from benchmarks.papers.analysis.transfer import transfer
 from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.refusals import raises
 from doubles.sweeps import toy_folder, toy_runs
-from nunatak_training import (
-    DataNotFoundError,
-    load_examples,
-)
-from nunatak_training.data import ExampleSet
+from nunatak_training.data import ExampleSet, load_examples
 from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps import Run, RunContext
 
@@ -65,7 +62,7 @@ def test_transfer_scores_every_set_in_the_metric_of_the_task(
 
 
 class IdleContext(RunContext):
-    """Knows the data of runs, and trains none."""
+    """Loads the data of runs, and trains nothing."""
 
     def fit(self, run: Run) -> TrainedTask:
         raise AssertionError(f"trained {run.description.task}")
@@ -74,5 +71,5 @@ class IdleContext(RunContext):
 def test_test_sets_are_read_before_anything_is_trained(
     runs: tuple[Run, ...], tmp_path: Path
 ) -> None:
-    with pytest.raises(DataNotFoundError):
+    with raises("data_not_found"):
         analyze_transfer(runs[:1], IdleContext(), {"far": tmp_path / "nowhere.jsonl"})

@@ -17,8 +17,8 @@ from benchmarks.savings.results import (
     save_result,
 )
 from doubles.measured import MEMORY, ORIGIN, OURS, SERVER, THEIRS, line, race
+from doubles.refusals import raises
 from nunatak_loadtest import Job, Scenario
-from nunatak_loadtest.errors import InvalidSettingsError
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.report import build_report, save_run
 from nunatak_loadtest.samples import Sample
@@ -29,7 +29,7 @@ SAMPLES = [
 
 
 class Page(HTMLParser):
-    """What a page loads from elsewhere, and whether its elements close."""
+    """The foreign files that a page loads, and whether its elements close."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def written(folder: Path) -> Path:
     return folder / "out"
 
 
-def test_page_needs_nothing_beside_it_and_runs_no_script(written: Path) -> None:
+def test_page_needs_nothing_next_to_it_and_runs_no_script(written: Path) -> None:
     html = (written / "report.html").read_text()
     page = Page()
     page.feed(html)
@@ -98,7 +98,7 @@ def test_names_of_tasks_and_titles_are_text_not_markup(written: Path) -> None:
     assert "<b>tone" not in html
 
 
-def test_markdown_says_the_same_and_shows_the_plots_beside_it(written: Path) -> None:
+def test_markdown_says_the_same_and_shows_the_plots_next_to_it(written: Path) -> None:
     text = (written / "report.md").read_text()
 
     shown = re.findall(r"!\[(.*?)\]\((.*?)\)", text)
@@ -114,7 +114,7 @@ def test_markdown_says_the_same_and_shows_the_plots_beside_it(written: Path) -> 
     assert names == {*plots, "report.html", "report.md", "report.json"}
 
 
-def test_neither_p99_nor_cost_is_told_of_fewer_than_a_hundred_requests(tmp_path: Path) -> None:
+def test_fewer_than_a_hundred_requests_give_no_p99_and_no_cost(tmp_path: Path) -> None:
     raced = race(("nunatak", (50.0,)), ("peft", (20.0,)))
     ours, theirs = raced.racers
     (turn,) = ours.rounds
@@ -150,17 +150,19 @@ def test_every_request_of_a_run_is_kept(folder: Path) -> None:
 
 
 def test_folder_without_results_or_with_others_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettingsError, match="holds no results"):
+    with raises("invalid_settings", match="holds no results"):
         load_results(tmp_path)
     (tmp_path / "other.json").write_text('{"kind": "weather"}')
-    with pytest.raises(InvalidSettingsError, match=r"other\.json"):
+    with raises("invalid_settings", match=r"other\.json"):
         load_results(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("requests", "told"), [(None, "not recorded | 70"), (99, "99 | too few"), (100, "100 | 70")]
 )
-def test_p99_of_very_many_tasks_stands_beside_its_requests(requests: int | None, told: str) -> None:
+def test_p99_of_very_many_tasks_stands_next_to_its_requests(
+    requests: int | None, told: str
+) -> None:
     point = ManyPoint(
         tasks=5,
         popularity="uniform",

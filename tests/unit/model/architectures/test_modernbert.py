@@ -6,8 +6,17 @@ from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.tasks import random_parameters, spec_of
-from nunatak_contract.enums import LoraTarget
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.enums import LinearMap
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Branch,
     Encoding,
@@ -26,7 +35,8 @@ METHODS: list[Method] = [
     TopK(num_layers=1),
     TopK(num_layers=3),
     Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE),
-    Lora(rank=2, targets=tuple(LoraTarget), alpha=16.0),
+    Lora(rank=2, targets=tuple(LinearMap), alpha=16.0),
+    Ia3(),
     Bottleneck(size=4),
     Full(),
 ]
@@ -84,7 +94,7 @@ def test_starting_from_held_states_of_the_trunk_equals_starting_from_the_embeddi
 
 
 def test_an_update_of_the_fused_map_is_three_updates_that_share_their_down() -> None:
-    spec = spec_of(BACKBONE, Lora(rank=2, alpha=6.0, targets=tuple(LoraTarget)[:3]), num_labels=3)
+    spec = spec_of(BACKBONE, Lora(rank=2, alpha=6.0, targets=tuple(LinearMap)[:3]), num_labels=3)
     generator = torch.Generator().manual_seed(3)
     down, up = (torch.randn(shape, generator=generator) * 0.2 for shape in ((2, 32), (96, 2)))
     parameters = random_parameters(spec, BACKBONE, seed=1)

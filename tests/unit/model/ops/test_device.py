@@ -23,7 +23,7 @@ def test_a_tensor_is_written_over_another_in_place() -> None:
     assert bool((target == 1).all())
 
 
-def test_a_failure_beside_the_batches_is_its_callers() -> None:
+def test_a_failure_next_to_the_batches_is_its_callers() -> None:
     beside = BesideCompute(CPU)
 
     with pytest.raises(KeyError), beside.work():

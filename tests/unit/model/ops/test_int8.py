@@ -50,7 +50,7 @@ def random_rows(count: int, seed: int = 1) -> Tensor:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_product_is_that_of_integers_and_their_scales(bias: bool) -> None:  # noqa: FBT001
+def test_product_matches_integers_and_their_scales(bias: bool) -> None:  # noqa: FBT001
     linear = quantized_map(bias=bias)
     assert linear.scale is not None
     x = random_rows(5)
@@ -93,7 +93,7 @@ def test_row_of_zeros_gives_the_bias() -> None:
     assert torch.equal(int8_product(torch.zeros(1, IN), linear)[0], linear.bias)
 
 
-def test_gradient_is_that_of_the_weight_which_the_integers_stand_for() -> None:
+def test_gradient_matches_the_weight_which_the_integers_stand_for() -> None:
     linear = quantized_map()
     assert linear.scale is not None
     x = random_rows(3).requires_grad_()
@@ -167,7 +167,7 @@ def test_adapters_learn_through_quantized_layers(method: Method) -> None:
     (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
     logits.square().sum().backward()  # pyright: ignore[reportUnknownMemberType]
 
-    # The lowest layer is reached only through the quantized maps above it.
+    # Gradients reach the lowest layer only through the quantized maps above.
     lowest = [it for name, it in parameters.items() if name.startswith("layers.0.")]
     assert any(it.grad is not None and it.grad.abs().sum() > 0 for it in lowest)
 

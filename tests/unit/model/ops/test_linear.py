@@ -1,4 +1,4 @@
-"""Packed weights hold the same numbers in as many bytes, and multiply alike."""
+"""Packed weights have the same numbers, bytes and products as plain weights."""
 
 import random
 
@@ -6,8 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_contract.enums import Activation, LoraTarget, Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
+from nunatak_contract.enums import Activation, LinearMap, Pooling
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
 from nunatak_model import (
     Backbone,
     Branch,
@@ -29,13 +38,15 @@ METHODS: list[Method] = [
     HeadOnly(),
     TopK(num_layers=2),
     Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
-    Lora(rank=4, targets=tuple(LoraTarget), first_layer=2, alpha=16.0),
+    Lora(rank=4, targets=tuple(LinearMap), first_layer=2, alpha=16.0),
+    Ia3(),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=2),
     Bottleneck(size=64),
     Bottleneck(size=512, first_layer=3),
     Full(),
 ]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""On logits of about 1 in size: of rounding in another order, and of eight-bit mantissas."""
+"""Tolerances for values near 1, in float32 and in bfloat16."""
 
 DTYPES = [
     dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(dtype, torch.device("cpu"))

@@ -20,7 +20,7 @@ def cut_by_the_library(family: Family, text: TextInput, max_length: int) -> tupl
 
 
 def letters_of(encoding: Encoding) -> int:
-    """How many tokens of the text are read for the first time here."""
+    """Number of tokens that are read for the first time in this window."""
     return encoding.num_tokens - encoding.part.num_repeated
 
 
@@ -41,7 +41,7 @@ def test_texts_are_cut_as_the_tokenizers_library_cuts_them(family: Family) -> No
 
 
 @pytest.mark.parametrize("text", ["a" * 30, ("a" * 7, "b" * 30), ("a" * 40, "b" * 30)])
-def test_an_encoding_tells_how_many_tokens_it_leaves_out(text: TextInput) -> None:
+def test_an_encoding_counts_how_many_tokens_it_leaves_out(text: TextInput) -> None:
     (whole,) = TOKENIZER.encode([text], max_length=500)
     (cut,) = TOKENIZER.encode([text], max_length=16)
 
@@ -91,7 +91,7 @@ def test_the_first_text_of_a_pair_is_cut_only_if_half_of_a_window_is_too_little(
     assert {it.type_ids.count(0) for it in long} == {10 + 2}
     assert [it.part.num_left_out for it in long] == [20, *[0] * (len(long) - 1)]
 
-    # The second text leaves it more than half.
+    # The second text leaves more than half of the window to the first text.
     (short,) = TOKENIZER.encode_all([("a" * 30, "b" * 3)], max_length=23, stride=4)
     assert [(it.type_ids.count(0), it.type_ids.count(1)) for it in short] == [(17 + 2, 3 + 1)]
     assert short[0].part.num_left_out == 13

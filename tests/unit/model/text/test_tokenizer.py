@@ -61,9 +61,7 @@ def published_tokenizer(family: Family) -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("max_length", "stride"), [(16, 0), (16, 5), (33, 12), (512, 64)])
-def test_windows_of_a_text_are_those_of_transformers(
-    family: Family, max_length: int, stride: int
-) -> None:
+def test_windows_of_a_text_match_transformers(family: Family, max_length: int, stride: int) -> None:
     tokenizer = tiny_backbone(num_layers=1, family=family).tokenizer
     expected = published_tokenizer(family)(
         LONG,

@@ -1,4 +1,4 @@
-# safetensors ships no types for `deserialize`: its result is cast where it enters.
+# safetensors ships no types for `deserialize`, so its result is cast.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 import contextlib
 import json

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from doubles.access import add_key
+from doubles.refusals import raises
 from nunatak_server.access.authenticators import (
     KeyAuthenticator,
     OpenAuthenticator,
@@ -14,14 +15,14 @@ from nunatak_server.access.authenticators import (
 )
 from nunatak_server.access.files import change_keys, read_keys
 from nunatak_server.access.keys import ANYONE, Scope
-from nunatak_server.errors import InvalidSettingsError, KeyFileError
+from nunatak_server.errors import KeyFileError
 from nunatak_server.settings import ServerSettings
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
 
 def door_of(path: Path, steps: list[Callable[[], None]]) -> KeyAuthenticator:
-    """A authenticator that takes one of the steps each time that it pauses."""
+    """An authenticator that does one of the steps at each pause."""
     remaining = iter(steps)
 
     async def pause(seconds: float) -> None:
@@ -59,7 +60,7 @@ def test_a_door_with_no_keys_takes_nobody(tmp_path: Path) -> None:
     assert authenticator.identify(b"") is None
 
 
-def test_a_file_of_keys_that_is_missing_at_the_start_is_told(tmp_path: Path) -> None:
+def test_a_file_of_keys_that_is_missing_at_the_start_is_reported(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError):
         authenticator_for(tmp_path / "keys.json")
 
@@ -118,7 +119,7 @@ def test_a_loopback_address_needs_no_keys(host: str) -> None:
     "host", ["192.0.2.1", "::", "fe80::1", "10.0.0.1", "example.org", "", "127.0.0.1.nip.io"]
 )
 def test_another_address_needs_keys_or_a_word(host: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettingsError, match="nunatak key create"):
+    with raises("invalid_settings", match="nunatak key create"):
         check_exposure(ServerSettings(host=host))
     check_exposure(ServerSettings(host=host, insecure_open=True))
     check_exposure(ServerSettings(host=host, api_keys_file=tmp_path / "keys.json"))

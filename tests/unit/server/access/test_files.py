@@ -58,7 +58,7 @@ def test_a_change_leaves_the_file_to_whom_it_belongs(
     assert os.listdir(path.parent) == ["keys.json"]  # noqa: PTH208 - names
 
 
-def test_every_change_can_be_told_from_the_state_before(path: Path) -> None:
+def test_every_change_differs_from_the_state_before(path: Path) -> None:
     add_key(path, "one")
     before = stamp_of(path)
 
@@ -67,7 +67,7 @@ def test_every_change_can_be_told_from_the_state_before(path: Path) -> None:
     assert stamp_of(path) != before
 
 
-def test_a_change_that_fails_leaves_the_file_and_nothing_beside_it(path: Path) -> None:
+def test_a_change_that_fails_leaves_the_file_and_nothing_next_to_it(path: Path) -> None:
     add_key(path, "one")
     content = path.read_bytes()
 
@@ -104,7 +104,7 @@ def test_changes_at_one_time_are_all_kept(path: Path) -> None:
         b"\0" * 100,
     ],
 )
-def test_a_broken_file_is_told_without_what_it_holds(path: Path, content: bytes) -> None:
+def test_a_broken_file_is_reported_without_what_it_holds(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     path.chmod(0o600)
 
@@ -124,7 +124,7 @@ def test_a_file_that_others_may_write_to_is_not_trusted(path: Path, mode: int) -
         read_keys(path)
 
 
-def test_a_missing_file_is_told(path: Path) -> None:
+def test_a_missing_file_is_reported(path: Path) -> None:
     with pytest.raises(KeyFileError, match="No such file"):
         read_keys(path)
     with pytest.raises(KeyFileError, match="No such file"):
@@ -144,5 +144,5 @@ def test_a_pipe_is_refused_and_keeps_nobody_waiting(path: Path) -> None:
             with pytest.raises(KeyFileError, match="not a regular file"):
                 reading.result(timeout=10)
         finally:
-            # Whoever does wait is let go by a writer.
+            # A writer releases a reader that waits.
             os.close(os.open(path, os.O_RDWR))

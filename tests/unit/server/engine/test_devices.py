@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from doubles.refusals import raises
+from nunatak_contract.enums import ServingDtype
 from nunatak_server.devices import cuda_fault, resolve_device, resolve_dtype
-from nunatak_server.errors import InvalidSettingsError
-from nunatak_server.settings import ServingDtype
 
 
 def test_auto_is_a_device_this_machine_has() -> None:
@@ -14,13 +14,13 @@ def test_auto_is_a_device_this_machine_has() -> None:
 
 @pytest.mark.parametrize("name", ["", "warp-drive", "cpu:x", "mps", "xpu", "meta", "hpu"])
 def test_a_device_that_does_not_exist_is_refused(name: str) -> None:
-    with pytest.raises(InvalidSettingsError, match="device"):
+    with raises("invalid_settings", match="device"):
         resolve_device(name)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_where_there_is_none_is_refused() -> None:
-    with pytest.raises(InvalidSettingsError, match="no CUDA device"):
+    with raises("invalid_settings", match="no CUDA device"):
         resolve_device("cuda")
 
 
@@ -31,7 +31,7 @@ def test_a_cuda_device_that_cannot_compute_is_refused_by_name_and_passed_over_by
     assert resolve_device("cuda:1", find_fault=find_fault) == torch.device("cuda:1")
     assert resolve_device("auto", find_fault=find_fault) == torch.device("cpu")
     assert resolve_device("auto", find_fault=lambda _: None) == torch.device("cuda")
-    with pytest.raises(InvalidSettingsError, match="no kernels for it"):
+    with raises("invalid_settings", match="no kernels for it"):
         resolve_device("cuda:0", find_fault=find_fault)
 
 

@@ -20,6 +20,7 @@ from doubles.engines import (
     make_row,
     tiny_branch,
 )
+from doubles.refusals import code_of, raises
 from doubles.serving import ManualClock, RecordingObserver
 from nunatak_model import (
     BetweenLayers,
@@ -32,7 +33,6 @@ from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.errors import (
     DeadlineExceededError,
     EngineFailedError,
-    NotReadyError,
     OutOfMemoryError,
     TaskUnhealthyError,
 )
@@ -304,9 +304,9 @@ async def test_a_lost_device_answers_everybody_and_is_reported_once(branch: Bran
     outcomes = [await in_batch.future, await queued.future]
     await engine.aclose()
 
-    assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
-    assert [error.reason for error in fatal] == ["AcceleratorError"]
-    with pytest.raises(NotReadyError):
+    assert {code_of(outcome) for outcome in outcomes} == {"not_ready"}
+    assert [error.fields["reason"] for error in fatal] == ["AcceleratorError"]
+    with raises("not_ready"):
         engine.submit([make_row(branch, 2)])
 
 
@@ -326,8 +326,8 @@ async def test_a_failure_of_the_engine_itself_is_never_silent(branch: Branch) ->
     outcome = await row.future
     await engine.aclose()
 
-    assert isinstance(outcome, NotReadyError)
-    assert [error.reason for error in fatal] == ["ArithmeticError"]
+    assert code_of(outcome) == "not_ready"
+    assert [error.fields["reason"] for error in fatal] == ["ArithmeticError"]
 
 
 async def test_the_trunk_cache_is_used_on_the_engine_thread_alone(branch: Branch) -> None:
@@ -355,5 +355,5 @@ async def test_closing_answers_what_was_accepted_and_refuses_the_rest(branch: Br
     await engine.aclose()
 
     assert [logits_of(await row.future)[0] for row in rows] == list(range(20))
-    with pytest.raises(NotReadyError):
+    with raises("not_ready"):
         engine.submit([make_row(branch, 1)])

@@ -16,12 +16,13 @@ from doubles.engines import (
     make_row,
     tiny_branch,
 )
+from doubles.refusals import code_of
 from doubles.serving import ManualClock, RecordingObserver
 from nunatak_model import (
     Branch,
 )
 from nunatak_server.engine.outcomes import BatchReport
-from nunatak_server.errors import DeadlineExceededError, EngineFailedError, NotReadyError
+from nunatak_server.errors import DeadlineExceededError, EngineFailedError
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow
 
@@ -255,5 +256,5 @@ async def test_a_failure_while_preemption_is_the_engine_s_and_answers_everybody(
 
     outcomes = await asyncio.gather(*(row.future for row in (*heavy, light)))
 
-    assert all(isinstance(outcome, NotReadyError) for outcome in outcomes)
-    assert [error.reason for error in fatal] == ["ArithmeticError"]
+    assert {code_of(outcome) for outcome in outcomes} == {"not_ready"}
+    assert [error.fields["reason"] for error in fatal] == ["ArithmeticError"]

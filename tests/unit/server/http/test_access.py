@@ -1,4 +1,4 @@
-"""What a route asks of its callers, by its dependencies."""
+"""The permission that a route needs, by its dependencies."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from nunatak_server.http.limits import StrictRoute
 
 
 async def other() -> None:
-    """Stand for a dependency that has nothing to do with access."""
+    """A dependency without any relation to access."""
 
 
 async def endpoint() -> Response:

@@ -1,4 +1,4 @@
-"""The grammar that the schema describes is that of the registry, no narrower and no wider."""
+"""The grammar in the schema equals the grammar of the registry."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What becomes of failures that no route answers."""
+"""The answers to failures outside of routes."""
 
 import logging
 from collections.abc import AsyncGenerator
@@ -8,7 +8,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message, Scope
 
-from nunatak_server.errors import DrainingError
+from nunatak_contract.errors import NunatakError
 from nunatak_server.http.problems import ANSWERS
 from nunatak_server.http.state import RequestIdMiddleware
 
@@ -18,7 +18,7 @@ async def one_line_of(error: Exception) -> AsyncGenerator[bytes]:
     raise error
 
 
-@pytest.mark.parametrize("error", [ValueError("secret"), DrainingError()])
+@pytest.mark.parametrize("error", [ValueError("secret"), NunatakError("draining")])
 async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raised(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -28,7 +28,7 @@ async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raise
     app.add_middleware(RequestIdMiddleware)
 
     @app.get("/")
-    async def begin() -> Response:  # pyright: ignore[reportUnusedFunction] - by its route
+    async def begin() -> Response:  # pyright: ignore[reportUnusedFunction] - found by its route
         return StreamingResponse(one_line_of(error))
 
     async def receive() -> Message:

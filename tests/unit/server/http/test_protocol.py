@@ -1,4 +1,4 @@
-"""Deadlines judge the caller, not a loop that stands; who goes is let go; refusals are early."""
+"""Laws of the protocol: time limits of callers, cancelled requests, and early refusals."""
 
 import asyncio
 import http.client
@@ -26,7 +26,7 @@ from nunatak_server.http.protocol import (
 DEADLINE_S = 0.3
 KEEP_ALIVE_S = 1
 HIGH_WATER = 10_000
-"""Bytes that are not taken, from which on no more should be sent."""
+"""Limit of unsent bytes. Above the limit, the application must pause."""
 REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 LONG_HEAD = (b"GET / HTTP/1.1\r\nx: " + b"y" * MAX_HEAD_BYTES)[:MAX_HEAD_BYTES]
 REFUSED = b"POST /refused HTTP/1.1\r\nHost: here\r\ncontent-length: 5\r\n\r\n"
@@ -36,11 +36,11 @@ CHUNKED_WAIT = (
 )
 TRAILER = b"0\r\nx-late: y\r\n"
 ended = deque[str]()
-"""How requests that wait came to their end."""
+"""The ends of waiting requests."""
 seen = deque[bytes]()
-"""Names of the headers of a request, once its body had come."""
+"""Names of the headers of a request, after its body."""
 calls = deque[str]()
-"""Requests that should have been refused before."""
+"""Requests that the check of heads should have refused."""
 
 
 def refusal_of(scope: AnyScope) -> Response | None:
@@ -62,7 +62,7 @@ async def app(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
     if scope["path"] == "/refused":
         calls.append(scope["path"])
     if scope["path"] == "/stall":
-        time.sleep(3 * DEADLINE_S)  # noqa: ASYNC251 - it is to stand still
+        time.sleep(3 * DEADLINE_S)  # noqa: ASYNC251 - blocks the loop on purpose
     if scope["path"] == "/wait":
         try:
             await asyncio.sleep(DEADLINE_S)
@@ -132,7 +132,7 @@ def test_a_head_that_does_not_come_ends_the_connection(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
         caller.sendall(REQUEST[:10])
         assert caller.recv(100) == b""
-    # The clock of an event loop stands while it works through what came.
+    # The clock of an event loop stands still while the loop handles received bytes.
     assert time.monotonic() - began >= 0.9 * DEADLINE_S
 
 
@@ -207,7 +207,7 @@ def all_of(caller: socket.socket) -> bytes:
     [
         pytest.param(b"\0", id="zero"),
         pytest.param(REQUEST[:-2] + b"x: y\r\n" * MAX_HEADERS + b"\r\n", id="many-headers"),
-        # No byte after the one too many: one that is never read would reset the connection.
+        # No byte after the first byte too many, because an unread byte would reset the connection.
         pytest.param(LONG_HEAD + b"y", id="large-head"),
         pytest.param(LONG_HEAD + b"\0", id="bad-and-large"),
         pytest.param(LONG_HEAD + b"y" * 100 + b"\r\n\r\n", id="large-and-whole"),
@@ -275,7 +275,7 @@ def test_what_is_no_request_is_not_answered_before_what_came_first(port: int) ->
 
 
 class UnreadTransport(asyncio.Transport):
-    """Whoever is at the other end takes nothing."""
+    """Make the other end read nothing."""
 
     def __init__(self, protocol: BoundedProtocol) -> None:
         super().__init__()
@@ -291,13 +291,13 @@ class UnreadTransport(asyncio.Transport):
         return False
 
     def pause_reading(self) -> None:
-        """Nothing more is read."""
+        """Stop reading."""
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Close the transport."""
 
     def resume_reading(self) -> None:
-        """Nothing was held back."""
+        """Return that no bytes are buffered."""
 
 
 async def test_refusals_that_nobody_takes_do_not_pile_up() -> None:
@@ -323,7 +323,7 @@ def test_refusals_and_answers_of_one_connection_keep_their_order(port: int) -> N
     assert statuses == [b"200", b"429", b"200"]
 
 
-def test_a_refused_caller_that_keeps_no_connection_is_told_of_its_end(port: int) -> None:
+def test_a_refused_caller_without_keep_alive_gets_connection_close(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
         caller.sendall(REFUSED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"12345")
         assert b"\r\nconnection: close\r\n" in received(caller, until=b"not now")

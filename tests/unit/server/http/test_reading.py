@@ -17,7 +17,7 @@ from nunatak_server.scheduler.rows import Priority
 
 
 class QuickRoute(APIRoute):
-    """Reads arguments in one pass, and only so."""
+    """Reads arguments only in one pass."""
 
     def get_route_handler(self) -> Handler:
         handler = quick_handler(self)
@@ -165,7 +165,7 @@ def test_an_endpoint_that_asks_for_more_is_read_by_the_framework(
     assert quick_handler(APIRoute("/{task}", endpoint)) is None
 
 
-def test_a_dependency_beside_access_is_left_to_the_framework() -> None:
+def test_a_dependency_next_to_access_is_left_to_the_framework() -> None:
     assert quick_handler(APIRoute("/{task}", may_ask, dependencies=[PUBLIC])) is not None
     more = [PUBLIC, Depends(in_a_thread)]
     assert quick_handler(APIRoute("/{task}", may_ask, dependencies=more)) is None

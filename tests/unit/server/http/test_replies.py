@@ -1,4 +1,4 @@
-"""What a list of tasks says, and how often it looks at what is in memory."""
+"""The list of tasks, and its reads of the versions in memory."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from doubles.watching import watched
 from nunatak_artifact import LoadedTask
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import embedding_branch
-from nunatak_registry import TaskSummary
+from nunatak_registry import ListedTask
 from nunatak_server.http.replies import summaries_fields
 
 BRANCH = embedding_branch(tiny_backbone(num_layers=1))
@@ -22,9 +22,9 @@ def manifest_of(task: str, version: int) -> TaskManifest:
     return TaskManifest(**make_draft(task)[0].model_dump(), version=version)
 
 
-def summary_of(task: str) -> TaskSummary:
+def summary_of(task: str) -> ListedTask:
     manifest = manifest_of(task, VERSIONS[-1])
-    return TaskSummary(name=task, versions=VERSIONS, aliases={}, manifest=manifest)
+    return ListedTask(name=task, versions=VERSIONS, aliases={}, manifest=manifest)
 
 
 def loaded(task: str, versions: Sequence[int] = VERSIONS) -> list[LoadedTask]:

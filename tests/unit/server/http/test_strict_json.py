@@ -1,6 +1,7 @@
 import pytest
 
-from nunatak_server.errors import InvalidJsonError
+from doubles.refusals import raises
+from nunatak_contract.errors import NunatakError
 from nunatak_server.http.requests import parse_json
 
 REFUSED = {
@@ -24,10 +25,10 @@ REFUSED = {
 
 @pytest.mark.parametrize("body", REFUSED.values(), ids=REFUSED.keys())
 def test_what_is_not_strict_json_is_refused_without_repeating_it(body: bytes) -> None:
-    with pytest.raises(InvalidJsonError) as refused:
+    with raises("invalid_json") as refused:
         parse_json(body)
 
-    assert str(refused.value) == str(InvalidJsonError())
+    assert str(refused.value) == str(NunatakError("invalid_json"))
 
 
 def test_strict_json_is_parsed() -> None:

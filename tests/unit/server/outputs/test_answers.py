@@ -65,7 +65,7 @@ def search(windows: list[Window], *, options: AnswerOptions) -> list[tuple[float
     may_have_no_answer=st.booleans(),
 )
 @settings(derandomize=True, deadline=None)
-def test_answers_are_those_of_a_search_that_tries_everything(
+def test_answers_match_a_search_that_tries_everything(
     seed: int, max_length: int, top_k: int, max_tokens: int, *, may_have_no_answer: bool
 ) -> None:
     windows = windows_of(CONTEXT, max_length=max_length, seed=seed)
@@ -82,7 +82,7 @@ def test_answers_are_those_of_a_search_that_tries_everything(
 
 
 def sure_of(context: str, answer: str, *, max_length: int, null: float = -9.0) -> list[Window]:
-    """Windows that are sure of one answer where they hold it whole."""
+    """Windows with high scores for one answer, if the window holds the whole answer."""
     begin = context.index(answer)
     end = begin + len(answer)
     windows: list[Window] = []

@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nunatak_contract.enums import FunctionToApply, ProblemType
+from nunatak_contract.enums import FunctionToApply, Pooling, ProblemType
+from nunatak_contract.heads import HeadRecord
 from nunatak_server.outputs.scores import (
     LabelScore,
     ScoreOptions,
     default_function,
     label_scores,
+    predicted_of,
 )
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -85,3 +87,51 @@ def test_a_regression_gives_its_raw_value() -> None:
     )
 
     assert scores == [{"label": "stars", "score": 4.25}]
+
+
+def head_of(problem: ProblemType, *labels: str, **thresholds: float) -> HeadRecord:
+    return HeadRecord(
+        problem_type=problem,
+        labels=labels,
+        pooling=Pooling.MEAN,
+        dense=False,
+        thresholds=thresholds,
+    )
+
+
+def test_one_label_is_predicted_by_the_largest_logit_and_the_first_of_equals() -> None:
+    head = head_of(ProblemType.SINGLE_LABEL, "a", "b", "c")
+
+    assert predicted_of([0.0, 2.0, 1.0], head) == "b"
+    assert predicted_of([0.0, 1.0, 1.0], head) == "b"
+
+
+@given(
+    st.lists(finite, min_size=3, max_size=3),
+    st.lists(st.floats(min_value=0, max_value=1), min_size=3, max_size=3),
+)
+@settings(derandomize=True)
+def test_of_several_labels_those_at_or_above_their_threshold_are_predicted(
+    logits: list[float], thresholds: list[float]
+) -> None:
+    labels = ["a", "b", "c"]
+    limits = dict(zip(labels, thresholds, strict=True))
+    shown = label_scores(
+        logits, labels=labels, problem_type=ProblemType.MULTI_LABEL, options=ScoreOptions()
+    )
+
+    predicted = predicted_of(logits, head_of(ProblemType.MULTI_LABEL, *labels, **limits))
+
+    assert isinstance(predicted, tuple)
+    assert list(predicted) == [it["label"] for it in shown if it["score"] >= limits[it["label"]]]
+
+
+def test_without_thresholds_a_label_is_predicted_from_one_half_and_none_may_be() -> None:
+    head = head_of(ProblemType.MULTI_LABEL, "a", "b")
+
+    assert predicted_of([0.0, 3.0], head) == ("b", "a")
+    assert predicted_of([-0.1, -3.0], head) == ()
+
+
+def test_a_regression_predicts_its_value() -> None:
+    assert predicted_of([4.25], head_of(ProblemType.REGRESSION, "stars")) == 4.25

@@ -1,4 +1,4 @@
-"""One answer from several windows: each rule against itself in plain loops."""
+"""One answer from several windows: each rule against the same rule in plain loops."""
 
 import math
 import random

@@ -18,7 +18,7 @@ LABELS = ("O", "B-X", "I-X")
 
 
 def windows_of(text: str, labels: Sequence[int], *, max_length: int = 64) -> list[Window]:
-    """Windows in which the token that begins at a character is sure of that character's label."""
+    """Windows whose tokens have high scores for the label of their first character."""
     (encodings,) = TOKENIZER.encode_windows([text], max_length=max_length, stride=2)
     found: list[Window] = []
     for encoding in encodings:

@@ -1,4 +1,4 @@
-"""Outputs that take long are made beside the event loop, whoever waits for them."""
+"""Outputs that take long are made off the event loop, for every caller."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ from doubles.serving import FakeStore
 from doubles.traffic import OWN, add_versions, ask_for, make_traffic_bench
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.heads import HeadRecord
+from nunatak_contract.inputs import Question
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
 from nunatak_registry import SharedTraffic, Traffic
-from nunatak_server.inputs import Question
 from nunatak_server.outputs.answers import AnswerOptions
 from nunatak_server.outputs.outputs import PredictionOptions, work_of
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
@@ -47,7 +47,7 @@ class QuestionEngine:
 
 
 class CountingExecutor(ThreadPoolExecutor):
-    """Counts what leaves the event loop for it."""
+    """Counts the calls off the event loop."""
 
     num_calls = 0
 
@@ -65,7 +65,7 @@ def read_of(*sizes: int) -> list[tuple[Encoding, ...]]:
 
 
 async def calls_for(*, max_tokens: int, is_shadowed: bool) -> int:
-    """What leaves the loop for an answer to a question, whose context has 60 tokens."""
+    """Options that move an answer off the loop, for a context of 60 tokens."""
     executor = CountingExecutor(max_workers=1)
     asyncio.get_running_loop().set_default_executor(executor)
     store = FakeStore(tiny_branch())
@@ -105,7 +105,7 @@ async def test_a_search_among_many_spans_leaves_the_event_loop(
     assert found == calls
 
 
-def test_work_is_that_of_logits_and_of_the_spans_that_are_looked_at() -> None:
+def test_work_counts_logits_and_checked_spans() -> None:
     any_length = options_of(100)
 
     assert work_of(CLASSES, read_of(40, 60), options=any_length) == 9 * 2

@@ -1,4 +1,4 @@
-"""Versions are leased while they are asked, and given back whenever the caller goes."""
+"""Versions are leased during their requests, and released when the caller goes."""
 
 import asyncio
 

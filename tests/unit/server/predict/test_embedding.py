@@ -4,19 +4,17 @@ from dataclasses import dataclass, replace
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import code_of
 from doubles.rendering import rendered
 from doubles.serving import FakeStore, ManualClock, make_residency
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, embedding_branch
 from nunatak_server.errors import (
-    BackboneUnhealthyError,
     DeadlineExceededError,
     DeadlineTooShortError,
-    DrainingError,
     OutOfMemoryError,
     OverloadedError,
-    ServerError,
     TaskUnhealthyError,
-    TooManyInputsError,
     TooManyTokensError,
 )
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
@@ -108,7 +106,7 @@ def make_bench(
     )
     service = PredictionService(
         readiness=readiness,
-        limits=RequestLimits(max_inputs=3, max_tasks=1, max_text_chars=1000),
+        limits=RequestLimits(max_inputs=3, max_documents=1, max_tasks=1, max_text_chars=1000),
         stages=stages,
         metrics=metrics,
         backbone=backbone,
@@ -119,8 +117,8 @@ def make_bench(
     )
 
 
-async def refusal(bench: Bench, *texts: str, deadline_s: float = 60) -> ServerError:
-    with pytest.raises(ServerError) as refused:
+async def refusal(bench: Bench, *texts: str, deadline_s: float = 60) -> NunatakError:
+    with pytest.raises(NunatakError) as refused:
         await bench.embed(*texts, deadline_s=deadline_s)
     return refused.value
 
@@ -195,12 +193,12 @@ async def test_a_long_text_is_cut_only_if_that_is_asked(backbone: Backbone) -> N
 async def test_what_is_refused_takes_nothing(backbone: Backbone) -> None:
     bench = make_bench(backbone)
 
-    assert isinstance(await refusal(bench, "a", "b", "c", "d"), TooManyInputsError)
+    assert code_of(await refusal(bench, "a", "b", "c", "d")) == "too_many_inputs"
     with bench.admission.admit() as other:
         other.take_tokens({BACKBONE: 0.5 * MAX_TOKENS, "tone": 0.3 * MAX_TOKENS})
         assert isinstance(await refusal(bench, "a"), OverloadedError)
     bench.readiness.move_to(State.DRAINING)
-    assert isinstance(await refusal(bench, "a"), DrainingError)
+    assert code_of(await refusal(bench, "a")) == "draining"
 
     assert bench.engine.rows == []
     assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
@@ -223,7 +221,7 @@ async def test_a_row_that_fails_fails_the_request_and_is_no_version_that_is_roll
 
     failure = await refusal(bench, "a", "b")
 
-    assert isinstance(failure, BackboneUnhealthyError)
+    assert code_of(failure) == "backbone_unhealthy"
     assert str(failure).startswith("the backbone is sick; ")
     assert "roll" not in str(failure)
     assert 'outcome="backbone_unhealthy",task="(backbone)"' in rendered(bench.metrics)

@@ -1,4 +1,4 @@
-"""A stream is refused, or late, as a whole answer is: by a status, before its first line."""
+"""A refused or late stream gets a status before its first line, like a whole answer."""
 
 import asyncio
 from contextlib import ExitStack
@@ -8,19 +8,15 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.held_engine import make_held_bench, name_of
+from doubles.refusals import raises
 from doubles.rendering import rendered
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, ask_for
 from nunatak_contract.enums import OnLong
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import TopK
 from nunatak_model import Backbone, Branch, build_branch
-from nunatak_server.errors import (
-    DeadlineExceededError,
-    DeadlineTooShortError,
-    NotReadyError,
-    OverloadedError,
-    ServerError,
-)
+from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, OverloadedError
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import PredictionRequest
 from nunatak_server.scheduler.admission import Admission
@@ -28,7 +24,8 @@ from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.tokenization import Tokenization
 
 NUM_TOKENS = 30
-"""Of a queue, where a text has three; two tasks read it for the price of one and a half."""
+"""Tokens of a queue. A text has three tokens, and two tasks read it for the price of one and a
+half."""
 MOST = {"other": 11.0, "another": 11.0}
 """Tokens that leave room for one task about two texts, but not for two tasks."""
 
@@ -65,10 +62,10 @@ async def test_a_request_that_is_refused_whole_raises_before_its_first_line(
 
 
 async def refusals_of(bench: TrafficBench, asked: PredictionRequest) -> set[str]:
-    """What refuses a request that is answered whole, and one that is answered line by line."""
+    """The refusals of a request with a whole answer, and of one with an answer line by line."""
     found = set[str]()
     for answering in (bench.service.predict(asked), anext(bench.service.stream(asked))):
-        with pytest.raises(ServerError) as refusal:
+        with pytest.raises(NunatakError) as refusal:
             await answering
         found.add(str(refusal.value))
     return found
@@ -94,7 +91,7 @@ async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_lin
     assert (bench.admission.num_requests, bench.admission.num_tokens) == (0, 0)
 
 
-async def test_a_stream_without_room_for_its_rows_is_told_when_to_retry(
+async def test_a_stream_without_room_for_its_rows_gets_a_retry_time(
     backbone: Backbone, branch: Branch
 ) -> None:
     small = admission_of(num_tokens=NUM_TOKENS)
@@ -108,7 +105,7 @@ async def test_a_stream_without_room_for_its_rows_is_told_when_to_retry(
     assert refusal.value.retry_after_s >= 1
 
 
-async def test_what_refuses_some_tasks_is_a_line_beside_the_answers_of_others(
+async def test_what_refuses_some_tasks_is_a_line_next_to_the_answers_of_others(
     backbone: Backbone, branch: Branch
 ) -> None:
     small = admission_of(num_tokens=NUM_TOKENS)
@@ -126,10 +123,10 @@ async def test_an_engine_that_stops_refuses_a_stream(backbone: Backbone, branch:
     bench, _, engine = await make_held_bench(backbone, branch, "one", "two")
     engine.is_stopped = True
 
-    with pytest.raises(NotReadyError):
+    with raises("not_ready"):
         await anext(bench.service.stream(ask_for("one", "two")))
 
-    # A task that was looked up is the label of whatever fails it later.
+    # A task that was looked up labels its later failures.
     assert 'outcome="not_ready",task="one"} 1.0' in rendered(bench.metrics)
 
 

@@ -1,4 +1,4 @@
-"""Results come as they are there, each once, and none waits for another."""
+"""Results arrive as soon as they are ready, each once, and none waits for another."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ async def test_a_cold_task_holds_back_no_line_of_a_hot_one(
     async with aclosing(bench.service.stream(ask_for("cold", "hot", "warm"))) as results:
         first = {name_of(await anext(results)), name_of(await anext(results))}
         assert first == {"hot", "warm"}
-        # What is in memory was asked together, so that it shares its trunk.
+        # The tasks in memory were asked together, so that they share the trunk.
         assert engine.submissions == [{"hot", "warm"}]
         store.may_load.set()
         assert name_of(await anext(results)) == "cold"
@@ -78,9 +78,7 @@ async def test_tasks_of_one_batch_come_as_each_is_answered(
         assert [name_of(it) async for it in results] == ["one"]
 
 
-async def test_every_task_comes_once_whatever_becomes_of_it(
-    backbone: Backbone, branch: Branch
-) -> None:
+async def test_every_task_arrives_once_with_any_outcome(backbone: Backbone, branch: Branch) -> None:
     bench, store, _ = await make_held_bench(backbone, branch, "hot")
     store.add("sick")
     store.broken["sick/1"] = CorruptBlobError("ab" * 32, "is gone")

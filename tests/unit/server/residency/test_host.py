@@ -9,7 +9,7 @@ DATA = b"0123456789"
 
 
 class FakeBlobs:
-    """Gives ten bytes for every version, and counts."""
+    """Returns ten bytes for every version, and counts the reads."""
 
     def __init__(self) -> None:
         self.read: list[int] = []

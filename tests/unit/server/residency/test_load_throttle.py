@@ -1,4 +1,4 @@
-"""A thread that gives way rests in proportion to its work, not for long, and only if it shall."""
+"""A load thread rests in proportion to its work, not for long, and only during batches."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from nunatak_server.residency.loads import MAX_REST_S, LoadThrottle
 
 @dataclass
 class Load:
-    """A thread of the loads, whose work and rest are told apart."""
+    """A load thread that counts work and rest separately."""
 
     worked_s: float = 0.0
     rests: list[float] = field(default_factory=list[float])

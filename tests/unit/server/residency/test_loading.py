@@ -1,4 +1,4 @@
-"""A version is proven once; loading does not keep the processor from the batches."""
+"""A version is proven once; loading does not keep the CPU from the batches."""
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from doubles.tasks import publish_tiny_task, tiny_task
-from nunatak_artifact import ProbeFailedError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -44,12 +44,12 @@ def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts
         task = threads.submit(load, manifest).result()
 
     assert task.manifest == manifest
-    # After it was checked, was built and was converted; a tiny one has less than a megabyte.
+    # Pauses after check, build and conversion; a tiny version has less than a megabyte.
     assert pauses == [1, 1, 1]
     assert torch.get_num_threads() == 2
 
 
-def test_a_version_is_validated_once_whatever_else_is_loaded_meanwhile(
+def test_a_version_is_validated_once_between_any_other_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backbone, proven = tiny_backbone(), list[str]()
@@ -80,7 +80,7 @@ def test_a_version_that_fails_its_probe_is_refused_however_often_it_is_asked(
 
         for _ in range(2):
             load(good)
-            with pytest.raises(ProbeFailedError):
+            with raises("probe_failed"):
                 load(bad)
 
 

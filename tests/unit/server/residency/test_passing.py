@@ -1,4 +1,4 @@
-"""A load that finds no room keeps back those behind it for a while, and then no more."""
+"""A load without room delays the loads behind it for a while."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def test_what_has_room_passes_a_load_that_waits_for_some_without_end(store: Fake
             asyncio.create_task(residency.preload(store.manifests[store.add(task)]))
             for task in ("large", "larger")
         )
-        # Asked for in the same moment, it is kept back, though not for long.
+        # A load requested at the same moment is delayed, but not for long.
         one = asyncio.create_task(residency.lease(store.manifests[store.add("one")]))
         await asyncio.sleep(0)
         assert store.loaded == ["hot/1"]

@@ -45,7 +45,7 @@ def test_an_answer_from_before_a_change_is_not_kept(store: FakeStore) -> None:
     run(scenario())
 
 
-def test_a_move_is_told_once_by_its_task(store: FakeStore) -> None:
+def test_a_move_is_reported_once_by_its_task(store: FakeStore) -> None:
     async def scenario() -> None:
         observer = RecordingObserver()
         residency = make_residency(store, observer=observer)

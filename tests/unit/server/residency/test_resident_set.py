@@ -9,10 +9,11 @@ from doubles.backbones import tiny_backbone
 from doubles.drafts import make_draft
 from doubles.tasks import random_parameters, spec_of
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Branch, build_branch
-from nunatak_server.errors import TaskDoesNotFitError, TaskInUseError, TaskPinnedError
+from nunatak_server.errors import TaskDoesNotFitError
 from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
 
 BUDGET = 100
@@ -49,7 +50,7 @@ def key(name: str) -> VersionKey:
 def put(
     resident_set: ResidentSet, name: str, *, num_bytes: int, load_s: float = 1.0, uses: int = 1
 ) -> tuple[VersionKey, ...]:
-    """Load a version as residency does, without anybody waiting for it; return what went for it."""
+    """Load a version without waiting requests; return the evicted versions."""
     for _ in range(uses):
         resident_set.record_use(key(name))
     assert resident_set.claim(key(name), num_bytes)
@@ -98,7 +99,7 @@ def test_versions_asked_once_displace_one_another_and_not_the_hot_ones() -> None
     for name in "efgh":
         put(resident_set, name, num_bytes=25)
 
-    # One place goes to whichever was asked last, for it has to be somewhere to answer.
+    # One place belongs to the last asked version, which must be in memory to answer.
     assert names(resident_set) == "bcdh"
 
 
@@ -153,7 +154,7 @@ def test_room_is_refused_only_for_what_could_never_have_it() -> None:
     resident_set.check_fits(key("a"), 60)
 
 
-def test_bytes_of_a_task_are_those_of_its_versions_together_and_go_with_the_last() -> None:
+def test_bytes_of_a_task_sum_its_versions_and_go_with_the_last() -> None:
     resident_set = ResidentSet(budget_bytes=BUDGET)
     for version, num_bytes in ((1, 30), (2, 20)):
         manifest = LOADED["a"].manifest.model_copy(update={"version": version})
@@ -167,7 +168,7 @@ def test_bytes_of_a_task_are_those_of_its_versions_together_and_go_with_the_last
     assert resident_set.task_bytes() == {"a": 20}
     resident_set.evict("a", 2)
     assert resident_set.task_bytes() == {}
-    # Whoever reads it on another thread sees one moment.
+    # A reader on another thread sees the state of one moment.
     assert seen == {"a": 50}
 
 
@@ -189,7 +190,7 @@ def test_a_version_that_is_discarded_goes_with_its_last_lease_pinned_or_not() ->
 
 
 class ResidentSetInUse(RuleBasedStateMachine):
-    """Any sequence of what residency may do with a resident_set."""
+    """Any sequence of calls on a resident set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,7 +198,7 @@ class ResidentSetInUse(RuleBasedStateMachine):
         self.claims: dict[VersionKey, int] = {}
         self.leases: list[VersionKey] = []
         self.told: set[VersionKey] = set()
-        """In memory, by what was placed and what was told to have gone."""
+        """The versions in memory, by the recorded additions and evictions."""
 
     @rule(name=NAMES, num_bytes=st.integers(min_value=1, max_value=60))
     def claim(self, name: str, num_bytes: int) -> None:
@@ -256,10 +257,12 @@ class ResidentSetInUse(RuleBasedStateMachine):
         try:
             gone = self.resident_set.evict(name, None)
             self.told.difference_update(gone)
-        except TaskInUseError:
-            assert key(name) in self.leases
-        except TaskPinnedError:
-            assert self.resident_set.is_pinned(key(name))
+        except NunatakError as error:
+            refusal = error.code
+        else:
+            return
+        is_pinned = self.resident_set.is_pinned(key(name))
+        assert {"task_in_use": key(name) in self.leases, "task_pinned": is_pinned}[refusal]
 
     @invariant()
     def what_is_in_use_is_there(self) -> None:

@@ -1,19 +1,18 @@
-"""A registry that was restored gives out a number again, for another content."""
+"""A restored registry reuses a number for other content."""
 
 import asyncio
 
-import pytest
-
 from doubles.leases import lease, names, run, settle, until, use
+from doubles.refusals import raises
 from doubles.serving import FakeStore, make_residency
-from nunatak_artifact import ProbeFailedError
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 
 TONE = TaskReference(task="tone", version=1)
 
 
 def restore(store: FakeStore) -> None:
-    """Let the number of the version stand for another content."""
+    """Give the number of the version other content."""
     store.add("tone", seed=99)
 
 
@@ -62,11 +61,13 @@ def test_a_failure_is_not_remembered_for_another_content(store: FakeStore) -> No
     async def scenario() -> None:
         store.add("tone")
         residency = make_residency(store)
-        store.broken["tone/1"] = ProbeFailedError("tone/1", 0, "other logits")
-        with pytest.raises(ProbeFailedError):
+        store.broken["tone/1"] = NunatakError(
+            "probe_failed", reference="tone/1", position=0, reason="other logits"
+        )
+        with raises("probe_failed"):
             await lease(residency, TONE)
         store.broken.clear()
-        with pytest.raises(ProbeFailedError):
+        with raises("probe_failed"):
             await lease(residency, TONE)
         restore(store)
         residency.invalidate()

@@ -4,14 +4,10 @@ from collections import Counter
 import pytest
 
 from doubles.leases import lease, names, run, settle, use
+from doubles.refusals import raises
 from doubles.serving import FakeStore, RecordingObserver, make_residency
 from nunatak_contract.names import TaskReference
-from nunatak_server.errors import (
-    DrainingError,
-    TaskDoesNotFitError,
-    TaskInUseError,
-    TaskPinnedError,
-)
+from nunatak_server.errors import TaskDoesNotFitError
 
 
 def test_a_leased_version_cannot_be_evicted(store: FakeStore) -> None:
@@ -22,11 +18,11 @@ def test_a_leased_version_cannot_be_evicted(store: FakeStore) -> None:
         first = await lease(residency, reference)
         second = await lease(residency, reference)
 
-        with pytest.raises(TaskInUseError, match="2 requests"):
+        with raises("task_in_use", match="2 requests"):
             residency.evict("tone")
         first.release()
         first.release()
-        with pytest.raises(TaskInUseError, match="1 request"):
+        with raises("task_in_use", match="1 request"):
             residency.evict("tone")
         second.release()
 
@@ -46,7 +42,7 @@ def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) -> Non
         store.add("tone", version=2)
         await use(residency, TaskReference(task="tone", version=2), store.add("other"))
 
-        with pytest.raises(TaskInUseError, match="tone/1"):
+        with raises("task_in_use", match="tone/1"):
             residency.evict("tone")
         assert len(residency.resident()) == 3
         used.release()
@@ -104,7 +100,7 @@ def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore)
     run(scenario())
 
 
-def test_all_that_goes_for_one_load_is_told_by_its_tasks(store: FakeStore) -> None:
+def test_all_versions_evicted_for_one_load_are_reported_by_task(store: FakeStore) -> None:
     async def scenario() -> None:
         observer = RecordingObserver()
         residency = make_residency(store, room_for=3, observer=observer)
@@ -129,7 +125,7 @@ def test_a_load_that_waits_when_the_server_ends_is_refused(store: FakeStore) -> 
 
         await residency.aclose()
 
-        with pytest.raises(DrainingError):
+        with raises("draining"):
             await waiting
         used.release()
 
@@ -156,8 +152,8 @@ def test_a_version_that_can_never_fit_is_refused_with_what_it_needs(store: FakeS
         with pytest.raises(TaskDoesNotFitError) as refusal:
             await lease(residency, store.add("huge"))
 
-        assert refusal.value.needed_bytes == store.branch.num_bytes
-        assert refusal.value.budget_bytes == 0
+        assert refusal.value.fields["needed_bytes"] == store.branch.num_bytes
+        assert refusal.value.fields["budget_bytes"] == 0
         assert store.loaded == []
         await residency.aclose()
 
@@ -173,7 +169,7 @@ def test_a_pinned_version_stays_until_it_is_unpinned(store: FakeStore) -> None:
         await use(residency, *others)
 
         assert names(residency) == ["pinned/1", "three/1"]
-        with pytest.raises(TaskPinnedError):
+        with raises("task_pinned"):
             residency.evict("pinned")
         assert residency.unpin("pinned") == (1,)
         assert residency.unpin("pinned") == ()
@@ -183,7 +179,7 @@ def test_a_pinned_version_stays_until_it_is_unpinned(store: FakeStore) -> None:
     run(scenario())
 
 
-def test_what_does_not_fit_beside_pinned_versions_is_refused(store: FakeStore) -> None:
+def test_what_does_not_fit_next_to_pinned_versions_is_refused(store: FakeStore) -> None:
     async def scenario() -> None:
         residency = make_residency(store, room_for=1)
         cold = store.add("cold")

@@ -5,14 +5,10 @@ import torch
 
 from doubles.events import logged_events
 from doubles.leases import lease, names, run, settle, use
+from doubles.refusals import raises
 from doubles.serving import FakeStore, ManualClock, RecordingObserver, make_residency
 from nunatak_registry import CorruptBlobError
-from nunatak_server.errors import (
-    EngineFailedError,
-    OutOfMemoryError,
-    TaskInUseError,
-    TaskUnhealthyError,
-)
+from nunatak_server.errors import EngineFailedError, OutOfMemoryError, TaskUnhealthyError
 from nunatak_server.residency.loads import FAILURE_MEMORY_S
 from nunatak_server.residency.residency import Lease
 
@@ -26,7 +22,7 @@ def test_many_requests_for_a_cold_version_load_it_once(store: FakeStore) -> None
 
         assert store.loaded == ["tone/1"]
         assert all(each.task is leases[0].task for each in leases)
-        with pytest.raises(TaskInUseError, match="20 requests"):
+        with raises("task_in_use", match="20 requests"):
             residency.evict("tone")
         await residency.aclose()
 
@@ -43,7 +39,7 @@ def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who_use_i
         await residency.bring(held.task.manifest)
 
         assert store.loaded == ["tone/1"]
-        with pytest.raises(TaskInUseError, match="1 request"):
+        with raises("task_in_use", match="1 request"):
             residency.evict("tone")
         held.release()
         assert residency.evict("tone") == (1,)
@@ -52,7 +48,7 @@ def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who_use_i
     run(scenario())
 
 
-def test_whoever_waits_for_a_load_is_counted_until_it_is_over(store: FakeStore) -> None:
+def test_waiters_for_a_load_are_counted_until_its_end(store: FakeStore) -> None:
     async def scenario() -> None:
         residency = make_residency(store)
         store.may_load.clear()
@@ -261,7 +257,7 @@ def test_an_unforeseen_failure_of_a_load_is_the_failure_of_that_task(store: Fake
     ],
     ids=["device", "library"],
 )
-def test_a_device_lost_during_a_load_is_told_before_those_who_wait_and_is_no_task_s_fault(
+def test_a_device_lost_during_a_load_is_reported_before_the_waiters_and_blames_no_task(
     store: FakeStore, error: Exception
 ) -> None:
     async def scenario() -> None:

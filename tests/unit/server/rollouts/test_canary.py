@@ -1,4 +1,4 @@
-"""A canary answers its share, and nothing before it has been loaded and probed here."""
+"""A canary answers its share, but nothing before this server has loaded and probed it."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,13 +1,13 @@
-"""What counts as agreement between a version and its shadow, by kind of head."""
+"""Agreement between a version and its shadow, by kind of head."""
 
 import pytest
 
 from nunatak_contract.enums import HeadKind, Pooling, ProblemType
 from nunatak_contract.heads import HeadRecord
-from nunatak_server.outputs.answers import Answer
+from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.outputs.entities import Entity, TokenEntity
 from nunatak_server.outputs.outputs import Output
-from nunatak_server.outputs.scores import LabelScore, RankedDocument
+from nunatak_server.outputs.scores import DocumentScore, LabelScore
 from nunatak_server.rollouts.comparison import Comparison, compare_outputs
 
 
@@ -37,7 +37,8 @@ def token(entity: str, start: int, score: float = 0.9) -> Entity:
 def compare(
     kind: HeadKind, output: Output, shadow: Output, problem: ProblemType | None = None
 ) -> Comparison:
-    return compare_outputs(head(kind, problem), output, shadow, tolerance=0.1)
+    record = head(kind, problem)
+    return compare_outputs(record, output, record, shadow, tolerance=0.1)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,15 @@ def test_labels_agree_by_what_is_chosen_and_values_within_the_tolerance(
     found = compare(HeadKind.SEQUENCE_CLASSIFICATION, output, shadow, problem)
 
     assert found.agreement == agreement
+
+
+def test_labels_apply_by_the_thresholds_of_each_version() -> None:
+    own = head(HeadKind.SEQUENCE_CLASSIFICATION, ProblemType.MULTI_LABEL)
+    lower = own.model_copy(update={"thresholds": {"b": 0.4}})
+    output, shadow = labels(a=0.6, b=0.5), labels(a=0.6, b=0.4)
+
+    assert compare_outputs(own, output, own, shadow, tolerance=0.1).agreement == 0.0
+    assert compare_outputs(own, output, lower, shadow, tolerance=0.1).agreement == 1.0
 
 
 def test_drift_is_label_by_label_and_an_unknown_label_has_score_0() -> None:
@@ -82,9 +92,9 @@ def test_token_labels_agree_token_by_token() -> None:
 
 
 def test_spans_agree_by_their_place() -> None:
-    one = Answer(answer="x", score=0.8, start=3, end=4)
-    same = Answer(answer="x", score=0.5, start=3, end=4)
-    other = Answer(answer="x", score=0.8, start=9, end=10)
+    one = AnswerScore(answer="x", score=0.8, start=3, end=4)
+    same = AnswerScore(answer="x", score=0.5, start=3, end=4)
+    other = AnswerScore(answer="x", score=0.8, start=9, end=10)
 
     kind = HeadKind.QUESTION_ANSWERING
     assert compare(kind, [one], [same]).agreement == 1.0
@@ -96,7 +106,7 @@ def test_spans_agree_by_their_place() -> None:
 
 def test_rankings_agree_by_their_first_document() -> None:
     def ranked(*scores: float) -> Output:
-        found = [RankedDocument(index=i, score=score) for i, score in enumerate(scores)]
+        found = [DocumentScore(index=i, score=score) for i, score in enumerate(scores)]
         return sorted(found, key=lambda item: -item["score"])
 
     assert compare(HeadKind.RANKING, ranked(0.9, 0.2, 0.1), ranked(0.7, 0.1, 0.2)).agreement == 1.0

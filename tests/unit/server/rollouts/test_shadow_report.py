@@ -7,7 +7,7 @@ from nunatak_server.rollouts.comparison import (
     Comparison,
     Pair,
     Reports,
-    ShadowReport,
+    ShadowComparison,
 )
 
 
@@ -55,8 +55,8 @@ def test_another_version_has_a_report_of_its_own() -> None:
     reports = Reports()
     reports.add_errors(PAIR, 1)
 
-    assert reports.report(pair(version=3)) == ShadowReport()
-    assert reports.report(pair(content="c")) == ShadowReport()
+    assert reports.report(pair(version=3)) == ShadowComparison()
+    assert reports.report(pair(content="c")) == ShadowComparison()
 
 
 def test_reports_are_bounded_and_the_oldest_goes_first() -> None:
@@ -64,5 +64,5 @@ def test_reports_are_bounded_and_the_oldest_goes_first() -> None:
     for number in range(MAX_PAIRS + 1):
         reports.add_errors(pair(task=f"task-{number}"), 1)
 
-    assert reports.report(pair(task="task-0")) == ShadowReport()
+    assert reports.report(pair(task="task-0")) == ShadowComparison()
     assert reports.report(pair(task="task-1")).errors == 1

@@ -1,4 +1,4 @@
-"""What a shadow may never do to the answers, and what it shares with them."""
+"""A shadow never changes an answer, and shares its trunk with the answering version."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ from nunatak_model import Backbone, BetweenLayers, Branch, Row, build_branch
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError
-from nunatak_server.predict.types import Prediction, TaskPrediction
-from nunatak_server.rollouts.comparison import ShadowReport
+from nunatak_server.predict.types import Predictions, TaskPrediction
+from nunatak_server.rollouts.comparison import ShadowComparison
 from nunatak_server.rollouts.shadows import PAUSE_S
 from nunatak_server.scheduler.planner import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
@@ -54,7 +54,7 @@ class BreakingCompute:
 
 
 class ScriptedEngine:
-    """Answers callers at once, and shadows with what it is told; None: never."""
+    """Answers callers at once, and shadows with the given answer; None: never."""
 
     def __init__(self, shadow: RowOutcome | None) -> None:
         self.shadow = shadow
@@ -77,7 +77,7 @@ def answer(*logits: float) -> RowAnswer:
     return RowAnswer(logits=list(logits), queue_s=0.0, compute_s=0.0, batch_rows=1)
 
 
-def scores(prediction: Prediction) -> list[float]:
+def scores(prediction: Predictions) -> list[float]:
     (result,) = prediction.results
     assert isinstance(result, TaskPrediction)
     assert result.version == 1
@@ -91,15 +91,15 @@ async def load(bench: TrafficBench, *manifests: TaskManifest) -> None:
 
 async def settled_report(
     bench: TrafficBench, pair: tuple[TaskManifest, TaskManifest]
-) -> ShadowReport:
-    """Return the report once it speaks of something."""
-    await until(lambda: bench.rollouts.shadows.report(*pair) != ShadowReport())
+) -> ShadowComparison:
+    """Return the report once it has counts."""
+    await until(lambda: bench.rollouts.shadows.report(*pair) != ShadowComparison())
     return bench.rollouts.shadows.report(*pair)
 
 
 async def ask_once(
     backbone: Backbone, *, shadow: float | None, breaks: bool
-) -> tuple[list[float], ShadowReport, RecordingObserver, BreakingCompute]:
+) -> tuple[list[float], ShadowComparison, RecordingObserver, BreakingCompute]:
     """Answer one request with the real engine and the real forward."""
     own_branch, other = make_branch(backbone, 0), make_branch(backbone, 1)
     store, observer = FakeStore(own_branch), RecordingObserver()
@@ -111,7 +111,7 @@ async def ask_once(
     engine.start()
     await load(bench, *pair)
     found = scores(await bench.service.predict(ask_for("tone")))
-    report = await settled_report(bench, pair) if shadow else ShadowReport()
+    report = await settled_report(bench, pair) if shadow else ShadowComparison()
     await bench.rollouts.aclose()
     await engine.aclose()
     await bench.residency.aclose()
@@ -126,7 +126,7 @@ async def test_answers_are_bit_equal_with_and_without_a_shadow_that_fails(
 
     assert beside == alone
     assert (report.compared, report.errors) == (0, 2)
-    # Once with the shadow, once as if there were none, once the shadow alone.
+    # The three cases: with the shadow, without a shadow, and the shadow alone.
     assert compute.num_batches == 3
 
 
@@ -137,7 +137,7 @@ async def test_a_shadow_meets_what_it_shadows_in_one_batch_on_one_trunk(backbone
     (before,), (batch,) = lonely.batches, observer.batches
     assert (before.num_rows, before.num_shared_rows) == (2, 0)
     assert (batch.num_rows, batch.num_shared_rows) == (4, 2)
-    # The price is the branch: as many tokens again as the branches of the answers took.
+    # The shadow costs only its branch: as many tokens as the branches of the answers.
     assert batch.num_tokens - before.num_tokens == before.num_tokens // 2
     assert beside == pytest.approx(alone, abs=1e-5)
     assert report.compared == 2
@@ -161,7 +161,7 @@ async def test_an_answer_does_not_wait_for_its_shadow(backbone: Backbone, branch
     assert [row.future.done() for row in engine.shadows] == [False, False]
     await bench.rollouts.aclose()
     assert all(row.is_cancelled for row in engine.shadows)
-    # Its lease has ended: it may go.
+    # The shadow's lease has ended, so its version may be evicted.
     assert bench.residency.evict("tone") == (1, 2)
 
 

@@ -1,4 +1,4 @@
-"""Lines are written together and soon, none is lost, and a warning waits for nothing."""
+"""Lines are written together and soon, no line is lost, and a warning is written at once."""
 
 import io
 import logging
@@ -14,7 +14,7 @@ from nunatak_server.telemetry.logs import DELAY_S, MAX_EVENTS, JoiningHandler
 
 
 class Stream(io.StringIO):
-    """Counts how often it is written to."""
+    """Counts the writes."""
 
     num_writes = 0
 
@@ -68,7 +68,7 @@ def test_a_warning_is_written_at_once_behind_all_before_it(
 def test_what_is_kept_is_bounded(
     request: pytest.FixtureRequest, stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The writing thread sleeps for the whole test.
+    # The writing thread sleeps during the whole test.
     monkeypatch.setattr("nunatak_server.telemetry.logs.DELAY_S", 3600.0)
     log: logging.Logger = request.getfixturevalue("log")
 
@@ -95,7 +95,9 @@ def test_lines_of_many_threads_are_written_once_each(log: logging.Logger, stream
         assert own == [f"{name} {number}" for number in range(300)]
 
 
-def test_an_event_is_told_as_it_was(log: logging.Logger, stream: Stream) -> None:
+def test_an_event_is_logged_with_its_values_at_that_time(
+    log: logging.Logger, stream: Stream
+) -> None:
     values = [1]
     log.info("%s", values)
     values.append(2)
@@ -104,7 +106,7 @@ def test_an_event_is_told_as_it_was(log: logging.Logger, stream: Stream) -> None
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
-def test_an_event_that_cannot_be_told_keeps_no_other_back(
+def test_an_event_that_cannot_be_formatted_delays_no_other(
     log: logging.Logger, stream: Stream, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging, "raiseExceptions", False)

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from doubles.hostile_texts import HOSTILE, obeyed
+from nunatak_contract.enums import LogFormat
 from nunatak_server.telemetry.logs import (
     FIELDS,
     JsonFormatter,
-    LogFormat,
     TextFormatter,
     fields,
     logging_config,
@@ -34,7 +34,7 @@ def failed(text: str) -> logging.LogRecord:
 
 
 @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
-def test_an_event_is_one_line_whatever_it_holds(formatter: logging.Formatter) -> None:
+def test_an_event_with_any_content_is_one_line(formatter: logging.Formatter) -> None:
     line = formatter.format(record(FORGED, task=FORGED.encode("utf-8", "ignore").decode()))
 
     assert len(line.splitlines()) == 1
@@ -65,7 +65,7 @@ def test_a_json_traceback_stays_in_its_object() -> None:
 
 
 @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
-def test_an_exception_is_told_by_type_and_place_without_its_message(
+def test_an_exception_is_reported_by_type_and_place_without_its_message(
     formatter: logging.Formatter,
 ) -> None:
     line = formatter.format(failed("swordfish"))

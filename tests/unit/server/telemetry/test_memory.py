@@ -16,7 +16,7 @@ def branch_of(backbone: Backbone, method: Method) -> Branch:
 
 @pytest.mark.parametrize("num_layers", [1, 2, 4])
 @pytest.mark.parametrize("num_tasks", [1, 5])
-def test_the_formula_is_that_of_the_paper_where_all_split_alike(
+def test_the_formula_matches_the_paper_where_all_split_alike(
     backbone: Backbone, num_layers: int, num_tasks: int
 ) -> None:
     branch = branch_of(backbone, TopK(num_layers=num_layers))

@@ -122,7 +122,7 @@ def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
         metrics.observe_alias_move(name)
     metrics.observe_evictions(names)
 
-    # In whatever order they are held: who has a label keeps it.
+    # The order of versions changes; a task that has a label keeps the label.
     state = replace(STATE, task_bytes=dict.fromkeys(reversed(names), 3))
     for name, each in ((LOADED, 1), (EVICTED, 1), (MOVED, 1), (HELD, 3)):
         found = by_task(name, metrics, state)

@@ -1,6 +1,6 @@
 import pytest
 
-from nunatak_training import Example, ExampleSet
+from nunatak_training.data import Example, ExampleSet
 from nunatak_training.data.examples import sorted_labels
 
 FIRST = Example(text="one", label="a")

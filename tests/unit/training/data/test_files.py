@@ -8,15 +8,9 @@ from pathlib import Path
 import pytest
 from pyarrow import Table, parquet
 
-from nunatak_training import (
-    DataError,
-    DataNotFoundError,
-    Example,
-    InvalidRowError,
-    MissingColumnError,
-    UnreadableFileError,
-    load_examples,
-)
+from doubles.refusals import raises
+from nunatak_training.data import Example, load_examples
+from nunatak_training.data.files import read_file
 
 JSONL = (
     '{"text": "hello", "label": "greeting", "source": "mail"}\n'
@@ -118,10 +112,10 @@ def test_labels_become_strings(tmp_path: Path, value: str, label: str) -> None:
 def test_broken_row_is_named_by_file_and_line(tmp_path: Path, row: str, problem: str) -> None:
     path = written(tmp_path, "train.jsonl", f"{JSONL}{row}\n")
 
-    with pytest.raises(InvalidRowError) as caught:
+    with raises("invalid_row") as caught:
         load_examples(path)
 
-    assert caught.value.where == "train.jsonl:3"
+    assert caught.value.fields["where"] == "train.jsonl:3"
     assert problem in str(caught.value)
 
 
@@ -136,19 +130,19 @@ def test_broken_row_is_named_by_file_and_line(tmp_path: Path, row: str, problem:
 def test_missing_column_is_named_with_what_was_found(
     tmp_path: Path, name: str, content: str, where: str, column: str
 ) -> None:
-    with pytest.raises(MissingColumnError) as caught:
+    with raises("missing_column") as caught:
         load_examples(written(tmp_path, name, content))
 
-    assert caught.value.where == where
-    assert caught.value.column == column
-    assert caught.value.found
+    assert caught.value.fields["where"] == where
+    assert caught.value.fields["column"] == column
+    assert caught.value.fields["found"]
 
 
 def test_parquet_without_a_column_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
     parquet.write_table(Table.from_pydict({"text": ["x"]}), path)
 
-    with pytest.raises(MissingColumnError, match="no column 'label'; found 'text'"):
+    with raises("missing_column", match="no column 'label'; found 'text'"):
         load_examples(path)
 
 
@@ -156,10 +150,10 @@ def test_parquet_row_is_named_by_number(tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
     parquet.write_table(Table.from_pydict({"text": ["x", None], "label": ["a", "b"]}), path)
 
-    with pytest.raises(InvalidRowError) as caught:
+    with raises("invalid_row") as caught:
         load_examples(path)
 
-    assert caught.value.where == "train.parquet:2"
+    assert caught.value.fields["where"] == "train.parquet:2"
 
 
 @pytest.mark.parametrize(
@@ -175,10 +169,10 @@ def test_parquet_row_is_named_by_number(tmp_path: Path) -> None:
 def test_broken_csv_row_is_named_by_its_first_line(
     tmp_path: Path, content: str, where: str
 ) -> None:
-    with pytest.raises(InvalidRowError) as caught:
+    with raises("invalid_row") as caught:
         load_examples(written(tmp_path, "a.csv", content))
 
-    assert caught.value.where == where
+    assert caught.value.fields["where"] == where
 
 
 @pytest.mark.parametrize(
@@ -191,10 +185,10 @@ def test_broken_csv_row_is_named_by_its_first_line(
 def test_bytes_that_are_not_utf8_are_named_by_line(
     tmp_path: Path, name: str, content: bytes, where: str
 ) -> None:
-    with pytest.raises(UnreadableFileError, match="not UTF-8") as caught:
+    with raises("unreadable_file", match="not UTF-8") as caught:
         load_examples(written(tmp_path, name, content))
 
-    assert caught.value.where == where
+    assert caught.value.fields["where"] == where
 
 
 @pytest.mark.parametrize(
@@ -209,15 +203,40 @@ def test_bytes_that_are_not_utf8_are_named_by_line(
     ],
 )
 def test_unreadable_file_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
-    with pytest.raises(UnreadableFileError) as caught:
+    with raises("unreadable_file") as caught:
         load_examples(written(tmp_path, name, content))
 
-    assert caught.value.where.startswith(name)
+    assert str(caught.value.fields["where"]).startswith(name)
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError) as caught:
+    with raises("data_not_found") as caught:
         load_examples(tmp_path / "train.jsonl")
 
-    error: DataError = caught.value
-    assert error.where == "train.jsonl"
+    assert caught.value.fields["where"] == "train.jsonl"
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.tsv"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_the_header_line_tells_the_delimiter(tmp_path: Path, name: str, delimiter: str) -> None:
+    content = f'text{delimiter}label\n"one; two, three\t"{delimiter}a\n'
+
+    assert load_examples(written(tmp_path, name, content)) == [
+        Example(text="one; two, three\t", label="a")
+    ]
+
+
+def test_a_delimiter_in_a_quoted_column_name_tells_nothing(tmp_path: Path) -> None:
+    content = '"a;b;c;d",text,label\n1,one,a\n'
+
+    assert load_examples(written(tmp_path, "train.csv", content)) == [
+        Example(text="one", label="a")
+    ]
+
+
+def test_a_named_delimiter_is_taken(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.csv", "text|label\none, two; three|a\n")
+
+    rows = list(read_file(path, delimiter="|"))
+
+    assert [row.values for row in rows] == [{"text": "one, two; three", "label": "a"}]

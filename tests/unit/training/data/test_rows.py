@@ -1,4 +1,4 @@
-"""Rows of every kind: how the kind is told, what an example becomes, what is refused."""
+"""Rows of every kind: the detection of the kind, the examples, and the refusals."""
 
 from pathlib import Path
 
@@ -6,24 +6,20 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.examples import write_jsonl
-from nunatak_training import (
+from doubles.refusals import raises
+from nunatak_training.data import (
     Answers,
     AnswerSpan,
     Example,
     ExampleSet,
-    InvalidRowError,
     LabelSet,
-    MissingColumnError,
     Relevance,
     TaggedWords,
-    TaskKind,
-    TooFewExamplesError,
-    UnknownLabelError,
     Word,
     load_examples,
     load_task_data,
 )
-from nunatak_training.kinds import kind_of_row
+from nunatak_training.kinds import TaskKind, kind_of_row
 
 ANSWER: JsonValue = {"text": "Oslo", "answer_start": 8}
 CASES = [
@@ -115,7 +111,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "row", "examples"), CASES)
-def test_row_tells_its_kind_and_becomes_examples(
+def test_row_decides_its_kind_and_becomes_examples(
     tmp_path: Path, kind: TaskKind, row: dict[str, JsonValue], examples: list[Example]
 ) -> None:
     assert kind_of_row(row) is kind
@@ -135,7 +131,9 @@ def test_row_tells_its_kind_and_becomes_examples(
         pytest.param({"sentence": "x"}, TaskKind.SINGLE_LABEL, id="nothing-known"),
     ],
 )
-def test_label_tells_names_from_values(row: dict[str, JsonValue], kind: TaskKind) -> None:
+def test_label_type_distinguishes_names_from_values(
+    row: dict[str, JsonValue], kind: TaskKind
+) -> None:
     assert kind_of_row(row) is kind
 
 
@@ -180,20 +178,20 @@ def test_broken_row_is_named_by_file_and_line(
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [row])
 
-    with pytest.raises(InvalidRowError) as caught:
+    with raises("invalid_row") as caught:
         load_examples(path)
 
-    assert caught.value.where == "a.jsonl:1"
+    assert caught.value.fields["where"] == "a.jsonl:1"
     assert problem in str(caught.value)
 
 
 def test_value_that_is_no_number_is_named(tmp_path: Path) -> None:
     rows = [{"text": "x", "label": 1.5}, {"text": "y", "label": "high"}]
 
-    with pytest.raises(InvalidRowError, match="finite number, got 'high'") as caught:
+    with raises("invalid_row", match="finite number, got 'high'") as caught:
         load_examples(write_jsonl(tmp_path / "a.jsonl", rows))
 
-    assert caught.value.where == "a.jsonl:2"
+    assert caught.value.fields["where"] == "a.jsonl:2"
 
 
 @pytest.mark.parametrize(
@@ -209,11 +207,11 @@ def test_value_that_is_no_number_is_named(tmp_path: Path) -> None:
 def test_missing_column_is_named_for_the_kind(
     tmp_path: Path, row: dict[str, JsonValue], column: str
 ) -> None:
-    with pytest.raises(MissingColumnError) as caught:
+    with raises("missing_column") as caught:
         load_examples(write_jsonl(tmp_path / "a.jsonl", [row]))
 
-    assert caught.value.column == column
-    assert caught.value.where == "a.jsonl:1"
+    assert caught.value.fields["column"] == column
+    assert caught.value.fields["where"] == "a.jsonl:1"
 
 
 def test_drawn_dev_split_keeps_the_documents_of_a_query_together(tmp_path: Path) -> None:
@@ -260,7 +258,7 @@ def test_dev_documents_must_hold_something_to_find(tmp_path: Path) -> None:
     train = write_jsonl(tmp_path / "train.jsonl", [row])
     dev = write_jsonl(tmp_path / "other.jsonl", [{**row, "relevance": [0, 0]}])
 
-    with pytest.raises(TooFewExamplesError, match="grade above 0"):
+    with raises("too_few_examples", match="grade above 0"):
         load_task_data(train, dev=dev)
 
 
@@ -278,7 +276,7 @@ def test_dev_label_that_no_train_row_has_is_named(
     train = write_jsonl(tmp_path / "train.jsonl", [{**row, **known}, {**row, **known, **other}])
     dev = write_jsonl(tmp_path / "other.jsonl", [{**row, **known}, row])
 
-    with pytest.raises(UnknownLabelError, match="'new' does not occur") as caught:
+    with raises("unknown_label", match="'new' does not occur") as caught:
         load_task_data(train, dev=dev)
 
-    assert caught.value.where == "other.jsonl:2"
+    assert caught.value.fields["where"] == "other.jsonl:2"

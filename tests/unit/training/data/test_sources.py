@@ -4,25 +4,17 @@
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from doubles.examples import rows_of, toy_examples, write_jsonl
-from nunatak_training import (
-    DataNotFoundError,
-    ExampleSet,
-    InvalidRowError,
-    MissingColumnError,
-    TaskKind,
-    TooFewExamplesError,
-    UnknownLabelError,
-    load_examples,
-    load_task_data,
-)
+from doubles.refusals import raises
+from nunatak_training.data import ExampleSet, RowFormat, load_examples, load_task_data
 from nunatak_training.data.sources import HubReference
+from nunatak_training.kinds import TaskKind
 
 TRAIN = toy_examples(40, seed=1)
 DEV = toy_examples(10, seed=2)
@@ -96,20 +88,20 @@ def test_dev_label_that_no_train_row_has_is_named(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", rows_of(TRAIN))
     write_jsonl(tmp_path / "dev.jsonl", [*rows_of(DEV), {"text": "m", "label": "middle"}])
 
-    with pytest.raises(UnknownLabelError) as caught:
+    with raises("unknown_label") as caught:
         load_task_data(tmp_path)
 
-    assert caught.value.where == "dev.jsonl:11"
-    assert caught.value.label == "middle"
+    assert caught.value.fields["where"] == "dev.jsonl:11"
+    assert caught.value.fields["label"] == "middle"
 
 
 def test_class_with_one_train_example_is_named(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "all.jsonl", [*rows_of(TRAIN), {"text": "m", "label": "one"}])
 
-    with pytest.raises(TooFewExamplesError, match="label 'one' has 1 train example") as caught:
+    with raises("too_few_examples", match="label 'one' has 1 train example") as caught:
         load_task_data(path)
 
-    assert caught.value.where == "all.jsonl:41"
+    assert caught.value.fields["where"] == "all.jsonl:41"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +125,7 @@ def test_data_that_teaches_nothing_is_refused(
 ) -> None:
     path = write_jsonl(tmp_path / "all.jsonl", rows)
 
-    with pytest.raises(TooFewExamplesError, match=problem):
+    with raises("too_few_examples", match=problem):
         load_task_data(path)
 
 
@@ -141,12 +133,12 @@ def test_empty_dev_file_is_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "train.jsonl", rows_of(TRAIN))
     write_jsonl(tmp_path / "dev.jsonl", [])
 
-    with pytest.raises(TooFewExamplesError, match="no dev examples"):
+    with raises("too_few_examples", match="no dev examples"):
         load_task_data(tmp_path)
 
 
 def test_folder_without_train_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError, match=r"train\.jsonl"):
+    with raises("data_not_found", match=r"train\.jsonl"):
         load_task_data(tmp_path)
 
 
@@ -154,7 +146,7 @@ def test_folder_without_train_file_is_refused(tmp_path: Path) -> None:
 def test_missing_path_is_refused_without_a_search_elsewhere(source: str | Path) -> None:
     shelf = DatasetShelf()
 
-    with pytest.raises(DataNotFoundError, match="no such file or folder"):
+    with raises("data_not_found", match="no such file or folder"):
         load_task_data(source, load_dataset=shelf)
 
     assert shelf.asked == []
@@ -196,23 +188,23 @@ def test_data_set_without_validation_gets_a_drawn_dev_split() -> None:
 def test_data_set_without_train_split_is_refused() -> None:
     shelf = DatasetShelf(test=labelled(["x"], [0]))
 
-    with pytest.raises(DataNotFoundError, match="no split 'train'"):
+    with raises("data_not_found", match="must have a split 'train'"):
         load_task_data("datasets:toy", load_dataset=shelf)
 
 
 def test_unlabelled_row_of_a_data_set_is_named() -> None:
     shelf = DatasetShelf(train=labelled(["x", "y"], [0, -1]))
 
-    with pytest.raises(InvalidRowError) as caught:
+    with raises("invalid_row") as caught:
         load_task_data("datasets:toy", load_dataset=shelf)
 
-    assert caught.value.where == "toy/train:2"
+    assert caught.value.fields["where"] == "toy/train:2"
 
 
 def test_data_set_with_other_columns_is_refused() -> None:
     shelf = DatasetShelf(train=Dataset.from_dict({"sentence": ["x"], "label": ["a"]}))
 
-    with pytest.raises(MissingColumnError, match=r"no column 'text'; found 'sentence', 'label'"):
+    with raises("missing_column", match=r"no column 'text'; found 'sentence', 'label'"):
         load_task_data("datasets:toy", load_dataset=shelf)
 
 
@@ -238,6 +230,21 @@ def test_float_labels_of_a_data_set_are_values() -> None:
     assert data.labels == ("value",)
 
 
+def distinct(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Return the rows with a text of its own in each."""
+    return [
+        {
+            name: [f"{number}", *value[1:]]
+            if name == "tokens" and isinstance(value, list)
+            else f"{value} {number}"
+            if name in {"text", "question"}
+            else value
+            for name, value in row.items()
+        }
+        for number, row in enumerate(rows)
+    ]
+
+
 @pytest.mark.parametrize(
     ("common", "rare"),
     [
@@ -255,7 +262,7 @@ def test_float_labels_of_a_data_set_are_values() -> None:
 def test_drawn_dev_split_leaves_every_label_in_train(
     tmp_path: Path, common: dict[str, object], rare: dict[str, object], num_rare: int
 ) -> None:
-    path = write_jsonl(tmp_path / "all.jsonl", [common] * 8 + [rare] * num_rare)
+    path = write_jsonl(tmp_path / "all.jsonl", distinct([common] * 8 + [rare] * num_rare))
 
     for seed in range(30):
         data = load_task_data(path, seed=seed)
@@ -278,7 +285,7 @@ def test_examples_that_each_have_a_label_of_their_own_cannot_be_split(tmp_path: 
     rows = [{"text": label, "labels": [label]} for label in "abc"]
     path = write_jsonl(tmp_path / "all.jsonl", rows)
 
-    with pytest.raises(TooFewExamplesError, match="label of its own"):
+    with raises("too_few_examples", match="a label of its own"):
         load_task_data(path)
 
 
@@ -299,10 +306,10 @@ def test_examples_that_each_have_a_label_of_their_own_cannot_be_split(tmp_path: 
 def test_drawn_dev_split_that_leaves_nothing_to_learn_is_refused(
     tmp_path: Path, odd: dict[str, object], usual: dict[str, object], problem: str
 ) -> None:
-    path = write_jsonl(tmp_path / "all.jsonl", [odd, *[usual] * 5])
+    path = write_jsonl(tmp_path / "all.jsonl", distinct([odd, *[usual] * 5]))
     seed = next(it for it in range(99) if random.Random(it).sample(range(6), 1) == [0])
 
-    with pytest.raises(TooFewExamplesError, match=f"dev examples were drawn.*{problem}"):
+    with raises("too_few_examples", match=f"without the dev examples.*{problem}"):
         load_task_data(path, seed=seed)
 
 
@@ -311,5 +318,115 @@ def test_dev_queries_need_a_document_with_a_grade_above_zero(tmp_path: Path) -> 
     write_jsonl(tmp_path / "train.jsonl", [{**graded, "relevance": [-2, 1]}])
     write_jsonl(tmp_path / "dev.jsonl", [{**graded, "relevance": [-1, 0]}])
 
-    with pytest.raises(TooFewExamplesError, match="grade above 0"):
+    with raises("too_few_examples", match="grade above 0"):
         load_task_data(tmp_path)
+
+
+def test_equal_texts_are_never_on_both_sides_of_a_split(tmp_path: Path) -> None:
+    rows = [{"text": f"text {number % 15}", "label": "ab"[number % 15 % 2]} for number in range(60)]
+    path = write_jsonl(tmp_path / "data.jsonl", rows)
+
+    for seed in range(20):
+        data = load_task_data(path, seed=seed)
+        trained = {example.text for example in data.train.examples}
+        held = {example.text for example in data.dev.examples}
+        assert held
+        assert not trained & held
+        assert len(data.train) + len(data.dev) == 60
+
+
+def test_equal_texts_of_a_task_with_several_labels_are_on_one_side(tmp_path: Path) -> None:
+    rows = [{"text": f"text {number % 15}", "labels": ["a", "b"]} for number in range(60)]
+    path = write_jsonl(tmp_path / "data.jsonl", rows)
+
+    for seed in range(20):
+        data = load_task_data(path, seed=seed)
+        trained = {example.text for example in data.train.examples}
+        assert len(data.dev)
+        assert not trained & {example.text for example in data.dev.examples}
+
+
+def test_a_text_with_two_labels_stays_in_train(tmp_path: Path) -> None:
+    rows = [{"text": f"text {number}", "label": "ab"[number % 2]} for number in range(8)]
+    rows += [{"text": "torn", "label": "a"}, {"text": "torn", "label": "b"}]
+    path = write_jsonl(tmp_path / "data.jsonl", rows)
+
+    for seed in range(20):
+        dev = load_task_data(path, seed=seed).dev
+        assert "torn" not in {example.text for example in dev.examples}
+
+
+def test_data_of_one_text_for_each_label_has_nothing_to_spare_for_dev(tmp_path: Path) -> None:
+    rows = [{"text": label, "label": label} for label in "aabb"]
+
+    with raises("too_few_examples", match="2 distinct texts"):
+        load_task_data(write_jsonl(tmp_path / "data.jsonl", rows))
+
+
+def test_a_test_file_next_to_train_and_dev_is_read(tmp_path: Path) -> None:
+    for name, seed in (("train", 1), ("dev", 2), ("test", 3)):
+        write_jsonl(tmp_path / f"{name}.jsonl", rows_of(toy_examples(20, seed=seed)))
+
+    data = load_task_data(tmp_path)
+
+    assert data.test is not None
+    assert data.test.examples == toy_examples(20, seed=3)
+    assert load_task_data(tmp_path / "train.jsonl").test is None
+
+
+def test_a_test_label_that_no_train_example_has_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", rows_of(toy_examples(20)))
+    write_jsonl(tmp_path / "test.jsonl", [{"text": "x", "label": "never"}])
+
+    with raises("unknown_label", match=r"test\.jsonl:1"):
+        load_task_data(tmp_path)
+
+
+def test_columns_of_other_names_are_read_as_text_and_label(tmp_path: Path) -> None:
+    rows = [
+        {"text": "not this", "body": it.text, "query": "?", "class": it.label, "label": "not this"}
+        for it in toy_examples(20)
+    ]
+    path = write_jsonl(tmp_path / "data.jsonl", rows)
+
+    data = load_task_data(path, dev=path, spelt=RowFormat(text="body", label="class"))
+
+    assert data.kind is TaskKind.SINGLE_LABEL
+    assert data.train.examples == toy_examples(20)
+    assert data.dev == data.train
+
+
+def test_a_label_column_of_lists_is_a_task_of_several_labels(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"text": "x", "tags": ["a"], "other": "y"},
+        {"text": "z", "tags": []},
+    ]
+    path = write_jsonl(tmp_path / "data.jsonl", rows)
+
+    data = load_task_data(path, dev=path, spelt=RowFormat(label="tags"))
+
+    assert data.kind is TaskKind.MULTI_LABEL
+    assert [example.text_pair for example in data.train.examples] == [None, None]
+
+
+def test_a_pair_column_of_another_name_is_the_second_text(tmp_path: Path) -> None:
+    rows = [{"text": "x", "reply": "y", "label": it} for it in "aabb"]
+    path = write_jsonl(tmp_path / "data.jsonl", rows)
+
+    data = load_task_data(path, dev=path, spelt=RowFormat(pair="reply"))
+
+    assert {example.text_pair for example in data.train.examples} == {"y"}
+
+
+def test_a_column_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl", rows_of(toy_examples(4)))
+
+    with raises("missing_column", match="no column 'body'; found 'text', 'label'"):
+        load_task_data(path, spelt=RowFormat(text="body"))
+
+
+def test_column_names_of_a_kind_with_other_columns_are_refused(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "data.jsonl", [{"query": "x", "document": "y", "label": 1}])
+
+    with raises("invalid_row", match="rename its columns"):
+        load_task_data(path, kind=TaskKind.RANKING, spelt=RowFormat(text="query"))

@@ -1,4 +1,4 @@
-"""Laws of going on: from any step, with any optimizer and regularizer, to the same bytes."""
+"""Laws of resuming: from any step, with any optimizer and regularizer, to the same bytes."""
 
 from pathlib import Path
 
@@ -9,11 +9,12 @@ from pydantic import JsonValue
 from doubles.backbones import tiny_backbone
 from doubles.examples import RecordingReport, toy_data
 from doubles.killed import EveryTime, Killed, Mortal
+from doubles.refusals import raises
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import tensors_to_bytes
-from nunatak_training import AlreadyTrainingError, CacheError, Recipe, default_recipe, fit_task
-from nunatak_training.loop.checkpoint import Checkpoint, Snapshot, held_checkpoint, run_key
-from nunatak_training.recipes import RegularizerName
+from nunatak_training.fitting import fit_task
+from nunatak_training.loop.checkpoint import Checkpoint, SavedState, held_checkpoint, run_key
+from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 
 BACKBONE = tiny_backbone(num_layers=3)
 DATA = toy_data(num_train=30)
@@ -53,7 +54,7 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
     checkpoint = EveryTime(tmp_path / "run.safetensors")
     resumed = list[int]()
 
-    # In the first epoch, in the middle of others, and at both sides of an epoch's end.
+    # The steps lie in the first epoch, in the middle of later epochs, and around an epoch's end.
     for dies_at in (1, 2, 6, 8, 9, 15):
         report = Mortal(dies_at=dies_at)
         with pytest.raises(Killed):
@@ -62,13 +63,35 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
     last = RecordingReport()
     found = weights(recipe, last, checkpoint)
 
-    # A step whose report killed the run was not written yet, and is done again.
+    # The report of a step killed the run before the step was written, so the step is done again.
     assert [*resumed, last.num_resumed] == [0, 0, 1, 5, 7, 8, 14]
     assert found == weights(recipe, RecordingReport())
 
 
+def test_a_run_that_dies_ends_after_the_epoch_that_ends_the_run_that_does_not(
+    tmp_path: Path,
+) -> None:
+    recipe = recipe_of(TopK(num_layers=2), epochs=12, patience=2)
+    whole = RecordingReport()
+    expected = weights(recipe, whole, EveryTime(tmp_path / "whole.safetensors"))
+    num_steps = len(whole.losses)
+    assert num_steps < 12 * 4, "patience must end this run, or the test shows nothing"
+
+    for dies_at in (1, num_steps - 4, num_steps):
+        checkpoint = EveryTime(tmp_path / f"{dies_at}.safetensors")
+        with pytest.raises(Killed):
+            weights(recipe, Mortal(dies_at=dies_at), checkpoint)
+        resumed = RecordingReport()
+        assert weights(recipe, resumed, checkpoint) == expected
+        assert resumed.num_resumed + len(resumed.losses) == num_steps
+        # The run is over: what is on disk says so, and no further step is taken.
+        again = RecordingReport()
+        assert weights(recipe, again, checkpoint) == expected
+        assert again.losses == []
+
+
 class DiesAfter(RecordingReport):
-    """Ends the run within the report of its own so-manieth step, of pretraining or tuning."""
+    """Ends the run within the report of a given step, of pretraining or tuning."""
 
     def __init__(self, num_steps: int) -> None:
         super().__init__()
@@ -89,15 +112,16 @@ def test_pretraining_that_dies_goes_on_and_is_not_done_again_once_it_is_over(
     )
     path = tmp_path / "run.safetensors"
 
-    # Both take 8 steps: within pretraining, at its last step, and twice within tuning.
+    # Pretraining and tuning take 8 steps each. The kills are within pretraining, at its last step,
+    # and twice within tuning.
     for num_steps in (3, 6, 2, 3):
         with pytest.raises(Killed):
             weights(recipe, DiesAfter(num_steps), EveryTime(path))
     last = RecordingReport()
     found = weights(recipe, last, EveryTime(path))
 
-    # A step whose report killed the run was not written yet: 2 of pretraining are kept, then 7,
-    # then all and none of tuning, then 2 of it.
+    # The report of a step killed the run before the step was written. So the runs keep 2 steps of
+    # pretraining, then 7, then all steps of pretraining, then also 2 steps of tuning.
     assert len(last.losses) == 8 - 2
     assert found == weights(recipe, RecordingReport())
 
@@ -142,13 +166,13 @@ def test_a_checkpoint_that_cannot_be_read_costs_time_and_nothing_else(
 
 
 def test_checkpoints_are_as_far_apart_as_the_interval_or_what_they_cost(tmp_path: Path) -> None:
-    # Three readings a save: when asked whether it is due, before it writes, and after.
+    # The clock is read three times per save: for the check, before the write, and after the write.
     times = iter([0.0, 9.0, 10.0, 10.0, 12.0, 51.0, 52.0])
     checkpoint = Checkpoint(tmp_path / "run.safetensors", interval=10.0, clock=lambda: next(times))
-    state = Snapshot(tensors={"weight": torch.ones(2)}, facts="{}")
+    state = SavedState(tensors={"weight": torch.ones(2)}, facts="{}")
 
     due = [checkpoint.is_due, checkpoint.is_due]
-    checkpoint.save(state)  # takes 2 s, so the next may come after 40 s and not after 10
+    checkpoint.save(state)  # takes 2 s, so the next save is due after 40 s and not after 10 s
     due += [checkpoint.is_due, checkpoint.is_due]
 
     assert due == [False, True, False, True]
@@ -157,7 +181,7 @@ def test_checkpoints_are_as_far_apart_as_the_interval_or_what_they_cost(tmp_path
 def test_what_was_saved_is_loaded_and_what_was_discarded_is_gone(tmp_path: Path) -> None:
     with held_checkpoint("run", tmp_path) as checkpoint:
         assert checkpoint.load() is None
-        checkpoint.save(Snapshot(tensors={"weight": torch.ones(2)}, facts='{"step": 1}'))
+        checkpoint.save(SavedState(tensors={"weight": torch.ones(2)}, facts='{"step": 1}'))
         held = checkpoint.load()
         checkpoint.discard()
 
@@ -167,11 +191,44 @@ def test_what_was_saved_is_loaded_and_what_was_discarded_is_gone(tmp_path: Path)
         assert checkpoint.load() is None
 
 
+def test_a_run_goes_on_with_the_threads_it_began_with(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    began, now = before + 2, before + 1
+    try:
+        torch.set_num_threads(began)
+        with held_checkpoint("run", tmp_path) as checkpoint:
+            assert checkpoint.num_threads is None
+            checkpoint.save(SavedState(tensors={"weight": torch.ones(2)}, facts="{}"))
+        torch.set_num_threads(now)
+
+        with held_checkpoint("run", tmp_path) as checkpoint:
+            assert checkpoint.num_threads == began
+            assert torch.get_num_threads() == began
+        assert torch.get_num_threads() == now
+        with held_checkpoint("run", tmp_path) as checkpoint:
+            checkpoint.discard()
+        with held_checkpoint("run", tmp_path):
+            assert torch.get_num_threads() == now
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_run_has_one_name_whatever_number_of_threads_is_free() -> None:
+    before = torch.get_num_threads()
+    recipe = recipe_of(HeadOnly())
+    first = run_key({"tone": DATA}, recipe, BACKBONE)
+    try:
+        torch.set_num_threads(before + 1)
+        assert run_key({"tone": DATA}, recipe, BACKBONE) == first
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_one_run_has_one_process_at_a_time(tmp_path: Path) -> None:
     with (
         held_checkpoint("run", tmp_path),
         held_checkpoint("other", tmp_path),
-        pytest.raises(AlreadyTrainingError, match="--no-resume"),
+        raises("already_training", match="--no-resume"),
         held_checkpoint("run", tmp_path),
     ):
         pass
@@ -183,11 +240,11 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
     blocked = tmp_path / "file"
     blocked.write_text("")
 
-    with pytest.raises(CacheError, match="NUNATAK_CACHE"), held_checkpoint("run", blocked):
+    with raises("cache_unusable", match="NUNATAK_CACHE"), held_checkpoint("run", blocked):
         pass
 
 
-def test_whatever_changes_the_result_changes_the_name_of_the_run() -> None:
+def test_every_change_of_the_result_changes_the_name_of_the_run() -> None:
     recipe = recipe_of(HeadOnly())
     keys = {
         run_key({"tone": DATA}, recipe, BACKBONE),

@@ -10,15 +10,16 @@ from torch import Tensor
 from doubles.examples import RecordingReport
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Encoding
-from nunatak_training import Recipe, TrainingDivergedError, default_recipe
+from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.loop.fit import EncodedSet, FitResult, fit, predict
+from nunatak_training.recipes import Recipe, default_recipe
 
 VOCABULARY = 6
 SETTINGS = {"epochs": 4, "min_steps": 0, "batch_size": 8, "learning_rate": 0.1}
 
 
 class CountingClassifier:
-    """Logits linear in the counts of a text's tokens, scaled to show when `scale` is not 1."""
+    """Logits that are linear in the counts of a text's tokens, multiplied by `scale`."""
 
     def __init__(self, *, scale: float = 1.0) -> None:
         self.parameters = {
@@ -142,6 +143,38 @@ def test_result_is_the_epoch_with_the_best_score() -> None:
     assert torch.equal(result.parameters["head.output.weight"], snapshots[2])
 
 
+@pytest.mark.parametrize(
+    ("scores", "patience", "last", "best"),
+    [
+        pytest.param([0.5, 0.6, 0.6, 0.6], 2, 4, 4, id="equal-scores-are-no-rise"),
+        pytest.param([0.6, 0.5, 0.4], 2, 3, 1, id="falling"),
+        pytest.param([0.2, 0.1, 0.3, 0.2, 0.4, 0.3], 2, 6, 5, id="a-rise-begins-the-count-anew"),
+        pytest.param([0.6, 0.5, 0.4, 0.3, 0.2, 0.1], None, 6, 1, id="no-patience-runs-all"),
+    ],
+)
+def test_training_ends_when_so_many_scores_in_a_row_were_no_better(
+    scores: list[float], patience: int | None, last: int, best: int
+) -> None:
+    found = iter(scores)
+    classifier, report = CountingClassifier(), RecordingReport()
+    changes = {**SETTINGS, "epochs": 6, "patience": patience}
+
+    result = fit(
+        classifier.parameters,
+        classifier,
+        cross_entropy,
+        train=TRAIN,
+        dev=DEV,
+        recipe=default_recipe(HeadOnly(), changes=changes),
+        dev_score=lambda _: next(found),
+        report=report,
+    )
+
+    assert [epoch.epoch for epoch in result.history] == list(range(1, last + 1))
+    assert len(report.losses) == 5 * last
+    assert result.best_epoch == best
+
+
 def test_every_example_is_seen_once_an_epoch_and_dropout_is_off_on_dev() -> None:
     classifier = CountingClassifier()
     recipe = default_recipe(HeadOnly(), changes={**SETTINGS, "epochs": 1, "dropout": 0.3})
@@ -170,7 +203,7 @@ def test_loss_that_is_no_number_stops_the_run_at_its_step() -> None:
     with pytest.raises(TrainingDivergedError, match="lower the learning rate") as caught:
         fitted(CountingClassifier(scale=float("inf")), report=report)
 
-    assert caught.value.step == 1
+    assert caught.value.fields["step"] == 1
     assert report.times_ended == 1
 
 

@@ -3,9 +3,8 @@ import torch
 from torch import optim
 
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_training import default_recipe
 from nunatak_training.loop.step import MAX_EVALUATIONS, Course, build_optimizer, plan_course
-from nunatak_training.recipes import Schedule
+from nunatak_training.recipes import Schedule, default_recipe
 
 
 def test_rate_rises_to_its_full_value_and_falls_towards_zero() -> None:

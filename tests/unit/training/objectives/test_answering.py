@@ -1,10 +1,11 @@
-"""Where answers lie in windows, and how they are read out again."""
+"""The places of answers in windows, and the reading of answers from logits."""
 
 import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
-from nunatak_training import Answers, AnswerSpan, Example, ExampleSet, Metric, TaskData, TaskKind
+from nunatak_training.data import Answers, AnswerSpan, Example, ExampleSet, TaskData
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
 from nunatak_training.objectives.answering import MAX_ANSWER_TOKENS, answer_tokens, best_span
 
@@ -24,7 +25,7 @@ def task(*examples: Example) -> TaskData:
 
 
 def perfect_logits(data: TaskData, *, max_length: int) -> list[torch.Tensor]:
-    """Ones at the targets, and nothing elsewhere."""
+    """Ones at the targets, and zeros elsewhere."""
     encoded = objective_of(data).encode(data.dev, TOKENIZER, max_length=max_length)
     rows: list[torch.Tensor] = []
     for encoding, target in zip(encoded.encodings, encoded.targets, strict=True):
@@ -36,9 +37,7 @@ def perfect_logits(data: TaskData, *, max_length: int) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("max_length", [14, 32])
 @pytest.mark.parametrize("answer", [("ab", 0), ("cd ef", 3), ("h", 10)])
-def test_answer_is_found_again_whatever_the_window(
-    answer: tuple[str, int], max_length: int
-) -> None:
+def test_answer_is_found_again_in_any_window(answer: tuple[str, int], max_length: int) -> None:
     data = task(example(CONTEXT, answer))
     objective = objective_of(data)
     encoded = objective.encode(data.dev, TOKENIZER, max_length=max_length)

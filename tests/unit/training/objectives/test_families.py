@@ -1,10 +1,10 @@
-"""Words and answers have tokens, whatever the family of the tokenizer."""
+"""Words and answers have tokens in every family of tokenizers."""
 
 import pytest
 
 from doubles.examples import name_questions
 from doubles.trained_tokenizers import TokenizerFamily, served
-from nunatak_training import Answers, Word
+from nunatak_training.data import Answers, Word
 from nunatak_training.objectives.answering import NOWHERE, answer_tokens
 from nunatak_training.objectives.tagging import first_tokens
 

@@ -1,11 +1,12 @@
-"""Which tokens stand for which words."""
+"""The tokens that stand for words."""
 
 # torch types some of its methods partly.
 # pyright: reportUnknownMemberType=false
 
 from doubles.backbones import tiny_backbone
 from nunatak_model import Alignment, Encoding
-from nunatak_training import Example, ExampleSet, Metric, TaggedWords, TaskData, TaskKind, Word
+from nunatak_training.data import Example, ExampleSet, TaggedWords, TaskData, Word
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
 from nunatak_training.objectives.tagging import NO_TARGET, first_tokens
 

@@ -1,4 +1,4 @@
-"""Objectives with one encoding a text: targets, losses, scores."""
+"""Objectives with one encoding per text: targets, losses, scores."""
 
 import math
 
@@ -7,16 +7,8 @@ import torch
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
-from nunatak_training import (
-    Example,
-    ExampleSet,
-    LabelSet,
-    Metric,
-    Relevance,
-    TaskData,
-    TaskKind,
-)
-from nunatak_training.data import Label
+from nunatak_training.data import Example, ExampleSet, Label, LabelSet, Relevance, TaskData
+from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
 
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer

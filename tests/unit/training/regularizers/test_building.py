@@ -8,16 +8,11 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, tensors_to_bytes
-from nunatak_training import (
-    InvalidRecipeError,
-    Recipe,
-    SilentReport,
-    TrainedTask,
-    default_recipe,
-    fit_task,
-)
-from nunatak_training.recipes import RegularizerName
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import TrainedTask, fit_task
+from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 from nunatak_training.regularizers import build_regularizer, random_source
+from nunatak_training.report import SilentReport
 
 NAMES = list(RegularizerName)
 QUICK: dict[str, JsonValue] = {"epochs": 2, "min_steps": 0, "batch_size": 16, "max_length": 32}
@@ -105,7 +100,7 @@ def test_regularizer_does_not_disturb_the_random_state_of_the_loop() -> None:
 )
 def test_gradient_dropout_and_mixout_take_the_place_of_dropout(name: RegularizerName) -> None:
     assert recipe_of(name, TopK(num_layers=2)).dropout == 0.0
-    with pytest.raises(InvalidRecipeError, match="takes the place of dropout"):
+    with pytest.raises(InvalidRecipeError, match="replaces dropout"):
         recipe_of(name, TopK(num_layers=2), dropout=0.1)
 
 
@@ -152,3 +147,11 @@ def test_settings_that_do_not_fit_are_named(
 ) -> None:
     with pytest.raises(InvalidRecipeError, match=problem):
         default_recipe(TopK(num_layers=2), changes={"regularizer": regularizer})
+
+
+def test_mixout_of_vectors_alone_is_refused() -> None:
+    vectors = {"layers.0.scale": torch.ones(4), "head.output.weight": torch.ones(2, 4)}
+    settings = recipe_of(RegularizerName.MIXOUT, TopK(num_layers=1)).regularizer
+
+    with pytest.raises(InvalidRecipeError, match="mixes matrices, and the method tunes none"):
+        build_regularizer(settings, vectors, num_epochs=2, generator=random_source(vectors, seed=0))

@@ -1,4 +1,4 @@
-"""GradDrop-Epoch, its toggled form and GradFreeze: what moves in which epoch."""
+"""GradDrop-Epoch, its toggled form and GradFreeze: the entries that move in each epoch."""
 
 # torch types some of its functions partly.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -36,7 +36,7 @@ def tuned() -> dict[str, Tensor]:
 def moved_by_epoch(
     tensors: dict[str, Tensor], regularizer: Regularizer, *, steps: int = 3
 ) -> list[dict[str, Tensor]]:
-    """Which entries each epoch changes, under Adam's moments and weight decay."""
+    """The entries that each epoch changes, under Adam's moments and weight decay."""
     optimizer = AdamW(tensors.values(), lr=0.1, weight_decay=0.1)
     moved: list[dict[str, Tensor]] = []
     for epoch in range(1, NUM_EPOCHS + 1):
@@ -44,7 +44,7 @@ def moved_by_epoch(
         regularizer.begin_epoch(epoch)
         for _ in range(steps):
             optimizer.zero_grad()
-            sum((tensor**2).sum() for tensor in tensors.values()).backward()  # pyright: ignore[reportAttributeAccessIssue] - sum starts from an int, but there are tensors
+            sum((tensor**2).sum() for tensor in tensors.values()).backward()  # pyright: ignore[reportAttributeAccessIssue] - the sum of an int and tensors is a tensor
             regularizer.after_backward()
             optimizer.step()
             regularizer.after_step()

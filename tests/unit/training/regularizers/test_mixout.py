@@ -29,7 +29,7 @@ def tuned() -> dict[str, Tensor]:
 
 
 def trained(tensors: dict[str, Tensor]) -> Mixout:
-    """A mixout of weights that training has moved since."""
+    """A mixout of weights that training has already moved."""
     mixout = Mixout(tensors, RATE, torch.Generator().manual_seed(0))
     with torch.no_grad():
         for tensor in tensors.values():
@@ -68,7 +68,7 @@ def test_embeddings_biases_and_head_are_not_mixed() -> None:
     assert all((tensors[name] == OWN).all() for name in NOT_MIXED)
 
 
-def test_weights_come_back_and_gradients_are_those_of_the_formula() -> None:
+def test_weights_come_back_and_gradients_match_the_formula() -> None:
     tensors = tuned()
     mixout = trained(tensors)
     weight = tensors["layers.0.qkv.weight"]

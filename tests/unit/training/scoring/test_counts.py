@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-from nunatak_training import Metric, score
+from nunatak_training.kinds import Metric
 from nunatak_training.scoring.counts import (
     LABEL_METRICS,
     confusion,
@@ -19,6 +19,7 @@ from nunatak_training.scoring.counts import (
     f1_micro,
     f1_of,
     label_statistics,
+    score,
 )
 from nunatak_training.scoring.statistics import weights_of_all
 
@@ -39,7 +40,7 @@ def weights(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_label_scores_are_those_of_scikit_learn_for_any_weights(seed: int) -> None:
+def test_label_scores_match_scikit_learn_for_any_weights(seed: int) -> None:
     expected, predicted = drawn(seed)
     times = weights(seed)
     counts = count_pairs(
@@ -61,7 +62,7 @@ def test_label_scores_are_those_of_scikit_learn_for_any_weights(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_scores_of_label_sets_are_those_of_scikit_learn(seed: int) -> None:
+def test_scores_of_label_sets_match_scikit_learn(seed: int) -> None:
     source = np.random.default_rng(seed)
     expected, predicted = (source.random((2, NUM_UNITS, NUM_LABELS)) < 0.4).astype(int)
     counts = count_sets(
@@ -109,7 +110,7 @@ def test_scores_follow_their_definition(metric: Metric, value: float) -> None:
     assert score(metric, EXPECTED, PREDICTED) == pytest.approx(value)
 
 
-def test_f1_is_that_of_the_positive_label() -> None:
+def test_f1_is_for_the_positive_label() -> None:
     assert score(Metric.F1, EXPECTED, PREDICTED, positive_label="b") == pytest.approx(4 / 5)
     assert score(Metric.F1, EXPECTED, PREDICTED, positive_label="c") == 0.0
 

@@ -1,35 +1,64 @@
+# scipy ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
-from nunatak_training import Metric
-from nunatak_training.scoring import Statistics, bootstrap_intervals, mean_of
+from nunatak_contract.enums import IntervalMethod
+from nunatak_training.kinds import Metric
+from nunatak_training.scoring import Interval, Statistics, mean_of, score_intervals
 
 
-def share_of_ones(num_units: int, share: float) -> Statistics:
+def share_of_ones(num_units: int, share: float, *, is_proportion: bool = False) -> Statistics:
     values = (np.arange(num_units) < share * num_units).astype(float)
-    return Statistics(num_units=num_units, by_metric={Metric.ACCURACY: mean_of(values)})
+    return Statistics(
+        num_units=num_units,
+        by_metric={Metric.ACCURACY: mean_of(values)},
+        proportions=frozenset({Metric.ACCURACY} if is_proportion else ()),
+    )
+
+
+def interval_of(statistics: Statistics, *, seed: int = 0) -> Interval | None:
+    return score_intervals(statistics, [Metric.ACCURACY], seed=seed).get(Metric.ACCURACY)
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 17, 30, 31])
+def test_interval_of_a_proportion_is_that_of_wilson(num_right: int) -> None:
+    found = interval_of(share_of_ones(31, num_right / 31, is_proportion=True))
+
+    expected = binomtest(num_right, 31).proportion_ci(0.95, method="wilson")
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert found.method is IntervalMethod.WILSON
+
+
+def test_a_perfect_proportion_of_few_examples_leaves_doubt() -> None:
+    found = interval_of(share_of_ones(31, 1.0, is_proportion=True))
+
+    assert found is not None
+    assert found.low < 0.9
+    assert found.high == 1.0
 
 
 @pytest.mark.parametrize("num_units", [100, 2500])
-def test_interval_of_a_share_is_that_of_theory(num_units: int) -> None:
-    intervals = bootstrap_intervals(share_of_ones(num_units, 0.8), [Metric.ACCURACY], seed=0)
+def test_interval_of_a_mean_by_bootstrap_is_that_of_theory(num_units: int) -> None:
+    found = interval_of(share_of_ones(num_units, 0.8))
 
     half = 1.96 * math.sqrt(0.8 * 0.2 / num_units)
-    assert intervals[Metric.ACCURACY] == pytest.approx((0.8 - half, 0.8 + half), abs=half / 5)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((0.8 - half, 0.8 + half), abs=half / 5)
+    assert found.method is IntervalMethod.BOOTSTRAP
 
 
 def test_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
-    statistics = share_of_ones(50, 0.5)
-    metrics = [Metric.ACCURACY]
-
-    first, again, other = (bootstrap_intervals(statistics, metrics, seed=it) for it in (1, 1, 2))
+    first, again, other = (interval_of(share_of_ones(50, 0.5), seed=it) for it in (1, 1, 2))
 
     assert first == again != other
 
 
-def test_units_that_agree_leave_no_doubt() -> None:
-    intervals = bootstrap_intervals(share_of_ones(20, 1.0), [Metric.ACCURACY], seed=0)
-
-    assert intervals[Metric.ACCURACY] == (1.0, 1.0)
+def test_a_bootstrap_whose_resamples_all_agree_claims_no_interval() -> None:
+    assert interval_of(share_of_ones(20, 1.0)) is None

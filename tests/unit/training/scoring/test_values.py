@@ -15,7 +15,7 @@ from nunatak_training.scoring.values import ndcg, pearson, reciprocal_rank, spea
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_correlations_are_those_of_scipy_for_any_weights(seed: int) -> None:
+def test_correlations_match_scipy_for_any_weights(seed: int) -> None:
     source = np.random.default_rng(seed)
     expected = source.integers(6, size=50).astype(float)
     predicted = np.exp(expected + source.normal(size=50))
@@ -32,7 +32,7 @@ def test_equal_predictions_correlate_with_nothing(statistic: type) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_ndcg_is_that_of_scikit_learn(seed: int) -> None:
+def test_ndcg_matches_scikit_learn(seed: int) -> None:
     source = np.random.default_rng(seed)
     gains = source.integers(5, size=12).astype(float)
     scores = source.normal(size=12)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nunatak_training import InvalidSweepError
+from doubles.refusals import raises
 from nunatak_training.sweeps import read_grid
 
 YAML = """
@@ -69,10 +69,10 @@ def test_options_take_the_place_of_the_file(tmp_path: Path) -> None:
 def test_wrong_file_is_refused_by_name_and_reason(
     tmp_path: Path, name: str, text: str, problem: str
 ) -> None:
-    with pytest.raises(InvalidSweepError, match=rf"{name}: .*{problem}"):
+    with raises("invalid_sweep", match=rf"{name}: .*{problem}"):
         read_grid(written(tmp_path, name, text))
 
 
 def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSweepError, match=r"gone\.yaml: cannot be read"):
+    with raises("invalid_sweep", match=r"gone\.yaml: cannot be read"):
         read_grid(tmp_path / "gone.yaml")

@@ -8,18 +8,13 @@ import pytest
 from pydantic import JsonValue
 
 from doubles.examples import rows_of, toy_data, toy_examples, write_jsonl
+from doubles.refusals import raises
 from doubles.sweeps import QUICK, toy_folder, toy_runs
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, TopK
-from nunatak_model import InvalidMethodError
-from nunatak_training import (
-    Example,
-    ExampleSet,
-    InvalidRecipeError,
-    Relevance,
-    TaskKind,
-    TooFewExamplesError,
-)
+from nunatak_training.data import Example, ExampleSet, Relevance
 from nunatak_training.data.examples import Label
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import GradDropSettings, RegularizerName
 from nunatak_training.sweeps import Cut, Run, cut_data
 from nunatak_training.sweeps.tables import method_label
@@ -80,7 +75,7 @@ def test_equal_runs_by_different_names_are_one(folder: Path) -> None:
         {"tasks": [{"name": "toy", "recipe": {"metric": "f1_macro"}}]},
     ],
 )
-def test_whatever_changes_the_result_changes_the_digest(
+def test_every_change_of_the_result_changes_the_digest(
     folder: Path, changes: dict[str, JsonValue]
 ) -> None:
     assert not set(digests(toy_runs(folder))) & set(digests(toy_runs(folder, **changes)))
@@ -119,7 +114,7 @@ def test_innermost_setting_wins(folder: Path) -> None:
     assert (recipe.warmup_share, recipe.dropout) == (0.3, 0.2)
 
 
-def test_seed_and_regularizer_are_those_of_the_recipe_where_no_axis_names_them(
+def test_seed_and_regularizer_match_the_recipe_where_no_axis_names_them(
     folder: Path,
 ) -> None:
     (run,) = toy_runs(
@@ -172,7 +167,7 @@ def test_a_list_of_values_stands_for_one_method_each_and_a_list_of_lists_for_lis
     ]  # fmt: skip
 
 
-def test_a_setting_of_an_outer_regularizer_is_not_that_of_an_inner_one(folder: Path) -> None:
+def test_a_setting_of_an_outer_regularizer_is_not_for_an_inner_one(folder: Path) -> None:
     runs = toy_runs(
         folder,
         recipe={"regularizer": {"name": "mixout", "rate": 0.5}},
@@ -185,7 +180,7 @@ def test_a_setting_of_an_outer_regularizer_is_not_that_of_an_inner_one(folder: P
 
 
 def test_frozen_layers_beyond_the_backbone_are_refused(folder: Path) -> None:
-    with pytest.raises(InvalidMethodError, match="the backbone has 3 layers"):
+    with raises("invalid_method", match="the backbone has 3 layers"):
         toy_runs(folder, methods=[{"kind": "topk", "frozen": [4]}])
 
 
@@ -206,7 +201,7 @@ def test_recipes_that_contradict_themselves_are_refused_before_any_run(folder: P
         ({"kind": "full"}, Full()),
     ],
 )
-def test_methods_are_those_of_the_recipes(
+def test_methods_match_the_recipes(
     folder: Path, method: dict[str, JsonValue], expected: TopK | HeadOnly | Lora | Full
 ) -> None:
     (run,) = toy_runs(folder, methods=[method])
@@ -251,12 +246,12 @@ def test_dev_from_train_is_disjoint_from_train_and_leaves_dev_for_the_test() -> 
     assert cut.test == DATA.dev
 
 
-def test_labels_stay_those_of_the_whole_data() -> None:
+def test_labels_stay_as_in_the_whole_data() -> None:
     assert cut_data(DATA, Cut(train=1)).data.labels == DATA.labels
 
 
 def test_cut_that_leaves_nothing_to_choose_by_is_refused() -> None:
-    with pytest.raises(TooFewExamplesError, match="40 train examples leave none to choose by"):
+    with raises("too_few_examples", match="40 train examples leave no dev examples"):
         cut_data(DATA, Cut(train=40, dev=5, dev_from_train=True))
 
 
@@ -278,7 +273,7 @@ def test_cap_below_the_documents_of_a_query_is_refused(cut: Cut) -> None:
     examples = ExampleSet(examples=RANKED)
     ranked = replace(DATA, kind=TaskKind.RANKING, train=examples, dev=examples)
 
-    with pytest.raises(TooFewExamplesError, match="at most 4 examples holds none"):
+    with raises("too_few_examples", match="at most 4 examples is empty"):
         cut_data(ranked, cut)
 
 
@@ -298,7 +293,7 @@ def test_cap_that_leaves_one_value_is_refused(kind: TaskKind, same: Label, other
 
     assert cut_data(data, Cut(train=8)).data.train == examples
     cap = 1 if kind is TaskKind.REGRESSION else 7
-    with pytest.raises(TooFewExamplesError, match="have the same value; raise the cap"):
+    with raises("too_few_examples", match="have the same value; raise the cap"):
         cut_data(data, Cut(train=cap))
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from doubles.refusals import raises
 from doubles.sweeps import record_of, toy_folder, toy_runs
-from nunatak_training import CorruptResultError, SweepRunningError
 from nunatak_training.sweeps import ResultsFolder, Run
 
 
@@ -53,7 +53,7 @@ def test_file_that_no_sweep_wrote_is_named(results: ResultsFolder, content: str)
     results.path.mkdir()
     (results.path / "notes.jsonl").write_text(content)
 
-    with pytest.raises(CorruptResultError, match=r"notes\.jsonl is no result"):
+    with raises("corrupt_result", match=r"notes\.jsonl is no result"):
         results.records()
 
 
@@ -64,13 +64,13 @@ def test_result_under_the_digest_of_another_run_is_refused(
     (path,) = results.path.glob("*.jsonl")
     path.rename(path.with_stem(runs[1].description.digest))
 
-    with pytest.raises(CorruptResultError, match="holds the run"):
+    with raises("corrupt_result", match="holds the run"):
         results.records()
 
 
 def test_folder_is_held_by_one_sweep_at_a_time(results: ResultsFolder) -> None:
     other = ResultsFolder(results.path)
-    with results.held(), pytest.raises(SweepRunningError, match="another sweep"), other.held():
+    with results.held(), raises("sweep_running", match="another sweep"), other.held():
         pass
     with other.held():
         pass

@@ -72,7 +72,7 @@ def test_failures_are_results_and_are_not_tried_again(
     assert len(runner.done) == 3
 
 
-def test_report_is_told_of_new_results_alone(runs: tuple[Run, ...], results: ResultsFolder) -> None:
+def test_report_receives_only_new_results(runs: tuple[Run, ...], results: ResultsFolder) -> None:
     results.add(record_of(runs[2], 0.5))
     report = RecordingSweepReport()
 
@@ -116,14 +116,14 @@ def test_processes_give_what_one_process_gives(folder: Path) -> None:
 
 
 def test_worker_that_dies_is_a_failure_of_its_run(folder: Path) -> None:
-    # A device that torch does not know is none of our errors, so it ends the process.
+    # An unknown device raises an error of torch and not of Nunatak, so the process ends.
     (record,) = InProcesses(jobs=1, device="nowhere")(toy_runs(folder))
 
     assert isinstance(record.outcome, Failed)
     assert record.outcome.code == "worker_died"
 
 
-def test_progress_tells_a_failure_in_hostile_words_on_one_plain_line(
+def test_progress_names_a_failure_in_hostile_words_on_one_plain_line(
     runs: tuple[Run, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = record_of(runs[0]).model_copy(
@@ -186,7 +186,7 @@ def test_worker_that_died_with_a_run_fails_it(
     worker, other_end = dying
     assert worker.give(run) is None
     read(other_end)
-    other_end.close()  # with the run unread the pipe is reset and does not just end
+    other_end.close()  # an unread run resets the pipe, which is another error than its end
 
     record = worker.answer(run)
 

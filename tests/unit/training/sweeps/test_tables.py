@@ -11,7 +11,7 @@ from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from nunatak_training.sweeps import Run, cells_markdown, cells_of, runs_csv, write_report
-from nunatak_training.sweeps.plots import label_of, mean_curve
+from nunatak_training.sweeps.reporting import label_of, mean_curve
 from nunatak_training.sweeps.tables import COLUMNS
 
 
@@ -41,7 +41,7 @@ def test_runs_that_differ_in_a_setting_without_a_column_are_not_averaged(tmp_pat
     assert [cell.scores for cell in cells] == [(0.5,), (0.5,)]
 
 
-def test_runs_on_other_examples_are_not_averaged_and_a_column_tells_them_apart(
+def test_runs_on_other_examples_are_not_averaged_and_a_column_distinguishes_them(
     tmp_path: Path,
 ) -> None:
     folder = toy_folder(tmp_path)

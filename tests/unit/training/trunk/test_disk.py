@@ -1,4 +1,4 @@
-"""Laws of the files on disk: whole or absent, within the budget, whoever else is there."""
+"""Laws of the files on disk: whole or absent, within the budget, also with other processes."""
 
 import os
 import subprocess
@@ -11,10 +11,10 @@ from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariable
 from torch import Tensor
 
 from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
 from nunatak_model import Encoding, trunk_source
-from nunatak_training import CacheError, DiskTrunkStore
 from nunatak_training.cache import PARTIAL, stored_states
-from nunatak_training.trunk import STATES
+from nunatak_training.trunk import STATES, DiskTrunkStore
 
 BACKBONE = tiny_backbone(num_layers=3)
 NUM_TOKENS, WIDTH = 6, 32
@@ -53,7 +53,7 @@ def test_the_least_recently_used_go_when_the_budget_is_full(tmp_path: Path) -> N
         store.states(number)
         newest = stored_states(tmp_path / "trunk")[-1].path
         os.utime(newest, (1000.0 + age, 1000.0 + age))
-    store.states(0)  # read again, and so younger than 1
+    store.states(0)  # read again, and so more recent than 1
 
     store.states(2)
 
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_made_again(tmp_path: Path, damage: str) -> None:
             content[20:30] = b"x" * 10
         case _:
             del content[: -SET_BYTES or None]
-    # A new file, for the old one is mapped.
+    # A new file, because the old file is mapped.
     path.unlink()
     path.write_bytes(content)
 
@@ -158,7 +158,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
     blocked = tmp_path / "file"
     blocked.write_text("")
 
-    with pytest.raises(CacheError, match=r"NUNATAK_CACHE") as caught:
+    with raises("cache_unusable", match=r"NUNATAK_CACHE") as caught:
         Store(blocked).states(0)
 
     assert str(blocked) in str(caught.value)
@@ -169,7 +169,7 @@ import os, signal, sys
 from pathlib import Path
 from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding
-from nunatak_training import DiskTrunkStore
+from nunatak_training.trunk import (DiskTrunkStore)
 def progress(done, of):
     if done == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -203,7 +203,7 @@ import sys
 from pathlib import Path
 from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding
-from nunatak_training import DiskTrunkStore
+from nunatak_training.trunk import (DiskTrunkStore)
 backbone = tiny_backbone(num_layers=3)
 wanted = [Encoding(token_ids=(5,) * n, type_ids=(0,) * n) for n in range(1, 60)]
 passes = 0

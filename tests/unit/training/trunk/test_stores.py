@@ -1,4 +1,4 @@
-"""Laws of both stores of trunk states: they change what is computed, never what comes out."""
+"""Laws of both stores of trunk states: stores save computation and never change a result."""
 
 import random
 from collections.abc import Callable
@@ -12,15 +12,17 @@ from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
 from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import Encoding, TrunkStates, tensors_to_bytes, trunk_source
-from nunatak_training import (
+from nunatak_training.fitting import fit_task
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.trunk import (
+    CHUNK_TOKENS,
     DiskTrunkStore,
+    InputSet,
     MemoryTrunkStore,
-    SilentReport,
     TrunkStore,
-    default_recipe,
-    fit_task,
+    states_key,
 )
-from nunatak_training.trunk import CHUNK_TOKENS, InputSet, states_key
 
 BACKBONE = tiny_backbone(num_layers=4)
 MakeStore = Callable[[Path], TrunkStore]
@@ -70,7 +72,7 @@ def all_equal(first: list[Tensor], second: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("make_store", STORES)
-def test_a_set_goes_through_the_trunk_once_in_whatever_order_it_comes(
+def test_a_set_goes_through_the_trunk_once_in_any_order(
     tmp_path: Path, make_store: MakeStore
 ) -> None:
     store, progress = make_store(tmp_path), Counting()
@@ -101,7 +103,7 @@ def test_disk_memory_and_a_second_process_give_the_same_bits(tmp_path: Path) -> 
     inputs = encodings(40)
     written, progress = states_of(DiskTrunkStore(tmp_path), inputs, 2), Counting()
 
-    # A store of its own is what another process would open.
+    # A second store stands for the store of another process.
     reopened = states_of(DiskTrunkStore(tmp_path), inputs, 2, progress)
 
     assert progress.computed == 0
@@ -156,9 +158,7 @@ def test_another_backbone_or_another_text_is_another_entry() -> None:
 
 
 @pytest.mark.parametrize("make_store", STORES)
-def test_states_are_not_taken_for_those_of_another_backbone(
-    tmp_path: Path, make_store: MakeStore
-) -> None:
+def test_states_do_not_serve_another_backbone(tmp_path: Path, make_store: MakeStore) -> None:
     (encoding,) = encodings(1)
     held = make_store(tmp_path).states(BACKBONE, [encoding], depth=2, progress=Counting())
     stranger = tiny_backbone(num_layers=4, seed=1)
@@ -181,4 +181,4 @@ def test_memory_keeps_the_sets_read_last() -> None:
     for index in (0, 1, 0, 2, 0, 1):
         states_of(store, sets[index], 2, progress)
 
-    assert progress.computed == 4 * 10  # 0, 1, 2, and 1 once more, which 2 had put out
+    assert progress.computed == 4 * 10  # misses: 0, 1, 2, and 1 again, because 2 evicted 1

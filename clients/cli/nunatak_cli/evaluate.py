@@ -1,0 +1,383 @@
+"""`nunatak evaluate`: score a task version on labelled examples, on a server or in this process."""
+
+# ruff: noqa: PLC0415 - the command imports training when it runs, not for --help
+
+import csv
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from pydantic import JsonValue
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nunatak_cli.asking import Asker, ShownAnswer, open_asker
+from nunatak_cli.failures import needs_extra
+from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, RegistryOption
+from nunatak_cli.output import console, print_json
+from nunatak_cli.predict import counting
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query, Question
+
+if TYPE_CHECKING:
+    from nunatak_client import Parameters
+    from nunatak_contract.manifest import TaskManifest
+    from nunatak_training.data import Example, TaggedWords
+    from nunatak_training.data.examples import ReadExample
+    from nunatak_training.kinds import TaskKind
+    from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer, LabelReport
+    from nunatak_training.scoring.statistics import Interval
+
+SHOWN_LABELS = 12
+"""Labels of a confusion matrix that people see; JSON has all."""
+DOCUMENTS_OF_A_QUERY = 16
+"""Documents of one request, which every server accepts."""
+OUTSIDE = "O"
+"""The tag of a word of which the tokenizer leaves nothing, if the task has the tag."""
+WRONG_COLUMNS = ("place", "text", "text_pair", "expected", "predicted", "miss", "scores")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """Labelled examples, what the task says about each, and the scores."""
+
+    manifest: "TaskManifest"
+    read: "Sequence[ReadExample]"
+    said: "Sequence[ExampleAnswer]"
+    num_truncated: int
+    """Inputs of which the task did not read a part."""
+    evaluation: "Evaluation"
+
+
+def evaluate(
+    reference: ReferenceArgument,
+    *,
+    data: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Labelled examples, in any format that training reads."),
+    ],
+    wrong: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv|FILE.jsonl",
+            help="Write the examples with a wrong answer to this file, with all scores. Of a "
+            "regression: all examples, the largest error first.",
+            show_default=False,
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Ask this server. Absent: load the task into this process."
+        ),
+    ] = None,
+    registry: RegistryOption = None,
+    backbone: BackboneOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a version on labelled examples: metrics, scores by label, confusion, calibration."""
+    if wrong is not None and wrong.suffix not in {".csv", ".jsonl"}:
+        raise NunatakError(
+            "invalid_option",
+            problem=f"--wrong expects a file FILE.csv or FILE.jsonl, got {wrong.name}",
+        )
+    with needs_extra("training"):
+        # Before the task is loaded: the rest of the command needs it too.
+        import_module("nunatak_training")
+    with open_asker(server, registry=registry, backbone=backbone) as asker:
+        scored = _score(reference, data, asker)
+    if wrong is not None:
+        _write_wrong(scored, wrong.expanduser())
+    if as_json:
+        print_json(_scored_json(scored))
+    else:
+        console().print(_report(scored, data))
+
+
+def _score(reference: str, data: Path, asker: Asker) -> Scored:
+    from nunatak_training.data import ExampleSet
+    from nunatak_training.data.sources import load_test_rows
+    from nunatak_training.scoring.evaluation import evaluation_of
+
+    manifest = asker.manifest(reference)
+    kind = _kind_of(manifest)
+    labels = manifest.head.labels
+    read = load_test_rows(data, kind=kind, labels=labels)
+    said, num_truncated = _ask(read, asker, manifest)
+    examples = ExampleSet(examples=tuple(it.example for it in read))
+    return Scored(
+        manifest=manifest,
+        read=read,
+        said=said,
+        num_truncated=num_truncated,
+        evaluation=evaluation_of(kind, labels, examples, said),
+    )
+
+
+def _kind_of(manifest: "TaskManifest") -> "TaskKind":
+    from nunatak_training.kinds import TaskKind
+
+    head = manifest.head
+    return next(
+        it for it in TaskKind if (it.head, it.problem_type) == (head.kind, head.problem_type)
+    )
+
+
+def _ask(
+    read: "Sequence[ReadExample]", asker: Asker, manifest: "TaskManifest"
+) -> "tuple[list[ExampleAnswer], int]":
+    """Ask about all examples; return what is said of each, and how many inputs were cut."""
+    asked = list(_inputs(read, manifest))
+    answers = asker.ask(
+        (source for source, _ in asked), [manifest.reference], _parameters(read, manifest)
+    )
+    said = list["ExampleAnswer"]()
+    num_truncated = 0
+    with counting("asked") as advance:
+        for (_, members), (answer,) in zip(asked, answers, strict=True):
+            if answer.error_code is not None:
+                raise NunatakError(
+                    "invalid_input_file",
+                    where=members[0].where,
+                    problem=f"the task refuses it: [{answer.error_code}] {answer.error_message}",
+                )
+            num_truncated += answer.is_truncated
+            said.extend(_said(answer, members, manifest))
+            advance()
+    return said, num_truncated
+
+
+def _inputs(
+    read: "Sequence[ReadExample]", manifest: "TaskManifest"
+) -> "Iterator[tuple[Input, Sequence[ReadExample]]]":
+    """Yield what to ask, and the examples that each input is about: several for a query."""
+    from nunatak_contract.enums import HeadKind
+
+    match manifest.head.kind:
+        case HeadKind.RANKING:
+            for query, group in groupby(read, lambda it: it.example.text):
+                documents = list(group)
+                for start in range(0, len(documents), DOCUMENTS_OF_A_QUERY):
+                    part = documents[start : start + DOCUMENTS_OF_A_QUERY]
+                    texts = [it.example.text_pair or "" for it in part]
+                    yield Query(query=query, documents=texts), part
+        case HeadKind.QUESTION_ANSWERING:
+            for it in read:
+                context = it.example.text_pair or ""
+                yield Question(question=it.example.text, context=context), (it,)
+        case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
+            for it in read:
+                yield it.example.model_input, (it,)
+
+
+def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Parameters":
+    """Return what shows all that is scored, and nothing that changes an answer."""
+    from nunatak_client import Parameters
+    from nunatak_contract.enums import HeadKind
+    from nunatak_training.data import Answers
+
+    match manifest.head.kind:
+        case HeadKind.TOKEN_CLASSIFICATION:
+            return Parameters(ignore_labels=())
+        case HeadKind.QUESTION_ANSWERING:
+            labels = (it.example.label for it in read)
+            is_open = any(isinstance(it, Answers) and not it.spans for it in labels)
+            return Parameters(handle_impossible_answer=is_open)
+        case _:
+            return Parameters()
+
+
+def _said(
+    answer: ShownAnswer, members: "Sequence[ReadExample]", manifest: "TaskManifest"
+) -> "list[ExampleAnswer]":
+    """Return what an answer says about each of the examples that it is about."""
+    from nunatak_contract.enums import HeadKind
+    from nunatak_training.scoring.evaluation import ExampleAnswer
+
+    match manifest.head.kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION if answer.predicted is not None:
+            scores = {str(it["label"]): cast("float", it["score"]) for it in answer.items}
+            return [ExampleAnswer(value=answer.predicted, scores=scores)]
+        case HeadKind.TOKEN_CLASSIFICATION:
+            words = cast("TaggedWords", members[0].example.label)
+            return [ExampleAnswer(value=_tags(answer, words, manifest.head.labels))]
+        case HeadKind.QUESTION_ANSWERING:
+            return [ExampleAnswer(value=str(answer.items[0]["answer"]) if answer.items else "")]
+        case HeadKind.RANKING:
+            by_place = {cast("int", it["index"]): it["score"] for it in answer.items}
+            return [
+                ExampleAnswer(value=cast("float", by_place[place])) for place in range(len(members))
+            ]
+        case _:
+            raise NunatakError(
+                "invalid_input_file",
+                where=members[0].where,
+                problem="the server does not say what is predicted",
+            )
+
+
+def _tags(answer: ShownAnswer, words: "TaggedWords", labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the tag of each word: that of its first token, as in training."""
+    begins = [word.begin for word in words.words]
+    tags = [OUTSIDE if OUTSIDE in labels else labels[0]] * len(begins)
+    last = -1
+    for token in answer.items:
+        begin, end = cast("int", token["start"]), cast("int", token["end"])
+        # By its last character: some tokenizers count the space before a word as its first.
+        word = bisect_right(begins, end - 1) - 1
+        if begin < end and word > last:
+            tags[word] = str(token["entity"])
+            last = word
+    return tuple(tags)
+
+
+def _wrong(scored: Scored) -> "list[tuple[float, ReadExample, ExampleAnswer]]":
+    """Return the examples with a wrong answer in their order; values by their error."""
+    from nunatak_contract.enums import ProblemType
+
+    rows = list(zip(scored.evaluation.misses, scored.read, scored.said, strict=True))
+    if scored.manifest.head.problem_type is ProblemType.REGRESSION:
+        return sorted(rows, key=lambda row: -row[0])
+    return [row for row in rows if row[0]]
+
+
+def _write_wrong(scored: Scored, path: Path) -> None:
+    rows = [_wrong_row(*row) for row in _wrong(scored)]
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            if path.suffix == ".jsonl":
+                file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+                return
+            writer = csv.writer(file)
+            writer.writerow(WRONG_COLUMNS)
+            for row in rows:
+                writer.writerow([_cell(row[column]) for column in WRONG_COLUMNS])
+    except OSError as error:
+        raise NunatakError(
+            "invalid_option", problem=f"--wrong {path} cannot be written: {error.strerror}"
+        ) from error
+
+
+def _wrong_row(miss: float, read: "ReadExample", said: "ExampleAnswer") -> dict[str, JsonValue]:
+    example = read.example
+    value = list(said.value) if isinstance(said.value, tuple) else said.value
+    return {
+        "place": read.where,
+        "text": example.text,
+        "text_pair": example.text_pair,
+        "expected": _expected(example),
+        "predicted": cast("JsonValue", value),
+        "miss": miss,
+        "scores": dict(said.scores),
+    }
+
+
+def _expected(example: "Example") -> JsonValue:
+    from nunatak_training.data import Answers, LabelSet, Relevance, TaggedWords
+
+    match example.label:
+        case LabelSet(names=names):
+            return list(names)
+        case TaggedWords(words=words):
+            return [word.tag for word in words]
+        case Answers(spans=spans):
+            return [span.text for span in spans]
+        case Relevance(grade=grade):
+            return grade
+        case label:
+            return label
+
+
+def _cell(value: JsonValue) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _scored_json(scored: Scored) -> dict[str, JsonValue]:
+    found = scored.evaluation
+    confusion = sorted((found.confusion or {}).items())
+    cells: list[JsonValue] = [
+        {"truth": truth, "predicted": predicted, "count": count}
+        for (truth, predicted), count in confusion
+    ]
+    return {
+        "reference": scored.manifest.reference,
+        "num_examples": len(scored.read),
+        "num_wrong": sum(map(bool, found.misses)),
+        "num_truncated": scored.num_truncated,
+        "metrics": {metric.value: value for metric, value in found.metrics.items()},
+        "intervals": {metric.value: [it.low, it.high] for metric, it in found.intervals.items()},
+        "errors": dict(found.errors),
+        "labels": [_label_json(label) for label in found.labels],
+        "confusion": None if found.confusion is None else cells,
+        "expected_calibration_error": found.calibration_error,
+    }
+
+
+def _label_json(report: "LabelReport") -> dict[str, JsonValue]:
+    return {
+        **asdict(report),
+        "precision_interval": _ends(report.precision_interval),
+        "recall_interval": _ends(report.recall_interval),
+    }
+
+
+def _ends(interval: "Interval | None") -> JsonValue:
+    return None if interval is None else [interval.low, interval.high]
+
+
+def _report(scored: Scored, data: Path) -> RenderableType:
+    found = scored.evaluation
+    title = Text(f"{scored.manifest.reference} on {data.name}: {len(scored.read)} examples")
+    parts: list[RenderableType] = [title, _metrics_table(found)]
+    if found.labels:
+        parts.append(_labels_table(found))
+    if found.confusion is not None and len(scored.manifest.head.labels) <= SHOWN_LABELS:
+        parts.append(_confusion_table(scored.manifest.head.labels, found.confusion))
+    if scored.num_truncated:
+        parts.append(Text(f"{scored.num_truncated} inputs were truncated", style="yellow"))
+    return Group(*parts)
+
+
+def _metrics_table(found: "Evaluation") -> Table:
+    table = _table("metric", "value", "95 %")
+    for metric, value in found.metrics.items():
+        interval = found.intervals.get(metric)
+        extent = "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
+        table.add_row(metric.value, f"{value:.4f}", extent)
+    for name, value in found.errors.items():
+        table.add_row(name, f"{value:.4f}", "")
+    if found.calibration_error is not None:
+        table.add_row("expected_calibration_error", f"{found.calibration_error:.4f}", "")
+    return table
+
+
+def _labels_table(found: "Evaluation") -> Table:
+    table = _table("label", "precision", "recall", "f1", "expected", "predicted")
+    for label in found.labels:
+        scores = (f"{it:.4f}" for it in (label.precision, label.recall, label.f1))
+        table.add_row(label.label, *scores, str(label.num_expected), str(label.num_predicted))
+    return table
+
+
+def _confusion_table(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Table:
+    table = _table("true \\ predicted", *labels)
+    for truth in labels:
+        table.add_row(truth, *(str(counts.get((truth, predicted), 0)) for predicted in labels))
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column(first)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    return table

@@ -1,0 +1,349 @@
+"""Every reason for which Nunatak refuses or fails: its code, its HTTP status and its message.
+
+Codes are stable: callers decide by them. Fields in a message are filled where the error is raised.
+A reason that no route can meet has status 500.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason: the template of its message, and the HTTP status of an answer that has it."""
+
+    message: str
+    status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
+
+    @property
+    def is_over_http(self) -> bool:
+        """Whether a route answers with this reason."""
+        return self.status is not HTTPStatus.INTERNAL_SERVER_ERROR
+
+
+_BAD_REQUEST: Final = HTTPStatus.BAD_REQUEST
+_CONFLICT: Final = HTTPStatus.CONFLICT
+_FORBIDDEN: Final = HTTPStatus.FORBIDDEN
+_INVALID: Final = HTTPStatus.UNPROCESSABLE_ENTITY
+_LATE: Final = HTTPStatus.GATEWAY_TIMEOUT
+_NOT_FOUND: Final = HTTPStatus.NOT_FOUND
+_TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS
+_UNAVAILABLE: Final = HTTPStatus.SERVICE_UNAVAILABLE
+
+REGISTRY: Mapping[str, Reason] = {
+    "invalid_manifest": Reason("{problem}", _UNAVAILABLE),
+    "invalid_artifact": Reason("{problem}", _UNAVAILABLE),
+    "task_not_found": Reason(
+        "no task {task!r} in this registry; `nunatak task list` shows the tasks there are",
+        _NOT_FOUND,
+    ),
+    "version_not_found": Reason(
+        "task {task!r} has no version {version}; versions: {known}", _NOT_FOUND
+    ),
+    "alias_not_found": Reason("task {task!r} has no alias {alias!r}; aliases: {known}", _NOT_FOUND),
+    "alias_conflict": Reason(
+        "alias {alias!r} of task {task!r} points to {actual}, expected {expected}; look again and "
+        "retry",
+        _CONFLICT,
+    ),
+    "no_previous_version": Reason(
+        "alias {alias!r} of task {task!r} has no earlier version to go back to", _CONFLICT
+    ),
+    "version_in_use": Reason("version {version} of task {task!r} is held by {holders}", _CONFLICT),
+    "invalid_candidate": Reason(
+        "version {version} of task {task!r} cannot be its {role}: {reason}", _INVALID
+    ),
+    "candidate_not_found": Reason(
+        "alias {alias!r} of task {task!r} has no {role}; "
+        "`nunatak task {role} {task} --version N` sets one",
+        _NOT_FOUND,
+    ),
+    "candidate_conflict": Reason(
+        "the {role} of alias {alias!r} of task {task!r} is {actual}, expected {expected}; look "
+        "again and retry",
+        _CONFLICT,
+    ),
+    "corrupt_blob": Reason(
+        "blob {digest:.12}... {reason}; restore it or publish the version again", _UNAVAILABLE
+    ),
+    "store_unavailable": Reason("{problem}", _UNAVAILABLE),
+    "store_read_only": Reason(
+        "the registry takes no changes since {reason}; check the disk, open the registry anew "
+        "(restart the process) and run `nunatak task verify`",
+        _UNAVAILABLE,
+    ),
+}
+
+MODEL: Mapping[str, Reason] = {
+    "backbone_not_found": Reason(
+        "no backbone at {source!r}: {reason}; expected 'minilm', a checkpoint folder or a hub id",
+        _UNAVAILABLE,
+    ),
+    "unsupported_backbone": Reason("{problem}", _UNAVAILABLE),
+    "corrupt_backbone": Reason("{problem}", _UNAVAILABLE),
+    "invalid_method": Reason("{problem}", _UNAVAILABLE),
+    "invalid_head": Reason("{problem}", _UNAVAILABLE),
+    "parameter_mismatch": Reason(
+        "parameters do not fit their method and head: {found}", _UNAVAILABLE
+    ),
+    "non_finite_parameter": Reason(
+        "parameter {name!r} holds NaN or infinity; train or publish it again", _UNAVAILABLE
+    ),
+    "invalid_tensors": Reason("{problem}", _UNAVAILABLE),
+    "layer_not_held": Reason(
+        "backbone layer {index} is needed, and only lower ones are held; hold more than {index} "
+        "layers (setting backbone_layers), or all",
+        _CONFLICT,
+    ),
+}
+
+ARTIFACT: Mapping[str, Reason] = {
+    "backbone_mismatch": Reason(
+        "{reference} was trained on {part} {wanted}, here runs {served}; serve it with its own "
+        "backbone or train it again",
+        _CONFLICT,
+    ),
+    "unservable_task": Reason(
+        "{reference} cannot be served: {reason}; publish it again", _UNAVAILABLE
+    ),
+    "no_effect": Reason(
+        "{reference} must change the backbone's results, but its {method} parameters change no "
+        "layer; check that the trained weights were exported, or publish it as method 'head'",
+        _UNAVAILABLE,
+    ),
+    "probe_failed": Reason(
+        "{reference} fails its parity probe at input {position}: {reason}", _UNAVAILABLE
+    ),
+    "invalid_folder": Reason("cannot import {folder!r}: {reason}"),
+    "corrupt_file": Reason("cannot import {folder!r}: {file} {problem}; save or download it again"),
+    "escaping_file": Reason(
+        "cannot import {folder!r}: {file} is a link out of the folder; if you trust it, copy the "
+        "folder with its links followed (cp -rL) and import the copy"
+    ),
+    "tensor_mismatch": Reason(
+        "cannot import {folder!r}: its tensors do not fit its configuration: {found}"
+    ),
+    "unknown_labels": Reason(
+        "cannot import {folder!r}: expected {num_labels} different labels in the order of the "
+        "logits, {found}; put the config.json of the trained model into the folder, or name the "
+        "labels"
+    ),
+    "unsupported_import": Reason("cannot import {folder!r}: {found}; {advice}"),
+    "pickled_weights": Reason(
+        "cannot import {folder!r}: {file} is a pickle, and a pickle can run any code when it is "
+        "read; {advice}"
+    ),
+    "foreign_backbone": Reason(
+        "cannot import {folder!r} on backbone {backbone!r}: {difference}; name the backbone it was "
+        "trained from"
+    ),
+    "unsupported_export": Reason("cannot export {reference}: {part}; {advice}"),
+    "folder_in_use": Reason(
+        "{folder!r} must be new or an empty folder; choose another or empty it"
+    ),
+    "hub_unavailable": Reason(
+        "cannot {action} {repository!r}: {reason}; check its name, your network and, for a "
+        "private repository, your token (HF_TOKEN)"
+    ),
+}
+
+TRAINING: Mapping[str, Reason] = {
+    "data_not_found": Reason("{where}: {problem}"),
+    "unreadable_file": Reason("{where}: {problem}"),
+    "missing_column": Reason(
+        "{where}: no column {column!r}; found {found}. A {kind} task needs {needed}"
+    ),
+    "invalid_row": Reason("{where}: {problem}"),
+    "unknown_label": Reason(
+        "{where}: label {label!r} does not occur in the train examples, whose labels are {known}"
+    ),
+    "too_few_examples": Reason("{where}: {problem}"),
+    "suspicious_data": Reason(
+        "{where}: {problems}. Correct the examples, or train without --strict"
+    ),
+    "invalid_recipe": Reason("{problem}"),
+    "training_diverged": Reason(
+        "the loss or its gradient is not finite at step {step} (learning rate {learning_rate:g}); "
+        "lower the learning rate, or raise warmup_share"
+    ),
+    "target_missed": Reason("full fine-tuning scores {full_score:.4f}, {found}"),
+    "unpublishable": Reason(
+        "a version with this {place} could not be published: {place}: {problem}; change it before "
+        "training"
+    ),
+    "already_training": Reason(
+        "another process trains the same task on the same data with the same recipe (its "
+        "checkpoint "
+        "in {folder} is in use); wait for it, or train anyway with --no-resume"
+    ),
+    "cache_unusable": Reason(
+        "the cache folder {folder} cannot be used: {problem}; free space or allow writing there, "
+        "name another folder in NUNATAK_CACHE, or use no cache (--no-cache, --no-resume)"
+    ),
+    "invalid_sweep": Reason("{where}: {problem}"),
+    "sweep_running": Reason(
+        "another sweep writes to {folder}; wait for it, or name another folder (--results)"
+    ),
+    "corrupt_result": Reason(
+        "{file} is no result of a sweep ({problem}); move it away and start again"
+    ),
+}
+
+REQUESTS: Mapping[str, Reason] = {
+    "unauthenticated": Reason(
+        "the request needs a valid API key; send it as 'Authorization: Bearer KEY' (the client "
+        "and the "
+        "command read NUNATAK_API_KEY)",
+        HTTPStatus.UNAUTHORIZED,
+    ),
+    "insufficient_scope": Reason(
+        "the request needs a key with the scope '{scope}'{extent}; ask the operator of the server",
+        _FORBIDDEN,
+    ),
+    "cross_site": Reason(
+        "pages of other sites have no access to this server; send the request from a "
+        "program, or from a page of this server",
+        _FORBIDDEN,
+    ),
+    "invalid_http": Reason(
+        "the bytes are no HTTP/1.1 request with a head of at most {max_headers} headers "
+        "and {max_head_bytes} bytes; the connection is closed",
+        _BAD_REQUEST,
+    ),
+    "invalid_json": Reason(
+        "the body must be JSON in UTF-8 (RFC 8259: no NaN, no Infinity, no lone surrogates), "
+        "and no object may name a field twice",
+        _BAD_REQUEST,
+    ),
+    "invalid_name": Reason("{kind} must be {expected}, got {value!r}", _INVALID),
+    "invalid_request": Reason("{problem}", _INVALID),
+    "body_too_large": Reason(
+        "the body may have at most {limit_bytes} bytes; send fewer texts",
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    ),
+    "receive_timeout": Reason(
+        "the body must arrive within {limit_s:g} seconds", HTTPStatus.REQUEST_TIMEOUT
+    ),
+    "unsupported_media_type": Reason(
+        "the body must be declared as 'content-type: application/json'",
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    ),
+    "too_many_inputs": Reason(
+        "a request carries at most {limit} {of}, got {count}; split it",
+        _INVALID,
+    ),
+    "too_many_tasks": Reason(
+        "a request names at most {limit} tasks, got {count}; split it", _INVALID
+    ),
+    "request_too_large": Reason(
+        "the rows of one request for one {holder} may take {limit:.0f} tokens of the queue, got "
+        "{num_tokens:.0f}; ask fewer texts or fewer tasks at a time",
+        _INVALID,
+    ),
+    "text_too_long": Reason(
+        "input {position} has {num_chars} characters, at most {limit_chars} are read; send a "
+        "part of it",
+        _INVALID,
+    ),
+    "too_many_tokens": Reason(
+        "text {position} has {num_tokens} tokens, at most {limit} are read at once, and on_long is "
+        "refuse; shorten the text, or ask for on_long windows or cut, or for truncation, where the "
+        "route offers it",
+        _INVALID,
+    ),
+    "empty_text": Reason("input {position} is empty or only white space; leave it out", _INVALID),
+    "invalid_text": Reason("input {position} contains {reason}; remove it", _INVALID),
+    "model_not_found": Reason(
+        "the one embedding model here is {served!r}; tasks are asked at /v1/tasks", _NOT_FOUND
+    ),
+    "wrong_input_kind": Reason(
+        "input {position} is a {kind}, and this {head} task reads a {wanted}; send what the task "
+        "reads, or ask another task",
+        _INVALID,
+    ),
+}
+
+SERVER: Mapping[str, Reason] = {
+    "invalid_settings": Reason("{problem}"),
+    "invalid_key_file": Reason("the file of API keys {path}: {reason}"),
+    "overloaded": Reason(
+        "the queue is full ({limit} {resource}); retry after {retry_after_s} seconds", _TOO_MANY
+    ),
+    "share_exceeded": Reason(
+        "this {holder} holds its share of the queue ({limit} {resource} for all); wait for "
+        "answers, or retry after {retry_after_s} seconds",
+        _TOO_MANY,
+    ),
+    "deadline_exceeded": Reason("{problem}", _LATE),
+    "deadline_too_short": Reason(
+        "the queued work before it takes about {wait_ms:.0f} ms, the deadline is "
+        "{deadline_ms:.0f} ms; allow more time or retry later",
+        _LATE,
+    ),
+    "not_ready": Reason("the server is not ready: {reason}", _UNAVAILABLE),
+    "draining": Reason(
+        "the server is shutting down; send the request to another one", _UNAVAILABLE
+    ),
+    "engine_failed": Reason("the server has failed ({reason}); restart it", _UNAVAILABLE),
+    "out_of_memory": Reason(
+        "the server had no memory left for the request; retry later, or lower "
+        "NUNATAK_MAX_BATCH_TOKENS or "
+        "NUNATAK_TASK_MEMORY_BYTES",
+        _UNAVAILABLE,
+    ),
+    "backbone_unhealthy": Reason(
+        "the backbone {reason}; see the log, or try another NUNATAK_DTYPE", _UNAVAILABLE
+    ),
+    "task_unhealthy": Reason("{task}/{version} {reason}; roll it back", _UNAVAILABLE),
+    "task_does_not_fit": Reason(
+        "{task}/{version} needs {needed_bytes} bytes; of {budget_bytes} for task versions "
+        "{pinned_bytes} are pinned; raise NUNATAK_TASK_MEMORY_BYTES or unpin others",
+        _UNAVAILABLE,
+    ),
+    "task_in_use": Reason(
+        "{task}/{version} is answering {num_leases} requests; retry when they are done", _CONFLICT
+    ),
+    "task_pinned": Reason("{task}/{version} is pinned; unpin it before it is evicted", _CONFLICT),
+}
+
+COMMAND: Mapping[str, Reason] = {
+    "missing_extra": Reason(
+        "this command needs {module!r}, which is not installed; run: pip install 'nunatak[{extra}]'"
+    ),
+    "registry_missing": Reason(
+        "no registry at {location}; publish a first task with `nunatak train`, or name another "
+        "place with --registry or NUNATAK_REGISTRY"
+    ),
+    "invalid_option": Reason("{problem}"),
+    "invalid_input_file": Reason("{where}: {problem}"),
+    "invalid_task_file": Reason("{path}: {place}: {problem}; docs/training.md shows the format"),
+    "process_not_found": Reason("no process {pid} on this machine; give the pid of the server"),
+    "server_start_failed": Reason(
+        "the server ended with code {exit_code} before it was ready; {where}"
+    ),
+}
+
+CLIENT: Mapping[str, Reason] = {
+    "api_error": Reason("{detail}{trail}"),
+    "invalid_input": Reason("{problem}"),
+    "connection_failed": Reason("{problem}"),
+    "invalid_response": Reason("{problem}"),
+    "wrong_head": Reason(
+        "only a {wanted} task gives this part, got the answer of a {head} task; read the property "
+        "of its kind, or `outputs`"
+    ),
+}
+
+REASONS: Final[Mapping[str, Reason]] = {
+    **REGISTRY,
+    **MODEL,
+    **ARTIFACT,
+    **TRAINING,
+    **REQUESTS,
+    **SERVER,
+    **COMMAND,
+    **CLIENT,
+}
+"""All reasons, by code."""

@@ -1,0 +1,22 @@
+"""Expected errors by their code, where the code is all that tells one error from another."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import pytest
+
+from nunatak_contract.errors import NunatakError
+
+
+@contextmanager
+def raises(code: str, *, match: str | None = None) -> Generator[pytest.ExceptionInfo[NunatakError]]:
+    """Expect an error with this code, and with this pattern in its message."""
+    with pytest.raises(NunatakError, match=match) as caught:
+        yield caught
+    assert caught.value.code == code
+
+
+def code_of(outcome: object) -> str:
+    """Return the code of what is expected to be an error."""
+    assert isinstance(outcome, NunatakError)
+    return outcome.code

@@ -1,0 +1,262 @@
+"""The shipped file of nginx, run by nginx itself in front of real servers."""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from doubles.access import add_key
+from doubles.lifecycles import LIMIT_S, Site, make_site
+from nunatak_server.settings import ServerSettings
+
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+OPENSSL = shutil.which("openssl")
+SHIPPED = Path(__file__).parents[2] / "deploy" / "nginx" / "nunatak.conf"
+HOST = "nunatak.example"
+PREDICT, ROLLBACK = "/v1/tasks/tone/predict", "/v1/tasks/tone/aliases/prod/rollback"
+MAX_BODY_BYTES = ServerSettings.model_construct().max_body_bytes
+BUFFERS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+"""Folders of nginx; those of a package belong to root."""
+NUM_ASKED = 6
+
+pytestmark = pytest.mark.skipif(
+    NGINX is None or OPENSSL is None, reason="nginx or openssl is not installed (apt-get install)"
+)
+
+
+class Refusing(ThreadingHTTPServer):
+    """A process that drains: it refuses every request, and counts the requests."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Refuse)
+        self.num_asked = 0
+
+    @property
+    def place(self) -> str:
+        """Where it listens."""
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class _Refuse(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Refusing  # pyright: ignore[reportIncompatibleVariableOverride] - ours alone starts it
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.server.num_asked += 1
+        self.send_response(503)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        """Log nothing."""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path)
+
+
+@pytest.fixture
+def refusing() -> Generator[Refusing]:
+    with Refusing() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return found.getsockname()[1]
+
+
+def run(*command: object) -> str:
+    done = subprocess.run(  # noqa: S603 - programs of this machine, and our own arguments
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def placed(text: str, changes: dict[str, str]) -> str:
+    """The shipped file at other places; all that it promises stays as it is."""
+    for shipped, here in changes.items():
+        assert text.count(shipped) == 1, shipped
+        text = text.replace(shipped, here)
+    return text
+
+
+@contextlib.contextmanager
+def proxy(folder: Path, *upstreams: str) -> Generator[httpx.Client]:
+    """Run nginx before two processes; yields a client that trusts its certificate."""
+    folder.mkdir()
+    port, certificate, key = free_port(), folder / "tls.crt", folder / "tls.key"
+    names = f"subjectAltName=DNS:{HOST},IP:127.0.0.1"
+    run(
+        *(OPENSSL, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", 2),
+        *("-subj", f"/CN={HOST}", "-addext", names, "-keyout", key, "-out", certificate),
+    )
+    first, second = upstreams
+    changes = {
+        "server 127.0.0.1:8080": f"server {first}",
+        "server 127.0.0.1:8081": f"server {second}",
+        "listen 443 ": f"listen 127.0.0.1:{port} ",
+        "/etc/nunatak/tls.crt": str(certificate),
+        "/etc/nunatak/tls.key": str(key),
+    }
+    (folder / "nunatak.conf").write_text(placed(SHIPPED.read_text(encoding="utf-8"), changes))
+    left_out = run(NGINX, "-V")
+    buffers = "".join(
+        f"  {name}_temp_path {folder / name};\n"
+        for name in BUFFERS
+        if f"--without-http_{name}_module" not in left_out
+    )
+    whole = folder / "nginx.conf"
+    user = "user root;\n" if os.geteuid() == 0 else ""
+    whole.write_text(
+        f"{user}pid {folder / 'pid'};\nerror_log {folder / 'log'};\nevents {{}}\n"
+        f"http {{\n  access_log off;\n{buffers}  include {folder / 'nunatak.conf'};\n}}\n"
+    )
+    nginx = (NGINX, "-p", folder, "-e", folder / "log", "-c", whole)
+    # The command ends when nginx listens.
+    run(*nginx)
+    try:
+        with httpx.Client(
+            base_url=f"https://127.0.0.1:{port}",
+            headers={"host": HOST},
+            verify=ssl.create_default_context(cafile=certificate),
+            timeout=LIMIT_S,
+        ) as client:
+            yield client
+    finally:
+        run(*nginx, "-s", "stop")
+
+
+def place_of(address: str) -> str:
+    return address.removeprefix("http://")
+
+
+def test_the_shipped_file_serves_what_it_promises(site: Site, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    allowed = add_key(keys, "support")
+    with (
+        site.server(api_keys_file=keys) as server,
+        proxy(tmp_path / "nginx", *[place_of(server.address)] * 2) as client,
+    ):
+        assert client.get("/readyz").status_code == 200
+        check_answers(client, allowed)
+        check_sites(client, allowed)
+        check_size(client, allowed)
+        check_stream(client, site, allowed)
+        check_protocol(client)
+
+
+def check_answers(client: httpx.Client, allowed: dict[str, str]) -> None:
+    """Keys are passed on, and each request has a name by which the log of the server has it."""
+    body = {"inputs": "hi"}
+    answer = client.post(PREDICT, json=body, headers=allowed)
+    stranger = client.post(PREDICT, json=body)
+    names = {answer.headers["x-request-id"], stranger.headers["x-request-id"]}
+
+    assert (answer.status_code, stranger.status_code) == (200, 401)
+    assert {item["label"] for item in answer.json()["outputs"]}
+    assert len(names) == 2
+    assert all(re.fullmatch("[0-9a-f]{32}", name) for name in names)
+
+
+def check_sites(client: httpx.Client, allowed: dict[str, str]) -> None:
+    """The server knows its public name from the proxy, so the server's own page may ask."""
+    for origin, status in ((HOST, 200), ("elsewhere.example", 403)):
+        headers = {**allowed, "origin": f"https://{origin}"}
+        answer = client.post(PREDICT, json={"inputs": "hi"}, headers=headers)
+        assert answer.status_code == status
+
+
+def check_size(client: httpx.Client, allowed: dict[str, str]) -> None:
+    """Bodies pass up to the limit of the server."""
+    headers = {**allowed, "content-type": "application/json"}
+    start = b'{"inputs": "hi"'
+    for num_bytes, status in ((MAX_BODY_BYTES, 200), (MAX_BODY_BYTES + 1, 413)):
+        body = start + b" " * (num_bytes - len(start) - 1) + b"}"
+        assert client.post(PREDICT, content=body, headers=headers).status_code == status
+
+
+def check_stream(client: httpx.Client, site: Site, allowed: dict[str, str]) -> None:
+    """A line comes as soon as the server has it, while another waits for the device."""
+    site.hold(is_held=True)
+    try:
+        with client.stream(
+            "POST",
+            "/v1/predict",
+            json={"inputs": "a new text", "tasks": ["nope", "tone"]},
+            headers={**allowed, "accept": "application/x-ndjson"},
+        ) as answer:
+            lines = answer.iter_lines()
+            first = next(lines)
+            site.hold(is_held=False)
+            rest = list(lines)
+    finally:
+        site.hold(is_held=False)
+    assert "task_not_found" in first
+    assert any('"tone"' in line for line in rest)
+
+
+def check_protocol(client: httpx.Client) -> None:
+    """Callers that speak HTTP/2 get it, over a TLS of today."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    with (
+        socket.create_connection(("127.0.0.1", client.base_url.port or 443)) as plain,
+        context.wrap_socket(plain, server_hostname=HOST) as connection,
+    ):
+        assert connection.selected_alpn_protocol() == "h2"
+        assert connection.version() in {"TLSv1.2", "TLSv1.3"}
+
+
+def test_a_prediction_goes_on_to_another_process_and_a_rollback_does_not(
+    site: Site, refusing: Refusing, tmp_path: Path
+) -> None:
+    with (
+        site.server() as server,
+        proxy(tmp_path / "nginx", place_of(server.address), refusing.place) as client,
+    ):
+        predicted = [client.post(PREDICT, json={"inputs": "hi"}) for _ in range(NUM_ASKED)]
+        num_passed_on, refusing.num_asked = refusing.num_asked, 0
+        rolled_back = [client.post(ROLLBACK, json={}) for _ in range(NUM_ASKED)]
+
+    assert {answer.status_code for answer in predicted} == {200}
+    assert num_passed_on > 0
+    num_refused = [answer.status_code for answer in rolled_back].count(503)
+    assert 0 < num_refused == refusing.num_asked < NUM_ASKED
+
+
+def test_a_process_that_is_gone_is_left_out(site: Site, tmp_path: Path) -> None:
+    with (
+        site.server() as server,
+        proxy(tmp_path / "nginx", f"127.0.0.1:{free_port()}", place_of(server.address)) as client,
+    ):
+        predicted = [client.post(PREDICT, json={"inputs": "hi"}) for _ in range(NUM_ASKED)]
+        rolled_back = [client.post(ROLLBACK, json={}) for _ in range(NUM_ASKED)]
+
+    assert {answer.status_code for answer in predicted} == {200}
+    # Nothing was sent to the process that is gone, so that sending it again is sending it once.
+    assert {answer.json()["code"] for answer in rolled_back} == {"alias_not_found"}

@@ -1,0 +1,140 @@
+"""`nunatak evaluate`: the scores of training, from a version in this process or on a server."""
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import JsonValue
+
+from doubles.backbones import save_tiny_backbone
+from doubles.examples import toy_rows, write_jsonl
+from doubles.serving import make_settings, running_server
+from doubles.terminals import nunatak
+from nunatak_contract.methods import TopK
+from nunatak_model import Backbone, load_backbone
+from nunatak_registry import Registry
+from nunatak_training.kinds import TaskKind
+from nunatak_training.recipes import default_recipe
+from nunatak_training.train import TrainSettings, train
+
+QUICK: dict[str, JsonValue] = {
+    "epochs": 2,
+    "min_steps": 0,
+    "batch_size": 8,
+    "max_length": 32,
+    "learning_rate": 5e-3,
+    "head_learning_rate": 2e-2,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backbone, dev examples of every kind of task, and a registry with a task of every kind."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
+    recipe = default_recipe(TopK(num_layers=1), changes=QUICK)
+    with Registry.open(folder / "registry") as registry:
+        for kind in TaskKind:
+            (folder / kind).mkdir()
+            write_jsonl(folder / kind / "train.jsonl", toy_rows(kind, 48, seed=1))
+            # More than one request holds.
+            write_jsonl(folder / kind / "dev.jsonl", toy_rows(kind, 70, seed=2))
+            settings = TrainSettings(task=kind, data=folder / kind, recipe=recipe)
+            train(settings, registry=registry, backbone=backbone)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def backbone(folder: Path) -> Backbone:
+    return load_backbone(folder / "backbone")
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path, backbone: Backbone) -> Iterator[str]:
+    with (
+        Registry.open(folder / "registry") as registry,
+        running_server(backbone, registry, make_settings(max_inputs=20)) as url,
+    ):
+        yield url
+
+
+def evaluated(folder: Path, kind: TaskKind, *options: str) -> dict[str, JsonValue]:
+    data = folder / kind / "dev.jsonl"
+    ran = nunatak("evaluate", kind, "--data", str(data), "--json", *options)
+    assert ran.exit_code == 0, ran.stderr
+    return ran.json()
+
+
+def here(folder: Path) -> tuple[str, ...]:
+    return "--registry", str(folder / "registry"), "--backbone", str(folder / "backbone")
+
+
+@pytest.mark.parametrize("kind", TaskKind)
+def test_a_version_has_the_scores_that_training_recorded_wherever_it_is_asked(
+    kind: TaskKind, folder: Path, address: str
+) -> None:
+    with Registry.open(folder / "registry") as registry:
+        recorded = {it.name: it.value for it in registry.resolve(kind).metrics}
+
+    own = evaluated(folder, kind, *here(folder))
+    served = evaluated(folder, kind, "--server", address)
+
+    metrics = own["metrics"]
+    assert isinstance(metrics, dict)
+    assert {name: metrics[name] for name in recorded} == pytest.approx(recorded, abs=1e-6)
+    assert served["metrics"] == pytest.approx(metrics, abs=1e-6)
+    assert (own["reference"], served["num_wrong"]) == (f"{kind}/1", own["num_wrong"])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_wrong_texts_are_written_with_their_place_and_scores(
+    suffix: str, folder: Path, tmp_path: Path
+) -> None:
+    kind = TaskKind.SINGLE_LABEL
+    found = evaluated(folder, kind, *here(folder), "--wrong", str(tmp_path / f"wrong.{suffix}"))
+    lines = (folder / kind / "dev.jsonl").read_text().splitlines()
+    examples: dict[str, Any] = {
+        f"dev.jsonl:{at}": json.loads(line) for at, line in enumerate(lines, start=1)
+    }
+
+    with (tmp_path / f"wrong.{suffix}").open(newline="") as file:
+        rows: list[Any] = [*csv.DictReader(file)] if suffix == "csv" else [*map(json.loads, file)]
+
+    assert len(rows) == found["num_wrong"]
+    for row in rows:
+        scores: Any = json.loads(row["scores"]) if suffix == "csv" else row["scores"]
+        assert row["text"] == examples[row["place"]]["text"]
+        assert row["expected"] == examples[row["place"]]["label"] != row["predicted"]
+        assert max(scores, key=lambda label: scores[label]) == row["predicted"]
+
+
+def test_people_see_metrics_labels_confusion_and_calibration(folder: Path) -> None:
+    kind = TaskKind.SINGLE_LABEL
+    data = str(folder / kind / "dev.jsonl")
+
+    shown = nunatak("evaluate", kind, "--data", data, *here(folder)).stdout
+
+    assert f"{kind}/1 on dev.jsonl: 70 examples" in shown
+    for name in ("accuracy", "expected_calibration_error", "precision", "true \\ predicted"):
+        assert name in shown
+
+
+def test_examples_that_the_task_cannot_be_scored_on_are_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    kind = TaskKind.SINGLE_LABEL
+    unknown = write_jsonl(tmp_path / "other.jsonl", [{"text": "x", "label": "unheard"}])
+    values = write_jsonl(tmp_path / "values.jsonl", [{"text": "x"}])
+
+    refused = nunatak("evaluate", kind, "--data", str(unknown), *here(folder))
+    unlabelled = nunatak("evaluate", kind, "--data", str(values), *here(folder))
+    misplaced = nunatak(
+        *("evaluate", kind, "--data", str(unknown), "--wrong", "wrong.txt"), *here(folder)
+    )
+
+    assert refused.stderr.startswith("error [unknown_label]: other.jsonl:1")
+    assert unlabelled.stderr.startswith("error [missing_column]: values.jsonl:1")
+    assert misplaced.stderr.startswith("error [invalid_option]: --wrong expects")

@@ -1,0 +1,116 @@
+"""A query with a thousand documents over real HTTP, in every protocol that ranks."""
+
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.serving import make_settings, running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+
+NUM_DOCUMENTS = 1000
+QUERY = "who came?"
+DOCUMENTS = [f"{number} ann met bob in oslo, and cy came later." for number in range(NUM_DOCUMENTS)]
+RANKS, TOPIC = "ranks", "topic"
+MIN_ANSWERED = 3
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone()
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        lora = Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)
+        publish_tiny_task(
+            opened, backbone, task=RANKS, method=lora, kind=HeadKind.RANKING, labels=()
+        )
+        publish_tiny_task(opened, backbone, task=TOPIC, method=lora)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def address(backbone: Backbone, registry: Registry) -> Generator[str]:
+    with running_server(backbone, registry, make_settings(trunk_cache_bytes=0)) as address:
+        yield address
+
+
+def ranked(client: httpx.Client, documents: list[str]) -> dict[int, float]:
+    """Scores by the index of the document, which the server returns best first."""
+    answer = client.post(
+        f"/v1/tasks/{RANKS}/predict",
+        json={
+            "inputs": {"query": QUERY, "documents": documents},
+            "parameters": {"function_to_apply": "none"},
+        },
+    )
+    assert answer.status_code == 200, answer.text
+    outputs = answer.json()["outputs"]
+    scores = [item["score"] for item in outputs]
+    assert scores == sorted(scores, reverse=True)
+    return {item["index"]: item["score"] for item in outputs}
+
+
+def classified(client: httpx.Client) -> Any:  # noqa: ANN401 - JSON
+    answer = client.post(f"/v1/tasks/{TOPIC}/predict", json={"inputs": "ann met bob."})
+    assert answer.status_code == 200, answer.text
+    return {label["label"]: label["score"] for label in answer.json()["outputs"]}
+
+
+def test_a_thousand_documents_are_ranked_while_short_requests_are_answered(address: str) -> None:
+    with (
+        httpx.Client(base_url=address, timeout=60) as client,
+        httpx.Client(base_url=address, timeout=60) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        expected = classified(client)
+        ranking = pool.submit(ranked, other, DOCUMENTS)
+        num_answered = 0
+        while not ranking.done():
+            assert classified(client) == pytest.approx(expected, abs=1e-5)
+            num_answered += 1
+        parts = [ranked(client, DOCUMENTS[begin : begin + 50]) for begin in range(0, 1000, 50)]
+
+    # Those that were answered after the ranking came, and so may not have met it, are two at most.
+    assert num_answered >= MIN_ANSWERED + 2
+    alone = [part[index] for part in parts for index in range(50)]
+    together = ranking.result()
+    assert [together[index] for index in range(NUM_DOCUMENTS)] == pytest.approx(alone, abs=1e-5)
+    assert len(set(alone)) > 1
+
+
+def test_every_protocol_that_ranks_takes_as_many_documents(address: str) -> None:
+    tensors = [
+        {"name": "query", "datatype": "BYTES", "shape": [1], "data": [QUERY]},
+        {"name": "documents", "datatype": "BYTES", "shape": [NUM_DOCUMENTS], "data": DOCUMENTS},
+    ]
+    with httpx.Client(base_url=address, timeout=60) as client:
+        native = ranked(client, DOCUMENTS)
+        theirs = client.post(
+            f"/tei/tasks/{RANKS}/rerank",
+            json={"query": QUERY, "texts": DOCUMENTS, "raw_scores": True},
+        ).json()
+        column = client.post(
+            f"/v2/models/{RANKS}/infer",
+            json={"inputs": tensors, "parameters": {"function_to_apply": "none"}},
+        ).json()
+        information = client.get(f"/tei/tasks/{RANKS}/info").json()
+        too_many = client.post(
+            f"/tei/tasks/{RANKS}/rerank", json={"query": QUERY, "texts": [*DOCUMENTS, "one more"]}
+        )
+
+    assert {it["index"]: it["score"] for it in theirs} == pytest.approx(native, abs=1e-5)
+    scores = next(it["data"] for it in column["outputs"] if it["name"] == "score")
+    assert scores == pytest.approx([native[index] for index in range(NUM_DOCUMENTS)], abs=1e-5)
+    assert information["max_client_batch_size"] == NUM_DOCUMENTS
+    assert too_many.status_code == 422
+    assert "at most 1000 documents, got 1001" in too_many.json()["error"]

@@ -1,0 +1,167 @@
+"""BERT folders with `vocab.txt` and no `tokenizer.json`, against transformers' own tokenizer."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, pipeline
+
+from doubles.backbones import SPECIAL, save_tiny_backbone
+from doubles.checkpoints import save_checkpoint
+from doubles.imported import answers
+from doubles.published import TwinFactory
+from doubles.refusals import raises
+from nunatak_artifact.interchange import import_transformers
+from nunatak_contract.methods import TopK
+from nunatak_model import TextInput, UnsupportedBackboneError, load_backbone
+
+TOKENIZERS: Any = AutoTokenizer
+PIPELINE: Any = pipeline
+TEXTS: list[TextInput] = [
+    "Where is my Parcel?",
+    "Ünïcode ÉTÉ naïve",
+    "東京 and 京都\u3000!",
+    "tabs\tand\r\nlines \x07 [MASK] [SEP] x",
+    ("who wrote it?", "It was written in 1843, by Ada."),
+    "z" * 120,
+]
+SETTINGS: dict[str, dict[str, object]] = {
+    "none": {},
+    "cased": {"do_lower_case": False},
+    "accents": {"strip_accents": False},
+    "ideographs": {"tokenize_chinese_chars": False},
+    "listed": {
+        "added_tokens_decoder": {
+            str(index): {"content": token, "special": True, "normalized": False}
+            for index, token in enumerate(SPECIAL["bert"])
+        }
+    },
+    "named": {"tokenizer_class": "BertTokenizer", "unk_token": "[UNK]", "do_lower_case": False},
+}
+WORDS = [
+    *SPECIAL["bert"],
+    *"abcdefghijklmnopqrstuvwxyzAEIZ0123456789.,!?é京東",
+    *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz0123456789é"),
+]
+
+
+def with_words_alone(folder: Path, settings: Mapping[str, object]) -> Path:
+    """Replace `tokenizer.json` by the vocabulary, which is as long as the embeddings."""
+    (folder / "tokenizer.json").unlink(missing_ok=True)
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    unused = [f"[unused{index}]" for index in range(size - len(WORDS))]
+    (folder / "vocab.txt").write_text("\n".join([*WORDS, *unused]) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
+    return TwinFactory(
+        tmp_path_factory.mktemp("bert"), family="bert", options={"vocab_size": len(WORDS) + 9}
+    )
+
+
+def saved_base(factory: TwinFactory, folder: Path) -> Path:
+    """The base of a factory with weights alone."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((factory.folder / name).read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_texts_have_the_tokens_that_transformers_makes_of_the_vocabulary(
+    factory: TwinFactory, tmp_path: Path, name: str
+) -> None:
+    folder = with_words_alone(saved_base(factory, tmp_path / "base"), SETTINGS[name])
+    theirs = TOKENIZERS.from_pretrained(folder)
+
+    backbone = load_backbone(folder)
+
+    for text, found in zip(TEXTS, backbone.tokenizer.encode(TEXTS, max_length=60), strict=True):
+        pair = (text,) if isinstance(text, str) else text
+        expected = theirs(*pair, truncation=True, max_length=60)
+        assert list(found.token_ids) == expected["input_ids"]
+        assert list(found.type_ids) == expected["token_type_ids"]
+    ours = json.loads(backbone.tokenizer.definition)
+    assert ours == json.loads(theirs.backend_tokenizer.to_str()) | {
+        "truncation": None,
+        "padding": None,
+    }
+
+
+def test_a_model_that_was_saved_with_its_vocabulary_alone_is_imported(
+    factory: TwinFactory, tmp_path: Path
+) -> None:
+    base = with_words_alone(saved_base(factory, tmp_path / "base"), {})
+    save_checkpoint(factory, tmp_path / "tuned", method=TopK(num_layers=1))
+    with_words_alone(tmp_path / "tuned", {})
+    TOKENIZERS.from_pretrained(base).save_pretrained(base)
+    (base / "vocab.txt").unlink(missing_ok=True)
+    texts = ["where is my parcel?", "Who wrote it, in 1843?"]
+
+    ours = answers(tmp_path / "tuned", load_backbone(base), texts)
+
+    theirs = PIPELINE("text-classification", model=str(tmp_path / "tuned"), top_k=None)
+    for answer, expected in zip(ours, theirs(texts), strict=True):
+        scores = {it["label"]: it["score"] for it in answer}
+        assert scores == pytest.approx({it["label"]: it["score"] for it in expected}, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("added_tokens.json", {"<new>": 99}, "added_tokens.json"),
+        ("special_tokens_map.json", {"cls_token": "<s>"}, "cls_token='<s>'"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"9": {"content": "<new>"}}},
+            "added_tokens_decoder",
+        ),
+        ("tokenizer_config.json", {"additional_special_tokens": ["<new>"]}, "additional_special"),
+    ],
+)
+def test_tokens_beside_the_vocabulary_are_refused_with_advice(
+    factory: TwinFactory, tmp_path: Path, file: str, content: dict[str, object], named: str
+) -> None:
+    folder = with_words_alone(saved_base(factory, tmp_path / "base"), {})
+    (folder / file).write_text(json.dumps(content))
+    tuned = tmp_path / "tuned"
+    save_checkpoint(factory, tuned)
+    with_words_alone(tuned, {})
+    (tuned / file).write_text(json.dumps(content))
+
+    with pytest.raises(UnsupportedBackboneError, match=named) as refused:
+        load_backbone(folder)
+    with raises("unsupported_import", match=named):
+        import_transformers(tuned, factory.backbone)
+
+    assert "save_pretrained" in str(refused.value)
+
+
+def test_a_vocabulary_without_special_tokens_is_refused(
+    factory: TwinFactory, tmp_path: Path
+) -> None:
+    folder = with_words_alone(saved_base(factory, tmp_path / "base"), {})
+    words = (folder / "vocab.txt").read_text().replace("[SEP]", "[END]")
+    (folder / "vocab.txt").write_text(words)
+
+    with pytest.raises(UnsupportedBackboneError, match=r"no \[SEP\] in vocab.txt"):
+        load_backbone(folder)
+
+
+def test_a_folder_with_neither_says_how_to_get_a_tokenizer(
+    factory: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(factory, tmp_path / "tuned")
+    (tmp_path / "tuned" / "tokenizer.json").unlink()
+    roberta = save_tiny_backbone(tmp_path / "roberta", family="roberta")
+    (roberta / "tokenizer.json").rename(roberta / "vocab.json")
+
+    with raises("invalid_folder", match="save_pretrained"):
+        import_transformers(tmp_path / "tuned", factory.backbone)
+    with pytest.raises(UnsupportedBackboneError, match="save_pretrained"):
+        load_backbone(roberta)

@@ -1,0 +1,116 @@
+"""Laws of what is suspicious in examples that are right in form."""
+
+import pytest
+
+from doubles.examples import toy_data
+from nunatak_training.data import (
+    DataProblem,
+    Example,
+    ExampleSet,
+    LabelSet,
+    TaskData,
+    data_warnings,
+)
+from nunatak_training.data.splits import MAX_IMBALANCE
+from nunatak_training.kinds import TaskKind
+
+
+def examples(*rows: tuple[str, str], pair: str | None = None) -> ExampleSet:
+    return ExampleSet(
+        examples=tuple(Example(text=text, text_pair=pair, label=label) for text, label in rows)
+    )
+
+
+def data_of(
+    train: ExampleSet, dev: ExampleSet | None = None, test: ExampleSet | None = None
+) -> TaskData:
+    labels = tuple(sorted({str(example.label) for example in train.examples}))
+    return TaskData(
+        name="toy", train=train, dev=dev or examples(("q", "a")), test=test, labels=labels
+    )
+
+
+CLEAN = (("one", "a"), ("two", "b"), ("three", "a"))
+
+
+def problems(data: TaskData, num_long: tuple[int, int] = (0, 0)) -> list[DataProblem]:
+    return [it.problem for it in data_warnings(data, num_long=num_long, max_length=8)]
+
+
+def test_clean_data_has_no_warning() -> None:
+    assert problems(data_of(examples(*CLEAN), test=examples(("r", "b")))) == []
+
+
+def test_texts_that_dev_shares_with_train_are_counted() -> None:
+    dev = examples(("two", "b"), ("new", "a"), ("one", "a"))
+
+    (warning,) = data_warnings(data_of(examples(*CLEAN), dev), max_length=8)
+
+    assert warning.problem is DataProblem.IN_TRAIN_AND_DEV
+    assert warning.found == "2 of 3 examples, such as 'two'"
+    assert "remove" in warning.advice
+
+
+def test_texts_that_test_shares_with_train_are_counted() -> None:
+    data = data_of(examples(*CLEAN), test=examples(("three", "a")))
+
+    assert problems(data) == [DataProblem.IN_TRAIN_AND_TEST]
+
+
+def test_a_pair_shares_both_of_its_texts_or_nothing() -> None:
+    train = examples(*CLEAN, pair="left")
+
+    assert problems(data_of(train, examples(("one", "a"), pair="right"))) == []
+    assert problems(data_of(train, examples(("one", "a"), pair="left"))) != []
+
+
+def test_one_text_with_two_labels_is_a_contradiction() -> None:
+    (warning,) = data_warnings(data_of(examples(*CLEAN, ("one", "b"))), max_length=8)
+
+    assert warning.problem is DataProblem.CONTRADICTION
+    assert warning.found == "1 texts, such as 'one'"
+
+
+def test_one_text_with_two_values_is_no_contradiction() -> None:
+    train = ExampleSet(examples=(Example(text="one", label=1.0), Example(text="one", label=2.0)))
+    data = TaskData(name="toy", kind=TaskKind.REGRESSION, train=train, dev=train, labels=("value",))
+
+    assert DataProblem.CONTRADICTION not in problems(data)
+
+
+def test_equal_label_sets_do_not_contradict_each_other() -> None:
+    both = LabelSet(names=("a", "b"))
+    train = ExampleSet(examples=(Example(text="one", label=both), Example(text="one", label=both)))
+    data = TaskData(
+        name="toy",
+        kind=TaskKind.MULTI_LABEL,
+        train=train,
+        dev=ExampleSet(examples=(Example(text="two", label=both),)),
+        labels=("a", "b"),
+    )
+
+    assert problems(data) == []
+
+
+@pytest.mark.parametrize("label", [" a", "a ", "a\u00a0"])
+def test_white_space_around_a_label_is_told(label: str) -> None:
+    (warning,) = data_warnings(data_of(examples(*CLEAN, ("four", label))), max_length=8)
+
+    assert warning.problem is DataProblem.WHITE_SPACE
+    assert repr(label) in warning.found
+
+
+def test_more_than_a_hundredth_of_examples_that_are_cut_is_told() -> None:
+    data = toy_data(num_train=100, num_dev=16)
+
+    told = [DataProblem.CUT in problems(data, it) for it in ((0, 0), (1, 0), (2, 0), (0, 1))]
+
+    assert told == [False, False, True, True]
+
+
+def test_a_label_far_rarer_than_another_is_told() -> None:
+    def is_told(times: int) -> bool:
+        rows = [(f"text {number}", "common") for number in range(times)]
+        return DataProblem.IMBALANCE in problems(data_of(examples(*rows, ("other", "rare"))))
+
+    assert [is_told(MAX_IMBALANCE - 1), is_told(MAX_IMBALANCE)] == [False, True]

@@ -1,0 +1,333 @@
+"""Evaluation: all scores of a task, from what the task says about labelled examples.
+
+The scores are those of training, computed from answers and not from logits. So the same scores
+hold for a version in this process and for a version on a server.
+
+Axes: units, bins.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import cast
+
+import numpy as np
+from jaxtyping import Float
+
+from nunatak_training.data.examples import Answers, ExampleSet, LabelSet, Relevance, TaggedWords
+from nunatak_training.kinds import Metric, TaskKind
+from nunatak_training.scoring.counts import (
+    LabelCounts,
+    accuracy,
+    confusion,
+    count_pairs,
+    count_sets,
+    f1_macro,
+    f1_micro,
+    label_statistics,
+)
+from nunatak_training.scoring.spans import entities_in, exact_match, overlap_f1, uses_bio
+from nunatak_training.scoring.statistics import (
+    Interval,
+    Statistic,
+    Statistics,
+    mean_of,
+    score_intervals,
+    weights_of_all,
+    wilson_interval,
+)
+from nunatak_training.scoring.values import ndcg, pearson, reciprocal_rank, spearman
+
+NUM_BINS = 15
+"""Bins of the calibration error, as in Guo et al. 2017."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleAnswer:
+    """What a task says about one example."""
+
+    value: str | float | tuple[str, ...]
+    """The label or the answer; the value, or the score of the document; all labels that apply, or
+    the tag of each word."""
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The probability of each label, of tasks that classify whole texts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelReport:
+    """The scores of one label, or of the entities of one type."""
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    num_expected: int
+    num_predicted: int
+    precision_interval: Interval | None
+    """At 95 %; None if the label was never predicted."""
+    recall_interval: Interval | None
+    """At 95 %; None if the label was never expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """All scores of a task on labelled examples."""
+
+    metrics: Mapping[Metric, float]
+    intervals: Mapping[Metric, Interval]
+    """At 95 %; a score may have none (see `score_intervals`)."""
+    errors: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Of a regression: the mean absolute error and the root of the mean squared error."""
+    labels: tuple[LabelReport, ...] = ()
+    confusion: Mapping[tuple[str, str], int] | None = None
+    """How often each pair of true and predicted label occurred, where a unit has one label."""
+    calibration_error: float | None = None
+    """The expected calibration error, of tasks that classify whole texts."""
+    misses: tuple[float, ...]
+    """Of each example: 0 if the task was right. Else 1, or the absolute error of a value."""
+
+
+def evaluation_of(
+    kind: TaskKind, labels: Sequence[str], examples: ExampleSet, said: Sequence[ExampleAnswer]
+) -> Evaluation:
+    """Score what a task with these labels says about examples, one entry for each example.
+
+    Raises:
+        KeyError: an example has a label that the task does not know.
+        TypeError: the examples are of another kind of task.
+    """
+    match kind:
+        case TaskKind.SINGLE_LABEL:
+            return _single_label(labels, examples.labels(str), said)
+        case TaskKind.MULTI_LABEL:
+            return _multi_label(labels, examples.labels(LabelSet), said)
+        case TaskKind.REGRESSION:
+            return _regression(examples.labels(float), said)
+        case TaskKind.TOKEN_CLASSIFICATION:
+            return _tags(labels, examples.labels(TaggedWords), said)
+        case TaskKind.QUESTION_ANSWERING:
+            return _answers(examples.labels(Answers), said)
+        case TaskKind.RANKING:
+            return _ranking(examples.labels(Relevance), said)
+
+
+def calibration_error(
+    confidences: Float[np.ndarray, " units"], outcomes: Float[np.ndarray, " units"]
+) -> float:
+    """Return the expected calibration error of probabilities (Guo et al. 2017, eq. 3).
+
+    The mean over all units of the difference between confidence and share of right outcomes in the
+    unit's bin. All bins are equally wide; an upper bound belongs to its bin.
+    """
+    bins = np.clip(np.ceil(confidences * NUM_BINS) - 1, 0, NUM_BINS - 1).astype(int)
+    gaps = np.bincount(bins, weights=confidences - outcomes, minlength=NUM_BINS)
+    return float(np.abs(gaps).sum() / len(confidences))
+
+
+def _single_label(
+    labels: Sequence[str], expected: Sequence[str], said: Sequence[ExampleAnswer]
+) -> Evaluation:
+    predicted = [cast("str", it.value) for it in said]
+    counts = _pairs(labels, [[it] for it in expected], [[it] for it in predicted])
+    is_right = np.array(expected) == np.array(predicted)
+    confidences = [it.scores[label] for it, label in zip(said, predicted, strict=True)]
+    statistics = Statistics(
+        num_units=len(said),
+        by_metric=label_statistics(counts, None),
+        # With one label a text, F1 over all labels together is the accuracy.
+        proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
+    )
+    return Evaluation(
+        metrics=_values(statistics),
+        intervals=_intervals(statistics),
+        labels=_reports(labels, counts, len(said)),
+        confusion=confusion(expected, predicted),
+        calibration_error=calibration_error(np.array(confidences), is_right.astype(float)),
+        misses=tuple(float(not right) for right in is_right),
+    )
+
+
+def _multi_label(
+    labels: Sequence[str], expected: Sequence[LabelSet], said: Sequence[ExampleAnswer]
+) -> Evaluation:
+    number_of = {label: number for number, label in enumerate(labels)}
+    right = [frozenset((number_of[name],) for name in it.names) for it in expected]
+    found = [
+        frozenset((number_of[name],) for name in cast("tuple[str, ...]", it.value)) for it in said
+    ]
+    counts = count_sets(right, found, num_labels=len(labels))
+    misses = [float(own != other) for own, other in zip(right, found, strict=True)]
+    statistics = Statistics(
+        num_units=len(said),
+        by_metric={
+            Metric.F1_MICRO: f1_micro(counts),
+            Metric.F1_MACRO: f1_macro(counts),
+            Metric.ACCURACY: mean_of(1 - np.array(misses)),
+        },
+        proportions=frozenset({Metric.ACCURACY}),
+    )
+    pairs = [
+        (it.scores[label], label in own.names)
+        for it, own in zip(said, expected, strict=True)
+        for label in labels
+    ]
+    confidences, outcomes = np.array(pairs, dtype=float).T
+    return Evaluation(
+        metrics=_values(statistics),
+        intervals=_intervals(statistics),
+        labels=_reports(labels, counts, len(said)),
+        calibration_error=calibration_error(confidences, outcomes),
+        misses=tuple(misses),
+    )
+
+
+def _regression(expected: Sequence[float], said: Sequence[ExampleAnswer]) -> Evaluation:
+    right = np.array(expected, dtype=float)
+    found = np.array([cast("float", it.value) for it in said], dtype=float)
+    errors = np.abs(right - found)
+    statistics = Statistics(
+        num_units=len(said),
+        by_metric={
+            Metric.SPEARMAN: spearman(right, found),
+            Metric.PEARSON: pearson(right, found),
+        },
+    )
+    return Evaluation(
+        metrics=_values(statistics),
+        intervals=_intervals(statistics),
+        errors={
+            "mean_absolute_error": float(errors.mean()),
+            "root_mean_squared_error": float(np.sqrt((errors**2).mean())),
+        },
+        misses=tuple(map(float, errors)),
+    )
+
+
+def _tags(
+    labels: Sequence[str], expected: Sequence[TaggedWords], said: Sequence[ExampleAnswer]
+) -> Evaluation:
+    right = [[word.tag for word in it.words] for it in expected]
+    found = [list(cast("tuple[str, ...]", it.value)) for it in said]
+    words = _pairs(labels, right, found)
+    metrics: dict[Metric, Statistic] = {
+        Metric.ACCURACY: accuracy(words),
+        Metric.F1_MACRO: f1_macro(words),
+        Metric.F1_MICRO: f1_micro(words),
+    }
+    reports = _reports(labels, words, len(said))
+    if uses_bio(labels):
+        kinds = sorted({tag.partition("-")[2] for tag in labels} - {""})
+        entities = _entities(kinds, right, found)
+        metrics = {Metric.ENTITY_F1: f1_micro(entities), **metrics}
+        reports = _reports(kinds, entities, len(said))
+    statistics = Statistics(num_units=len(said), by_metric=metrics)
+    return Evaluation(
+        metrics=_values(statistics),
+        intervals=_intervals(statistics),
+        labels=reports,
+        confusion=confusion(list(chain.from_iterable(right)), list(chain.from_iterable(found))),
+        misses=tuple(float(own != other) for own, other in zip(right, found, strict=True)),
+    )
+
+
+def _answers(expected: Sequence[Answers], said: Sequence[ExampleAnswer]) -> Evaluation:
+    pairs = [
+        (cast("str", it.value), [span.text for span in own.spans])
+        for it, own in zip(said, expected, strict=True)
+    ]
+    exact = np.array([exact_match(*pair) for pair in pairs])
+    statistics = Statistics(
+        num_units=len(said),
+        by_metric={
+            Metric.SPAN_F1: mean_of(np.array([overlap_f1(*pair) for pair in pairs])),
+            Metric.EXACT_MATCH: mean_of(exact),
+        },
+        proportions=frozenset({Metric.EXACT_MATCH}),
+    )
+    return Evaluation(
+        metrics=_values(statistics),
+        intervals=_intervals(statistics),
+        misses=tuple(map(float, 1 - exact)),
+    )
+
+
+def _ranking(expected: Sequence[Relevance], said: Sequence[ExampleAnswer]) -> Evaluation:
+    """Score the order of each group; groups without a grade above 0 do not count."""
+    scores = np.array([cast("float", it.value) for it in said], dtype=float)
+    gains = np.maximum([it.grade for it in expected], 0.0)
+    members = defaultdict[str, list[int]](list)
+    for position, label in enumerate(expected):
+        members[label.group].append(position)
+    groups = [group for group in members.values() if gains[group].any()]
+    statistics = Statistics(
+        num_units=len(groups),
+        by_metric={
+            Metric.NDCG: mean_of(np.array([ndcg(gains[it], scores[it]) for it in groups])),
+            Metric.MRR: mean_of(
+                np.array([reciprocal_rank(gains[it], scores[it]) for it in groups])
+            ),
+        },
+    )
+    misses = np.zeros(len(said))
+    for group in groups:
+        first = group[int(scores[group].argmax())]
+        misses[first] = float(gains[first] <= 0)
+    return Evaluation(
+        metrics=_values(statistics),
+        intervals=_intervals(statistics),
+        misses=tuple(map(float, misses)),
+    )
+
+
+def _pairs(
+    labels: Sequence[str], expected: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> LabelCounts:
+    number_of = {label: number for number, label in enumerate(labels)}
+    right, found = (
+        [[number_of[name] for name in unit] for unit in units] for units in (expected, predicted)
+    )
+    return count_pairs(right, found, num_labels=len(labels))
+
+
+def _entities(
+    kinds: Sequence[str], expected: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> LabelCounts:
+    number_of = {kind: number for number, kind in enumerate(kinds)}
+    right, found = (
+        [
+            frozenset((number_of[kind], begin, end) for kind, begin, end in entities_in(tags))
+            for tags in units
+        ]
+        for units in (expected, predicted)
+    )
+    return count_sets(right, found, num_labels=len(kinds))
+
+
+def _reports(labels: Sequence[str], counts: LabelCounts, num_units: int) -> tuple[LabelReport, ...]:
+    tally = counts.tally(weights_of_all(num_units))
+    return tuple(
+        _report(label, int(hits), int(expected), int(predicted))
+        for label, hits, expected, predicted in zip(labels, *tally, strict=True)
+    )
+
+
+def _report(label: str, hits: int, expected: int, predicted: int) -> LabelReport:
+    return LabelReport(
+        label=label,
+        precision=hits / predicted if predicted else 0.0,
+        recall=hits / expected if expected else 0.0,
+        f1=2 * hits / (expected + predicted) if expected + predicted else 0.0,
+        num_expected=expected,
+        num_predicted=predicted,
+        precision_interval=wilson_interval(hits / predicted, predicted) if predicted else None,
+        recall_interval=wilson_interval(hits / expected, expected) if expected else None,
+    )
+
+
+def _values(statistics: Statistics) -> dict[Metric, float]:
+    return {metric: statistics.value(metric) for metric in statistics.by_metric}
+
+
+def _intervals(statistics: Statistics) -> Mapping[Metric, Interval]:
+    return score_intervals(statistics, tuple(statistics.by_metric), seed=0)
