@@ -1,7 +1,7 @@
 """Outputs: the logits of an input's rows become its answer, by the kind of the head.
 
-The model reads each window of a long text as if the window were a whole text. The logits of the text
-follow from the logits of its windows:
+The model reads each window of a long text as if the window were a whole text. The logits of the
+text follow from the logits of its windows:
 
 - several labels: each label gets its largest logit, because one place in a text is enough;
 - one label with a default label that means "nothing found": the window in which another label is
