@@ -20,7 +20,7 @@ from multiprocessing import get_context
 
 from benchmarks.harness.pinning import cores_of, keep_off
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.server.raw_asker import Manner, RawAsker, RefusedError, run_smoothly
+from benchmarks.server.raw_asker import REFUSED, Manner, RawAsker, run_smoothly
 from benchmarks.server.tenants import publish, server
 from nunatak_loadtest.generator import drive, drive_open
 from nunatak_loadtest.samples import Sample, percentile
@@ -150,7 +150,7 @@ def overload(address: str, sheet: Sheet, seconds: float) -> None:
         peak = (before + saturate(address, QUIET, seconds=seconds)) / 2
         good = sum(it.error is None and it.response_ms <= DEADLINE_MS for it in late)
         ratios.append(good / seconds / peak)
-        refused = [it for it in late if it.error == RefusedError.code]
+        refused = [it for it in late if it.error == REFUSED]
         refusals_ms += [p99_ms(refused)] if refused else []
         lag_ms = percentile(sorted(it.lag_ms for it in late), 99)
         print(

@@ -18,11 +18,13 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from nunatak_client import ConnectionFailedError, InvalidResponseError, Timings
-from nunatak_client.errors import NunatakClientError
+from nunatak_client import ApiError, ConnectionFailedError, InvalidResponseError, Timings
 
 LENGTH = re.compile(rb"content-length: (\d+)")
 RETRY_AFTER = re.compile(rb"retry-after: (\d+)")
+# Codes of samples: the server answered 429, and an obeying client did not send the request.
+REFUSED = "refused"
+WITHHELD = "withheld"
 ResultT = TypeVar("ResultT")
 
 
@@ -33,18 +35,6 @@ class Manner(StrEnum):
     """The client keeps sending."""
     OBEYING = "obeying"
     """The client drops every request that is due before the time of Retry-After is over."""
-
-
-class RefusedError(NunatakClientError):
-    """The server answered 429."""
-
-    code = "refused"
-
-
-class WithheldError(NunatakClientError):
-    """An obeying client did not send the request."""
-
-    code = "withheld"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,20 +121,20 @@ class RawAsker:
         """Ask the one task.
 
         Raises:
-            RefusedError: the server has no room for the request.
-            WithheldError: the client obeys a refusal that it got before.
+            ApiError: the server refuses the request, or the client obeys an earlier refusal.
             InvalidResponseError: the server answered something else than a prediction.
         """
         clock = asyncio.get_running_loop().time
         if clock() < self._silent_until:
-            raise WithheldError("the time of Retry-After is not over")
+            detail = "the time of Retry-After is not over"
+            raise ApiError(code=WITHHELD, status=TOO_MANY_REQUESTS, detail=detail)
         (task,) = tasks
         answer = await self._connections.ask(request_of(task, text, self._deadline_ms))
         if answer.status == TOO_MANY_REQUESTS:
             if self._manner is Manner.OBEYING:
                 silent_until = clock() + answer.retry_after_s
                 self._silent_until = max(self._silent_until, silent_until)
-            raise RefusedError("429")
+            raise ApiError(code=REFUSED, status=TOO_MANY_REQUESTS, detail="no room")
         if answer.status != OK:
             raise InvalidResponseError(f"the server answered {answer.status}")
         return Timings()
