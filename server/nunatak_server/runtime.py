@@ -310,6 +310,8 @@ class Runtime:
         )
         if self._graphs is not None:
             await asyncio.to_thread(self._graphs.record)
+        elif self.settings.cuda_graphs:
+            logger.warning("NUNATAK_CUDA_GRAPHS has no effect without flash attention on CUDA")
         self._engine.start()
         await self._warm_up()
         await pin_at_start(

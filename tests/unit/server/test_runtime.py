@@ -175,6 +175,17 @@ async def test_the_first_batch_of_a_device_with_fast_kernels_mixes_tasks_of_many
     assert banks_of(backbone).num_bytes() == 0
 
 
+async def test_graphs_that_cannot_be_recorded_are_named_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with runtime_of(tmp_path, tiny_backbone(), cuda_graphs=True) as runtime:
+        await runtime.start()
+        await asyncio.wait_for(runtime.aclose(), 20)
+
+    warnings = [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
+    assert warnings == ["NUNATAK_CUDA_GRAPHS has no effect without flash attention on CUDA"]
+
+
 @pytest.mark.parametrize(
     ("kernels", "expected"), [("auto", ("packed_weights",)), ("plain", ())], ids=str
 )
