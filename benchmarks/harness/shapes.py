@@ -15,18 +15,6 @@ from transformers import BertConfig, BertModel, PreTrainedModel, RobertaConfig, 
 from benchmarks.harness.workload import minilm_folder
 
 DEVIATION = 0.02
-TINY: dict[str, int] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-}
-ROBERTA: dict[str, int] = {
-    "vocab_size": 50_265,
-    "max_position_embeddings": 514,
-    "type_vocab_size": 1,
-    "pad_token_id": 1,
-}
 
 
 class Shape(StrEnum):
@@ -50,11 +38,18 @@ def backbone_folder(shape: Shape, root: Path) -> Path:
         case Shape.BERT_BASE:
             config: BertConfig | RobertaConfig = BertConfig()
         case Shape.TINY:
-            config = BertConfig(**TINY)
+            config = BertConfig(
+                hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+            )
         case Shape.ROBERTA_BASE:
-            config = RobertaConfig(**ROBERTA)
+            config = RobertaConfig(
+                vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1
+            )
         case Shape.TINY_ROBERTA:
-            config = RobertaConfig(**ROBERTA, **TINY)
+            config = RobertaConfig(
+                vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1,
+                hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+            )  # fmt: skip
     if not (folder / "config.json").exists():
         _write(folder, config)
     return folder

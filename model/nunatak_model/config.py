@@ -43,7 +43,7 @@ class BackboneConfig:
     activation: Activation
     counts_positions_from_padding: bool
     """Whether padding tokens in a text all share one position, as in RoBERTa."""
-    reach: int | None = None
+    reach: int | None
     """Tokens to either side that a token of a local layer sees; None without local layers."""
 
     @property

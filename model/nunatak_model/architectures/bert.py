@@ -104,6 +104,7 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         layer_norm_epsilon=raw["layer_norm_eps"],
         activation=read_activation("hidden_act", raw["hidden_act"]),
         counts_positions_from_padding=from_padding,
+        reach=None,
     )
 
 
