@@ -48,7 +48,7 @@ EXACT_TOLERANCE = 1e-4
 LENGTHS = (1, 2, 7, 7, 33, 129, 512)
 """Rows of the comparison: shorter and longer than the blocks of a kernel, and two of one length."""
 MEMBERS = ((0, 3), (2, 33), (3, 129))
-"""Slots of the comparison, each with its number of tokens. The slot 1 has none."""
+"""Slots of the comparison, each with its number of tokens. Slot 1 has none."""
 NUM_SLOTS = 4
 
 logger = logging.getLogger(__name__)
