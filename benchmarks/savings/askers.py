@@ -1,4 +1,4 @@
-"""Requests to the baselines: their common plain route, one attempt, answers checked."""
+"""Clients of the measured systems: one attempt per request, and every answer checked."""
 
 import asyncio
 import json
@@ -17,23 +17,23 @@ TIMEOUT_S = 60.0
 
 
 class PlainAsker:
-    """Sends a text and its tasks to `/predict`, tasks of different processes apart."""
+    """Sends a text to `/predict` of a baseline: one request per process, with its tasks."""
 
     def __init__(self, client: httpx.AsyncClient, addresses: Mapping[str, str]) -> None:
         self._client = client
         self._addresses = addresses
 
     async def ask(self, tasks: Sequence[str], text: str) -> Timings:
-        """Ask, and raise unless every task has answered."""
+        """Ask the tasks; raise an error unless every task answers."""
         await self.probabilities(tasks, text)
         return Timings()
 
     async def probabilities(self, tasks: Sequence[str], text: str) -> list[list[float]]:
-        """The probabilities of the labels, by task.
+        """Return the probabilities of the labels, by task.
 
         Raises:
             ConnectionFailedError: there was no answer.
-            InvalidResponseError: it is none.
+            InvalidResponseError: the status of the answer is not 200.
         """
         by_address: dict[str, list[str]] = {}
         for task in tasks:
@@ -68,7 +68,7 @@ async def asking(started: Started) -> AsyncGenerator[Asker]:
 
 
 def answers(started: Started, tasks: Sequence[str], text: str) -> list[list[float]]:
-    """The answers of a system, in one shape for all systems, for comparison."""
+    """Return the answers of a system, in one shape for all systems, for comparison."""
     if started.system.is_ours:
         (address,) = set(started.addresses.values())
         with Client(address) as client:

@@ -1,9 +1,9 @@
-"""Races of whole systems: the highest rate of requests whose p99 keeps the objective, in turns.
+"""Races of whole systems, in turns: the highest request rate whose p99 keeps the objective.
 
-One round starts every system once, in shuffled order, alone on its cores. A burst shows the
-system's highest rate. Lower rates are then tried in the open loop until one keeps the objective;
-then a rate halfway up to the last failed one is tried. A rate that keeps the objective in a short
-trial must also keep it for as many requests as a p99 needs.
+One round starts every system once, in shuffled order, alone on its cores. A burst shows the highest
+rate of the system. Then the race tries lower and lower rates in the open loop, until a rate keeps
+the objective, and at last the mean of this rate and the last failed one. A rate that keeps the
+objective in a short trial must also keep it for as many requests as a p99 needs.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from nunatak_loadtest.traffic import Planned, Requests
 BURST = 64
 """Requests sent at once to find the highest rate of a system."""
 WARM_AFTER_S = 5.0
-"""A burst that takes longer needs no other before it."""
+"""A burst of more seconds needs no earlier burst to warm up."""
 STEPS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
-"""Shares of the highest rate that are tried, until one keeps the objective."""
+"""Shares of the highest rate to try, until one of these rates keeps the objective."""
 AGREEMENT, AGREEMENT_BFLOAT16 = 2e-3, 5e-2
-"""Largest difference of two systems' probabilities, both in float32, or one in bfloat16."""
+"""Largest difference of two systems' probabilities: in float32, and with one in bfloat16."""
 
 
 class DisagreementError(Exception):
@@ -38,16 +38,17 @@ class DisagreementError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long a rate is asked for."""
+    """The durations of the trials of a rate."""
 
     look_s: float
-    """Before it may be refused."""
+    """Seconds of the first trial of a rate."""
     requests: int
-    """Before it is believed, if they come within `longest_s`."""
+    """Requests of the longer trial of a rate that kept the objective in the first trial."""
     longest_s: float
+    """Most seconds of the longer trial, also if it has fewer requests."""
 
     def seconds_to_believe(self, rate_per_s: float) -> float:
-        """How long a rate is asked for that kept the objective at first sight."""
+        """Return the seconds of the longer trial of a rate."""
         return min(self.longest_s, max(self.look_s, self.requests / rate_per_s))
 
 
@@ -58,7 +59,7 @@ class Turn:
     best: Round
     rates: tuple[Rate, ...]
     common_ms: tuple[float, ...]
-    """Response times at the rate that every system is asked at."""
+    """Response times at the rate that is common to all systems."""
 
 
 def run_round(
@@ -70,7 +71,7 @@ def run_round(
     common_rate_per_s: float,
     seed: int,
 ) -> Mapping[System, Turn]:
-    """Let every system take its turn.
+    """Measure every system once, in shuffled order.
 
     Raises:
         DisagreementError: two systems answer differently.
@@ -91,8 +92,8 @@ def run_round(
 
 
 def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
-    """Raise `DisagreementError` unless all systems say the same."""
-    # A rounded one comes last, so that none is held against it.
+    """Raise `DisagreementError` unless all systems give the same probabilities."""
+    # The bfloat16 system comes last, so that no system is compared with rounded answers.
     exact_first = sorted(said.items(), key=lambda item: item[0] is System.NUNATAK_BFLOAT16)
     (first, expected), *others = exact_first
     for system, given in others:
@@ -100,7 +101,7 @@ def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
         difference = max(abs(a - b) for a, b in pairs)
         is_rounded = system is System.NUNATAK_BFLOAT16
         allowed = AGREEMENT_BFLOAT16 if is_rounded else AGREEMENT
-        # Written so that NaN is a disagreement too.
+        # `not <=` makes NaN a disagreement, too.
         if not difference <= allowed:
             raise DisagreementError(
                 f"{system} and {first} differ by {difference:.2g} in a probability, at most "
@@ -111,7 +112,7 @@ def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
 async def take_turn(
     started: Started, scenario: Scenario, effort: Effort, *, common_rate_per_s: float, seed: int
 ) -> Turn:
-    """Find the highest rate, then ask at the common one."""
+    """Find the highest rate that keeps the objective; then measure at the common rate."""
     async with asking(started) as asker:
         tasks = tuple(started.addresses)
         most_per_s = await burst_rate(asker, scenario, tasks, seed=seed)
@@ -144,7 +145,7 @@ async def take_turn(
 async def burst_rate(
     asker: Asker, scenario: Scenario, tasks: Sequence[str], *, seed: int, requests: int = BURST
 ) -> float:
-    """Answers per second when so many requests come at once; bursts before warm up."""
+    """Return the answers per second of a burst of `requests`, after bursts that warm up."""
     rate = 0.0
     for number in range(3):
         drawn = Requests(scenario, tasks, seed=seed * 1_000 + 500 + number)
@@ -170,7 +171,7 @@ async def try_rate(
     *,
     seed: int,
 ) -> tuple[Rate, Round]:
-    """Ask at a rate and hold it against the objective; for longer if it keeps it at first."""
+    """Try a rate for a short time; if the rate keeps the objective, try it for a longer time."""
     look_s, long_s = effort.look_s, effort.seconds_to_believe(rate_per_s)
     found = await hold(asker, scenario, tasks, rate_per_s, seconds=look_s, seed=seed)
     if found[0].met and long_s > look_s:
@@ -187,7 +188,7 @@ async def hold(
     seconds: float,
     seed: int,
 ) -> tuple[Rate, Round]:
-    """Send requests at a rate for some time and compare the results with the objective."""
+    """Send requests at a rate for `seconds`, and compare the results with the objective."""
     samples = await ask_at(asker, scenario, tasks, rate_per_s, seconds=seconds, seed=seed)
     latency = Latency.of(it.response_ms for it in samples if it.error is None)
     p50_ms, p99_ms = (latency.p50_ms, latency.p99_ms) if latency else (0.0, 0.0)
@@ -217,6 +218,6 @@ async def ask_at(
     seconds: float,
     seed: int,
 ) -> list[Sample]:
-    """The scenario's load for so long, at this rate."""
+    """Send the load of a scenario at a rate for `seconds`; return the samples."""
     changed = scenario.model_copy(update={"arrivals": Poisson(rate_per_s=rate_per_s)})
     return await drive(asker, changed, tasks, seed=seed, seconds=seconds)

@@ -43,7 +43,7 @@ class ServerProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the server and wait until it takes requests.
+        """Start the server and wait until it accepts requests.
 
         Raises:
             NunatakError: `server_start_failed`, the process ended before; its messages give the

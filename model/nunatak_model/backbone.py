@@ -113,7 +113,7 @@ class Backbone:
     left_out: Mapping[str, LeftOut] = field(default_factory=dict[str, LeftOut])
     """The records of the weights of layers that are not in memory."""
     is_packed: bool = False
-    """Whether linear maps have the layout for serving, which takes no gradients."""
+    """Whether linear maps have the layout for serving, which cannot have gradients."""
     ops: Ops = PLAIN_OPS
     """The operations of its device."""
 

@@ -38,7 +38,7 @@ class RolloutStore:
         """Let a version run next to an alias, in place of the earlier candidate of its role.
 
         Compare-and-swap: nothing changes unless `expected_version` is the candidate of that role
-        now (0: there must be none; None: whatever there is). An equal candidate is left alone.
+        now (0: there must be none; None: any or none). An equal candidate stays as it is.
         `by` names who does it; absent: the user of the operating system.
 
         Raises:

@@ -44,7 +44,7 @@ class _Stub:
                     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                     await reader.readexactly(int(head.partition("content-length:")[2].split()[0]))
                     if self._is_fresh:
-                        # Blocks the event loop, so that nobody gets an answer, as from a stopped
+                        # Blocks the event loop, so that no caller gets an answer, as from a stopped
                         # process.
                         self.loop.call_later(self._freeze_at_s, time.sleep, self._freeze_s)
                         self._is_fresh = False

@@ -226,7 +226,7 @@ async def wait_for_admitted(client: httpx.AsyncClient, num_requests: int) -> Non
 
 
 async def wait_until_refused(server: ServerProcess) -> None:
-    """Return once the process takes no new connections."""
+    """Return once the process accepts no new connections."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             try:

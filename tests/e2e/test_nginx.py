@@ -26,7 +26,7 @@ HOST = "nunatak.example"
 PREDICT, ROLLBACK = "/v1/tasks/tone/predict", "/v1/tasks/tone/aliases/prod/rollback"
 MAX_BODY_BYTES = ServerSettings.model_construct().max_body_bytes
 BUFFERS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-"""Folders of nginx; those of a package belong to root."""
+"""Folders of nginx; the folders of an installed package belong to root."""
 NUM_ASKED = 6
 
 pytestmark = pytest.mark.skipif(
@@ -45,7 +45,7 @@ class Refusing(ThreadingHTTPServer):
 
     @property
     def place(self) -> str:
-        """Where it listens."""
+        """The address of nginx."""
         return f"127.0.0.1:{self.server_address[1]}"
 
 

@@ -41,9 +41,9 @@ from nunatak_training.settings import Setting, nested, problems_in, settings_of
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
-"""A few hundred examples are learnt in about so many steps, whatever the method."""
+"""Steps in which every method learns a few hundred examples, roughly."""
 PATIENCE = 3
-"""Ends training after so many scored epochs without a better dev score."""
+"""Number of scored epochs without a better dev score after which training ends."""
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NOT_SET = frozenset({"backbone", "method", "layer_choice"})
@@ -133,7 +133,7 @@ GOES_BY_EPOCHS = frozenset(RegularizerName) - {
     RegularizerName.LAYER_GRADDROP,
     RegularizerName.MIXOUT,
 }
-"""These change from epoch to epoch, and reach what they are meant to do in the last epoch."""
+"""These regularizers change from epoch to epoch, and reach full effect in the last epoch."""
 
 
 class TaptSettings(BaseModel):
@@ -328,8 +328,8 @@ _DEFAULTS: Mapping[Method, _Defaults] = {
 """The settings of each method, and of its training, unless a run says otherwise.
 
 The numbers were chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with MiniLM (width 384).
-`full` and `ia3` were not tuned: the numbers of `full` follow common practice, those of `ia3` are a
-first guess.
+`full` and `ia3` were not tuned: the numbers of `full` follow common practice, and the numbers of
+`ia3` are a first guess.
 """
 METHODS: Mapping[str, Method] = {method.kind.value: method for method in _DEFAULTS}
 """All methods by name, each with its defaults."""

@@ -1,6 +1,6 @@
 """Parts that all importers share: choices, results, and checks of a folder against the backbone.
 
-An importer takes `ImportChoices` and returns an `ImportedTask`. The checks compare the shape of the
+An importer reads `ImportChoices` and returns an `ImportedTask`. The checks compare the shape of the
 model, its tokenizer and its reading settings with the backbone. `write_model` writes a model folder
 in the layout of transformers.
 """

@@ -1,6 +1,6 @@
 """LoRA folders of peft.
 
-The fields are those of peft 0.21 (`LoraConfig`); older and newer files have fewer or more. An
+The fields are the fields of peft 0.21 (`LoraConfig`); older and newer files have fewer or more. An
 unknown field is accepted while it is off (null, false, empty). An unknown field that is on is
 refused, since it may change the result.
 

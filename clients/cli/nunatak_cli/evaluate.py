@@ -197,7 +197,7 @@ def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Par
 def _said(
     answer: ShownAnswer, members: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "list[ExampleAnswer]":
-    """Return what an answer says about each of the examples that it is about."""
+    """Return the part of an answer for each of the examples of one input."""
     from nunatak_contract.enums import HeadKind
     from nunatak_training.scoring.evaluation import ExampleAnswer
 
@@ -224,13 +224,14 @@ def _said(
 
 
 def _tags(answer: ShownAnswer, words: "TaggedWords", labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the tag of each word: that of its first token, as in training."""
+    """Return the tag of each word: the tag of the word's first token, as in training."""
     begins = [word.begin for word in words.words]
     tags = [OUTSIDE if OUTSIDE in labels else labels[0]] * len(begins)
     last = -1
     for token in answer.items:
         begin, end = cast("int", token["start"]), cast("int", token["end"])
-        # By its last character: some tokenizers count the space before a word as its first.
+        # The last character finds the word: for some tokenizers, a token begins with the space
+        # before its word.
         word = bisect_right(begins, end - 1) - 1
         if begin < end and word > last:
             tags[word] = str(token["entity"])

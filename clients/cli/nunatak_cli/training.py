@@ -52,7 +52,7 @@ class TrainRequest:
     """Whether to continue a killed run and to write checkpoints."""
     device: DeviceName = DeviceName.CPU
     spelt: RowFormat = field(default_factory=RowFormat)
-    """How the files of examples spell a row."""
+    """The columns and the delimiter of the files of examples."""
     strict: bool = False
     """Whether to refuse data with warnings."""
 

@@ -8,7 +8,7 @@
   least served one, as in start-time fair queueing (Goyal et al. 1996), so no flow saves up turns.
   A long turn is a quantum of deficit round-robin (Shreedhar and Varghese 1996).
 - `Usage` is recent service with exponential decay (Kay and Lauder 1988). Virtual time is forgiven
-  once nobody else waits; usage still tells heavy flows from light ones.
+  once no other flow waits; usage still tells heavy flows from light ones.
 """
 
 from collections import defaultdict

@@ -48,7 +48,7 @@ class Waiting(Queued, Extent, Protocol):
 
     @property
     def deadline(self) -> float:
-        """The clock reading after which nobody needs the answer."""
+        """The clock reading after which the answer is useless."""
         ...
 
     @property
@@ -120,7 +120,7 @@ class BatchPlan(Generic[WaitingRow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleRows(Generic[WaitingRow]):
-    """Rows that nobody needs any more."""
+    """Rows whose answers are not needed any more."""
 
     expired: tuple[WaitingRow, ...]
     """Rows after their deadline; the caller still waits for an error."""

@@ -116,7 +116,7 @@ def browser() -> Generator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Generator[Page]:
-    """An open page; when the test ends, it must have met no error and asked nobody else."""
+    """An open page; until the end of the test, it must cause no error and call no other server."""
     context = browser.new_context(base_url=address)
     page = context.new_page()
     page.set_default_timeout(10_000)

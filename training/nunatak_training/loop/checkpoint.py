@@ -42,7 +42,7 @@ FORMAT = "4"
 """Rises when the content or the meaning of a snapshot changes within a release."""
 FACTS = "facts"
 THREADS = "threads"
-"""In the metadata of the file: how many threads the run computes with."""
+"""Key in the metadata of the file, for the number of threads that compute the run."""
 INTERVAL_SECONDS = 15.0
 """Time between two checkpoints, the most that a kill can cost."""
 MAX_SHARE = 0.05
@@ -91,7 +91,7 @@ class Checkpoint:
 
     @property
     def num_threads(self) -> int | None:
-        """How many threads the run began with; None if nothing was written yet."""
+        """The number of threads at the start of the run; None without a checkpoint."""
         for path in sorted(self._path.parent.glob(f"{self._path.stem}*{SUFFIX}")):
             try:
                 with safe_open(path, framework="np") as file:  # pyright: ignore[reportUnknownVariableType]

@@ -1,6 +1,6 @@
 """Evaluation: all scores of a task, from what the task says about labelled examples.
 
-The scores are those of training, computed from answers and not from logits. So the same scores
+The scores are the scores of training, computed from answers and not from logits. So the same scores
 hold for a version in this process and for a version on a server.
 
 Axes: units, bins.
@@ -135,7 +135,7 @@ def _single_label(
     statistics = Statistics(
         num_units=len(said),
         by_metric=label_statistics(counts, None),
-        # With one label a text, F1 over all labels together is the accuracy.
+        # With one label per text, micro F1 equals the accuracy.
         proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
     )
     return Evaluation(

@@ -144,7 +144,7 @@ def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
 
 
 def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
-    """Name what all panels show once, below them, in as many columns as there is room for."""
+    """Draw one legend for all panels, below them, in as many columns as fit."""
     found = dict[str, Artist]()
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
