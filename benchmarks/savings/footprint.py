@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
-from benchmarks.savings.askers import asking
+from benchmarks.savings.clients import client_of
 from benchmarks.savings.results import MemoryPoint
 from benchmarks.savings.systems import Deployment, Started, System, running
 from nunatak_client import Client
@@ -82,9 +82,9 @@ def _asked(
     started: Started, tasks: Sequence[str], settling_s: float, *, count: int | None = None
 ) -> MemoryPoint:
     async def ask() -> None:
-        async with asking(started) as asker:
+        async with client_of(started) as client:
             for task in tasks:
-                await asker.ask([task], TEXT)
+                await client.ask([task], TEXT)
 
     asyncio.run(ask())
     # Our server returns memory freed by loads some seconds later. Every system gets this time.

@@ -13,7 +13,7 @@ import httpx
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.savings.askers import asking
+from benchmarks.savings.clients import client_of
 from benchmarks.savings.race import ask_at, burst_rate
 from benchmarks.savings.results import ManyPoint
 from benchmarks.savings.systems import Deployment, Started, System, running
@@ -125,8 +125,8 @@ def _throughput(
     started: Started, scenario: Scenario, tasks: Sequence[str], *, seed: int, burst: int
 ) -> float:
     async def ask() -> float:
-        async with asking(started) as asker:
-            return await burst_rate(asker, scenario, tasks, seed=seed, requests=burst)
+        async with client_of(started) as client:
+            return await burst_rate(client, scenario, tasks, seed=seed, requests=burst)
 
     return asyncio.run(ask())
 
@@ -143,9 +143,9 @@ def _point(
     before = _loads(started)
 
     async def ask() -> Latency | None:
-        async with asking(started) as asker:
+        async with client_of(started) as client:
             samples = await ask_at(
-                asker, scenario, tasks, HALF * rate_per_s, seconds=scenario.duration_s, seed=7
+                client, scenario, tasks, HALF * rate_per_s, seconds=scenario.duration_s, seed=7
             )
             loaded.append((_loads(started) - before) / max(len(samples), 1))
             answered.extend(it.response_ms for it in samples if it.error is None)

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from benchmarks.savings.askers import answers, asking
+from benchmarks.savings.clients import answers, client_of
 from benchmarks.savings.results import Rate, Round
 from benchmarks.savings.systems import Deployment, Started, System, running
-from nunatak_loadtest.generator import Asker, drive, drive_open
+from nunatak_loadtest.generator import LoadClient, drive, drive_open
 from nunatak_loadtest.report import LAG_LIMIT_MS, Verdict
 from nunatak_loadtest.samples import Latency, Sample, percentile
 from nunatak_loadtest.scenario import Poisson, Scenario
@@ -113,25 +113,25 @@ async def take_turn(
     started: Started, scenario: Scenario, effort: Effort, *, common_rate_per_s: float, seed: int
 ) -> Turn:
     """Find the highest rate that keeps the objective; then measure at the common rate."""
-    async with asking(started) as asker:
+    async with client_of(started) as client:
         tasks = tuple(started.addresses)
-        most_per_s = await burst_rate(asker, scenario, tasks, seed=seed)
+        most_per_s = await burst_rate(client, scenario, tasks, seed=seed)
         trials = list[tuple[Rate, Round]]()
         for number, share in enumerate(STEPS):
             rate_per_s = most_per_s * share
             trials.append(
-                await try_rate(asker, scenario, tasks, effort, rate_per_s, seed=seed + number)
+                await try_rate(client, scenario, tasks, effort, rate_per_s, seed=seed + number)
             )
             if trials[-1][0].met:
                 break
         if len(trials) > 1 and trials[-1][0].met:
             between = (trials[-1][0].offered_per_s + trials[-2][0].offered_per_s) / 2
             trials.append(
-                await try_rate(asker, scenario, tasks, effort, between, seed=seed + len(STEPS))
+                await try_rate(client, scenario, tasks, effort, between, seed=seed + len(STEPS))
             )
         seconds = effort.seconds_to_believe(common_rate_per_s)
         common = await ask_at(
-            asker, scenario, tasks, common_rate_per_s, seconds=seconds, seed=seed + 100
+            client, scenario, tasks, common_rate_per_s, seconds=seconds, seed=seed + 100
         )
     kept = [result for rate, result in trials if rate.met]
     nothing = Round(goodput_per_s=0.0, p50_ms=0.0, p99_ms=0.0, requests=0)
@@ -143,9 +143,14 @@ async def take_turn(
 
 
 async def burst_rate(
-    asker: Asker, scenario: Scenario, tasks: Sequence[str], *, seed: int, requests: int = BURST
+    client: LoadClient,
+    scenario: Scenario,
+    tasks: Sequence[str],
+    *,
+    seed: int,
+    requests: int = BURST,
 ) -> float:
-    """Return the answers per second of a burst of `requests`, after bursts that warm up."""
+    """Return the answers per second of a burst of requests, after bursts that warm up."""
     rate = 0.0
     for number in range(3):
         drawn = Requests(scenario, tasks, seed=seed * 1_000 + 500 + number)
@@ -154,7 +159,7 @@ async def burst_rate(
             for asked, text in (drawn.draw() for _ in range(requests))
         ]
         began = time.monotonic()
-        await drive_open(asker, planned)
+        await drive_open(client, planned)
         took_s = time.monotonic() - began
         rate = requests / took_s
         if took_s > WARM_AFTER_S:
@@ -163,7 +168,7 @@ async def burst_rate(
 
 
 async def try_rate(
-    asker: Asker,
+    client: LoadClient,
     scenario: Scenario,
     tasks: Sequence[str],
     effort: Effort,
@@ -173,14 +178,14 @@ async def try_rate(
 ) -> tuple[Rate, Round]:
     """Try a rate for a short time; if the rate keeps the objective, try it for a longer time."""
     look_s, long_s = effort.look_s, effort.seconds_to_believe(rate_per_s)
-    found = await hold(asker, scenario, tasks, rate_per_s, seconds=look_s, seed=seed)
+    found = await hold(client, scenario, tasks, rate_per_s, seconds=look_s, seed=seed)
     if found[0].met and long_s > look_s:
-        found = await hold(asker, scenario, tasks, rate_per_s, seconds=long_s, seed=seed + 50)
+        found = await hold(client, scenario, tasks, rate_per_s, seconds=long_s, seed=seed + 50)
     return found
 
 
 async def hold(
-    asker: Asker,
+    client: LoadClient,
     scenario: Scenario,
     tasks: Sequence[str],
     rate_per_s: float,
@@ -189,7 +194,7 @@ async def hold(
     seed: int,
 ) -> tuple[Rate, Round]:
     """Send requests at a rate for `seconds`, and compare the results with the objective."""
-    samples = await ask_at(asker, scenario, tasks, rate_per_s, seconds=seconds, seed=seed)
+    samples = await ask_at(client, scenario, tasks, rate_per_s, seconds=seconds, seed=seed)
     latency = Latency.of(it.response_ms for it in samples if it.error is None)
     p50_ms, p99_ms = (latency.p50_ms, latency.p99_ms) if latency else (0.0, 0.0)
     lag_ms = percentile(sorted(it.lag_ms for it in samples), 99) if samples else 0.0
@@ -210,7 +215,7 @@ async def hold(
 
 
 async def ask_at(
-    asker: Asker,
+    client: LoadClient,
     scenario: Scenario,
     tasks: Sequence[str],
     rate_per_s: float,
@@ -220,4 +225,4 @@ async def ask_at(
 ) -> list[Sample]:
     """Send the load of a scenario at a rate for `seconds`; return the samples."""
     changed = scenario.model_copy(update={"arrivals": Poisson(rate_per_s=rate_per_s)})
-    return await drive(asker, changed, tasks, seed=seed, seconds=seconds)
+    return await drive(client, changed, tasks, seed=seed, seconds=seconds)

@@ -65,7 +65,7 @@ class Clock:
     """Counts the CPU seconds, the duration and the rows of forward passes."""
 
     def __init__(self) -> None:
-        self.processor_s = 0.0
+        self.cpu_s = 0.0
         self.wall_s = 0.0
         self.num_rows = 0
         self._is_running = False
@@ -84,7 +84,7 @@ class Clock:
                 return function(backbone, rows, **options)
             finally:
                 self._is_running = False
-                self.processor_s += time.thread_time() - started
+                self.cpu_s += time.thread_time() - started
                 self.wall_s += time.perf_counter() - started_at
 
         return run
@@ -94,7 +94,7 @@ class Clock:
         for _ in sys.stdin:
             counts = {
                 "total_s": time.process_time(),
-                "forward_s": self.processor_s,
+                "forward_s": self.cpu_s,
                 "forward_wall_s": self.wall_s,
                 "num_rows": self.num_rows,
             }

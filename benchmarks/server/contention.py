@@ -21,7 +21,7 @@ from multiprocessing import get_context
 
 from benchmarks.harness.pinning import cores_of, keep_off
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.server.raw_asker import REFUSED, Manner, RawAsker, run_smoothly
+from benchmarks.server.raw_client import REFUSED, Manner, RawClient, run_smoothly
 from benchmarks.server.tenants import publish, server
 from nunatak_loadtest.generator import drive, drive_open
 from nunatak_loadtest.samples import Sample, percentile
@@ -181,9 +181,9 @@ def send(
     """Send requests as one client when they are due; `start_s` is a time of `time.monotonic`."""
 
     async def ask() -> list[Sample]:
-        async with RawAsker(address, deadline_ms=deadline_ms, manner=manner) as asker:
+        async with RawClient(address, deadline_ms=deadline_ms, manner=manner) as client:
             await asyncio.sleep(max(0.0, start_s - time.monotonic()))
-            return await drive_open(asker, planned)
+            return await drive_open(client, planned)
 
     return run_smoothly(ask())
 
@@ -195,8 +195,8 @@ def saturate(
     scenario = Scenario(name="saturate", arrivals=Closed(users=at_once), texts=TEXTS)
 
     async def ask() -> list[Sample]:
-        async with RawAsker(address, deadline_ms=NO_DEADLINE_MS) as asker:
-            return await drive(asker, scenario, tasks, seed=next(SEEDS), seconds=seconds)
+        async with RawClient(address, deadline_ms=NO_DEADLINE_MS) as client:
+            return await drive(client, scenario, tasks, seed=next(SEEDS), seconds=seconds)
 
     samples = run_smoothly(ask())
     end_s = min(it.started_s for it in samples) + seconds

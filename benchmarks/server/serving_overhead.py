@@ -178,7 +178,7 @@ class Throughput:
     """Figures of one round; the CPU time is only that of the forward passes."""
 
     rows_per_s: float
-    processor_s_per_row: float
+    cpu_s_per_row: float
     busy_share: float
     """Share of the round in which a forward ran."""
 
@@ -211,7 +211,7 @@ def record_throughput(
     """Record the share of the forward's throughput that the server reaches, and the losses."""
     pairs = list(zip(served, alone, strict=True))
     ratios = [ours.rows_per_s / theirs.rows_per_s for ours, theirs in pairs]
-    batches = [theirs.processor_s_per_row / ours.processor_s_per_row for ours, theirs in pairs]
+    batches = [theirs.cpu_s_per_row / ours.cpu_s_per_row for ours, theirs in pairs]
     busy = [ours.busy_share for ours in served]
     unit = "of the rows per second of the forward alone"
     sheet.record(identifier, ratios, unit=unit, goal=">= 0.9")
@@ -240,7 +240,7 @@ def served_throughput(
         raise SystemExit(f"the server refused: {refused[0]}")
     return Throughput(
         rows_per_s=len(asked) / took,
-        processor_s_per_row=used.forward_s / used.num_rows,
+        cpu_s_per_row=used.forward_s / used.num_rows,
         busy_share=used.forward_wall_s / took,
     )
 
@@ -264,9 +264,7 @@ def bare_throughput(
         used += time.thread_time() - started
         took += time.perf_counter() - started_at
         num_rows += len(rows)
-    return Throughput(
-        rows_per_s=num_rows / took, processor_s_per_row=used / num_rows, busy_share=1.0
-    )
+    return Throughput(rows_per_s=num_rows / took, cpu_s_per_row=used / num_rows, busy_share=1.0)
 
 
 def check_lengths(backbone: Backbone) -> None:

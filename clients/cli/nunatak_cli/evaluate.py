@@ -18,11 +18,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.asking import Asker, ShownAnswer, open_asker
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, RegistryOption
 from nunatak_cli.output import console, print_json
 from nunatak_cli.predict import counting
+from nunatak_cli.predictors import Predictor, ShownAnswer, open_predictor
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 
@@ -91,8 +91,8 @@ def evaluate(
     with needs_extra("training"):
         # Before the task is loaded: the rest of the command needs it too.
         import_module("nunatak_training")
-    with open_asker(server, registry=registry, backbone=backbone) as asker:
-        scored = _score(reference, data, asker)
+    with open_predictor(server, registry=registry, backbone=backbone) as predictor:
+        scored = _score(reference, data, predictor)
     if wrong is not None:
         _write_wrong(scored, wrong.expanduser())
     if as_json:
@@ -101,16 +101,16 @@ def evaluate(
         console().print(_report(scored, data))
 
 
-def _score(reference: str, data: Path, asker: Asker) -> Scored:
+def _score(reference: str, data: Path, predictor: Predictor) -> Scored:
     from nunatak_training.data import ExampleSet
     from nunatak_training.data.sources import load_test_rows
     from nunatak_training.scoring.evaluation import evaluation_of
 
-    manifest = asker.manifest(reference)
+    manifest = predictor.manifest(reference)
     kind = _kind_of(manifest)
     labels = manifest.head.labels
     read = load_test_rows(data, kind=kind, labels=labels)
-    said, num_truncated = _ask(read, asker, manifest)
+    said, num_truncated = _ask(read, predictor, manifest)
     examples = ExampleSet(examples=tuple(it.example for it in read))
     return Scored(
         manifest=manifest,
@@ -131,11 +131,11 @@ def _kind_of(manifest: "TaskManifest") -> "TaskKind":
 
 
 def _ask(
-    read: "Sequence[ReadExample]", asker: Asker, manifest: "TaskManifest"
+    read: "Sequence[ReadExample]", predictor: Predictor, manifest: "TaskManifest"
 ) -> "tuple[list[ExampleAnswer], int]":
     """Ask about all examples; return what is said of each, and how many inputs were cut."""
     asked = list(_inputs(read, manifest))
-    answers = asker.ask(
+    answers = predictor.ask(
         (source for source, _ in asked), [manifest.reference], _parameters(read, manifest)
     )
     said = list["ExampleAnswer"]()

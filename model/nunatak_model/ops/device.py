@@ -43,8 +43,8 @@ def write_on_device(source: Tensor, target: Tensor) -> None:
     target.copy_(source, non_blocking=True)
 
 
-class BesideCompute:
-    """Use of a device by other threads, next to the stream that computes batches."""
+class SideStream:
+    """A second CUDA stream, on which other threads work next to the batches; none on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         # All threads share one stream, because torch reuses freed memory only on its own stream.
