@@ -1,7 +1,7 @@
 """The methods by which a task's branch differs from the backbone, with their settings.
 
-A manifest stores a method as it stands here, and `nunatak_model` runs it. What fits a backbone is
-for `nunatak_model` to check. A method with a `first_layer` leaves the layers below it shared.
+A manifest stores a method as it stands here. `nunatak_model` checks that a method fits a backbone,
+and runs the method. A method with a `first_layer` leaves the layers below it shared.
 """
 
 from typing import Annotated, Literal

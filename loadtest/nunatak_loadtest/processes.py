@@ -37,7 +37,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The process, while it runs."""
+        """The id of the running process."""
         if self._process is None:
             raise RuntimeError("a ServerProcess has a process only between start and stop")
         return self._process.pid

@@ -33,7 +33,7 @@ class OwnLayer:
 
     @property
     def has_additions(self) -> bool:
-        """False: what the task runs stands in place of the frozen weights."""
+        """False: the task's own layer replaces the frozen weights."""
         return False
 
 
@@ -296,7 +296,7 @@ def _changed_inputs(
     ]
     if not changes:
         return x
-    # The residual sum, or the gradient of what came before, may need the inputs as they were.
+    # The residual sum, or a gradient of an earlier operation, may need the unchanged inputs.
     x = x.clone()
     for span, change in changes:
         change.apply(x[span.tokens], span.groups)

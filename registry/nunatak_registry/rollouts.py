@@ -39,7 +39,7 @@ class RolloutStore:
 
         Compare-and-swap: nothing changes unless `expected_version` is the candidate of that role
         now (0: there must be none; None: any or none). An equal candidate stays as it is.
-        `by` names who does it; absent: the user of the operating system.
+        `by` is the author of the change; None: the user of the operating system.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -80,7 +80,7 @@ class RolloutStore:
         expected_version: int | None = None,
         by: str | None = None,
     ) -> CandidateEvent:
-        """Let an alias's requests be its own version's alone again; `by` as for `set`.
+        """End a candidate, so that the alias's own version gets all requests; `by` as for `set`.
 
         Raises:
             TaskNotFoundError: no such task.

@@ -52,7 +52,7 @@ def test_loads_next_to_the_batches_change_no_bit_of_an_answer(
 def test_a_version_loaded_next_to_the_batches_is_complete_when_its_load_returns(
     twins: list[Twin], fast: Served
 ) -> None:
-    """Again and again, versions load into slots that others have just left."""
+    """Again and again, versions load into slots that other versions have just left."""
     side_stream = SideStream(DEVICE)
     questions = random_questions(1, len(twins))
     expected = fast.answers(questions)

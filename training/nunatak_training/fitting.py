@@ -312,7 +312,7 @@ def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
 
 
 def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> Scores:
-    """Return the scores that were reported on dev, of other examples.
+    """Score other examples in the metrics of the dev examples.
 
     Raises:
         KeyError: a label does not occur in the train examples.

@@ -215,7 +215,7 @@ class Recipe(BaseModel):
         default=None,
         description="scored epochs without a better dev score end training; null: none, as with "
         "named epochs",
-        # Younger than the digests of recipes: a recipe that runs all epochs has its old digest.
+        # Left out if null, because the digests of older recipes must not change.
         exclude_if=lambda patience: patience is None,
     )
     batch_size: Annotated[int, Field(ge=1, le=65_536, description="examples a step")]
@@ -308,7 +308,7 @@ class _Defaults:
 
 
 DEFAULTS_BY_METHOD = ("min_steps", *(field.name for field in fields(_Defaults)))
-"""The settings whose defaults differ between methods, or follow from what else is named."""
+"""The settings whose defaults differ between methods, or follow from other settings."""
 TOP_LAYERS = 2
 """Layers that `topk` tunes unless a run says otherwise."""
 _DEFAULTS: Mapping[Method, _Defaults] = {
@@ -343,9 +343,9 @@ def default_recipe(
 ) -> Recipe:
     """Return the recipe for a method, with `changes` of single settings by name (`tapt.epochs`).
 
-    Where `changes` name `epochs` there are that many: `min_steps` is then 0 and `patience` None,
-    unless they are named too. A regularizer that changes from epoch to epoch also sees all epochs.
-    Where the regularizer takes the place of dropout, dropout is 0 unless it is named.
+    If `changes` name `epochs`, exactly these epochs run: `min_steps` becomes 0 and `patience` None,
+    unless `changes` name them, too. All epochs also run if a regularizer changes from epoch to
+    epoch. If a regularizer replaces dropout, dropout is 0 unless `changes` name it.
 
     Raises:
         InvalidRecipeError: a change names no setting, or a value does not fit.

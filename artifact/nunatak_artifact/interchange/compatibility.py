@@ -356,7 +356,7 @@ def _without_spaces(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]
 
 
 def _normalised(definition: str) -> dict[str, JsonValue]:
-    # Read and written by one version of the library, so that old spellings become the same.
+    # The installed library reads and writes both definitions, so that old spellings become equal.
     return json.loads(Tokenizer.from_str(definition).to_str())
 
 

@@ -40,19 +40,19 @@ SHOWN_LABELS = 12
 DOCUMENTS_OF_A_QUERY = 16
 """Documents of one request, which every server accepts."""
 OUTSIDE = "O"
-"""The tag of a word of which the tokenizer leaves nothing, if the task has the tag."""
+"""The tag of a word without tokens, if the task has this tag."""
 WRONG_COLUMNS = ("place", "text", "text_pair", "expected", "predicted", "miss", "scores")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Labelled examples, what the task says about each, and the scores."""
+    """Labelled examples, the answer to each, and the scores."""
 
     manifest: "TaskManifest"
     read: "Sequence[ReadExample]"
     said: "Sequence[ExampleAnswer]"
     num_truncated: int
-    """Inputs of which the task did not read a part."""
+    """Number of inputs that the task did not read to the end."""
     evaluation: "Evaluation"
 
 
@@ -89,7 +89,7 @@ def evaluate(
             problem=f"--wrong expects a file FILE.csv or FILE.jsonl, got {wrong.name}",
         )
     with needs_extra("training"):
-        # Before the task is loaded: the rest of the command needs it too.
+        # Imported before the task is loaded, because the rest of the command needs this package.
         import_module("nunatak_training")
     with open_predictor(server, registry=registry, backbone=backbone) as predictor:
         scored = _score(reference, data, predictor)
@@ -133,7 +133,7 @@ def _kind_of(manifest: "TaskManifest") -> "TaskKind":
 def _ask(
     read: "Sequence[ReadExample]", predictor: Predictor, manifest: "TaskManifest"
 ) -> "tuple[list[ExampleAnswer], int]":
-    """Ask about all examples; return what is said of each, and how many inputs were cut."""
+    """Ask about all examples; return the answer for each, and the number of cut inputs."""
     asked = list(_inputs(read, manifest))
     answers = predictor.ask(
         (source for source, _ in asked), [manifest.reference], _parameters(read, manifest)
@@ -157,7 +157,7 @@ def _ask(
 def _inputs(
     read: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "Iterator[tuple[Input, Sequence[ReadExample]]]":
-    """Yield what to ask, and the examples that each input is about: several for a query."""
+    """Yield each input with its examples: one example, or several for a query."""
     from nunatak_contract.enums import HeadKind
 
     match manifest.head.kind:
@@ -178,7 +178,7 @@ def _inputs(
 
 
 def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Parameters":
-    """Return what shows all that is scored, and nothing that changes an answer."""
+    """Return parameters that show everything to score, and that change no answer."""
     from nunatak_client import Parameters
     from nunatak_contract.enums import HeadKind
     from nunatak_training.data import Answers

@@ -175,10 +175,10 @@ def _ask_file(
 
 @contextmanager
 def counting(what: str) -> Generator[Callable[[], None]]:
-    """Show on standard error how many inputs are done; yield what counts one more.
+    """Show the number of finished inputs on standard error; yield a function that adds one.
 
-    Nothing is shown if standard error is no terminal, or if standard output is a terminal too,
-    where its lines show the progress.
+    Nothing is shown if standard error is no terminal. Nothing is shown either if standard output is
+    a terminal, because the lines of the answers already show the progress.
     """
     if not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda: None

@@ -226,7 +226,7 @@ class TaskResult(Answered):
         return None if self.head_outputs is None else self.head_outputs.outputs
 
     def require(self) -> HeadOutputs:
-        """Return what the task says.
+        """Return the outputs of the task.
 
         Raises:
             ApiError: this task failed.

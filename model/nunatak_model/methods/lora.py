@@ -4,8 +4,8 @@ Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106
 eq. 3: `h = W0 x + (alpha / r) B A x`. Here `down` is A and `up` is B, initialised as in peft:
 A by Kaiming's uniform rule, B zero.
 
-Query, key and value are targets of their own also where the architecture stores them as one map:
-an update B A of that map is three updates with the same A and a third of B's rows each.
+Query, key and value are separate targets, even if the architecture stores them as one map: an
+update B A of that map is three updates with the same A and a third of B's rows each.
 
 Axes: tokens = packed tokens, in, out = widths of the map, slots = places of a page.
 """

@@ -43,7 +43,7 @@ class Waiting(Queued, Extent, Protocol):
 
     @property
     def trunk_key(self) -> Hashable:
-        """Equal for rows that can share one trunk row."""
+        """A key that is equal for rows that can share one trunk row."""
         ...
 
     @property

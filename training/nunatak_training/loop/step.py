@@ -79,7 +79,7 @@ def plan_course(recipe: Recipe, num_examples: int) -> Course:
 
 
 def course_of(recipe: Recipe, *, steps_per_epoch: int) -> Course:
-    """Return the same for a known number of batches per epoch."""
+    """Return the course of a recipe with a known number of batches per epoch."""
     num_epochs = max(recipe.epochs, math.ceil(recipe.min_steps / steps_per_epoch))
     return Course(
         num_epochs=num_epochs,
@@ -138,7 +138,7 @@ class BatchLoss(Protocol):
 
 
 class Stepper:
-    """One optimizer step at a time along the course."""
+    """Runs one optimizer step after another, along the course."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from nunatak_server.scheduler.rows import Priority
 
 ROW_WORK = 4.0
 MAX_WORK = 16 * ROW_WORK
-"""Of a batch."""
+"""Most work of a batch."""
 GROUPS = itertools.count()
 
 flows = st.tuples(st.sampled_from("abc"), st.sampled_from(Priority), st.sampled_from("uvwxyz"))

@@ -135,7 +135,7 @@ def test_a_row_must_be_light_beside_each_heaviest_heavy_flow_of_a_batch(num_less
 
     goes = preemption([row], running, given={flow_of(row): 4 * work_of(row)})
 
-    # The lesser one, too, is heaviest if it is more than two thirds of the other.
+    # The lesser flow is among the heaviest if it has more than two thirds of the other's usage.
     assert bool(goes) is (num_lesser == 5)
 
 
@@ -228,7 +228,7 @@ def test_a_text_that_a_heavy_flow_is_asked_about_too_never_preempts() -> None:
 
     assert not preemption([*text, light], running)
     assert later == [light]
-    # What is left of the text waits, and this one keeps its order behind it.
+    # The rest of the text waits, and the light row stays behind it.
     assert not preemption(later, running, waiting=text)
 
 
