@@ -46,7 +46,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slopes:
-    """Bytes per byte of parameters."""
+    """Bytes of memory per byte of a task's parameters."""
 
     tensors: float
     resident: float

@@ -162,7 +162,7 @@ async def drive_closed(
 
 
 def spells(user: int, stages: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
-    """Begin and end of user `number` (from 0), in seconds from the start."""
+    """Begin and end of a user (from 0), in seconds from the start."""
     begin_s = 0.0
     for users, seconds in stages:
         if user < users:

@@ -77,7 +77,7 @@ class OutputChange(MapChange, Protocol):
 class ChangedMaps:
     """The frozen layer, with changes of the inputs or outputs of some of its linear maps.
 
-    Query, key and value take one input, which no task changes for one of them alone.
+    Query, key and value read one input. No task changes this input for only one of the three.
     """
 
     lane: ClassVar = Lane.MAPS

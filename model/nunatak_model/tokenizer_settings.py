@@ -135,7 +135,7 @@ def definition_of(
 
 
 def _more_tokens(named: Mapping[str, Any], ids: Mapping[str, int]) -> list[str]:
-    """Return the settings that add tokens to BERT's own tokens, or move these."""
+    """Return the settings that add tokens to BERT's own tokens, or that change their ids."""
     more = [name for name in MORE_TOKENS if named.get(name)]
     added: Mapping[str, object] = named.get(ADDED_TOKENS) or {}
     if any(

@@ -323,7 +323,7 @@ def _columns(
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
     reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
     for row in reader:
-        # The reader names what is too much None, and gives None for what is missing.
+        # The reader puts surplus fields under the name None, and gives None for a missing field.
         if None in row or None in row.values():
             expected = len(reader.fieldnames or ())
             raise NunatakError(

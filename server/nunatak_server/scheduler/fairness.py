@@ -283,7 +283,7 @@ class FairQueue(Generic[QueuedRow]):
             flow = self._next_flow(self._flows[caller])
             if flow is None:
                 heappop(self._callers)
-            # The entry is out of date: the caller was charged, or another flow of it is next.
+            # The entry is out of date: the caller was charged, or its next flow is another one.
             elif due != self._caller_due(flow):
                 heapreplace(self._callers, (self._caller_due(flow), age, caller))
             else:
@@ -377,7 +377,7 @@ class Usage:
         return self._of_flow(flow) <= MAX_LIGHT_USAGE * self._of_flow(compared_with)
 
     def heaviest(self, flows: Collection[Flow], *, weights: Mapping[str, float]) -> frozenset[Flow]:
-        """Return the flows that are light compared with none of the other flows."""
+        """Return the flows that no other flow exceeds: each is light compared with none."""
         callers = {flow[0]: self._of_caller(flow[0], weights) for flow in flows}
         ranks, most = dict[str, int](), dict[Rank, float]()
         for flow in flows:

@@ -330,7 +330,7 @@ class DataWarning:
 def data_warnings(
     data: TaskData, *, num_long: tuple[int, int] = (0, 0), max_length: int
 ) -> tuple[DataWarning, ...]:
-    """Return what is suspicious in the examples of a task.
+    """Return the suspicious properties of the examples of a task.
 
     Args:
         data: of the task.

@@ -113,7 +113,7 @@ def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.O
 
 
 def build_schedule(optimizer: optim.Optimizer, course: Course, *, num_steps: int = 0) -> LambdaLR:
-    """Return the schedule of all rates along the course, after `steps` steps."""
+    """Return the schedule of all rates along the course, after `num_steps` steps."""
     return LambdaLR(optimizer, course.rate_factor, last_epoch=num_steps - 1)
 
 
@@ -186,7 +186,7 @@ class Stepper:
         }
 
     def resume(self, num_steps: int, moments: Mapping[str, Tensor]) -> None:
-        """Continue after `steps` steps, with stored moments."""
+        """Continue after `num_steps` steps, with stored moments."""
         state = dict[int, Tensors]()
         for name, value in moments.items():
             number, _, what = name.partition(".")

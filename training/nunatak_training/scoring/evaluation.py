@@ -48,8 +48,8 @@ class ExampleAnswer:
     """The answer of a task to one example."""
 
     value: str | float | tuple[str, ...]
-    """The label or the answer; the value, or the score of the document; all labels that apply, or
-    the tag of each word."""
+    """By the kind of task: a label, an answer, a value, the score of a document, all labels that
+    apply, or the tag of each word."""
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
     """The probability of each label, of tasks that classify whole texts."""
 

@@ -82,7 +82,7 @@ def test_no_row_is_computed_before_what_is_ahead_of_it(
     limits: BatchLimits,
     num_before: int,
 ) -> None:
-    """Also where batches have left virtual times, with the same rows waiting all the time."""
+    """The law also holds after earlier batches, while equal rows wait all the time."""
     rules: TurnRules[WaitingRow] = TurnRules(weights=shares)
     flow = list(counts)[position % len(counts)]
     queues = Queues(row_of(other) for other, count in counts.items() for _ in range(count))

@@ -1,4 +1,4 @@
-"""Laws of what goes first when a batch is planned: light rows beside heavy flows."""
+"""Laws of the rows that go before a planned batch: light rows next to heavy flows."""
 
 import itertools
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Laws of turns of more than one row: how long they are, and whom they cost nothing."""
+"""Laws of turns of more than one row: their length, and the flows that they do not delay."""
 
 import math
 from collections import Counter, defaultdict
@@ -81,7 +81,7 @@ lengths = st.one_of(st.integers(1, 3), st.integers(MANY_ROWS, 2 * ROWS_OF_WHOLE_
 def test_turns_begin_with_who_owes_least_with_the_long_turn_it_would_have(
     counts: dict[Flow, int], shares: dict[str, float], steps: list[tuple[int, bool]]
 ) -> None:
-    """The same as by looking for the least at each turn."""
+    """A search for the least at each turn gives the same order."""
     rows = [
         waiting_row(task, number, caller=caller, priority=priority)
         for number, (caller, priority, task) in enumerate(
@@ -173,7 +173,7 @@ def test_turns_are_of_one_row_where_longer_ones_would_save_little(rows: list[Wai
 def test_who_has_few_rows_does_not_wait_for_long_turns(noisy: str, caller: str) -> None:
     rows = heavy_flows(20, caller=noisy)
     if noisy != caller:
-        # Beside their heavy flows they have rows of short turns, which are not next.
+        # The noisy callers also have rows of low priority, whose turns are not next.
         low = Priority.LOW
         rows += [
             waiting_row("rare", 10**5 + n, caller=noisy.format(n), priority=low) for n in range(20)
@@ -193,7 +193,7 @@ def run_batches(
 ) -> dict[str, list[WaitingRow]]:
     """Return the rows of each task in the order in which a hundred batches hold them.
 
-    A row that is taken is followed by another of its flow.
+    Each computed row is replaced by another row of its flow.
     """
     queues, order, served = Queues(rows), TurnOrder(), defaultdict[str, list[WaitingRow]](list)
     numbers = count(10**6)
@@ -216,7 +216,7 @@ def test_heavy_flows_with_long_turns_get_as_much_as_each_other(num_tasks: int, c
 
     work = [sum(row.branch_tokens for row in rows) for rows in served.values()]
     longest = 3 * TOKENS
-    # Beyond a turn and what its last row exceeds it by: the row that is taken as the oldest.
+    # A task may exceed a turn by its last row, and by a row that begins a batch as the oldest.
     assert len(work) == num_tasks
     assert max(work) - min(work) <= TURN + 2 * longest
 
@@ -264,5 +264,6 @@ def test_heavy_flows_are_planned_once_though_the_last_turn_of_a_batch_is_cut_off
         queues.remove(plan.batch)
         num_taken += len(plan.batch)
 
-    # A row is looked at when it is taken, or finds no room, which ends the turns of its flow.
+    # The planner looks at a row if it takes the row, or if the row has no room. A row without room
+    # ends the turns of its flow.
     assert num_looks == num_taken + 50 * num_tasks

@@ -1,4 +1,4 @@
-"""Laws of preemption: who goes before a batch that runs, and who does not."""
+"""Laws of preemption: the rows that go before a running batch, and the rows that do not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,7 +42,7 @@ def preemption(
     given: Mapping[Flow, float] | None = None,
     rules: TurnRules[WaitingRow] = RULES,
 ) -> tuple[WaitingRow, ...]:
-    """Return who preempts a batch that began when flows had been `given` so much."""
+    """Return the rows that preempt a batch; `given` is the service of flows before the batch."""
     order = order_with(running.batch, TurnOrder(usage=Usage().plus(given or {})))
     plan = preemption_plan(arrived, running, waiting=waiting, order=order, rules=rules)
     return () if plan is None else plan.batch

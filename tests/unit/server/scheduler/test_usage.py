@@ -1,4 +1,4 @@
-"""Laws of what flows were given lately."""
+"""Laws of usage: the recent service of flows."""
 
 import pytest
 from hypothesis import given
@@ -79,7 +79,7 @@ def test_who_was_given_two_thirds_of_another_is_light_beside_it(
 
     assert usage.is_light(A, compared_with=B, weights={}) is (times >= 1.5)
     assert not usage.is_light(B, compared_with=A, weights={})
-    # Another caller is compared with all that this one was given.
+    # Another caller is compared with the whole service of this caller.
     assert usage.is_light(B, compared_with=OF_ELSE, weights={"else": weight})
 
 
@@ -136,5 +136,5 @@ def test_a_batch_gives_what_it_computes_and_a_shared_trunk_once(
     given = plan.order.usage.flows
     assert given.keys() == set(map(flow_of, rows))
     assert given == work_by_flow(rows, rules=TurnRules())
-    # Each row takes a place, though it costs less than a token.
+    # Each row needs a place, also if the row costs less than a token.
     assert plan.work <= sum(given.values()) <= plan.work + len(rows) * MIN_COST
