@@ -55,7 +55,7 @@ class _Stub:
 
 @contextlib.contextmanager
 def freezing_server(*, freeze_at_s: float, freeze_s: float) -> Generator[str]:
-    """Yield the server's address; the freeze begins `freeze_at_s` seconds after the first request."""
+    """Yield the server's address; the freeze begins `freeze_at_s` after the first request."""
     stub = _Stub(freeze_at_s=freeze_at_s, freeze_s=freeze_s)
     thread = threading.Thread(target=stub.loop.run_until_complete, args=(stub.run(),))
     thread.start()

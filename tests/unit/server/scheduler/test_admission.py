@@ -48,7 +48,7 @@ def test_a_request_without_a_place_is_refused_at_once() -> None:
     assert admission.num_requests == 0
 
 
-def test_tokens_beside_those_of_others_are_bounded() -> None:
+def test_tokens_next_to_the_tokens_of_others_are_bounded() -> None:
     admission = make_admission(max_tokens=100)
 
     with admission.admit("a") as first, admission.admit("b") as second:
@@ -58,7 +58,7 @@ def test_tokens_beside_those_of_others_are_bounded() -> None:
             second.take_tokens({"tone": 1})
 
 
-def test_bytes_beside_those_of_others_are_bounded() -> None:
+def test_bytes_next_to_the_bytes_of_others_are_bounded() -> None:
     admission = make_admission(max_bytes=100)
 
     with admission.hold_bytes() as first, admission.hold_bytes() as second:
