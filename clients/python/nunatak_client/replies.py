@@ -361,7 +361,7 @@ def _with_head_outputs(body: dict[str, JsonValue], num_inputs: int | None) -> di
     wanted = num_inputs or 1
     if not (isinstance(nested, list) and len(nested) == wanted):
         raise InvalidResponseError(f"asked about {wanted} inputs, got outputs for another number")
-    # Servers that know one kind of task only do not name it.
+    # Servers with only one kind of task do not send the kind.
     said: dict[str, JsonValue] = {
         "head": body.get("head", HeadKind.SEQUENCE_CLASSIFICATION),
         "outputs": nested,
