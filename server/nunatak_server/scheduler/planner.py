@@ -280,7 +280,7 @@ def plan_preemption(
 def _heavy_flows(
     batch: Sequence[WaitingRow], queues: Queues[WaitingRow], *, are_queued: bool = False
 ) -> frozenset[Flow]:
-    """Return the flows of a batch of which as many other rows wait as the batch holds.
+    """Return the heavy flows of a batch: as many of their other rows wait as the batch holds.
 
     `are_queued` tells whether the rows of the batch are still in `queues`.
     """
