@@ -28,7 +28,7 @@ from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, ru
 from nunatak_model.heads import HeadSpec, default_head
 from nunatak_model.methods import maths_of
 from nunatak_model.ops.device import (
-    BesideCompute,
+    SideStream,
     compute_with,
     compute_without_helpers,
     has_cuda,
@@ -59,7 +59,6 @@ __all__ = [
     "Alignment",
     "Backbone",
     "BackboneConfig",
-    "BesideCompute",
     "BetweenLayers",
     "Branch",
     "BranchSpec",
@@ -70,6 +69,7 @@ __all__ = [
     "ModelSize",
     "Part",
     "Row",
+    "SideStream",
     "TextInput",
     "TextTokenizer",
     "TrunkActivations",

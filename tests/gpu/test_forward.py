@@ -178,7 +178,7 @@ def no_waiting() -> Generator[None]:
 
 
 def test_the_device_serves_with_its_own_kernels(fast: Served) -> None:
-    """Guards the tests above: without them they would compare torch's own kernels to themselves."""
+    """Guards the tests above, which must not compare torch's own kernels with themselves."""
     if DEVICE.type != "cuda":
         pytest.skip("a CPU has none")
     if torch.cuda.get_device_capability(DEVICE) not in GROUPED_CAPABILITIES:

@@ -239,7 +239,7 @@ def test_shapes_are_few_and_hold_every_short_batch_with_few_added_tokens(longest
         assert sum(lengths) <= 512 or shape.num_tokens <= 1.25 * sum(lengths)
 
 
-def test_a_processor_records_nothing() -> None:
+def test_a_cpu_records_nothing() -> None:
     assert trunk_graphs(with_gpu_kernels(tiny_backbone())) is None
     assert trunk_graphs(tiny_backbone()) is None
 
