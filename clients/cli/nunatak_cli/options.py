@@ -84,6 +84,43 @@ KindOption = Annotated[
         show_default=False,
     ),
 ]
+TextColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--text-column",
+        metavar="NAME",
+        help="Column of the text, if it is not `text`.",
+        show_default=False,
+    ),
+]
+LabelColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--label-column",
+        metavar="NAME",
+        help="Column of the label, if it is not `label` (or `labels`).",
+        show_default=False,
+    ),
+]
+PairColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pair-column",
+        metavar="NAME",
+        help="Column of the second text, if it is not `text_pair`.",
+        show_default=False,
+    ),
+]
+DelimiterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--delimiter",
+        metavar="CHARACTER",
+        help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
+        "whichever splits the header line.",
+        show_default=False,
+    ),
+]
 EpochsOption = Annotated[
     str | None, typer.Option("--epochs", metavar="N", help="Passes over the train examples.")
 ]

@@ -4,10 +4,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_registry import Registry
@@ -20,36 +17,16 @@ def existing_registry(location: str | None) -> Generator["Registry"]:
     Raises:
         NunatakError: `registry_missing`, there is no such folder.
     """
-    from nunatak_registry import Registry
+    from nunatak_registry import Registry, existing_location
 
-    place = existing_location(location)
-    with Registry.open(place) as registry:
+    with Registry.open(existing_location(location)) as registry:
         yield registry
 
 
 @contextmanager
 def created_registry(location: str | None) -> Generator["Registry"]:
     """Open a registry to publish to; create it if it does not exist."""
-    from nunatak_registry import Registry
+    from nunatak_registry import Registry, default_location
 
-    with Registry.open(registry_location(location)) as registry:
+    with Registry.open(location or default_location()) as registry:
         yield registry
-
-
-def existing_location(location: str | None) -> str:
-    """Return the place of a registry, and check that a folder exists.
-
-    Raises:
-        NunatakError: `registry_missing`, there is no such folder.
-    """
-    place = registry_location(location)
-    if "://" not in place and not Path(place).expanduser().is_dir():
-        raise NunatakError("registry_missing", location=place)
-    return place
-
-
-def registry_location(location: str | None) -> str:
-    """Return the given place, or the default one."""
-    from nunatak_registry import default_location
-
-    return location or default_location()

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import Digest
+from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe
 
 SUFFIX = ".jsonl"
@@ -66,6 +67,33 @@ class EpochRecord(_Record):
     dev_score: float
 
 
+class Cut(_Record):
+    """The number of a task's examples that a run reads; None means all."""
+
+    train: int | None = None
+    dev: int | None = None
+    dev_from_train: bool = False
+    """Whether dev is drawn from the remaining train examples, and the dev set becomes the test
+    set."""
+
+
+class Source(_Record):
+    """The source of a run's examples, and the number of examples that the run reads."""
+
+    data: str
+    kind: TaskKind | None = None
+    dev: str | None = None
+    cut: Cut
+
+
+class Origin(_Record):
+    """The places that a run reads; another machine or folder may have others."""
+
+    backbone: str
+    """The backbone to load: a name, a folder or an id."""
+    source: Source
+
+
 class Finished(_Record):
     """The result of a run that finished."""
 
@@ -104,6 +132,8 @@ class RunRecord(_Record):
     cpu_seconds: float
     environment: dict[str, JsonValue]
     """Versions and device. The digest leaves them out, but they may change the last digits."""
+    origin: Origin | None = None
+    """None in results of earlier releases."""
 
 
 class ResultsFolder:
