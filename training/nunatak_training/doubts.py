@@ -4,8 +4,9 @@ A logistic regression on the pooled vectors of the frozen backbone is trained by
 so no example is judged by a model that has seen it, or another example of the same text.
 
 Northcutt, Jiang and Chuang 2021, "Confident Learning: Estimating Uncertainty in Dataset Labels"
-(arXiv:1911.00068): thresholds of eq. 2, the confident joint of eq. 1, and the order by normalised
-margin. The paper's library, cleanlab, also leaves out examples whose label is the most likely one.
+(arXiv:1911.00068): the confident joint (sec. 3.1), pruning by noise rate and the order by
+normalised margin (sec. 3.2). As in cleanlab, the paper's library, no example is in doubt whose own
+label is the most likely one.
 
 Axes: examples, labels, width = hidden width.
 """
@@ -18,15 +19,14 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
@@ -42,8 +42,6 @@ from nunatak_training.report import Report, SilentReport
 from nunatak_training.trunk import MemoryTrunkStore, Progress, TrunkStore
 
 NUM_FOLDS = 5
-STRENGTH = 0.01
-"""scikit-learn's `C`: small, because a model that fits wrong labels does not doubt them."""
 SEED = 0
 
 Probabilities = Float[np.ndarray, "examples labels"]
@@ -168,32 +166,58 @@ def held_out_probabilities(
     vectors: Float[np.ndarray, "examples width"], numbers: Numbers, folds: Numbers
 ) -> Probabilities:
     """Return the probability of each label by the model that was trained without the fold."""
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=STRENGTH, max_iter=1000))
-    split = PredefinedSplit(folds)
-    return cast(
-        "Probabilities",
-        cross_val_predict(model, vectors, numbers, cv=split, method="predict_proba"),
-    )
+    # At length one, the default strength of the penalty keeps the model from fitting wrong labels.
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    model, split = LogisticRegression(max_iter=1000), PredefinedSplit(folds)
+    found = cross_val_predict(model, unit, numbers, cv=split, method="predict_proba")
+    return cast("Probabilities", found)
 
 
 def doubtful(probabilities: Probabilities, numbers: Numbers) -> list[tuple[int, int]]:
     """Return the places of doubtful examples with their likely labels, the smallest margin first.
 
-    Semantics: t[j] is the mean of p[i, j] over all examples i of label j. Example i is doubtful if
-    the likeliest of the labels with p[i, j] >= t[j] is not its own, and its own is not the
-    likeliest of all labels. Its margin is p[i, own] - max of p[i, j] over all other labels j.
+    Semantics: t[j] is the mean of p[x, j] over all examples x of label j. An example is confident
+    in the likeliest of the labels with p[x, j] >= t[j], if there are some. c[i][j] counts the
+    examples of label i that are confident in j. Of the n[i] examples of label i, the share
+    c[i][j] / sum(c[i]) is estimated to have the true label j. So many of them, of the largest
+    p[x, j] - p[x, i], are doubtful if this difference is above 0. The margin of an example is the
+    probability of its own label minus the largest of another label.
     """
-    places = np.arange(len(numbers))
     num_labels = probabilities.shape[1]
-    thresholds = np.array([probabilities[numbers == it, it].mean() for it in range(num_labels)])
-    confident: Bool[np.ndarray, "examples labels"] = probabilities >= thresholds
-    likely = np.where(confident, probabilities, -1.0).argmax(axis=1)
+    sizes = np.bincount(numbers, minlength=num_labels)
+    joint = _confident_joint(probabilities, numbers)
+    likely = dict[int, int]()
+    for own, other in permutations(range(num_labels), 2):
+        num_confident = joint[own].sum()
+        if not num_confident:
+            continue
+        members = np.flatnonzero(numbers == own)
+        excess = probabilities[members, other] - probabilities[members, own]
+        num_wrong = round(float(sizes[own] * joint[own, other] / num_confident))
+        for index in np.argsort(-excess, kind="stable")[:num_wrong].tolist():
+            place = int(members[index])
+            best = likely.get(place)
+            is_better = best is None or probabilities[place, other] > probabilities[place, best]
+            if excess[index] > 0 and is_better:
+                likely[place] = other
     others = probabilities.copy()
+    places = np.arange(len(numbers))
     others[places, numbers] = -1.0
     margins = probabilities[places, numbers] - others.max(axis=1)
-    is_doubtful = confident.any(axis=1) & (likely != numbers) & (margins < 0)
-    ranked = sorted(np.flatnonzero(is_doubtful).tolist(), key=lambda place: margins[place])
-    return [(place, int(likely[place])) for place in ranked]
+    return sorted(likely.items(), key=lambda it: (margins[it[0]], it[0]))
+
+
+def _confident_joint(
+    probabilities: Probabilities, numbers: Numbers
+) -> Int[np.ndarray, "labels labels"]:
+    """The number of examples by their own label and the label in which they are confident."""
+    num_labels = probabilities.shape[1]
+    thresholds = np.array([probabilities[numbers == it, it].mean() for it in range(num_labels)])
+    is_confident = probabilities >= thresholds
+    chosen = np.where(is_confident, probabilities, -1.0).argmax(axis=1)
+    joint = np.zeros((num_labels, num_labels), dtype=np.int64)
+    np.add.at(joint, (numbers, chosen), is_confident.any(axis=1).astype(np.int64))
+    return joint
 
 
 def _vectors(

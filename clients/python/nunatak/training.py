@@ -159,7 +159,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
             report=ProgressBar(task) if show_progress else SilentReport(),
             trunks=DiskTrunkStore(),
             checkpoints=default_cache_folder(),
-            warn=_warn,
+            warn=None if strict else _warn,
         )
         if promote is not None:
             opened.promote(task, promote, outcome.manifest.version)

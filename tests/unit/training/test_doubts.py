@@ -28,14 +28,13 @@ def rows(*, num_wrong: int) -> tuple[list[dict[str, object]], set[str]]:
     return given, {f"train[{place}]" for place in wrong}
 
 
-def test_planted_wrong_labels_come_first(backbone: Backbone) -> None:
+def test_most_planted_wrong_labels_come_first(backbone: Backbone) -> None:
     given, wrong = rows(num_wrong=NUM_WRONG)
 
     found = find_doubts(given, backbone, max_length=32)
 
-    assert len({it.place for it in found[:NUM_WRONG]} & wrong) >= NUM_WRONG - 1
-    assert len(found) <= NUM_WRONG + 3
-    for doubt in found[:NUM_WRONG]:
+    assert len({it.place for it in found[:NUM_WRONG]} & wrong) > NUM_WRONG / 2
+    for doubt in found:
         assert doubt.likely_label != doubt.label
         assert doubt.likely_probability > doubt.label_probability
 
@@ -54,45 +53,43 @@ def test_the_same_examples_give_the_same_doubts(backbone: Backbone) -> None:
     )
 
 
-def test_an_example_is_doubtful_as_in_the_equations() -> None:
-    # The mean own probability of label 0 is (0.9 + 0.7 + 0.2) / 3 = 0.6, of label 1 it is
-    # (0.8 + 0.6) / 2 = 0.7, of label 2 it is 0.5.
+def test_as_many_examples_are_doubtful_as_the_confident_joint_estimates() -> None:
+    # The thresholds are the mean own probabilities: 0.6 for the first label, 0.7 for the second.
+    # Of the first label, two examples are confident in the first, and one in the second: a third of
+    # the four is wrong, which is one example. All confident examples of the second label are right.
     probabilities = np.array(
-        [
-            [0.9, 0.1, 0.0],
-            [0.7, 0.3, 0.0],
-            [0.2, 0.8, 0.0],  # doubtful: 0.8 >= 0.7
-            [0.2, 0.8, 0.0],
-            [0.4, 0.6, 0.0],
-            [0.4, 0.1, 0.5],
-            [0.25, 0.25, 0.5],
-        ]
+        [[0.9, 0.1], [0.2, 0.8], [0.45, 0.55], [0.85, 0.15], [0.25, 0.75], [0.35, 0.65]]
     )
-    numbers = np.array([0, 0, 0, 1, 1, 2, 2])
+    numbers = np.array([0, 0, 0, 0, 1, 1])
 
-    assert doubtful(probabilities, numbers) == [(2, 1)]
+    assert doubtful(probabilities, numbers) == [(1, 1)]
 
 
-def test_doubts_equal_the_definition_and_come_by_margin() -> None:
+def test_doubts_equal_their_definition_and_come_by_margin() -> None:
     chance = np.random.default_rng(5)
-    probabilities = chance.dirichlet(np.ones(4), size=300)
-    numbers = chance.integers(4, size=300)
-    thresholds = [
-        sum(row[label] for row, own in zip(probabilities, numbers, strict=True) if own == label)
-        / sum(own == label for own in numbers)
-        for label in range(4)
-    ]
-    expected = list[tuple[float, int, int]]()
-    for place, (row, own) in enumerate(zip(probabilities, numbers, strict=True)):
-        confident = [label for label in range(4) if row[label] >= thresholds[label]]
-        margin = row[own] - max(row[label] for label in range(4) if label != own)
-        likely = max(confident, key=lambda label: row[label], default=own)
-        if likely != own and margin < 0:
-            expected.append((margin, place, likely))
+    num_labels, p = 4, chance.dirichlet(np.ones(4), size=300)
+    own = chance.integers(num_labels, size=300).tolist()
+    members = [[x for x in range(300) if own[x] == label] for label in range(num_labels)]
+    t = [sum(p[x, j] for x in members[j]) / len(members[j]) for j in range(num_labels)]
+    c = [[0] * num_labels for _ in range(num_labels)]
+    for x in range(300):
+        confident = [j for j in range(num_labels) if p[x, j] >= t[j]]
+        if confident:
+            c[own[x]][max(confident, key=lambda j: p[x, j])] += 1
+    likely = dict[int, int]()
+    for i in range(num_labels):
+        for j in range(num_labels):
+            ranked = sorted(members[i], key=lambda x: p[x, i] - p[x, j])
+            for x in ranked[: round(len(members[i]) * c[i][j] / sum(c[i]))]:
+                if i != j and p[x, j] > p[x, i] and p[x, j] > p[x, likely.get(x, i)]:
+                    likely[x] = j
 
-    found = doubtful(probabilities, numbers)
+    def margin(x: int) -> float:
+        return p[x, own[x]] - max(p[x, j] for j in range(num_labels) if j != own[x])
 
-    assert found == [(place, likely) for _, place, likely in sorted(expected)]
+    found = doubtful(p, np.array(own))
+
+    assert found == [(x, likely[x]) for x in sorted(likely, key=margin)]
     assert len(found) > 30
 
 
