@@ -30,7 +30,7 @@ def test_the_import_brings_the_client_and_nothing_heavy() -> None:
     ("call", "module", "extra"),
     [
         ("train('tone', [], [])", "torch", "training"),
-        ("doubts([], [])", "sklearn", "training"),
+        ("doubts([], [])", "torch", "training"),
         ("load()", "torch", "server"),
     ],
 )
