@@ -115,7 +115,7 @@ def find_doubts(
             place=read[place].where,
             text=read[place].example.text,
             text_pair=read[place].example.text_pair,
-            label=labels[numbers[place]],
+            label=names[place],
             label_probability=float(probabilities[place, numbers[place]]),
             likely_label=labels[likely],
             likely_probability=float(probabilities[place, likely]),
@@ -233,8 +233,8 @@ def _vectors(
     states = trunks.states(backbone, encodings, depth=depth, progress=progress)
     branch = embedding_branch(backbone)
 
-    def pooled(batch: Sequence[Encoding], *, dropout: float) -> list[Float[Tensor, " width"]]:
-        rows = [Row(encoding=encoding, branch=branch) for encoding in batch]
+    def pooled(encodings: Sequence[Encoding], *, dropout: float) -> list[Float[Tensor, " width"]]:
+        rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
         return forward(backbone, rows, dropout=dropout, trunk=states)
 
     return torch.stack(predict(pooled, encodings)).float().cpu().numpy()

@@ -4,10 +4,11 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import JsonValue
 
@@ -231,7 +232,7 @@ def _row(text: object, label: object) -> dict[str, object]:
     if isinstance(text, tuple) and len(text) == 2:
         row["text"], row["text_pair"] = text
     if isinstance(label, set | frozenset):
-        label = sorted(label, key=str)
+        label = sorted(cast("AbstractSet[object]", label), key=str)
     row["labels" if isinstance(label, list | tuple) else "label"] = label
     return row
 

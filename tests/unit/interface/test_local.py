@@ -99,7 +99,8 @@ def test_threads_may_share_the_tasks(tasks: nunatak.LocalTasks) -> None:
     expected = [tasks.predict("tone", text).labels for text in texts]
 
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(lambda it: tasks.predict("tone", it).labels, texts)) == expected
+        asked = [threads.submit(tasks.predict, "tone", text) for text in texts]
+        assert [it.result().labels for it in asked] == expected
 
 
 def test_closing_ends_the_threads_and_may_be_repeated(place: Path) -> None:

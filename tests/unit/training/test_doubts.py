@@ -98,7 +98,7 @@ def test_equal_texts_share_a_fold_and_every_label_is_in_every_fold() -> None:
     texts = [f"text {it % 40}" for it in range(60)]
     numbers = np.array([it % 2 for it in range(60)])
     read = [
-        ReadExample(where=str(it), example=Example(text=text, label=labels[numbers[it]]))
+        ReadExample(where=str(it), example=Example(text=text, label=labels[it % 2]))
         for it, text in enumerate(texts)
     ]
 

@@ -22,8 +22,8 @@ from nunatak_training.sweeps.results import (
     BackboneDescription,
     Cut,
     DataDescription,
-    Origin,
     RunDescription,
+    RunOrigin,
     Source,
 )
 
@@ -121,7 +121,7 @@ class Run:
     """One planned run."""
 
     description: RunDescription
-    origin: Origin
+    origin: RunOrigin
 
 
 def plan_runs(
@@ -146,7 +146,7 @@ def plan_runs(
             data = data_of(source)
             for recipe in _recipes(grid, task, backbone):
                 description = describe(grid.name, task.name, source, data, recipe, backbone)
-                origin = Origin(backbone=name, source=source)
+                origin = RunOrigin(backbone=name, source=source)
                 run = Run(description=description, origin=origin)
                 runs.setdefault(description.digest, run)
     return tuple(runs.values())

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -67,7 +68,8 @@ class EpochRecord(_Record):
     dev_score: float
 
 
-class Cut(_Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
     """The number of a task's examples that a run reads; None means all."""
 
     train: int | None = None
@@ -77,7 +79,8 @@ class Cut(_Record):
     set."""
 
 
-class Source(_Record):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
     """The source of a run's examples, and the number of examples that the run reads."""
 
     data: str
@@ -86,7 +89,7 @@ class Source(_Record):
     cut: Cut
 
 
-class Origin(_Record):
+class RunOrigin(_Record):
     """The places that a run reads; another machine or folder may have others."""
 
     backbone: str
@@ -132,7 +135,7 @@ class RunRecord(_Record):
     cpu_seconds: float
     environment: dict[str, JsonValue]
     """Versions and device. The digest leaves them out, but they may change the last digits."""
-    origin: Origin | None = None
+    origin: RunOrigin | None = None
     """None in results of earlier releases."""
 
 

@@ -1,5 +1,9 @@
 """Laws of examples in memory: lists, DataFrames and data sets give what a file gives."""
 
+# pandas and datasets ship no stubs.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportCallIssue=false
+
 import json
 from pathlib import Path
 
