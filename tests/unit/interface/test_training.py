@@ -149,5 +149,5 @@ def test_doubts_are_those_of_the_command(places: tuple[Path, Path], tmp_path: Pa
     said = json.loads(ran.stdout)["doubts"]
     assert [it["text"] for it in said] == [it.text for it in found]
     assert said[0]["place"] == "tone.jsonl:1"
-    written = list(csv.DictReader((tmp_path / "doubts.csv").open()))
+    written = list(csv.DictReader((tmp_path / "doubts.csv").read_text().splitlines()))
     assert [it["likely_label"] for it in written] == [it.likely_label for it in found]
