@@ -86,6 +86,7 @@ def test_the_program_in_javascript_is_answered(url: str) -> None:
     assert re.fullmatch(r"\w+ 0\.\d+\n", printed)
 
 
+@pytest.mark.slow
 def test_the_python_page_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +98,7 @@ def test_the_python_page_runs_from_top_to_bottom(
     assert "\nangry\n('happy', 'angry') 1\n" in printed
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom() -> None:
     notebook = json.loads((DOCS / "first-task.ipynb").read_text(encoding="utf-8"))
     cells = ["".join(it["source"]) for it in notebook["cells"] if it["cell_type"] == "code"]

@@ -107,6 +107,7 @@ def test_a_developer_gets_the_same_answer_in_javascript(walk: Walk) -> None:
     walk.check(run("node", "--input-type=module", "-e", CALL, walk.url, ASKED))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_researcher_scores_the_best_run_of_a_sweep_on_test_examples(tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("nunatak"))

@@ -17,10 +17,10 @@ from nunatak_cli.options import (
     RegistryOption,
     ThreadsOption,
     assignments,
+    created_registry,
     example,
 )
 from nunatak_cli.output import console, error_console, print_json, print_text
-from nunatak_cli.registries import created_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name
 

@@ -21,9 +21,10 @@ from nunatak_cli.options import (
     RegistryOption,
     RevisionOption,
     assignments,
+    created_registry,
+    existing_registry,
 )
 from nunatak_cli.output import console, print_json
-from nunatak_cli.registries import created_registry, existing_registry
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError, needs_extra
 

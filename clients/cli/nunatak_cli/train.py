@@ -33,10 +33,10 @@ from nunatak_cli.options import (
     StrictOption,
     TextColumnOption,
     ThreadsOption,
+    created_registry,
     settings_given,
 )
 from nunatak_cli.output import console, print_json
-from nunatak_cli.registries import created_registry
 from nunatak_contract.enums import MethodKind, OnLong
 from nunatak_contract.errors import MissingExtraError, needs_extra
 

@@ -16,6 +16,7 @@ DATA = Path(__file__).parents[3] / "demo" / "data" / "intent" / "train.jsonl"
 NUM_WRONG = 30
 
 
+pytestmark = pytest.mark.slow
 Judge = Callable[[list[dict[str, object]]], tuple[Doubt, ...]]
 
 
