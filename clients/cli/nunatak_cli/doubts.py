@@ -68,6 +68,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_cli.training import prepare_device, row_format
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.doubts import Doubt, find_doubts
+        from nunatak_training.report import ProgressBar
         from nunatak_training.trunk import DiskTrunkStore
     spelt = row_format(text=text_column, label=label_column, pair=pair_column, delimiter=delimiter)
     prepare_device(device, threads)
@@ -77,6 +78,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         spelt=spelt,
         max_length=max_length,
         trunks=DiskTrunkStore() if cache else None,
+        report=ProgressBar("doubts"),
     )
     rows: list[dict[str, JsonValue]] = [asdict(doubt) for doubt in found]
     if out is not None:

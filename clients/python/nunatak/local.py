@@ -48,11 +48,25 @@ def load(
         NunatakError: there is no such registry, or the backbone cannot be loaded.
     """
     with needs_extra("server"):
-        from nunatak_model import load_backbone
+        loaded = loaded_backbone(backbone, device)
         from nunatak_registry import Registry, existing_location
-    place = existing_location(registry)
-    loaded = load_backbone(str(backbone), device=device)
-    return LocalTasks(Registry.open(place), loaded)
+    return LocalTasks(Registry.open(existing_location(registry)), loaded)
+
+
+def loaded_backbone(backbone: str | Path, device: str) -> "Backbone":
+    """Load a backbone onto a device.
+
+    Raises:
+        NunatakError: there is no such device, or the backbone cannot be loaded.
+    """
+    from nunatak_model import has_cuda, load_backbone
+
+    if device not in {"cpu", "cuda"} or (device == "cuda" and not has_cuda()):
+        found = "torch finds no CUDA device here" if device == "cuda" else f"got {device!r}"
+        raise NunatakError(
+            "invalid_option", problem=f"device must be 'cpu', or 'cuda' with a GPU; {found}"
+        )
+    return load_backbone(str(backbone), device=device)
 
 
 class LocalTasks:

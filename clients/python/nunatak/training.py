@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import JsonValue
 
-from nunatak.local import LocalTasks
+from nunatak.local import LocalTasks, loaded_backbone
 from nunatak_client import Inputs, Prediction
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import TaskManifest
@@ -122,7 +122,6 @@ def train(  # noqa: PLR0913 - the arguments of one training
         NunatakError: data, settings or run have an error; nothing is published.
     """
     with needs_extra("training"):
-        from nunatak_model import load_backbone
         from nunatak_registry import Registry, default_location
         from nunatak_training.cache import default_cache_folder
         from nunatak_training.data import RowFormat
@@ -138,7 +137,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
     if promote is not None:
         check_alias_name(promote)
     chosen = read_settings(settings)
-    loaded = load_backbone(str(backbone), device=device)
+    loaded = loaded_backbone(backbone, device)
     place = registry or default_location()
     with Registry.open(place) as opened:
         outcome = train_task(
@@ -195,13 +194,12 @@ def doubts(  # noqa: PLR0913 - the data in all its forms
         NunatakError: the examples cannot be used.
     """
     with needs_extra("training"):
-        from nunatak_model import load_backbone
         from nunatak_training.data import RowFormat
         from nunatak_training.doubts import find_doubts
         from nunatak_training.trunk import DiskTrunkStore
     return find_doubts(
         _given(data, labels),
-        load_backbone(str(backbone), device=device),
+        loaded_backbone(backbone, device),
         spelt=RowFormat(text=text_column, label=label_column, pair=pair_column),
         max_length=max_length,
         trunks=DiskTrunkStore(),

@@ -137,6 +137,11 @@ def test_inputs_are_refused_as_by_the_client(tasks: nunatak.LocalTasks, inputs: 
         tasks.predict("tone", inputs)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_mistyped_registry_is_refused(tmp_path: Path) -> None:
+def test_a_mistyped_registry_is_refused(place: Path) -> None:
     with pytest.raises(nunatak.NunatakError, match="no registry at"):
-        nunatak.load(tmp_path / "gone")
+        nunatak.load(place / "gone", backbone=place / "backbone")
+
+
+def test_a_device_that_is_not_there_is_refused(place: Path) -> None:
+    with pytest.raises(nunatak.NunatakError, match=r"device must be .* got .gpu."):
+        nunatak.load(place / "registry", backbone=place / "backbone", device="gpu")
