@@ -71,8 +71,8 @@ def main() -> None:
 
 def mean_formula(runs: Sequence[Run], context: RunContext, *, frozen: int) -> float:
     """Return the paper's formula as a mean over the tasks, because their heads differ in size."""
-    backbone = context.backbone(runs[0].backbone)
-    kinds = [context.data(run.source).data for run in runs]
+    backbone = context.backbone(runs[0].origin.backbone)
+    kinds = [context.data(run.origin.source).data for run in runs]
     heads = [
         default_head(
             backbone,
@@ -98,7 +98,7 @@ def publish_all(
             publish(
                 trained,
                 registry,
-                context.backbone(run.backbone),
+                context.backbone(run.origin.backbone),
                 task=run.description.task,
                 created_at=datetime.now(UTC),
             )

@@ -3,6 +3,9 @@
 A subclass exists only where code catches it, or where callers of the client may.
 """
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from nunatak_contract.problems import REASONS
 
 
@@ -27,3 +30,26 @@ class InvalidNameError(NunatakError):
         self.kind = kind
         self.expected = expected
         super().__init__("invalid_name", kind=kind, value=value[:80], expected=expected)
+
+
+class MissingExtraError(NunatakError):
+    """An optional part of the installation is missing."""
+
+    def __init__(self, extra: str, module: str) -> None:
+        super().__init__("missing_extra", extra=extra, module=module)
+
+
+@contextmanager
+def needs_extra(extra: str) -> Generator[None]:
+    """Name the extra to install when an import in this block does not find its module.
+
+    Raises:
+        MissingExtraError: a module of another project is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if not module or module.startswith("nunatak"):
+            raise
+        raise MissingExtraError(extra, module) from error

@@ -310,7 +310,7 @@ SERVER: Mapping[str, Reason] = {
 
 COMMAND: Mapping[str, Reason] = {
     "missing_extra": Reason(
-        "this command needs {module!r}, which is not installed; run: pip install 'nunatak[{extra}]'"
+        "{module!r} is needed and not installed; run: pip install 'nunatak[{extra}]'"
     ),
     "registry_missing": Reason(
         "no registry at {location}; publish a first task with `nunatak train`, or name another "

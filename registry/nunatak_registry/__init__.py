@@ -31,7 +31,7 @@ from nunatak_registry.errors import (
     VersionNotFoundError,
 )
 from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask
-from nunatak_registry.locations import default_location
+from nunatak_registry.locations import default_location, existing_location
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, FindingKind
 
@@ -67,6 +67,7 @@ __all__ = [
     "compare",
     "confusion_matrix",
     "default_location",
+    "existing_location",
     "read_header",
     "task_card",
     "worst_mistakes",

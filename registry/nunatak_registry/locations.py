@@ -8,6 +8,7 @@ import platformdirs
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from nunatak_contract.errors import NunatakError
 from nunatak_registry.errors import StoreUnavailableError
 
 LOCATION_VARIABLE = "NUNATAK_REGISTRY"
@@ -32,6 +33,21 @@ def default_location() -> str:
     return os.environ.get(LOCATION_VARIABLE) or str(
         platformdirs.user_data_path("nunatak") / "registry"
     )
+
+
+def existing_location(location: str | Path | None) -> str | Path:
+    """Return the given place, or the default one, and check that a folder exists.
+
+    A mistyped path must not become a new, empty registry.
+
+    Raises:
+        NunatakError: `registry_missing`, there is no such folder.
+    """
+    place = location or default_location()
+    is_url = isinstance(place, str) and "://" in place
+    if not is_url and not Path(place).expanduser().is_dir():
+        raise NunatakError("registry_missing", location=place)
+    return place
 
 
 def parse_location(location: str | Path) -> Location:

@@ -1,11 +1,15 @@
 """Predictions in this process, without HTTP: the same service and engine, called synchronously."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
+from nunatak_client.payloads import Parts
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
+from nunatak_contract.problems import REASONS
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.errors import EngineFailedError
@@ -65,6 +69,30 @@ class LocalPredictor:
             deadline_s=self._settings.default_deadline_ms / 1000,
         )
         return self._runner.run(self._predict(request))
+
+    def predict_all(
+        self,
+        inputs: Iterable[Input],
+        tasks: Sequence[str],
+        *,
+        options: PredictionOptions = DEFAULT_OPTIONS,
+    ) -> Iterator[tuple[Sequence[Input], Predictions]]:
+        """Yield parts of any number of inputs, in order, with the answers of all tasks.
+
+        Raises:
+            NunatakError: an input cannot be answered; the parts before it were yielded.
+        """
+        parts = Parts(inputs)
+        while part := parts.take():
+            try:
+                predictions = self.predict(part, tasks, options=options)
+            except NunatakError as error:
+                is_of_inputs = REASONS[error.code].status is HTTPStatus.UNPROCESSABLE_ENTITY
+                if not (is_of_inputs and parts.divide(part, code=error.code)):
+                    raise
+            else:
+                parts.accept()
+                yield part, predictions
 
     def close(self) -> None:
         """End the threads; the registry stays open."""

@@ -1,5 +1,6 @@
-"""The calls of docs/http.md and docs/client.md, run as written against a real server."""
+"""The programs of the guides, run as written: docs/http.md, client.md, python.md, the notebook."""
 
+import json
 import os
 import re
 import shutil
@@ -74,3 +75,38 @@ def test_the_client_page_runs_from_top_to_bottom(url: str) -> None:
 
     assert "task_not_found" in printed
     assert "of the memory saved" in printed
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
+def test_the_program_in_javascript_is_answered(url: str) -> None:
+    (program,) = blocks("http.md", "js")
+
+    printed = run(["node", "--input-type=module", "-e", program.replace(ADDRESS, url)])
+
+    assert re.fullmatch(r"\w+ 0\.\d+\n", printed)
+
+
+@pytest.mark.slow
+def test_the_python_page_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUNATAK_REGISTRY", str(tmp_path / "registry"))
+
+    printed = run([sys.executable, "-W", "error", "-c", "\n".join(blocks("python.md", "python"))])
+
+    assert printed.startswith("mood/1 {'accuracy': ")
+    assert "\nangry\n('happy', 'angry') 1\n" in printed
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom() -> None:
+    notebook = json.loads((DOCS / "first-task.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(it["source"]) for it in notebook["cells"] if it["cell_type"] == "code"]
+
+    printed = run([sys.executable, "-W", "error", "-c", "\n".join(cells)]).splitlines()
+
+    assert printed[0] == "My bread does not rise. garden -> kitchen"
+    assert any(line.startswith("topic/1 {'accuracy': ") for line in printed)
+    assert [line.split()[0] for line in printed[-3:-1]] == ["garden", "kitchen"]
+    assert "label='garden'" in printed[-1]
+    assert not any(it.get("outputs") for it in notebook["cells"])

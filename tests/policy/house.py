@@ -27,7 +27,7 @@ WARM_UP_REQUESTS = 3
 
 def product_files() -> dict[str, list[Path]]:
     """Return the Python files of each package, by the package's name."""
-    folders = sorted(it.parent for it in ROOT.glob("**/nunatak_*/__init__.py"))
+    folders = sorted(it.parent for it in ROOT.glob("**/nunatak*/__init__.py"))
     outer = [it for it in folders if not {".venv", "build"}.intersection(it.parts)]
     return {it.name: sorted(it.rglob("*.py")) for it in outer}
 

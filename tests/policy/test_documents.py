@@ -16,6 +16,9 @@ from nunatak_contract import problems
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+ANALYSIS = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
+GROUPS = {"task", "memory", "sweep", "cache", "key", "loadtest"}
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SOURCES = ("artifact", "clients", "contract", "model", "registry", "server", "tests", "training")
@@ -77,15 +80,14 @@ def test_every_make_target_of_the_readme_exists(command: str) -> None:
     "command",
     [
         it
-        for it in (*COMMANDS, *shell_lines(INTERCHANGE), *shell_lines(LOADTEST))
+        for page in (README, INTERCHANGE, LOADTEST, TRAINING, ANALYSIS)
+        for it in shell_lines(page)
         if it.startswith("nunatak ")
     ],
 )
 def test_every_option_of_the_documents_commands_exists(command: str) -> None:
     words = shlex.split(command)[1:]
-    path = [word for word in words[:2] if word in {"train", "serve", "predict", "loadtest", "task"}]
-    if path in (["task"], ["loadtest"]):
-        path.append(words[1])
+    path = words[:2] if words[0] in GROUPS else words[:1]
 
     shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
 
@@ -158,7 +160,7 @@ def test_every_code_of_the_troubleshooting_page_exists() -> None:
 
 def test_light_packages_import_no_torch() -> None:
     program = (
-        "import sys, nunatak_client, nunatak_registry, nunatak_cli.main; "
+        "import sys, nunatak, nunatak_client, nunatak_registry, nunatak_cli.main; "
         "print(sorted({'torch', 'transformers', 'fastapi'} & set(sys.modules)))"
     )
     finished = subprocess.run(  # noqa: S603 - our own interpreter; no shell

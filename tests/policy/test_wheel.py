@@ -19,6 +19,7 @@ FOLDERS = {
     for it in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 }
 EXTRAS: Mapping[str, Sequence[str]] = {
+    "nunatak": ("training", "server"),
     "nunatak_model": ("model",),
     "nunatak_artifact": ("model",),
     "nunatak_training": ("training",),

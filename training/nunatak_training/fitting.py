@@ -264,11 +264,7 @@ def _trunk_states(
 def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
     """Raise `InvalidRecipeError` unless the recipe fits the data and the backbone."""
     check_method(recipe.regularizer, recipe.method)
-    if recipe.max_length > backbone.config.max_tokens:
-        raise InvalidRecipeError(
-            f"max_length must be at most {backbone.config.max_tokens} tokens for backbone "
-            f"{backbone.name!r}, got {recipe.max_length}"
-        )
+    check_length(recipe, backbone)
     if recipe.positive_label is not None and recipe.positive_label not in data.labels:
         raise InvalidRecipeError(
             f"positive_label must be one of {', '.join(map(repr, data.labels))}, "
@@ -289,6 +285,15 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
         raise InvalidRecipeError(
             f"max_length of a {data.kind} task must be at least {MIN_WINDOW_TOKENS} tokens, "
             f"got {recipe.max_length}"
+        )
+
+
+def check_length(recipe: Recipe, backbone: Backbone) -> None:
+    """Raise `InvalidRecipeError` if the recipe reads more tokens than the backbone can."""
+    if recipe.max_length > backbone.config.max_tokens:
+        raise InvalidRecipeError(
+            f"max_length must be at most {backbone.config.max_tokens} tokens for backbone "
+            f"{backbone.name!r}, got {recipe.max_length}"
         )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.errors import NunatakError
 
 
 class TaskKind(StrEnum):
@@ -79,6 +80,19 @@ def kind_of_row(row: Mapping[str, object]) -> TaskKind:
         if column in row:
             return kind
     return TaskKind.SINGLE_LABEL
+
+
+def kind_named(name: str | None) -> TaskKind | None:
+    """Return the kind of task of a name, or None without a name.
+
+    Raises:
+        NunatakError: `invalid_option`, there is no such kind.
+    """
+    if name is not None and name not in set(TaskKind):
+        raise NunatakError(
+            "invalid_option", problem=f"kind must be one of {', '.join(TaskKind)}, got {name!r}"
+        )
+    return None if name is None else TaskKind(name)
 
 
 class Metric(StrEnum):

@@ -16,6 +16,7 @@ from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.data import (
+    Data,
     DataWarning,
     ExampleSet,
     RowFormat,
@@ -119,8 +120,8 @@ class TrainSettings:
     """The task, the data and the recipe of a training run."""
 
     task: str
-    data: str | Path
-    """A file, a folder, or the name of a data set (see `load_task_data`)."""
+    data: Data
+    """A file, a folder, the name of a data set, or rows in memory (see `load_task_data`)."""
     recipe: Recipe
     kind: TaskKind | None = None
     """The kind of task. Absent: the first train row decides (see `docs/training.md`)."""

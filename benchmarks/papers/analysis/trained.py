@@ -36,7 +36,7 @@ def analyze_rsa(
     """
     rows: list[tuple[str, float, float]] = []
     for run in runs:
-        backbone, trained = context.backbone(run.backbone), context.fit(run)
+        backbone, trained = context.backbone(run.origin.backbone), context.fit(run)
         branch = build_branch(trained.spec, backbone.config, trained.parameters)
         inputs = _aligned(trained, backbone, num_tokens=num_tokens)
         found = layer_similarities(backbone, branch, inputs, num_tokens=num_tokens)
@@ -68,7 +68,7 @@ def analyze_landscape(runs: Sequence[Run], context: RunContext) -> Findings:
     rows: list[tuple[str, float, float]] = []
     for run in runs:
         trained = context.fit(run)
-        points = landscape(trained, context.backbone(run.backbone), trained.data.dev)
+        points = landscape(trained, context.backbone(run.origin.backbone), trained.data.dev)
         rows += [(run_text(run.description), it.alpha, it.loss) for it in points]
     return Findings(
         name="landscape",
@@ -101,10 +101,10 @@ def analyze_transfer(
     axes.set_ylabel("score")
     rows: list[tuple[str | float, ...]] = []
     # All sets are read first: a typo in a file name must not cost the training.
-    sets_of = [_test_sets(tests, context.data(run.source).data) for run in runs]
+    sets_of = [_test_sets(tests, context.data(run.origin.source).data) for run in runs]
     for run, sets in zip(runs, sets_of, strict=True):
         trained = context.fit(run)
-        found = transfer(trained, sets, context.backbone(run.backbone))
+        found = transfer(trained, sets, context.backbone(run.origin.backbone))
         scores = {"own dev": found.own, **found.others}
         axes.plot(list(scores), list(scores.values()), ls="", label=run_text(run.description))
         rows += [

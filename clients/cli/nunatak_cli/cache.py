@@ -9,9 +9,9 @@ from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
 
-from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import JsonOption, example
 from nunatak_cli.output import console, print_json
+from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
     from nunatak_training.cache import CacheContents

@@ -2,8 +2,6 @@
 
 # ruff: noqa: PLC0415 - the command imports training when it runs, not for --help
 
-import csv
-import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,12 +16,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, RegistryOption
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import check_rows_file, console, print_json, write_rows
 from nunatak_cli.predict import counting
 from nunatak_cli.predictors import Predictor, ShownAnswer, open_predictor
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question
 
 if TYPE_CHECKING:
@@ -83,18 +80,15 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Score a version on labelled examples: metrics, scores by label, confusion, calibration."""
-    if wrong is not None and wrong.suffix not in {".csv", ".jsonl"}:
-        raise NunatakError(
-            "invalid_option",
-            problem=f"--wrong expects a file FILE.csv or FILE.jsonl, got {wrong.name}",
-        )
+    check_rows_file("--wrong", wrong)
     with needs_extra("training"):
         # Imported before the task is loaded, because the rest of the command needs this package.
         import_module("nunatak_training")
     with open_predictor(server, registry=registry, backbone=backbone) as predictor:
         scored = _score(reference, data, predictor)
     if wrong is not None:
-        _write_wrong(scored, wrong.expanduser())
+        rows = [_wrong_row(*row) for row in _wrong(scored)]
+        write_rows("--wrong", wrong, WRONG_COLUMNS, rows)
     if as_json:
         print_json(_scored_json(scored))
     else:
@@ -249,23 +243,6 @@ def _wrong(scored: Scored) -> "list[tuple[float, ReadExample, ExampleAnswer]]":
     return [row for row in rows if row[0]]
 
 
-def _write_wrong(scored: Scored, path: Path) -> None:
-    rows = [_wrong_row(*row) for row in _wrong(scored)]
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            if path.suffix == ".jsonl":
-                file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-                return
-            writer = csv.writer(file)
-            writer.writerow(WRONG_COLUMNS)
-            for row in rows:
-                writer.writerow([_cell(row[column]) for column in WRONG_COLUMNS])
-    except OSError as error:
-        raise NunatakError(
-            "invalid_option", problem=f"--wrong {path} cannot be written: {error.strerror}"
-        ) from error
-
-
 def _wrong_row(miss: float, read: "ReadExample", said: "ExampleAnswer") -> dict[str, JsonValue]:
     example = read.example
     value = list(said.value) if isinstance(said.value, tuple) else said.value
@@ -294,12 +271,6 @@ def _expected(example: "Example") -> JsonValue:
             return grade
         case label:
             return label
-
-
-def _cell(value: JsonValue) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _scored_json(scored: Scored) -> dict[str, JsonValue]:

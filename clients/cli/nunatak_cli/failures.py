@@ -7,8 +7,6 @@ log lines of other packages also go through the console that spells out control 
 import logging
 import traceback
 import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
 
 import typer
 from rich.text import Text
@@ -18,13 +16,6 @@ from nunatak_cli.output import error_console, plain
 from nunatak_contract.errors import NunatakError
 
 _format_warning = warnings.formatwarning
-
-
-class MissingExtraError(NunatakError):
-    """An optional part of the installation is missing."""
-
-    def __init__(self, extra: str, module: str) -> None:
-        super().__init__("missing_extra", extra=extra, module=module)
 
 
 class Program(typer.Typer):
@@ -82,19 +73,3 @@ def print_failure(code: str, message: str) -> None:
     """Print an error as one line, even if its message has several lines."""
     line = Text.assemble(("error", "bold red"), f" [{code}]: {plain(' '.join(message.split()))}")
     error_console().print(line, soft_wrap=True)
-
-
-@contextmanager
-def needs_extra(extra: str) -> Generator[None]:
-    """Name the extra to install when an import in this block does not find its module.
-
-    Raises:
-        MissingExtraError: a module of another project is missing.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        module = (error.name or "").partition(".")[0]
-        if not module or module.startswith("nunatak_"):
-            raise
-        raise MissingExtraError(extra, module) from error

@@ -13,10 +13,9 @@ import typer
 from pydantic import JsonValue, ValidationError
 from rich.table import Table
 
-from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import JsonOption, example
 from nunatak_cli.output import console, error_console, print_json, print_text
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
     from nunatak_server.access.files import Keys

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import JsonOption, example
 from nunatak_cli.output import console, error_console, print_json
+from nunatak_contract.errors import needs_extra
 
 ScenarioArgument = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="Name of a scenario, or path of a TOML file.")

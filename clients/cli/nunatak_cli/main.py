@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from nunatak_cli.cache import cache_app
+from nunatak_cli.doubts import doubts
 from nunatak_cli.evaluate import evaluate
 from nunatak_cli.failures import FailureGroup, Program
 from nunatak_cli.key import key_app
@@ -32,6 +33,7 @@ EXAMPLES = {
     "train-all": "nunatak train-all tasks.yaml",
     "predict": 'nunatak predict "Please come at once." --task tone --task intent',
     "evaluate": "nunatak evaluate tone --data test.jsonl --wrong wrong.csv",
+    "doubts": "nunatak doubts --data tone.csv --out doubts.csv",
     "serve": "nunatak serve --registry ./registry --port 8080",
 }
 
@@ -50,7 +52,7 @@ def build_app() -> Program:
     built.callback(invoke_without_command=True)(start)
     built.command("train", cls=TrainCommand, epilog=example(EXAMPLES["train"]))(train)
     built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
-    for command in (multitask, predict, evaluate, serve):
+    for command in (multitask, predict, evaluate, doubts, serve):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
     groups = (task_app, memory_app, sweep_app, cache_app, key_app, loadtest_app)
     for group in groups:

@@ -9,7 +9,6 @@ import typer
 from pydantic import JsonValue
 from rich.table import Table
 
-from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     EpochsOption,
@@ -23,6 +22,7 @@ from nunatak_cli.options import (
     settings_given,
 )
 from nunatak_cli.output import console, print_json
+from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
     from nunatak_training.multitask import MultitaskOutcome
@@ -60,10 +60,10 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
     check_names("--kind", kinds, sources)
     named = settings_given(settings, epochs=epochs, learning_rate=learning_rate, seed=seed)
     with needs_extra("training"):
-        from nunatak_cli.training import kind_named
         from nunatak_contract.methods import Full
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.cache import default_cache_folder
+        from nunatak_training.kinds import kind_named
         from nunatak_training.multitask import MultitaskSettings, SharedTask, train_backbone
         from nunatak_training.recipes import default_recipe
         from nunatak_training.report import ProgressBar

@@ -1,12 +1,18 @@
-"""Options and arguments that several commands share, and the reading of NAME=VALUE options."""
+"""Options and arguments that several commands share, and the reading of their values."""
 
-from collections.abc import Iterable, Mapping
+# ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nunatak_contract.errors import NunatakError
+
+if TYPE_CHECKING:
+    from nunatak_registry import Registry
 
 
 class DeviceName(StrEnum):
@@ -81,6 +87,43 @@ KindOption = Annotated[
         "ranking. Absent: the columns of the first row decide: text and label (regression if the "
         "label has a decimal point); text and labels; tokens and tags; question, context and "
         "answers; query, document and label.",
+        show_default=False,
+    ),
+]
+TextColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--text-column",
+        metavar="NAME",
+        help="Column of the text, if it is not `text`.",
+        show_default=False,
+    ),
+]
+LabelColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--label-column",
+        metavar="NAME",
+        help="Column of the label, if it is not `label` (or `labels`).",
+        show_default=False,
+    ),
+]
+PairColumnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pair-column",
+        metavar="NAME",
+        help="Column of the second text, if it is not `text_pair`.",
+        show_default=False,
+    ),
+]
+DelimiterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--delimiter",
+        metavar="CHARACTER",
+        help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
+        "whichever splits the header line.",
         show_default=False,
     ),
 ]
@@ -217,3 +260,25 @@ def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str])
             "invalid_option",
             problem=f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}",
         )
+
+
+@contextmanager
+def existing_registry(location: str | None) -> Generator["Registry"]:
+    """Open a registry that exists: a mistyped path must not become a new, empty registry.
+
+    Raises:
+        NunatakError: `registry_missing`, there is no such folder.
+    """
+    from nunatak_registry import Registry, existing_location
+
+    with Registry.open(existing_location(location)) as registry:
+        yield registry
+
+
+@contextmanager
+def created_registry(location: str | None) -> Generator["Registry"]:
+    """Open a registry to publish to; create it if it does not exist."""
+    from nunatak_registry import Registry, default_location
+
+    with Registry.open(location or default_location()) as registry:
+        yield registry

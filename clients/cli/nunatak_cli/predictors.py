@@ -12,18 +12,14 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from nunatak_cli.failures import needs_extra
-from nunatak_cli.registries import existing_location
 from nunatak_contract.enums import ProblemType
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question
-from nunatak_contract.problems import REASONS
 
 if TYPE_CHECKING:
     from nunatak_client import (
@@ -123,23 +119,13 @@ class RegistryPredictor:
         self, inputs: Iterable[Input], tasks: Sequence[str], parameters: "Parameters"
     ) -> Iterator[list[ShownAnswer]]:
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
-        from nunatak_client.payloads import Parts
         from nunatak_contract import requests
         from nunatak_server.http.requests import options_of
 
         options = options_of(requests.Parameters.model_validate(parameters.wire()))
-        parts = Parts(inputs)
-        while part := parts.take():
-            try:
-                prediction = self.predictor.predict(part, tasks, options=options)
-            except NunatakError as error:
-                is_of_inputs = REASONS[error.code].status is HTTPStatus.UNPROCESSABLE_ENTITY
-                if not (is_of_inputs and parts.divide(part, code=error.code)):
-                    raise
-            else:
-                parts.accept()
-                for place in range(len(part)):
-                    yield [_local_answer(result, place) for result in prediction.results]
+        for part, found in self.predictor.predict_all(inputs, tasks, options=options):
+            for place in range(len(part)):
+                yield [_local_answer(result, place) for result in found.results]
 
 
 Predictor = ServerPredictor | RegistryPredictor
@@ -158,7 +144,7 @@ def open_predictor(
         return
     with needs_extra("server"):
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
-        from nunatak_registry import Registry
+        from nunatak_registry import Registry, existing_location
         from nunatak_server.local import LocalPredictor
     with Registry.open(existing_location(registry)) as opened:
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)

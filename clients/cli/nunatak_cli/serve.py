@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nunatak_cli.failures import needs_extra, print_failure
+from nunatak_cli.failures import print_failure
 from nunatak_cli.options import (
     BackboneOption,
     RegistryOption,
@@ -16,6 +16,7 @@ from nunatak_cli.options import (
 )
 from nunatak_cli.output import print_text
 from nunatak_contract.enums import LogFormat, ServingDtype
+from nunatak_contract.errors import needs_extra
 
 LIMITS = "Limits (each also has an environment variable: NUNATAK_MAX_INPUTS, ...)"
 

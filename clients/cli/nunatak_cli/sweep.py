@@ -10,10 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import JsonValue
 
-from nunatak_cli.failures import needs_extra
-from nunatak_cli.options import BackboneOption, ThreadsOption, assignments, example
-from nunatak_cli.output import console, print_text
-from nunatak_contract.errors import NunatakError
+from nunatak_cli.options import (
+    BackboneOption,
+    JsonOption,
+    NewAliasOption,
+    RegistryOption,
+    ThreadsOption,
+    assignments,
+    created_registry,
+    example,
+)
+from nunatak_cli.output import console, error_console, print_json, print_text
+from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.names import check_alias_name
 
 if TYPE_CHECKING:
     from nunatak_training.sweeps import Grid, RunRecord
@@ -22,6 +31,7 @@ AXES = "Axes (they replace the axes of the file)"
 EXAMPLES = {
     "run": "nunatak sweep run sweep.yaml --results sweep/ --jobs 2",
     "report": "nunatak sweep report sweep/ --out report/",
+    "publish": "nunatak sweep publish sweep/ --task tone --promote prod",
 }
 ResultsArgument = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.", show_default=False)
@@ -36,7 +46,7 @@ def sweep_app() -> typer.Typer:
         no_args_is_help=True,
         epilog=example(EXAMPLES["run"]),
     )
-    for command in (run, report):
+    for command in (run, report, publish):
         app.command(epilog=example(EXAMPLES[command.__name__]))(command)
     return app
 
@@ -210,6 +220,62 @@ def report(
         return
     for path in write_report(records, out):
         console().print(str(path))
+
+
+def publish(  # noqa: PLR0913 - one parameter per option is how typer works
+    results: ResultsArgument,
+    *,
+    task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task in the registry.")],
+    of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Task of the sweep. Absent: its only one.", show_default=False
+        ),
+    ] = None,
+    registry: RegistryOption = None,
+    promote: NewAliasOption = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
+    as_json: JsonOption = False,
+    device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="CPU threads that compute. Absent: as in the sweep.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Train the run with the best dev score again, with its seed, and publish it."""
+    with needs_extra("training"):
+        from nunatak_model import compute_with
+        from nunatak_training.sweeps import RunContext, best_run, publish_best, run_text
+    if promote is not None:
+        check_alias_name(promote)
+    best = best_run(_existing_records(results), task=of)
+    recorded = best.environment.get("threads")
+    compute_with(threads or (recorded if isinstance(recorded, int) else None))
+    error_console().print(f"best by dev score: {run_text(best.run)}; trained again")
+    with created_registry(registry) as opened:
+        found = publish_best(best, opened, RunContext(device=device), task=task, note=note)
+        if promote is not None:
+            opened.promote(task, promote, found.manifest.version)
+    if as_json:
+        print_json(
+            {
+                "reference": found.manifest.reference,
+                "run": best.run.digest,
+                "metric": found.metric,
+                "dev_score": found.score,
+                "dev_score_in_sweep": found.sweep_score,
+            }
+        )
+        return
+    console().print(f"dev {found.metric} {found.score:.4f}, in the sweep {found.sweep_score:.4f}")
+    console().print(f"published {found.manifest.reference}")
+    if promote is not None:
+        console().print(f"{task}@{promote} -> version {found.manifest.version}")
 
 
 def _numbers(text: str | None) -> list[JsonValue] | None:

@@ -22,9 +22,9 @@ from nunatak_cli.options import (
     RegistryOption,
     UnprobedOption,
     example,
+    existing_registry,
 )
 from nunatak_cli.output import console, error_console, print_json
-from nunatak_cli.registries import existing_registry
 from nunatak_cli.task_exchange import export, import_, pull, push
 from nunatak_cli.task_rollout import canary, candidate_json, shadow
 from nunatak_cli.task_show import diff, labels_text, moment, show

@@ -12,7 +12,6 @@ import typer
 from pydantic import JsonValue
 from rich.text import Text
 
-from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     ExportFormat,
@@ -22,11 +21,12 @@ from nunatak_cli.options import (
     RegistryOption,
     RevisionOption,
     assignments,
+    created_registry,
+    existing_registry,
 )
 from nunatak_cli.output import console, print_json
-from nunatak_cli.registries import created_registry, existing_registry
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
     from nunatak_artifact import VersionDraft

@@ -15,9 +15,9 @@ from nunatak_cli.options import (
     NameArgument,
     RegistryOption,
     UnprobedOption,
+    existing_registry,
 )
 from nunatak_cli.output import console, print_json
-from nunatak_cli.registries import existing_registry
 from nunatak_cli.task_verify import prove_version
 from nunatak_contract.errors import NunatakError
 

@@ -14,9 +14,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.options import JsonOption, ReferenceArgument, RegistryOption
+from nunatak_cli.options import JsonOption, ReferenceArgument, RegistryOption, existing_registry
 from nunatak_cli.output import console, print_json, print_text
-from nunatak_cli.registries import existing_registry
 
 if TYPE_CHECKING:
     from nunatak_contract.evidence import MetricRecord

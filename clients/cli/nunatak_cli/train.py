@@ -12,29 +12,33 @@ import typer
 from rich.table import Table
 from typer.core import TyperCommand
 
-from nunatak_cli.failures import MissingExtraError, needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     CacheOption,
+    DelimiterOption,
     DeviceName,
     DeviceOption,
     EpochsOption,
     JsonOption,
     KindOption,
+    LabelColumnOption,
     LearningRateOption,
     NewAliasOption,
+    PairColumnOption,
     PatienceOption,
     RegistryOption,
     ResumeOption,
     SeedOption,
     SetOption,
     StrictOption,
+    TextColumnOption,
     ThreadsOption,
+    created_registry,
     settings_given,
 )
 from nunatak_cli.output import console, print_json
-from nunatak_cli.registries import created_registry
 from nunatak_contract.enums import MethodKind, OnLong
+from nunatak_contract.errors import MissingExtraError, needs_extra
 
 METHOD = "Method"
 RECIPE = "Recipe (absent: the default of the method)"
@@ -81,37 +85,10 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     kind: KindOption = None,
-    text_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Column of the text, if it is not `text`.", show_default=False
-        ),
-    ] = None,
-    label_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Column of the label, if it is not `label` (or `labels`).",
-            show_default=False,
-        ),
-    ] = None,
-    pair_column: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Column of the second text, if it is not `text_pair`.",
-            show_default=False,
-        ),
-    ] = None,
-    delimiter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CHARACTER",
-            help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
-            "whichever splits the header line.",
-            show_default=False,
-        ),
-    ] = None,
+    text_column: TextColumnOption = None,
+    label_column: LabelColumnOption = None,
+    pair_column: PairColumnOption = None,
+    delimiter: DelimiterOption = None,
     strict: StrictOption = False,
     registry: RegistryOption = None,
     promote: NewAliasOption = None,
@@ -219,13 +196,13 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("training"):
         from nunatak_cli.training import (
             TrainRequest,
-            kind_named,
             outcome_json,
             outcome_table,
             prepare_device,
             row_format,
             train_and_promote,
         )
+        from nunatak_training.kinds import kind_named
         from nunatak_training.run_settings import read_settings
     request = TrainRequest(
         task=task,

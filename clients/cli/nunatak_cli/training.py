@@ -158,19 +158,6 @@ def check_names(request: TrainRequest) -> None:
     check_task_name(request.task)
 
 
-def kind_named(name: str | None) -> TaskKind | None:
-    """Return the kind of task that an option names, or `None` without a name.
-
-    Raises:
-        NunatakError: `invalid_option`, there is no such kind.
-    """
-    if name is not None and name not in set(TaskKind):
-        raise NunatakError(
-            "invalid_option", problem=f"--kind must be one of {', '.join(TaskKind)}, got {name!r}"
-        )
-    return None if name is None else TaskKind(name)
-
-
 def outcome_table(outcome: TrainOutcome) -> Table:
     """Return the facts of the new version and its scores on the dev examples."""
     manifest = outcome.manifest

@@ -126,14 +126,24 @@ def predict_body(
     body: dict[str, JsonValue] = {"inputs": inputs.value}
     if tasks is not None:
         body["tasks"] = list(tasks)
-    wanted = Parameters().wire() if parameters is None else parameters.wire()
+    wanted = wire_parameters(top_k, function_to_apply, parameters)
+    if wanted:
+        body["parameters"] = wanted
+    return json_body(body)
+
+
+def wire_parameters(
+    top_k: int | None,
+    function_to_apply: FunctionToApply | str | None,
+    parameters: Parameters | None,
+) -> dict[str, JsonValue]:
+    """Write the options that are given."""
+    wanted = (parameters or Parameters()).wire()
     if top_k is not None:
         wanted["top_k"] = top_k
     if function_to_apply is not None:
         wanted["function_to_apply"] = str(function_to_apply)
-    if wanted:
-        body["parameters"] = wanted
-    return json_body(body)
+    return wanted
 
 
 def json_body(body: dict[str, JsonValue]) -> bytes:

@@ -10,12 +10,11 @@ import pytest
 from doubles.hostile_texts import HOSTILE, obeyed
 from nunatak_cli.failures import (
     FailureGroup,
-    MissingExtraError,
     Program,
-    needs_extra,
     print_failure,
 )
 from nunatak_client import NotFoundError
+from nunatak_contract.errors import MissingExtraError, needs_extra
 from nunatak_registry import TaskNotFoundError
 
 

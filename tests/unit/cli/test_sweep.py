@@ -134,3 +134,36 @@ def test_report_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
 
     assert ran.exit_code == 1
     assert "error [invalid_sweep]" in ran.stderr
+
+
+def test_publish_trains_the_best_run_again_and_says_so(folder: Path, tmp_path: Path) -> None:
+    results, registry = tmp_path / "results", str(tmp_path / "registry")
+    options = ("--task", "toy", "--method", "head", "--seeds", "0,1")
+    assert sweep(folder, results, *options).exit_code == 0
+
+    ran = nunatak(
+        "sweep", "publish", str(results), "--task", "tone", "--registry", registry,
+        "--promote", "prod",
+    )  # fmt: skip
+    again = nunatak(
+        "sweep", "publish", str(results), "--task", "tone", "--registry", registry, "--json"
+    )
+
+    assert ran.exit_code == 0, ran.stderr
+    assert "best by dev score: toy" in ran.stderr
+    assert "trained again" in ran.stderr
+    assert "published tone/1" in ran.stdout
+    assert "tone@prod -> version 1" in ran.stdout
+    said = again.json()
+    assert said["reference"] == "tone/1"  # the same weights are the same version
+    assert said["dev_score"] == said["dev_score_in_sweep"]
+
+
+def test_publish_of_another_task_than_the_sweeps_is_refused(folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    sweep(folder, results, "--task", "toy", "--method", "head")
+
+    ran = nunatak("sweep", "publish", str(results), "--task", "tone", "--of", "gone")
+
+    assert ran.exit_code == 1
+    assert "expected one of the tasks toy, got 'gone'" in ran.stderr

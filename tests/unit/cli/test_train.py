@@ -33,7 +33,7 @@ from nunatak_training.run_settings import all_settings
         (("--epochs", "0"), "epochs: Input should be greater than or equal to 1"),
         (("--layers", "1", "--frozen", "1"), "give one of them"),
         (("--method", "magic"), "method must be one of topk, head"),
-        (("--kind", "poem"), "--kind must be one of single-label, multi-label"),
+        (("--kind", "poem"), "kind must be one of single-label, multi-label"),
         (
             ("--set", "regularizer.rate=0.1"),
             "regularizer.rate belongs to a regularizer",

@@ -13,12 +13,19 @@ from nunatak_training.data.examples import (
     Word,
 )
 from nunatak_training.data.rows import RowFormat
-from nunatak_training.data.sources import load_examples, load_task_data, load_test_set
+from nunatak_training.data.sources import (
+    Data,
+    load_examples,
+    load_labelled,
+    load_task_data,
+    load_test_set,
+)
 from nunatak_training.data.splits import DataProblem, DataWarning, data_warnings
 
 __all__ = [
     "AnswerSpan",
     "Answers",
+    "Data",
     "DataProblem",
     "DataWarning",
     "Example",
@@ -32,6 +39,7 @@ __all__ = [
     "Word",
     "data_warnings",
     "load_examples",
+    "load_labelled",
     "load_task_data",
     "load_test_set",
 ]

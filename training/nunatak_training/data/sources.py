@@ -1,8 +1,8 @@
 """Sources of examples: the values of `--data`, and the checks of a whole task.
 
-A source is a file, a folder with `train.*` and `dev.*` (or `validation.*`), maybe `test.*`, or a
-data set of the `datasets` library. If the source has no dev examples, a tenth of the train examples
-becomes dev.
+A source is a file, a folder with `train.*` and `dev.*` (or `validation.*`), maybe `test.*`, a data
+set of the `datasets` library, or rows in memory. If the source has no dev examples, a tenth of the
+train examples becomes dev.
 """
 
 # The library ships no stubs, and types its mappings and features loosely.
@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+
+import numpy as np
 
 from nunatak_contract.errors import NunatakError
 from nunatak_training.data.examples import Example, ExampleSet, ReadExample, TaskData
@@ -27,6 +29,28 @@ if TYPE_CHECKING:
 
 HUB_PREFIX = "datasets:"
 DEV_NAMES = ("dev", "validation")
+PARTS = ("train", *DEV_NAMES, "test")
+IN_MEMORY = "data in memory"
+"""The name of data without a file."""
+
+
+class Frame(Protocol):
+    """A pandas DataFrame, as far as it is read."""
+
+    def astype(self, dtype: Any, /) -> Any:  # noqa: ANN401 - the types of pandas
+        """Return the frame with other types of values."""
+        ...
+
+    def notna(self) -> Any:  # noqa: ANN401
+        """Return where the frame has values."""
+        ...
+
+
+Rows: TypeAlias = "Iterable[Mapping[str, object]] | Frame | Dataset"
+"""Rows in memory: mappings by column, a DataFrame of pandas, or a `Dataset` of `datasets`."""
+Part: TypeAlias = "str | Path | Rows"
+Data: TypeAlias = "Part | Mapping[str, Part]"
+"""All forms of examples: a path or the name of a data set, rows, or parts of these by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +135,8 @@ def _named(value: object, names: list[str], column: str, where: str) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
+    """The rows of each part."""
+
     name: str
     train: Iterator[FileRow]
     dev: Iterator[FileRow] | None
@@ -128,7 +154,7 @@ def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Exa
 
 
 def load_task_data(
-    source: str | Path,
+    source: Data,
     *,
     kind: TaskKind | None = None,
     dev: str | Path | None = None,
@@ -139,8 +165,8 @@ def load_task_data(
     """Load train and dev examples and check that a task can be trained on them.
 
     Args:
-        source: a file, a folder, or the name of a data set (`datasets:NAME[:CONFIG]`, or just the
-            name if no such path exists).
+        source: a file, a folder, the name of a data set (`datasets:NAME[:CONFIG]`, or just the name
+            if no such path exists), rows in memory, or files and rows by the name of their part.
         kind: the kind of the task; if None, the first train row decides (`kind_of_row`).
         dev: a file of dev examples, in place of the dev examples of `source`.
         seed: seeds the dev split, which is drawn if there are no dev examples.
@@ -177,6 +203,24 @@ def load_task_data(
     )
 
 
+def load_labelled(
+    source: Data,
+    *,
+    spelt: RowFormat | None = None,
+    load_dataset: DatasetLoader = load_from_hub,
+) -> tuple[TaskKind, list[ReadExample]]:
+    """Read the examples of all parts of a source, with their places; the first row tells the kind.
+
+    Raises:
+        NunatakError: the examples cannot be used; the message names file and line.
+    """
+    spelt = spelt or RowFormat()
+    found = _open_source(source, spelt.delimiter, load_dataset)
+    parts = [part for part in (found.train, found.dev, found.test) if part is not None]
+    kind, rows = _with_kind((spelt.usual(row, None) for row in chain(*parts)), None)
+    return kind, _examples(rows, kind)
+
+
 def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
     """Read a file of examples to score a task that was trained on `data`.
 
@@ -211,10 +255,73 @@ def _with_kind(
     return kind or told, chain(first, rows)
 
 
-def _open_source(source: str | Path, delimiter: str | None, load_dataset: DatasetLoader) -> _Source:
+def _open_source(source: Data, delimiter: str | None, load_dataset: DatasetLoader) -> _Source:
+    if isinstance(source, Mapping):
+        return _open_parts(cast("Mapping[str, Part]", source), delimiter)
+    if not isinstance(source, str | Path):
+        return _Source(name=IN_MEMORY, train=_given_rows(source, "train"), dev=None)
     if isinstance(source, Path) or _is_path(source):
         return _open_path(Path(source), delimiter)
     return _open_hub(HubReference.parse(source), load_dataset)
+
+
+def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
+    is_clear = parts.keys() <= set(PARTS) and not parts.keys() >= set(DEV_NAMES)
+    if not is_clear or "train" not in parts:
+        found = ", ".join(map(repr, parts)) or "none"
+        raise NunatakError(
+            "data_not_found",
+            where=IN_MEMORY,
+            problem="expected the part train, maybe dev (or validation) and test, got "
+            f"{found}; give rows as a list, a DataFrame or a data set",
+        )
+
+    def rows_of(part: Part, name: str) -> Iterator[FileRow]:
+        if isinstance(part, str | Path):
+            return read_file(Path(part).expanduser(), delimiter=delimiter)
+        return _given_rows(part, name)
+
+    opened = {name: rows_of(part, name) for name, part in parts.items()}
+    return _Source(
+        name=IN_MEMORY,
+        train=opened["train"],
+        dev=next((opened[name] for name in DEV_NAMES if name in opened), None),
+        test=opened.get("test"),
+    )
+
+
+def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
+    """Yield rows in memory; places count from 0: `train[16]`."""
+    if isinstance(getattr(rows, "features", None), Mapping):
+        yield from read_split(cast("Dataset", rows), part)
+        return
+    if hasattr(rows, "notna"):
+        frame = cast("Frame", rows)
+        # pandas spells a missing value as NaN, which would be a number to predict.
+        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    if isinstance(rows, str) or not isinstance(rows, Iterable):
+        raise _no_rows(part, rows)
+    for index, values in enumerate(cast("Iterable[object]", rows)):
+        where = f"{part}[{index}]"
+        if not isinstance(values, Mapping):
+            raise _no_rows(where, values)
+        named = cast("Mapping[object, object]", values)
+        plain = {str(name): _plain(value) for name, value in named.items()}
+        yield FileRow(where=where, columns_at=where, values=plain)
+
+
+def _no_rows(where: str, found: object) -> NunatakError:
+    return NunatakError(
+        "invalid_row",
+        where=where,
+        problem="expected rows by column, such as {'text': ..., 'label': ...}, got "
+        f"{type(found).__name__}",
+    )
+
+
+def _plain(value: object) -> object:
+    """Return a value of numpy as a value of Python."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _is_path(source: str) -> bool:

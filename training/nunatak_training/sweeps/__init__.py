@@ -2,21 +2,23 @@
 
 from nunatak_training.sweeps.grid import Grid, methods_of, read_grid
 from nunatak_training.sweeps.planning import (
-    Cut,
     CutData,
     Run,
-    Source,
     cut_data,
     describe,
     plan_runs,
 )
+from nunatak_training.sweeps.publishing import PublishedBest, best_run, publish_best
 from nunatak_training.sweeps.reporting import in_order, write_report
 from nunatak_training.sweeps.results import (
+    Cut,
     Failed,
     Finished,
     ResultsFolder,
     RunDescription,
+    RunOrigin,
     RunRecord,
+    Source,
 )
 from nunatak_training.sweeps.running import (
     InProcesses,
@@ -27,7 +29,7 @@ from nunatak_training.sweeps.running import (
     SweepReport,
     run_sweep,
 )
-from nunatak_training.sweeps.tables import Cell, cells_markdown, cells_of, runs_csv
+from nunatak_training.sweeps.tables import Cell, cells_markdown, cells_of, run_text, runs_csv
 
 __all__ = [
     "Cell",
@@ -38,15 +40,18 @@ __all__ = [
     "Grid",
     "InProcesses",
     "OneByOne",
+    "PublishedBest",
     "ResultsFolder",
     "Run",
     "RunContext",
     "RunDescription",
+    "RunOrigin",
     "RunRecord",
     "Runner",
     "Source",
     "SweepProgress",
     "SweepReport",
+    "best_run",
     "cells_markdown",
     "cells_of",
     "cut_data",
@@ -54,8 +59,10 @@ __all__ = [
     "in_order",
     "methods_of",
     "plan_runs",
+    "publish_best",
     "read_grid",
     "run_sweep",
+    "run_text",
     "runs_csv",
     "write_report",
 ]

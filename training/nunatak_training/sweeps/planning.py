@@ -15,26 +15,21 @@ from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_training.data import Example, ExampleSet, Relevance, TaskData
 from nunatak_training.data.splits import sameness
-from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.settings import overlaid
 from nunatak_training.sweeps.grid import Cap, Grid, RegularizerEntry, TaskEntry, methods_of
-from nunatak_training.sweeps.results import BackboneDescription, DataDescription, RunDescription
+from nunatak_training.sweeps.results import (
+    BackboneDescription,
+    Cut,
+    DataDescription,
+    RunDescription,
+    RunOrigin,
+    Source,
+)
 
 SAMPLE_SEED = 0
 DIGEST_VERSION = 1
 """Increased when the same settings mean another run: after a changed default or another loop."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """The number of a task's examples that a run reads; None means all."""
-
-    train: int | None = None
-    dev: int | None = None
-    dev_from_train: bool = False
-    """Whether dev is drawn from the remaining train examples, and the dev set becomes the test
-    set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,23 +117,11 @@ def _units(examples: Sequence[Example]) -> Iterator[list[int]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """The source of a run's examples, and the number of examples that the run reads."""
-
-    data: str
-    kind: TaskKind | None = None
-    dev: str | None = None
-    cut: Cut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One planned run."""
 
     description: RunDescription
-    backbone: str
-    """The backbone to load: a name, a folder or an id."""
-    source: Source
+    origin: RunOrigin
 
 
 def plan_runs(
@@ -163,7 +146,8 @@ def plan_runs(
             data = data_of(source)
             for recipe in _recipes(grid, task, backbone):
                 description = describe(grid.name, task.name, source, data, recipe, backbone)
-                run = Run(description=description, backbone=name, source=source)
+                origin = RunOrigin(backbone=name, source=source)
+                run = Run(description=description, origin=origin)
                 runs.setdefault(description.digest, run)
     return tuple(runs.values())
 
@@ -247,7 +231,9 @@ def _sources(grid: Grid, task: TaskEntry) -> Iterator[Source]:
 
 
 def _below(root: Path | None, name: str) -> str:
-    return name if root is None else str(root / name)
+    """A path in full, so that any folder can repeat a result; or the name of a data set."""
+    path = Path(name) if root is None else root / name
+    return str(path.resolve() if path.exists() else path)
 
 
 def _number(cap: Cap) -> int | None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import Digest
+from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import Recipe
 
 SUFFIX = ".jsonl"
@@ -66,6 +68,35 @@ class EpochRecord(_Record):
     dev_score: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The number of a task's examples that a run reads; None means all."""
+
+    train: int | None = None
+    dev: int | None = None
+    dev_from_train: bool = False
+    """Whether dev is drawn from the remaining train examples, and the dev set becomes the test
+    set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The source of a run's examples, and the number of examples that the run reads."""
+
+    data: str
+    kind: TaskKind | None = None
+    dev: str | None = None
+    cut: Cut
+
+
+class RunOrigin(_Record):
+    """The places that a run reads; another machine or folder may have others."""
+
+    backbone: str
+    """The backbone to load: a name, a folder or an id."""
+    source: Source
+
+
 class Finished(_Record):
     """The result of a run that finished."""
 
@@ -104,6 +135,8 @@ class RunRecord(_Record):
     cpu_seconds: float
     environment: dict[str, JsonValue]
     """Versions and device. The digest leaves them out, but they may change the last digits."""
+    origin: RunOrigin | None = None
+    """None in results of earlier releases."""
 
 
 class ResultsFolder:

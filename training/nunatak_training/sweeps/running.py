@@ -26,8 +26,15 @@ from nunatak_training.data import load_task_data
 from nunatak_training.fitting import TrainedTask, evaluate, fit_task
 from nunatak_training.kinds import Metric
 from nunatak_training.report import SilentReport
-from nunatak_training.sweeps.planning import CutData, Run, Source, cut_data
-from nunatak_training.sweeps.results import EpochRecord, Failed, Finished, ResultsFolder, RunRecord
+from nunatak_training.sweeps.planning import CutData, Run, cut_data
+from nunatak_training.sweeps.results import (
+    EpochRecord,
+    Failed,
+    Finished,
+    ResultsFolder,
+    RunRecord,
+    Source,
+)
 from nunatak_training.sweeps.tables import run_text
 from nunatak_training.trunk import DiskTrunkStore
 
@@ -71,6 +78,7 @@ class RunContext:
                 "device": self.device,
                 "threads": torch.get_num_threads(),
             },
+            origin=run.origin,
         )
 
     def fit(self, run: Run) -> TrainedTask:
@@ -80,7 +88,7 @@ class RunContext:
             NunatakError: the run has an error.
             NunatakError: the method does not fit the backbone.
         """
-        backbone, cut = self.backbone(run.backbone), self.data(run.source)
+        backbone, cut = self.backbone(run.origin.backbone), self.data(run.origin.source)
         return fit_task(
             cut.data,
             run.description.recipe,
@@ -90,10 +98,12 @@ class RunContext:
         )
 
     def _outcome(self, run: Run) -> Finished:
-        trained, test = self.fit(run), self.data(run.source).test
+        trained, test = self.fit(run), self.data(run.origin.source).test
         if test is None:
             return _finished(trained, {})
-        return _finished(trained, evaluate(trained, test, self.backbone(run.backbone)).values)
+        return _finished(
+            trained, evaluate(trained, test, self.backbone(run.origin.backbone)).values
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +224,7 @@ class Worker:
             seconds=0.0,
             cpu_seconds=0.0,
             environment={},
+            origin=run.origin,
         )
 
     def stop(self) -> None:

@@ -52,7 +52,7 @@ def test_transfer_scores_every_set_in_the_metric_of_the_task(
     folder: Path, runs: tuple[Run, ...]
 ) -> None:
     context = RunContext()
-    trained, backbone = context.fit(runs[0]), context.backbone(runs[0].backbone)
+    trained, backbone = context.fit(runs[0]), context.backbone(runs[0].origin.backbone)
     examples = tuple(load_examples(folder / "toy" / "train.jsonl"))
 
     found = transfer(trained, {"train": ExampleSet(examples=examples)}, backbone)

@@ -1,0 +1,103 @@
+"""`nunatak doubts`: list labelled examples whose label is likely wrong."""
+
+# ruff: noqa: PLC0415 - the command imports torch when it runs, not for --help
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import JsonValue
+from rich.table import Table
+from rich.text import Text
+
+from nunatak_cli.options import (
+    BackboneOption,
+    CacheOption,
+    DelimiterOption,
+    DeviceName,
+    DeviceOption,
+    JsonOption,
+    LabelColumnOption,
+    PairColumnOption,
+    TextColumnOption,
+    ThreadsOption,
+)
+from nunatak_cli.output import check_rows_file, console, print_json, write_rows
+from nunatak_contract.errors import needs_extra
+
+if TYPE_CHECKING:
+    from nunatak_training.doubts import Doubt
+
+SHOWN = 20
+"""Doubts that people see; a file and JSON have all."""
+SHOWN_CHARACTERS = 80
+
+
+def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
+    *,
+    data: Annotated[
+        str, typer.Option(metavar="PATH", help="Examples with one label each, as for `train`.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv|FILE.jsonl",
+            help="Write all doubts to this file.",
+            show_default=False,
+        ),
+    ] = None,
+    text_column: TextColumnOption = None,
+    label_column: LabelColumnOption = None,
+    pair_column: PairColumnOption = None,
+    delimiter: DelimiterOption = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens that are read of a text (128).", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+    cache: CacheOption = True,
+    device: DeviceOption = DeviceName.CPU,
+    threads: ThreadsOption = None,
+    backbone: BackboneOption = None,
+) -> None:
+    """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""
+    check_rows_file("--out", out)
+    with needs_extra("training"):
+        from nunatak_cli.training import prepare_device, row_format
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_training.doubts import Doubt, find_doubts
+        from nunatak_training.report import ProgressBar
+        from nunatak_training.trunk import DiskTrunkStore
+    spelt = row_format(text=text_column, label=label_column, pair=pair_column, delimiter=delimiter)
+    prepare_device(device, threads)
+    found = find_doubts(
+        data,
+        load_backbone(backbone or DEFAULT_BACKBONE, device=device.value),
+        spelt=spelt,
+        max_length=max_length,
+        trunks=DiskTrunkStore() if cache else None,
+        report=ProgressBar("doubts"),
+    )
+    rows: list[dict[str, JsonValue]] = [asdict(doubt) for doubt in found]
+    if out is not None:
+        write_rows("--out", out, [field.name for field in fields(Doubt)], rows)
+    if as_json:
+        print_json({"doubts": list[JsonValue](rows)})
+    else:
+        _show(found)
+
+
+def _show(found: "Sequence[Doubt]") -> None:
+    if found:
+        table = Table(box=None, header_style="bold")
+        for heading in ("place", "label", "likely", "text"):
+            table.add_column(heading)
+        for doubt in found[:SHOWN]:
+            label = f"{doubt.label} {doubt.label_probability:.2f}"
+            likely = f"{doubt.likely_label} {doubt.likely_probability:.2f}"
+            table.add_row(*map(Text, (doubt.place, label, likely, doubt.text[:SHOWN_CHARACTERS])))
+        console().print(table)
+    rest = f"; the first {SHOWN} are shown" if len(found) > SHOWN else ""
+    console().print(f"{len(found)} examples in doubt{rest}")

@@ -1,0 +1,171 @@
+"""The tasks of a registry in this process: the server's own engine, without HTTP."""
+
+# ruff: noqa: PLC0415 - `import nunatak` must not import torch
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, cast
+
+from pydantic import JsonValue, ValidationError
+
+from nunatak_client import Inputs, Parameters, Prediction
+from nunatak_client.payloads import WireInputs, json_body, wire_inputs, wire_parameters
+from nunatak_client.replies import Reply, read_prediction
+from nunatak_contract import requests
+from nunatak_contract.enums import FunctionToApply
+from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.inputs import Input
+from nunatak_contract.names import DEFAULT_BACKBONE
+
+if TYPE_CHECKING:
+    from nunatak_model import Backbone
+    from nunatak_registry import Registry
+    from nunatak_server.predict.types import TaskPrediction
+
+
+def load(
+    registry: str | Path | None = None,
+    *,
+    backbone: str | Path = DEFAULT_BACKBONE,
+    device: str = "cpu",
+) -> "LocalTasks":
+    """Load a backbone, and open a registry whose tasks then predict in this process.
+
+    Args:
+        registry: a folder or a database URL; absent: NUNATAK_REGISTRY, else a folder in the user's
+            data directory.
+        backbone: `minilm`, a folder or a hub id, on which the tasks were trained.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        MissingExtraError: the extra `server` is not installed.
+        NunatakError: there is no such registry, or the backbone cannot be loaded.
+    """
+    with needs_extra("server"):
+        loaded = loaded_backbone(backbone, device)
+        from nunatak_registry import Registry, existing_location
+    return LocalTasks(Registry.open(existing_location(registry)), loaded)
+
+
+def loaded_backbone(backbone: str | Path, device: str) -> "Backbone":
+    """Load a backbone onto a device.
+
+    Raises:
+        NunatakError: there is no such device, or the backbone cannot be loaded.
+    """
+    from nunatak_model import has_cuda, load_backbone
+
+    if device not in {"cpu", "cuda"} or (device == "cuda" and not has_cuda()):
+        found = "torch finds no CUDA device here" if device == "cuda" else f"got {device!r}"
+        raise NunatakError(
+            "invalid_option", problem=f"device must be 'cpu', or 'cuda' with a GPU; {found}"
+        )
+    return load_backbone(str(backbone), device=device)
+
+
+class LocalTasks:
+    """The tasks of a registry; a context manager that any thread may use, also in a notebook.
+
+    Each task version loads at its first prediction and stays in memory within the limits of the
+    server's settings. Aliases are followed. The registry is closed with the tasks.
+    """
+
+    def __init__(self, registry: "Registry", backbone: "Backbone") -> None:
+        self._registry = registry
+        with ExitStack() as stack:
+            stack.callback(registry.close)
+            with needs_extra("server"):
+                from nunatak_server.local import LocalPredictor
+            # A notebook runs an event loop in its main thread, where no second loop can run.
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="nunatak-local")
+            stack.callback(self._thread.shutdown)
+            self._predictor = LocalPredictor(registry, backbone)
+            self._thread.submit(self._predictor.start).result()
+            stack.callback(lambda: self._thread.submit(self._predictor.close).result())
+            self._held = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def predict(
+        self,
+        task: str,
+        inputs: Inputs,
+        *,
+        top_k: int | None = None,
+        function_to_apply: FunctionToApply | str | None = None,
+        parameters: Parameters | None = None,
+    ) -> Prediction:
+        """Ask one task about one input or a list of inputs, of any length.
+
+        The arguments and the answer are those of `Client.predict`. One version answers all inputs.
+
+        Raises:
+            NunatakError: the reference means no version, the version cannot be served, or an input
+                cannot be answered.
+        """
+        wire = wire_inputs(inputs)
+        json_body({"inputs": wire.value})  # refuses what no request can hold
+        items = [inputs] if wire.num_inputs is None else inputs
+        options = wire_parameters(top_k, function_to_apply, parameters)
+        asked = self._thread.submit(self._ask, task, cast("Sequence[Input]", items), options)
+        return read_prediction(_reply(asked.result(), wire), num_inputs=wire.num_inputs)
+
+    def close(self) -> None:
+        """End the threads and close the registry; a second call does nothing."""
+        self._held.close()
+
+    def _ask(
+        self, task: str, inputs: Sequence[Input], options: Mapping[str, JsonValue]
+    ) -> "TaskPrediction":
+        from nunatak_server.http.requests import options_of
+        from nunatak_server.predict.types import TaskFailure
+
+        # An alias that moves meanwhile must not mix the answers of two versions.
+        reference = self._registry.resolve(task).reference
+        parts = list["TaskPrediction"]()
+        chosen = options_of(_parameters(options))
+        for _, found in self._predictor.predict_all(inputs, [reference], options=chosen):
+            (result,) = found.results
+            if isinstance(result, TaskFailure):
+                raise result.error
+            parts.append(result)
+        said = [part.predicted for part in parts if part.predicted is not None]
+        return replace(
+            parts[0],
+            outputs=tuple(chain.from_iterable(part.outputs for part in parts)),
+            predicted=tuple(chain.from_iterable(said)) if said else None,
+            extents=tuple(chain.from_iterable(part.extents for part in parts)),
+        )
+
+
+def _parameters(options: Mapping[str, JsonValue]) -> requests.Parameters:
+    """Read options as the server reads them."""
+    try:
+        return requests.Parameters.model_validate_json(json.dumps(options))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(map(str, problem["loc"]))
+        raise NunatakError("invalid_request", problem=f"{place}: {problem['msg']}") from error
+
+
+def _reply(found: "TaskPrediction", wire: WireInputs) -> Reply:
+    """Write an answer as the server writes it."""
+    from nunatak_server.http.replies import prediction_fields
+
+    fields = prediction_fields(found, "" if wire.num_inputs is None else [])
+    return Reply(status=200, headers={}, content=json.dumps(fields).encode())

@@ -1,0 +1,242 @@
+"""Training from Python: examples in memory or in files become a published task version."""
+
+# ruff: noqa: PLC0415 - `import nunatak` must not import torch
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from pydantic import JsonValue
+
+from nunatak.local import LocalTasks, loaded_backbone
+from nunatak_client import Inputs, Prediction
+from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.names import DEFAULT_BACKBONE, check_alias_name, check_task_name
+
+if TYPE_CHECKING:
+    from nunatak_model import Backbone
+    from nunatak_training.data import Data, DataWarning
+    from nunatak_training.doubts import Doubt
+
+
+@dataclass(slots=True, kw_only=True)
+class Trained:
+    """A published task version, ready to predict; a context manager, like `LocalTasks`."""
+
+    manifest: TaskManifest
+    """Everything that the registry records of the version."""
+    scores: Mapping[str, float]
+    """Scores on the dev examples, by metric; the metric that chose the epoch comes first."""
+    test_scores: Mapping[str, float] | None
+    """Scores on the test examples, if the data has some."""
+    _registry: str | Path
+    _backbone: "Backbone"
+    _tasks: LocalTasks | None = None
+
+    @property
+    def reference(self) -> str:
+        """The reference of the version, such as `tone/1`."""
+        return self.manifest.reference
+
+    def predict(self, inputs: Inputs, **options: Any) -> Prediction:  # noqa: ANN401 - as `LocalTasks.predict`
+        """Ask this version about one input or a list of inputs, as `LocalTasks.predict`.
+
+        Raises:
+            MissingExtraError: the extra `server` is not installed.
+            NunatakError: an input cannot be answered.
+        """
+        if self._tasks is None:
+            from nunatak_registry import Registry
+
+            self._tasks = LocalTasks(Registry.open(self._registry), self._backbone)
+        return self._tasks.predict(self.reference, inputs, **options)
+
+    def close(self) -> None:
+        """End the threads that predict, if there are some."""
+        if self._tasks is not None:
+            self._tasks.close()
+            self._tasks = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def train(  # noqa: PLR0913 - the arguments of one training
+    task: str,
+    data: "Data | Iterable[Inputs]",
+    labels: Iterable[object] | None = None,
+    *,
+    registry: str | Path | None = None,
+    promote: str | None = None,
+    kind: str | None = None,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    pair_column: str | None = None,
+    backbone: str | Path = DEFAULT_BACKBONE,
+    device: str = "cpu",
+    strict: bool = False,
+    note: str = "",
+    show_progress: bool = True,
+    **settings: JsonValue,
+) -> Trained:
+    """Train a task and publish it as a new version; the epoch with the best dev score is kept.
+
+    Args:
+        task: the name of the task.
+        data: texts (or pairs of texts as tuples) together with `labels`; or rows, as a list of
+            mappings, a pandas DataFrame or a data set of `datasets`; or a file, a folder or the
+            name of a data set; or any of these by part: `{"train": ..., "dev": ..., "test": ...}`.
+            Without dev examples, a tenth of the train examples becomes dev.
+        labels: one label for each text: a name, a number or a list of names.
+        registry: a folder or a database URL; absent: NUNATAK_REGISTRY, else a folder in the user's
+            data directory.
+        promote: an alias that then points at the new version, such as `prod`.
+        kind: the kind of task; absent: the first row decides (docs/training.md).
+        text_column: the column of the text, if it is not `text`.
+        label_column: the column of the label, if it is not `label` or `labels`.
+        pair_column: the column of the second text, if it is not `text_pair`.
+        backbone: `minilm`, a folder or a hub id.
+        device: `cpu` or `cuda`.
+        strict: whether suspicious data is refused; otherwise it gives a `UserWarning`.
+        note: a remark to keep with the version.
+        show_progress: whether standard error shows the progress.
+        settings: the method and any setting of method and recipe, by the names that
+            `nunatak train --help` lists: `method="lora"`, `rank=4`, `epochs=3`,
+            `regularizer={"name": "mixout"}`. Absent: their defaults.
+
+    Raises:
+        MissingExtraError: the extra `training` is not installed.
+        NunatakError: data, settings or run have an error; nothing is published.
+    """
+    with needs_extra("training"):
+        from nunatak_registry import Registry, default_location
+        from nunatak_training.cache import default_cache_folder
+        from nunatak_training.data import RowFormat
+        from nunatak_training.fitting import method_on
+        from nunatak_training.kinds import kind_named
+        from nunatak_training.recipes import default_recipe
+        from nunatak_training.report import ProgressBar, SilentReport
+        from nunatak_training.run_settings import read_settings
+        from nunatak_training.train import TrainSettings
+        from nunatak_training.train import train as train_task
+        from nunatak_training.trunk import DiskTrunkStore
+    check_task_name(task)
+    if promote is not None:
+        check_alias_name(promote)
+    chosen = read_settings(settings)
+    loaded = loaded_backbone(backbone, device)
+    place = registry or default_location()
+    with Registry.open(place) as opened:
+        outcome = train_task(
+            TrainSettings(
+                task=task,
+                data=_given(data, labels),
+                recipe=default_recipe(
+                    method_on(chosen, loaded.config), backbone=loaded.name, changes=chosen.changes
+                ),
+                kind=kind_named(kind),
+                spelt=RowFormat(text=text_column, label=label_column, pair=pair_column),
+                strict=strict,
+                note=note,
+                layer_target=chosen.layer_target,
+                recipe_changes=chosen.changes,
+            ),
+            registry=opened,
+            backbone=loaded,
+            report=ProgressBar(task) if show_progress else SilentReport(),
+            trunks=DiskTrunkStore(),
+            checkpoints=default_cache_folder(),
+            warn=None if strict else _warn,
+        )
+        if promote is not None:
+            opened.promote(task, promote, outcome.manifest.version)
+    test = outcome.test
+    return Trained(
+        manifest=outcome.manifest,
+        scores={metric.value: score for metric, score in outcome.metrics.items()},
+        test_scores=None if test is None else {it.value: test.values[it] for it in test.values},
+        _registry=place,
+        _backbone=loaded,
+    )
+
+
+def doubts(  # noqa: PLR0913 - the data in all its forms
+    data: "Data | Iterable[Inputs]",
+    labels: Iterable[object] | None = None,
+    *,
+    text_column: str | None = None,
+    label_column: str | None = None,
+    pair_column: str | None = None,
+    backbone: str | Path = DEFAULT_BACKBONE,
+    device: str = "cpu",
+    max_length: int | None = None,
+) -> "tuple[Doubt, ...]":
+    """Return the examples whose label is likely wrong, the strongest doubt first.
+
+    The arguments are those of `train`; each example has one label. docs/training.md explains the
+    method.
+
+    Raises:
+        MissingExtraError: the extra `training` is not installed.
+        NunatakError: the examples cannot be used.
+    """
+    with needs_extra("training"):
+        from nunatak_training.data import RowFormat
+        from nunatak_training.doubts import find_doubts
+        from nunatak_training.trunk import DiskTrunkStore
+    return find_doubts(
+        _given(data, labels),
+        loaded_backbone(backbone, device),
+        spelt=RowFormat(text=text_column, label=label_column, pair=pair_column),
+        max_length=max_length,
+        trunks=DiskTrunkStore(),
+    )
+
+
+def _given(data: Any, labels: Iterable[object] | None) -> "Data":  # noqa: ANN401 - checked by the reader
+    """Return data as the training package reads it: texts and labels become rows."""
+    if labels is None:
+        return data
+    if isinstance(data, str | Path | Mapping):
+        raise NunatakError(
+            "invalid_option",
+            problem="labels belong to a list of texts; files and parts have a column of labels",
+        )
+    texts, named = list(data), list(labels)
+    if len(texts) != len(named):
+        raise NunatakError(
+            "invalid_option",
+            problem=f"expected one label for each text, got {len(texts)} texts and "
+            f"{len(named)} labels",
+        )
+    return [_row(text, label) for text, label in zip(texts, named, strict=True)]
+
+
+def _row(text: object, label: object) -> dict[str, object]:
+    row: dict[str, object] = {"text": text}
+    if isinstance(text, tuple) and len(text) == 2:
+        row["text"], row["text_pair"] = text
+    if isinstance(label, set | frozenset):
+        label = sorted(cast("AbstractSet[object]", label), key=str)
+    row["labels" if isinstance(label, list | tuple) else "label"] = label
+    return row
+
+
+def _warn(found: "Sequence[DataWarning]") -> None:
+    for each in found:
+        message = f"{each.problem}: {each.found}; {each.advice}"
+        # The level of the caller of `nunatak.train`.
+        warnings.warn(message, UserWarning, stacklevel=4)

@@ -1,0 +1,147 @@
+"""Laws of `nunatak.load`: the server's answers, from any thread and in a notebook."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter
+
+import nunatak
+from doubles.backbones import save_tiny_backbone
+from doubles.serving import running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_client import InvalidInputError
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.wire import Score
+from nunatak_model import load_backbone
+from nunatak_registry import Registry
+
+Scores = TypeAdapter(tuple[Score, ...])
+KINDS = {
+    "tone": HeadKind.SEQUENCE_CLASSIFICATION,
+    "names": HeadKind.TOKEN_CLASSIFICATION,
+    "facts": HeadKind.QUESTION_ANSWERING,
+    "search": HeadKind.RANKING,
+}
+
+
+@pytest.fixture(name="place", scope="module")
+def make_place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
+    with Registry.open(folder / "registry") as registry:
+        for task, kind in KINDS.items():
+            publish_tiny_task(registry, backbone, task=task, kind=kind)
+    return folder
+
+
+@pytest.fixture(name="tasks", scope="module")
+def open_tasks(place: Path) -> Iterator[nunatak.LocalTasks]:
+    with nunatak.load(place / "registry", backbone=place / "backbone") as tasks:
+        yield tasks
+
+
+def test_every_kind_of_task_answers_as_a_server_answers_its_client(
+    place: Path, tasks: nunatak.LocalTasks
+) -> None:
+    asked: dict[str, object] = {
+        "tone": ["hello", "good bye"],
+        "names": "ada met grace",
+        "facts": nunatak.Question(question="where?", context="here in oslo"),
+        "search": nunatak.Query(query="how high?", documents=["8,849 m", "far"]),
+    }
+    backbone = load_backbone(place / "backbone")
+    with (
+        Registry.open(place / "registry") as registry,
+        running_server(backbone, registry) as address,
+        nunatak.Client(address) as client,
+    ):
+        for task, inputs in asked.items():
+            mine = tasks.predict(task, inputs, top_k=1)  # pyright: ignore[reportArgumentType]
+            theirs = client.predict(task, inputs, top_k=1)  # pyright: ignore[reportArgumentType]
+
+            assert type(mine.require()) is type(theirs.require())
+            assert mine.model_dump(include={"task", "version", "tokens", "truncated"}) == (
+                theirs.model_dump(include={"task", "version", "tokens", "truncated"})
+            )
+            assert str(mine.outputs)[:40] == str(theirs.outputs)[:40]
+
+
+def test_any_number_of_texts_is_answered_in_order(tasks: nunatak.LocalTasks) -> None:
+    texts = [f"text number {number}" for number in range(150)]
+
+    answer = tasks.predict("tone", texts)
+
+    assert len(answer.outputs) == len(answer.predicted) == len(answer.tokens) == 150
+    for place in (0, 63, 64, 149):
+        alone = tasks.predict("tone", texts[place]).best
+        scores = {it.label: it.score for it in Scores.validate_python(answer.outputs[place])}
+        assert scores[alone.label] == pytest.approx(alone.score, abs=1e-5)
+
+
+def test_tasks_answer_inside_a_running_event_loop(tasks: nunatak.LocalTasks, place: Path) -> None:
+    async def cell() -> tuple[str, str]:
+        with nunatak.load(place / "registry", backbone=place / "backbone") as opened:
+            return opened.predict("tone", "hello").best.label, tasks.predict(
+                "tone", "hello"
+            ).best.label
+
+    first, second = asyncio.run(cell())
+
+    assert first == second
+
+
+def test_threads_may_share_the_tasks(tasks: nunatak.LocalTasks) -> None:
+    texts = [f"text {number}" for number in range(16)]
+    expected = [tasks.predict("tone", text).labels for text in texts]
+
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(tasks.predict, "tone", text) for text in texts]
+        assert [it.result().labels for it in asked] == expected
+
+
+def test_closing_ends_the_threads_and_may_be_repeated(place: Path) -> None:
+    before = set(threading.enumerate())
+    tasks = nunatak.load(place / "registry", backbone=place / "backbone")
+    tasks.predict("tone", "hello")
+
+    tasks.close()
+    tasks.close()
+
+    assert {it for it in set(threading.enumerate()) - before if "nunatak" in it.name} == set()
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "options", "problem"),
+    [
+        ("gone", "hello", {}, "no task 'gone'"),
+        ("tone/9", "hello", {}, "has no version 9"),
+        ("facts", "hello", {}, "question"),
+        ("tone", "hello", {"top_k": 0}, "top_k: "),
+        ("tone", "hello", {"function_to_apply": "max"}, "function_to_apply: "),
+    ],
+)
+def test_what_cannot_be_answered_is_an_error_with_its_reason(
+    tasks: nunatak.LocalTasks, task: str, inputs: str, options: dict[str, int], problem: str
+) -> None:
+    with pytest.raises(nunatak.NunatakError, match=problem):
+        tasks.predict(task, inputs, **options)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("inputs", [[], 3, ["a", 3], "\ud800"])
+def test_inputs_are_refused_as_by_the_client(tasks: nunatak.LocalTasks, inputs: object) -> None:
+    with pytest.raises((InvalidInputError, TypeError)):
+        tasks.predict("tone", inputs)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_mistyped_registry_is_refused(place: Path) -> None:
+    with pytest.raises(nunatak.NunatakError, match="no registry at"):
+        nunatak.load(place / "gone", backbone=place / "backbone")
+
+
+def test_a_device_that_is_not_there_is_refused(place: Path) -> None:
+    with pytest.raises(nunatak.NunatakError, match=r"device must be .* got .gpu."):
+        nunatak.load(place / "registry", backbone=place / "backbone", device="gpu")

@@ -1,0 +1,153 @@
+"""Laws of `nunatak.train` and `nunatak.doubts`: as the command, with values of Python."""
+
+# pandas ships no stubs.
+# pyright: reportMissingTypeStubs=false
+
+import csv
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import nunatak
+from doubles.backbones import save_tiny_backbone
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.terminals import nunatak as run_command
+from nunatak_registry import Registry
+
+EXAMPLES = tuple({it.text: it for it in toy_examples(60, seed=1)}.values())[:48]
+TEXTS = [it.text for it in EXAMPLES]
+LABELS = [str(it.label) for it in EXAMPLES]
+
+
+@pytest.fixture(name="places", scope="module")
+def make_places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Return a registry with the version `tone/1` of the command, and its backbone."""
+    folder = tmp_path_factory.mktemp("places")
+    backbone = save_tiny_backbone(folder / "backbone")
+    data = write_jsonl(folder / "tone.jsonl", rows_of(EXAMPLES))
+    ran = run_command(
+        "train", "--task", "tone", "--data", str(data), "--backbone", str(backbone),
+        "--method", "head", "--epochs", "2", "--max-length", "32",
+        "--registry", str(folder / "registry"),
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.stderr
+    return folder / "registry", backbone
+
+
+def trained(
+    places: tuple[Path, Path], *data: object, task: str = "tone", **changes: object
+) -> nunatak.Trained:
+    registry, backbone = places
+    arguments = {
+        "registry": registry, "backbone": backbone, "method": "head", "epochs": 2,
+        "max_length": 32, "show_progress": False, **changes,
+    }  # fmt: skip
+    return nunatak.train(task, *data, **arguments)  # pyright: ignore[reportArgumentType]
+
+
+def test_texts_with_labels_train_the_same_weights_as_the_command(places: tuple[Path, Path]) -> None:
+    with trained(places, TEXTS, LABELS) as mine, Registry.open(places[0]) as registry:
+        command = registry.resolve("tone/1")
+
+        assert mine.reference != "tone/1"  # the name of the data differs
+        assert mine.manifest.blobs == command.blobs
+        assert mine.manifest.recipe == command.recipe
+        assert list(mine.scores) == ["accuracy"]
+        assert mine.test_scores is None
+
+
+def test_a_trained_task_predicts_at_once_and_after_a_load(places: tuple[Path, Path]) -> None:
+    registry, backbone = places
+    columns = ((TEXTS[part], LABELS[part]) for part in (slice(16, None), slice(8), slice(8, 16)))
+    frames = [pd.DataFrame({"body": texts, "queue": labels}) for texts, labels in columns]
+    parts = dict(zip(("train", "dev", "test"), frames, strict=True))
+
+    with trained(
+        places, parts, task="route", text_column="body", label_column="queue", promote="prod",
+        epochs=20,
+    ) as mine:  # fmt: skip
+        one, many = mine.predict(TEXTS[0]), mine.predict(TEXTS, top_k=1)
+        assert mine.test_scores is not None
+    with nunatak.load(registry, backbone=backbone) as tasks:
+        loaded = tasks.predict("route@prod", TEXTS)
+
+    assert (one.task, one.version) == ("route", 1)
+    assert one.best.label == many.labels[0]
+    assert len(many.predicted) == len(TEXTS)
+    assert many.labels == loaded.labels
+    assert sum(map(str.__eq__, loaded.labels, LABELS)) > len(TEXTS) * 0.8
+
+
+def test_settings_are_those_of_the_recipe_and_unknown_ones_are_refused(
+    places: tuple[Path, Path],
+) -> None:
+    with trained(
+        places, TEXTS, LABELS, task="set", method="lora", rank=2, regularizer={"name": "mixout"}
+    ) as mine:
+        recipe = mine.manifest.recipe
+        assert recipe is not None
+        assert json.loads(json.dumps(recipe.settings["method"]))["rank"] == 2
+    with pytest.raises(nunatak.NunatakError, match="no setting 'epoch'; the nearest is 'epochs'"):
+        trained(places, TEXTS, LABELS, epoch=3)
+    with pytest.raises(nunatak.NunatakError, match="rank belongs to method lora, not to head"):
+        trained(places, TEXTS, LABELS, rank=3)
+    with pytest.raises(nunatak.NunatakError, match="kind must be one of single-label"):
+        trained(places, TEXTS, LABELS, kind="poem")
+
+
+@pytest.mark.parametrize(
+    ("data", "labels", "problem"),
+    [
+        (TEXTS, LABELS[1:], "one label for each text, got 48 texts and 47 labels"),
+        ("tone.jsonl", LABELS, "labels belong to a list of texts"),
+        (TEXTS, None, "expected rows by column"),
+        ([3, 4], ["a", "b"], "'text' must be a string"),
+    ],
+)
+def test_data_of_another_form_is_refused(
+    places: tuple[Path, Path], data: object, labels: object, problem: str
+) -> None:
+    with pytest.raises(nunatak.NunatakError, match=problem):
+        trained(places, data, labels)
+
+
+def test_pairs_and_several_labels_are_rows_of_their_kind(places: tuple[Path, Path]) -> None:
+    pairs = [(text, "once more") for text in TEXTS]
+    several = [[label, "text"] if place % 3 else set[str]() for place, label in enumerate(LABELS)]
+
+    with trained(places, pairs, several, task="tags") as mine:
+        answer = mine.predict([pairs[0], pairs[1]])
+
+    assert mine.manifest.head.labels == ("early", "late", "text")
+    assert len(answer.predicted) == 2
+    assert isinstance(answer.predicted[0], tuple)
+
+
+def test_suspicious_data_warns_or_is_refused(places: tuple[Path, Path]) -> None:
+    texts, labels = [*TEXTS, TEXTS[0]], [*LABELS, LABELS[1]]
+
+    with pytest.warns(UserWarning, match="different labels for one text"):
+        trained(places, texts, labels, task="odd")
+    with pytest.raises(nunatak.NunatakError, match="different labels for one text"):
+        trained(places, texts, labels, task="odd", strict=True)
+
+
+def test_doubts_are_those_of_the_command(places: tuple[Path, Path], tmp_path: Path) -> None:
+    labels = [LABELS[1], *LABELS[1:]]
+    rows = [{"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
+    data = write_jsonl(tmp_path / "tone.jsonl", rows)
+
+    found = nunatak.doubts(TEXTS, labels, backbone=places[1], max_length=32)
+    ran = run_command(
+        "doubts", "--data", str(data), "--backbone", str(places[1]), "--max-length", "32",
+        "--json", "--out", str(tmp_path / "doubts.csv"),
+    )  # fmt: skip
+
+    assert found[0].text == TEXTS[0]
+    said = json.loads(ran.stdout)["doubts"]
+    assert [it["text"] for it in said] == [it.text for it in found]
+    assert said[0]["place"] == "tone.jsonl:1"
+    written = list(csv.DictReader((tmp_path / "doubts.csv").read_text().splitlines()))
+    assert [it["likely_label"] for it in written] == [it.likely_label for it in found]

@@ -1,0 +1,129 @@
+"""Laws of examples in memory: lists, DataFrames and data sets give what a file gives."""
+
+# pandas and datasets ship no stubs.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportCallIssue=false
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from nunatak_contract.errors import NunatakError
+from nunatak_training.data import Data, LabelSet, RowFormat, load_labelled, load_task_data
+from nunatak_training.kinds import TaskKind
+
+ROWS = [
+    {"text": text, "label": label}
+    for label, texts in {"kind": ("thanks", "great", "fine"), "harsh": ("no", "bad", "ugh")}.items()
+    for text in texts
+]
+CLASSES = Features({"text": Value("string"), "label": ClassLabel(names=["harsh", "kind"])})
+DATASET = Dataset.from_list(ROWS).cast(CLASSES)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ROWS,
+        tuple(ROWS),
+        pd.DataFrame(ROWS),
+        pd.DataFrame(ROWS, index=[9] * len(ROWS)).astype({"label": "category"}),
+        DATASET,
+        {"train": ROWS},
+        DatasetDict(train=DATASET),
+    ],
+    ids=["list", "tuple", "frame", "categories", "dataset", "parts", "dataset-dict"],
+)
+def test_every_form_of_rows_is_read_as_the_same_file(data: Data, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+
+    expected, found = load_task_data(path), load_task_data(data)
+
+    assert found.kind is expected.kind
+    assert (found.train.digest, found.dev.digest) == (expected.train.digest, expected.dev.digest)
+    assert found.labels == ("harsh", "kind")
+
+
+def test_parts_may_be_rows_and_files(tmp_path: Path) -> None:
+    pd.DataFrame(ROWS[::3]).to_csv(tmp_path / "dev.csv", index=False)
+
+    found = load_task_data(
+        {"train": ROWS, "validation": str(tmp_path / "dev.csv"), "test": pd.DataFrame(ROWS[1:2])}
+    )
+
+    assert [it.text for it in found.dev.examples] == ["thanks", "no"]
+    assert found.test is not None
+    assert [it.text for it in found.test.examples] == ["great"]
+
+
+def test_values_of_numpy_are_values_of_python() -> None:
+    rows = [
+        {"text": np.str_(f"text {it}"), "labels": np.array(["a", "b"][it % 2 :])} for it in range(8)
+    ]
+
+    found = load_task_data(rows)
+
+    assert found.kind is TaskKind.MULTI_LABEL
+    assert {it.label for it in found.train.examples} <= {
+        LabelSet(names=("a", "b")),
+        LabelSet(names=("b",)),
+    }
+    whole = load_task_data([{"text": f"text {it}", "label": np.int64(it % 2)} for it in range(8)])
+    assert whole.labels == ("0", "1")
+
+
+def test_a_missing_second_text_of_a_frame_is_no_text() -> None:
+    frame = pd.DataFrame([{**row, "text_pair": None} for row in ROWS])
+    frame.loc[0, "text_pair"] = "a lot"
+
+    _, read = load_labelled(frame)
+
+    assert [it.example.text_pair for it in read] == ["a lot", *[None] * 5]
+
+
+def test_a_missing_label_of_a_frame_is_refused_with_its_place() -> None:
+    frame = pd.DataFrame({"text": ["a", "b", "c"], "label": ["x", None, "y"]})
+
+    with pytest.raises(NunatakError, match=r"train\[1\]: 'label' must be .*, got nothing"):
+        load_task_data(frame)
+
+
+def test_columns_of_a_frame_may_have_other_names() -> None:
+    frame = pd.DataFrame(ROWS).rename(columns={"text": "body", "label": "queue"})
+
+    _, read = load_labelled(frame, spelt=RowFormat(text="body", label="queue"))
+
+    assert read[0].example.label == "kind"
+    assert read[0].where == "train[0]"
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (["thanks", "no"], r"train\[0\]: expected rows by column, .* got str"),
+        (5, "train: expected rows by column, .* got int"),
+        ({"text": ["a"], "label": ["b"]}, "expected the part train, .* got 'text', 'label'"),
+        ({"train": ROWS, "dev": ROWS, "validation": ROWS}, "maybe dev"),
+        ({"dev": ROWS}, "expected the part train"),
+        ([{"text": "a"}], r"train\[0\]: no column 'label'"),
+        ([], "there are no train examples"),
+    ],
+)
+def test_what_is_no_rows_is_refused_with_what_was_expected(data: Data, problem: str) -> None:
+    with pytest.raises(NunatakError, match=problem):
+        load_task_data(data)
+
+
+def test_labelled_examples_of_all_parts_keep_their_places(tmp_path: Path) -> None:
+    pd.DataFrame(ROWS).to_csv(tmp_path / "train.csv", index=False)
+    pd.DataFrame(ROWS[:1]).to_json(tmp_path / "test.jsonl", orient="records", lines=True)
+
+    kind, read = load_labelled(tmp_path)
+
+    assert kind is TaskKind.SINGLE_LABEL
+    assert [it.where for it in read][-2:] == ["train.csv:7", "test.jsonl:1"]

@@ -1,0 +1,240 @@
+"""Doubts: examples whose label is likely wrong, found by confident learning.
+
+A logistic regression on the pooled vectors of the frozen backbone is trained by cross-validation,
+so no example is judged by a model that has seen it, or another example of the same text.
+
+Northcutt, Jiang and Chuang 2021, "Confident Learning: Estimating Uncertainty in Dataset Labels"
+(arXiv:1911.00068): the confident joint (sec. 3.1), pruning by noise rate and the order by
+normalised margin (sec. 3.2). As in cleanlab, the paper's library, no example is in doubt whose own
+label is the most likely one.
+
+Axes: examples, labels, width = hidden width.
+"""
+
+# scikit-learn ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
+from torch import Tensor
+
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.methods import HeadOnly
+from nunatak_model import Backbone, Encoding, Row, TextInput, embedding_branch, forward
+from nunatak_training.data import Data, RowFormat, load_labelled
+from nunatak_training.data.examples import ReadExample, sorted_labels
+from nunatak_training.fitting import check_length
+from nunatak_training.kinds import TaskKind
+from nunatak_training.loop.fit import predict
+from nunatak_training.recipes import default_recipe
+from nunatak_training.report import Report, SilentReport
+from nunatak_training.trunk import MemoryTrunkStore, Progress, TrunkStore
+
+NUM_FOLDS = 5
+SEED = 0
+
+Probabilities = Float[np.ndarray, "examples labels"]
+Numbers = Int[np.ndarray, " examples"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """An example, and the label that is likelier than its own."""
+
+    place: str
+    """The place of the example, such as `train.csv:17`."""
+    text: str
+    text_pair: str | None
+    label: str
+    label_probability: float
+    """Of the given label, by a model that has not seen the example."""
+    likely_label: str
+    likely_probability: float
+
+
+def find_doubts(
+    data: Data,
+    backbone: Backbone,
+    *,
+    spelt: RowFormat | None = None,
+    max_length: int | None = None,
+    trunks: TrunkStore | None = None,
+    report: Report | None = None,
+) -> tuple[Doubt, ...]:
+    """Return the examples of all parts whose label is in doubt, the strongest doubt first.
+
+    The same examples, backbone and machine give the same doubts.
+
+    Args:
+        data: examples with one label each (see `load_task_data`).
+        backbone: the frozen encoder.
+        spelt: how files spell a row.
+        max_length: tokens that are read of a text; absent: the default of a recipe.
+        trunks: the source of trunk states; absent: the states stay in memory.
+        report: receives the number of texts that have passed the trunk.
+
+    Raises:
+        InvalidRecipeError: `max_length` does not fit the backbone.
+        NunatakError: the examples cannot be read, are of another kind, or a label has fewer than
+            two different texts.
+    """
+    changes = {} if max_length is None else {"max_length": max_length}
+    recipe = default_recipe(HeadOnly(), backbone=backbone.name, changes=changes)
+    check_length(recipe, backbone)
+    kind, read = load_labelled(data, spelt=spelt)
+    if kind is not TaskKind.SINGLE_LABEL:
+        raise NunatakError(
+            "invalid_option",
+            problem=f"doubts need examples with one label each, got a {kind} task",
+        )
+    names = [str(it.example.label) for it in read]
+    labels = sorted_labels(names)
+    numbers = np.array([labels.index(name) for name in names], dtype=np.int64)
+    folds = deal_folds(read, numbers, labels)
+    vectors = _vectors(
+        [it.example.model_input for it in read],
+        backbone,
+        recipe.max_length,
+        trunks or MemoryTrunkStore(),
+        (report or SilentReport()).prepared,
+    )
+    probabilities = held_out_probabilities(vectors, numbers, folds)
+    return tuple(
+        Doubt(
+            place=read[place].where,
+            text=read[place].example.text,
+            text_pair=read[place].example.text_pair,
+            label=names[place],
+            label_probability=float(probabilities[place, numbers[place]]),
+            likely_label=labels[likely],
+            likely_probability=float(probabilities[place, likely]),
+        )
+        for place, likely in doubtful(probabilities, numbers)
+    )
+
+
+def deal_folds(read: Sequence[ReadExample], numbers: Numbers, labels: Sequence[str]) -> Numbers:
+    """Return the fold of each example: equal texts share a fold, and labels spread over folds.
+
+    Raises:
+        NunatakError: `too_few_examples`, a label has all its texts in one fold.
+    """
+    texts: defaultdict[int, dict[TextInput, list[int]]] = defaultdict(dict)
+    label_of = dict[TextInput, int]()
+    for place, it in enumerate(read):
+        text = it.example.model_input
+        # A text of several labels belongs to the first.
+        first = label_of.setdefault(text, int(numbers[place]))
+        texts[first].setdefault(text, []).append(place)
+    folds, dealt = np.zeros(len(read), dtype=np.int64), 0
+    source = random.Random(SEED)  # noqa: S311 - folds need no secrecy
+    for number in sorted(texts):
+        groups = list(texts[number].values())
+        source.shuffle(groups)
+        for group in groups:
+            folds[group] = dealt % NUM_FOLDS
+            dealt += 1
+    for number, label in enumerate(labels):
+        if len(set(folds[numbers == number])) < 2:
+            place = int(np.argmax(numbers == number))
+            raise NunatakError(
+                "too_few_examples",
+                where=read[place].where,
+                problem=f"label {label!r} has a single text; give it at least 2, or remove it",
+            )
+    if len(labels) < 2:
+        raise NunatakError(
+            "too_few_examples",
+            where=read[0].where if read else "data",
+            problem=f"expected examples of at least 2 labels, got {list(labels)}",
+        )
+    return folds
+
+
+def held_out_probabilities(
+    vectors: Float[np.ndarray, "examples width"], numbers: Numbers, folds: Numbers
+) -> Probabilities:
+    """Return the probability of each label by the model that was trained without the fold."""
+    # At length one, the default strength of the penalty keeps the model from fitting wrong labels.
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    model, split = LogisticRegression(max_iter=1000), PredefinedSplit(folds)
+    found = cross_val_predict(model, unit, numbers, cv=split, method="predict_proba")
+    return cast("Probabilities", found)
+
+
+def doubtful(probabilities: Probabilities, numbers: Numbers) -> list[tuple[int, int]]:
+    """Return the places of doubtful examples with their likely labels, the smallest margin first.
+
+    Semantics: t[j] is the mean of p[x, j] over all examples x of label j. An example is confident
+    in the likeliest of the labels with p[x, j] >= t[j], if there are some. c[i][j] counts the
+    examples of label i that are confident in j. Of the n[i] examples of label i, the share
+    c[i][j] / sum(c[i]) is estimated to have the true label j. So many of them, of the largest
+    p[x, j] - p[x, i], are doubtful if this difference is above 0. The margin of an example is the
+    probability of its own label minus the largest of another label.
+    """
+    num_labels = probabilities.shape[1]
+    sizes = np.bincount(numbers, minlength=num_labels)
+    joint = _confident_joint(probabilities, numbers)
+    likely = dict[int, int]()
+    for own, other in permutations(range(num_labels), 2):
+        num_confident = joint[own].sum()
+        if not num_confident:
+            continue
+        members = np.flatnonzero(numbers == own)
+        excess = probabilities[members, other] - probabilities[members, own]
+        num_wrong = round(float(sizes[own] * joint[own, other] / num_confident))
+        for index in np.argsort(-excess, kind="stable")[:num_wrong].tolist():
+            place = int(members[index])
+            best = likely.get(place)
+            is_better = best is None or probabilities[place, other] > probabilities[place, best]
+            if excess[index] > 0 and is_better:
+                likely[place] = other
+    others = probabilities.copy()
+    places = np.arange(len(numbers))
+    others[places, numbers] = -1.0
+    margins = probabilities[places, numbers] - others.max(axis=1)
+    return sorted(likely.items(), key=lambda it: (margins[it[0]], it[0]))
+
+
+def _confident_joint(
+    probabilities: Probabilities, numbers: Numbers
+) -> Int[np.ndarray, "labels labels"]:
+    """The number of examples by their own label and the label in which they are confident."""
+    num_labels = probabilities.shape[1]
+    thresholds = np.array([probabilities[numbers == it, it].mean() for it in range(num_labels)])
+    is_confident = probabilities >= thresholds
+    chosen = np.where(is_confident, probabilities, -1.0).argmax(axis=1)
+    joint = np.zeros((num_labels, num_labels), dtype=np.int64)
+    np.add.at(joint, (numbers, chosen), is_confident.any(axis=1).astype(np.int64))
+    return joint
+
+
+def _vectors(
+    inputs: Sequence[TextInput],
+    backbone: Backbone,
+    max_length: int,
+    trunks: TrunkStore,
+    progress: Progress,
+) -> Float[np.ndarray, "examples width"]:
+    """The pooled vectors of the backbone's last layer."""
+    encodings = backbone.tokenizer.encode(inputs, max_length=max_length)
+    depth = backbone.config.num_layers
+    states = trunks.states(backbone, encodings, depth=depth, progress=progress)
+    branch = embedding_branch(backbone)
+
+    def pooled(encodings: Sequence[Encoding], *, dropout: float) -> list[Float[Tensor, " width"]]:
+        rows = [Row(encoding=encoding, branch=branch) for encoding in encodings]
+        return forward(backbone, rows, dropout=dropout, trunk=states)
+
+    return torch.stack(predict(pooled, encodings)).float().cpu().numpy()
