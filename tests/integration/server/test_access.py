@@ -53,6 +53,7 @@ BODIES: dict[tuple[str, str], list[Any]] = {
     ("POST", "/v1/tasks/{task}/aliases/{alias}/rollback"): [None, {}, {"expected_version": 7}],
     ("PUT", "/v1/tasks/{task}/aliases/{alias}/{role}"): [CANDIDATE, {"version": 9}, {}],
     ("POST", "/v1/tasks/{task}/aliases/{alias}/{role}/end"): [None, {}, {"expected_version": 7}],
+    ("GET", "/v1/tasks/{task}/history"): [None],
     ("GET", "/v1/tasks/{task}/shadow"): [None],
     ("POST", "/v1/tasks/{task}/preload"): [None],
     ("POST", "/v1/tasks/{task}/pin"): [None],
