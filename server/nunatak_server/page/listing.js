@@ -139,7 +139,7 @@ function layersOf(task, count) {
 
 function placesOf(task, held) {
   if (task.resident_versions.length === 0) return ["in the store"];
-  if (!held) return task.resident_versions.map((it) => tag(`${it} in memory`, "here"));
+  if (!held?.length) return task.resident_versions.map((it) => tag(`${it} in memory`, "here"));
   return held.map((it) =>
     tag(`${it.version} ${it.pinned ? "pinned" : "in memory"}: ${bytes(it.bytes)}`, it.pinned ? "pinned" : "here"),
   );

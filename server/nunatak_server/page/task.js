@@ -85,8 +85,8 @@ function scores({ metrics, test_metrics: tests = [] }) {
   const row = (part) => (it) => [part, it.name, scoreText(it), it.num_examples.toLocaleString("en")];
   const rows = [...tests.map(row("test")), ...metrics.map(row("dev"))];
   if (rows.length === 0) return none("No scores are recorded for this version.");
-  const note = "Training chose its best epoch by the dev examples, and nothing by the test examples.";
-  return [table(["examples", "metric", "value [95 % interval]", "number"], rows), ...none(note)];
+  const note = "Training neither learnt from the test examples nor chose by them; it may have chosen by the dev examples.";
+  return [table(["part", "metric", "value [95 % interval]", "examples"], rows), ...none(note)];
 }
 
 function scoreText({ value, interval, interval_method: method }) {
@@ -216,7 +216,7 @@ function originOf({ created_at: created, backbone, tokenizer_digest: tokenizer }
 }
 
 function recipeOf({ recipe }) {
-  if (!recipe) return none("No recipe is recorded: the version was not trained here.");
+  if (!recipe) return none("No recipe is recorded for this version.");
   const rows = Object.entries(recipe.settings).map(([name, it]) => [name, JSON.stringify(it)]);
   const whole = table(["setting", "value"], rows);
   return [element("details", {}, element("summary", {}, "Recipe"), whole)];

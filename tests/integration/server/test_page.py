@@ -408,7 +408,7 @@ def test_what_stands_next_to_a_name_leaves_it_whole(page: Page) -> None:
     page.goto("/")
     expect(page.locator("#tasks .shadow")).to_be_visible()
 
-    assert set(page.locator("#tasks th").evaluate_all(LINES)) == {1}
+    assert set(page.locator("#tasks th a").evaluate_all(LINES)) == {1}
 
 
 def test_quantiles_are_estimated_within_their_bucket(page: Page) -> None:
