@@ -19,8 +19,8 @@ from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.samples import (
     RequestStatistics,
+    RunPart,
     Sample,
-    Stage,
     over_time,
     percentile,
     span_s,
@@ -203,8 +203,8 @@ class LoadReport(BaseModel):
     memory: MemoryReport | None = Field(description="`None` if the key may not read it")
     process_peak: ProcessPeak | None
     watched: tuple[MemorySample, ...] = ()
-    steps: tuple[Stage, ...] = Field(default=(), description="of a closed loop with steps")
-    windows: tuple[Stage, ...] = Field(default=(), description="the whole run, part by part")
+    steps: tuple[RunPart, ...] = Field(default=(), description="of a closed loop with steps")
+    windows: tuple[RunPart, ...] = Field(default=(), description="the whole run, part by part")
 
     @computed_field
     @property

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from nunatak_contract.memory import MemoryReport
 from nunatak_loadtest.report import LoadReport
-from nunatak_loadtest.samples import RequestStatistics, Stage
+from nunatak_loadtest.samples import RequestStatistics, RunPart
 
 MOST_TASKS = 24
 """Most rows of the table of tasks, which shows the tasks with most requests."""
@@ -67,7 +67,7 @@ def _figures(statistics: RequestStatistics) -> tuple[str, ...]:
     )
 
 
-def _stage_table(title: str, stages: Sequence[Stage]) -> Table:
+def _stage_table(title: str, stages: Sequence[RunPart]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     if stages[0].users is not None:
         table.add_column("users", justify="right")
