@@ -189,7 +189,8 @@ def test_a_task_of_many_is_found_and_stays_chosen(page: Page) -> None:
     assert [it.get_attribute("value") for it in checked.all()] == ["task-0042", "task-0815"]
     with page.expect_request("**/v1/predict") as sent:
         page.click("#send")
-    assert sent.value.post_data_json["tasks"] == ["task-0042", "task-0815"]
+    body: Any = sent.value.post_data_json
+    assert body["tasks"] == ["task-0042", "task-0815"]
 
 
 def test_a_list_that_did_not_change_is_not_drawn_again(page: Page) -> None:
