@@ -55,6 +55,7 @@ def test_a_request_that_outlasts_the_grace_learns_that_the_server_ends(
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_killed_server_gave_no_wrong_answer_and_neither_does_the_next(site: Site) -> None:
     for _ in range(NUM_KILLS):
         tally = kill_under_load(site, calls_before=100)
