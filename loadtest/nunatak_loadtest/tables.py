@@ -77,7 +77,9 @@ def _stage_table(title: str, stages: Sequence[RunPart]) -> Table:
         rate, p50, p95, p99, *_, failed = _figures(stage.statistics)
         users = [] if stage.users is None else [str(stage.users)]
         end_s = stage.begin_s + stage.seconds
-        table.add_row(*users, f"{stage.begin_s:.0f} to {end_s:.0f}", rate, p50, p95, p99, failed)
+        table.add_row(
+            *users, f"{_tenths(stage.begin_s)} to {_tenths(end_s)}", rate, p50, p95, p99, failed
+        )
     return table
 
 
@@ -146,6 +148,10 @@ def _process_figures(
     else:
         source, name = memory.process, "server process, as it reports"
     return ((f"{name} PSS", source.pss_bytes), (f"{name} RSS", source.rss_bytes))
+
+
+def _tenths(seconds: float) -> str:
+    return f"{round(seconds, 1):g}"
 
 
 def _rounded(value: float | None) -> str:
