@@ -107,6 +107,8 @@ function follow() {
 function askOnly(name) {
   chooseOnly(name);
   location.hash = "#ask";
+  // The event of the new address comes later, and what is hidden takes no focus.
+  follow();
   byId("ask").scrollIntoView();
   byId("text").focus();
 }

@@ -2,7 +2,7 @@
 
 import { byId, bytes, element } from "/page/dom.js";
 import { kindText, tag } from "/page/listing.js";
-import { Refusal, getJson, reasonOf } from "/page/server.js";
+import { getJson, reasonOf } from "/page/server.js";
 
 /** A matrix of more labels has no room; its most frequent mistakes are listed instead. */
 const MATRIX_LABELS = 12;
@@ -25,23 +25,29 @@ export async function openTask(name, version, { onAsk }) {
   const number = ++latest;
   const isLatest = () => number === latest;
   drawView(name, onAsk, element("p", { className: "quiet-text" }, "reading"));
+  const content = await read(name, version);
+  if (isLatest()) drawView(name, onAsk, ...content);
+}
+
+async function read(name, version) {
+  const path = `/v1/tasks/${encodeURIComponent(name)}`;
+  const query = version ? `?${new URLSearchParams({ version })}` : "";
+  let found;
   try {
-    const path = `/v1/tasks/${encodeURIComponent(name)}`;
-    const query = version ? `?${new URLSearchParams({ version })}` : "";
-    const [task, history] = await Promise.all([getJson(path + query), getJson(`${path}/history`)]);
-    if (isLatest()) drawView(name, onAsk, ...sections(task, history));
+    found = await Promise.all([getJson(path + query), getJson(`${path}/history`)]);
   } catch (error) {
-    if (!(error instanceof Refusal || error instanceof TypeError)) throw error;
-    if (isLatest()) drawView(name, onAsk, element("p", { className: "failure" }, reasonOf(error)));
+    return [element("p", { className: "failure" }, reasonOf(error))];
   }
+  return sections(...found);
 }
 
 function drawView(name, onAsk, ...content) {
   const ask = element("button", { type: "button", className: "quiet" }, "Ask this task");
   ask.addEventListener("click", () => onAsk(name));
   const back = element("a", { className: "quiet", href: "#" }, "All tasks");
-  const head = element("div", { className: "actions" }, element("h2", { id: "task-title" }, name), ask, back);
-  byId("task-view").replaceChildren(head, ...content);
+  const title = element("h2", { id: "task-title", tabIndex: -1 }, name);
+  byId("task-view").replaceChildren(element("div", { className: "actions" }, title, ask, back), ...content);
+  title.focus({ preventScroll: true });
 }
 
 function sections(task, history) {

@@ -212,6 +212,7 @@ def test_a_task_is_opened_by_a_link_and_left_by_the_back_button(page: Page) -> N
     names(page).get_by_role("link", name="tone").click()
 
     expect(page.locator("#task-title")).to_have_text("tone")
+    expect(page.locator("#task-title")).to_be_focused()
     expect(page.locator("#overview")).to_be_hidden()
     expect(page).to_have_url(re.compile("#task=tone$"))
     expect(page).to_have_title(re.compile("^tone"))
@@ -304,6 +305,7 @@ def test_a_task_is_asked_alone_from_its_view(page: Page) -> None:
     page.get_by_role("button", name="Ask this task").click()
 
     expect(page.locator("#chips input:checked")).to_have_count(1)
+    expect(page.locator("#text")).to_be_focused()
     page.fill("#text", "ann met bob")
     page.click("#send")
     expect(page.locator(".answer h3")).to_contain_text(["names/1"])
