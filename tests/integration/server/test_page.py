@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, ViewportSize, expect
 
 from doubles.backbones import tiny_backbone
-from doubles.browsers import NEEDS_CHROMIUM, open_page, running_browser
+from doubles.browsers import CONTRAST, NEEDS_CHROMIUM, open_page, running_browser
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind, ProblemType, Reads
@@ -51,26 +51,6 @@ WAIT_BUCKET = re.compile(
 )
 CANDIDATES = {"canary": (2, 0.1), "shadow": (3, 0.005)}
 MOBILE: ViewportSize = {"width": 360, "height": 700}
-CONTRAST = """() => {
-    const channel = (it) => it <= 0.03928 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4;
-    const luminance = ([r, g, b]) =>
-        0.2126 * channel(r / 255) + 0.7152 * channel(g / 255) + 0.0722 * channel(b / 255);
-    const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
-    const backOf = (it) => {
-        for (let at = it; at; at = at.parentElement) {
-            const color = numbers(getComputedStyle(at).backgroundColor);
-            if (color.length === 3 || color[3] > 0) return color;
-        }
-        return [255, 255, 255];
-    };
-    const texts = [...document.querySelectorAll("body *")].filter((it) =>
-        it.checkVisibility() && [...it.childNodes].some((n) => n.nodeType === 3 && n.data.trim()));
-    return texts.map((it) => {
-        const [a, b] = [luminance(numbers(getComputedStyle(it).color)), luminance(backOf(it))];
-        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        return [ratio, `${it.tagName} ${it.className} ${it.textContent.slice(0, 30)}`];
-    }).filter(([ratio]) => ratio < 4.5);
-}"""
 LINES = """(all) => all.map((it) => {
     const range = document.createRange();
     range.selectNodeContents(it);

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from doubles.backbones import tiny_backbone
-from doubles.browsers import NEEDS_CHROMIUM, open_page, running_browser
+from doubles.browsers import CONTRAST, NEEDS_CHROMIUM, open_page, running_browser
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_contract.enums import CandidateRole, HeadKind, IntervalMethod, ProblemType
@@ -352,6 +352,15 @@ def test_a_narrow_screen_shows_a_task_without_scrolling_to_the_side(page: Page) 
     expect(part(page, "card")).to_be_visible()
 
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_of_a_task_stands_out_from_its_background(page: Page, scheme: Any) -> None:  # noqa: ANN401 - a literal
+    page.emulate_media(color_scheme=scheme)
+    page.goto("/#task=tone")
+    expect(part(page, "card")).to_be_visible()
+
+    assert page.evaluate(CONTRAST) == []
 
 
 def opened(page: Page, route: str) -> Locator:
