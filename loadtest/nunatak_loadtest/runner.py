@@ -12,7 +12,7 @@ from typing import Final
 from nunatak_client import Client, MemoryReport, PermissionDeniedError
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
-from nunatak_loadtest.generator import Asker, Clock, NunatakAsker, Sleep, drive
+from nunatak_loadtest.generator import Clock, LoadClient, NunatakLoadClient, Sleep, drive
 from nunatak_loadtest.memory import MemorySample, MemorySampler, listening_pid
 from nunatak_loadtest.report import Job, LoadReport, WarmedUp, build_report
 from nunatak_loadtest.samples import Sample
@@ -147,17 +147,19 @@ def _measure(job: Job, *, pid: int | None) -> tuple[list[Sample], Sequence[Memor
 
 async def _send_load(job: Job) -> tuple[list[Sample], WarmedUp]:
     scenario = job.scenario
-    async with NunatakAsker(job.server) as asker:
+    async with NunatakLoadClient(job.server) as client:
         is_closed = isinstance(scenario.arrivals, Closed)
-        warm_up = WarmedUp() if is_closed else await warm(asker, scenario, job.tasks, seed=job.seed)
+        warm_up = (
+            WarmedUp() if is_closed else await warm(client, scenario, job.tasks, seed=job.seed)
+        )
         samples = await drive(
-            asker, scenario, job.tasks, seed=job.seed, seconds=scenario.duration_s
+            client, scenario, job.tasks, seed=job.seed, seconds=scenario.duration_s
         )
     return samples, warm_up
 
 
 async def warm(
-    asker: Asker,
+    client: LoadClient,
     scenario: Scenario,
     tasks: Sequence[str],
     *,
@@ -170,7 +172,7 @@ async def warm(
     while (len(medians) + 1) * rule.window_s <= rule.longest_s:
         own_seed = WARM_UP_SEED * (seed + 1) + len(medians)
         window = await drive(
-            asker, scenario, tasks, seed=own_seed, seconds=rule.window_s, clock=clock, sleep=sleep
+            client, scenario, tasks, seed=own_seed, seconds=rule.window_s, clock=clock, sleep=sleep
         )
         times = [sample.response_ms for sample in window if sample.error is None]
         medians.append(median(times) if times else None)

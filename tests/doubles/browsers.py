@@ -1,4 +1,4 @@
-"""A real Chromium for tests of the web page: pages that meet no error and ask nobody else."""
+"""A real Chromium for tests of the web page: pages that cause no error and call no other server."""
 
 import shutil
 from collections.abc import Generator
@@ -41,7 +41,7 @@ def running_browser() -> Generator[Browser]:
 
 @contextmanager
 def open_page(browser: Browser, address: str) -> Generator[Page]:
-    """Open a page; at the end, it must have met no error and asked nobody else."""
+    """Open a page; until the end, it must cause no error and call no other server."""
     context = browser.new_context(base_url=address)
     page = context.new_page()
     page.set_default_timeout(10_000)

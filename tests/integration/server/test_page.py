@@ -75,7 +75,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
                 kind=kind,
                 problem_type=problem,
                 reads=Reads.PAIR if name == "pairs" else None,
-                # Every label but one applies, which are more than are shown at least.
+                # All labels except one apply. They are more than the page always shows.
                 thresholds={label: float(label == THEMES[-1]) for label in THEMES}
                 if problem is ProblemType.MULTI_LABEL
                 else None,

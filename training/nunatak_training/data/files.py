@@ -34,14 +34,14 @@ class FileFormat(StrEnum):
 
 
 DELIMITERS = (",", "\t", ";")
-"""Between which the header line of a CSV or TSV file decides."""
+"""Possible delimiters of a CSV or TSV file; the header line decides."""
 
 
 def read_file(path: Path, *, delimiter: str | None = None) -> Iterator[FileRow]:
     """Read the rows of one file, by the format its suffix names.
 
-    `delimiter` separates the fields of CSV and TSV files; absent: the one of `DELIMITERS` that
-    gives the header line the most fields, between equals the one that the suffix names.
+    `delimiter` separates the fields of CSV and TSV files. Without it, the delimiter of `DELIMITERS`
+    that gives the header line the most fields; among equals, the delimiter of the suffix.
 
     Raises:
         NunatakError: the file is missing, unreadable or holds a broken row.
@@ -126,7 +126,7 @@ def _sniffed(path: Path, usual: str) -> str:
             num_fields[delimiter] = max(fields, default=0)
         except csv.Error:
             num_fields[delimiter] = 0
-    # The first of equals wins, and the usual one is the first.
+    # Among equal numbers, `max` returns the first, which is the usual delimiter.
     return max(num_fields, key=lambda delimiter: num_fields[delimiter])
 
 
