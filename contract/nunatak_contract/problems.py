@@ -203,8 +203,8 @@ REQUESTS: Mapping[str, Reason] = {
         _FORBIDDEN,
     ),
     "cross_site": Reason(
-        "pages of other sites have no access to this server; send the request from a "
-        "program, or from a page of this server",
+        "pages of other sites have no access to this server; send the request from a program or "
+        "from a page of this server, or let the operator name the site in NUNATAK_CORS_ORIGINS",
         _FORBIDDEN,
     ),
     "invalid_http": Reason(

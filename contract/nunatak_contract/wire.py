@@ -5,7 +5,8 @@ know, so that a newer server can serve an older client. `memory` has the classes
 and `requests` has the classes of requests.
 """
 
-from typing import Annotated, Final
+from datetime import datetime
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -222,6 +223,14 @@ class AliasChange(Result):
     previous_version: int | None
 
 
+class PastMove(AliasChange):
+    """A past move of an alias: its kind, its time, and who moved the alias."""
+
+    kind: Literal["promote", "rollback"]
+    at: datetime
+    by: str
+
+
 class CandidateChange(Result):
     """A canary or shadow: newly set, or with its last values when it ended."""
 
@@ -231,6 +240,27 @@ class CandidateChange(Result):
     version: int
     share: float
     active: bool
+
+
+class PastCandidate(Result):
+    """A past change of a canary or shadow: its kind, its time, and who made the change."""
+
+    task: str
+    alias: str
+    role: CandidateRole
+    kind: Literal["set", "end"]
+    version: int
+    share: float
+    at: datetime
+    by: str
+
+
+class TaskHistory(Result):
+    """All moves of a task's aliases and all changes of their candidates, oldest first."""
+
+    task: str
+    events: tuple[PastMove, ...]
+    candidates: tuple[PastCandidate, ...]
 
 
 class DriftCount(Result):

@@ -1,6 +1,6 @@
 """Load test of a running server: throughput, latencies and memory, through the client alone."""
 
-from nunatak_loadtest.report import Job, LoadReport, save_run
+from nunatak_loadtest.report import Job, LoadReport, check_unwritten, save_run
 from nunatak_loadtest.runner import make_job, run
 from nunatak_loadtest.scenario import Scenario, load_scenario, scenario_names
 from nunatak_loadtest.tables import render
@@ -9,6 +9,7 @@ __all__ = [
     "Job",
     "LoadReport",
     "Scenario",
+    "check_unwritten",
     "load_scenario",
     "make_job",
     "render",

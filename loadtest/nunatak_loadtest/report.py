@@ -1,21 +1,51 @@
 """The result of a run as a value, and the two files that keep it."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    computed_field,
+    field_validator,
+)
 
 from nunatak_client import MemoryReport, ServerInfo
 from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.memory import MemorySample
-from nunatak_loadtest.samples import RequestStatistics, Sample, percentile, span_s
-from nunatak_loadtest.scenario import Closed, Objectives, Scenario, first_problem
+from nunatak_loadtest.samples import (
+    RequestStatistics,
+    RunPart,
+    Sample,
+    over_time,
+    percentile,
+    span_s,
+)
+from nunatak_loadtest.scenario import (
+    Arrivals,
+    Closed,
+    FileTexts,
+    Gamma,
+    LogNormalLengths,
+    NormalLengths,
+    Objectives,
+    Poisson,
+    Scenario,
+    Zipf,
+    first_problem,
+)
 
 QUANTILES = (*(float(percent) for percent in range(100)), 99.5, 99.9, 100.0)
 LAG_LIMIT_MS = 5.0
 """Limit of the generator's p99 lag. A slower generator would measure itself."""
+FEWEST_REQUESTS = 100
+"""With fewer answers, the slowest of a hundred is not known."""
+MOST_WINDOWS = 20
+"""Most parts of a run on its time axis."""
 
 
 class Job(BaseModel):
@@ -25,7 +55,23 @@ class Job(BaseModel):
 
     server: str = "http://127.0.0.1:8080"
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    left_out: tuple[str, ...] = Field(
+        default=(), description="tasks of the server that read no single text"
+    )
     scenario: Scenario
+    seed: int = 0
+
+    @property
+    def title(self) -> str:
+        """The load in words, from the values that the run used."""
+        scenario = self.scenario
+        popularity = scenario.popularity
+        liked = f" (Zipf {popularity.exponent:g})" if isinstance(popularity, Zipf) else ""
+        widths = " or ".join(f"{min(it.tasks, len(self.tasks))}" for it in scenario.widths)
+        return (
+            f"{describe(scenario.arrivals)} for {scenario.seconds:g} s; {widths} of "
+            f"{len(self.tasks)} tasks a request{liked}; {_texts(scenario)}"
+        )
 
     @field_validator("tasks")
     @classmethod
@@ -154,9 +200,34 @@ class LoadReport(BaseModel):
     generator: Generator
     warm_up: WarmedUp
     asked: Asked
-    memory: MemoryReport
+    memory: MemoryReport | None = Field(description="`None` if the key may not read it")
     process_peak: ProcessPeak | None
     watched: tuple[MemorySample, ...] = ()
+    steps: tuple[RunPart, ...] = Field(default=(), description="of a closed loop with steps")
+    windows: tuple[RunPart, ...] = Field(default=(), description="the whole run, part by part")
+
+    @computed_field
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the run does not count; empty if it does."""
+        return tuple(_doubts(self))
+
+
+def _doubts(report: LoadReport) -> Iterator[str]:
+    overall, limit = report.overall, report.job.scenario.objectives.error_share
+    answered = overall.requests - overall.failures
+    if not report.generator.valid:
+        yield (
+            f"the load generator itself was {report.generator.lag_p99_ms:.1f} ms late (p99, at "
+            f"most {LAG_LIMIT_MS:g} ms may be); ask less often or from another machine"
+        )
+    if overall.failures > limit * overall.requests:
+        yield (
+            f"{overall.failures} of {overall.requests} requests failed (the scenario allows "
+            f"{limit:.1%}), and a quick failure makes a server look fast"
+        )
+    if answered < FEWEST_REQUESTS:
+        yield (f"{answered} answers are too few for a p99 (at least {FEWEST_REQUESTS}); run longer")
 
 
 class KeptRun(BaseModel):
@@ -168,18 +239,38 @@ class KeptRun(BaseModel):
     report: LoadReport
 
 
-def save_run(folder: Path, report: LoadReport, samples: Sequence[Sample]) -> Path:
-    """Write `run-NAME.json`, in place of an older one, and next to it every request of the run.
+def check_unwritten(folder: Path, scenario: Scenario) -> None:
+    """Check that a folder has no run of a scenario yet. Results are never overwritten.
 
-    The requests go to `run-NAME.samples.jsonl`.
+    Raises:
+        NunatakError: `invalid_settings`, the folder has one.
     """
-    name = f"run-{report.job.scenario.name}"
+    path = _path_of(folder, scenario)
+    if path.exists():
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"{path} holds an earlier run, which is never overwritten; name another folder",
+        )
+
+
+def save_run(folder: Path, report: LoadReport, samples: Sequence[Sample]) -> Path:
+    """Write `run-NAME.json`, and next to it every request, as `run-NAME.samples.jsonl`.
+
+    Raises:
+        NunatakError: `invalid_settings`, the folder has a run of the scenario.
+    """
+    scenario = report.job.scenario
+    check_unwritten(folder, scenario)
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(sample.model_dump_json(exclude_none=True) + "\n" for sample in samples)
-    (folder / f"{name}.samples.jsonl").write_text(lines, encoding="utf-8")
-    path = folder / f"{name}.json"
+    path = _path_of(folder, scenario)
+    path.with_suffix(".samples.jsonl").write_text(lines, encoding="utf-8")
     path.write_text(KeptRun(report=report).model_dump_json(indent=1), encoding="utf-8")
     return path
+
+
+def _path_of(folder: Path, scenario: Scenario) -> Path:
+    return folder / f"run-{scenario.name}.json"
 
 
 def build_report(
@@ -187,7 +278,7 @@ def build_report(
     samples: Sequence[Sample],
     *,
     server: ServerInfo,
-    memory: tuple[MemoryReport, MemoryReport],
+    memory: tuple[MemoryReport, MemoryReport] | None,
     watched: Sequence[MemorySample],
     warm_up: WarmedUp | None = None,
 ) -> LoadReport:
@@ -197,7 +288,7 @@ def build_report(
         job: The scenario, the tasks and the server to load.
         samples: The requests of the run.
         server: The server's description of itself.
-        memory: The server's memory reports before and after the run.
+        memory: The server's memory reports before and after the run, if the key may read them.
         watched: Samples of the server process from outside.
         warm_up: The warm-up before the samples.
     """
@@ -222,12 +313,57 @@ def build_report(
             tasks=sum(bool(its) for its in by_task.values()),
             top_task_share=top,
             top_tenth_share=tenth,
-            cache_hit_share=_cache_hit_share(*memory),
+            cache_hit_share=None if memory is None else _cache_hit_share(*memory),
         ),
-        memory=memory[1],
+        memory=None if memory is None else memory[1],
         process_peak=ProcessPeak.of(watched),
         watched=tuple(watched),
+        steps=over_time(samples, _steps(job.scenario.arrivals)),
+        windows=over_time(samples, _windows(samples)),
     )
+
+
+def _steps(arrivals: Arrivals) -> list[tuple[float, int | None]]:
+    match arrivals:
+        case Closed(steps=steps):
+            return [(float(step.seconds), step.users) for step in steps]
+        case _:
+            return []
+
+
+def _windows(samples: Sequence[Sample]) -> list[tuple[float, int | None]]:
+    """Return equal parts, of a second at least, from the first request to the last."""
+    starts = [sample.started_s for sample in samples]
+    if not starts:
+        return []
+    sent_s = max(starts) - min(starts)
+    count = min(max(int(sent_s), 1), MOST_WINDOWS)
+    return [(sent_s / count, None)] * count
+
+
+def describe(arrivals: Arrivals) -> str:
+    """Arrivals in a few words."""
+    match arrivals:
+        case Closed(users=users, steps=()):
+            return f"{users} users, each waiting for its answer,"
+        case Closed(steps=steps):
+            return f"{', '.join(str(step.users) for step in steps)} users in steps"
+        case Poisson(rate_per_s=rate):
+            return f"{rate:g} requests/s, Poisson arrivals,"
+        case Gamma(rate_per_s=rate, cv=cv):
+            return f"{rate:g} requests/s in bursts (Gamma, cv {cv:g})"
+
+
+def _texts(scenario: Scenario) -> str:
+    match scenario.texts:
+        case NormalLengths(mean=mean):
+            drawn = f"new texts of about {mean:g} words"
+        case LogNormalLengths(median=median):
+            drawn = f"new texts, half of them above {median:g} words"
+        case FileTexts(path=path):
+            return f"texts of {path}, which repeat"
+    share = scenario.repeated_share
+    return f"{drawn}, {share:.0%} of the requests repeat one" if share else drawn
 
 
 def top_shares(counts: Sequence[float]) -> tuple[float, float]:

@@ -102,3 +102,35 @@ def span_s(samples: Sequence[Sample]) -> float:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+class RunPart(BaseModel):
+    """The requests that began in one part of a run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    begin_s: float = Field(description="after the start of the run")
+    seconds: float
+    users: int | None = Field(default=None, description="of a step of a closed loop")
+    statistics: RequestStatistics
+
+
+def over_time(
+    samples: Sequence[Sample], parts: Sequence[tuple[float, int | None]]
+) -> tuple[RunPart, ...]:
+    """Summarise parts of a run, which follow one another; the run begins with its first request.
+
+    Args:
+        samples: The requests of the run.
+        parts: Seconds of each part, and its users if it is a step.
+    """
+    begin_s, stages = 0.0, list[RunPart]()
+    start_s = min((sample.started_s for sample in samples), default=0.0)
+    for number, (seconds, users) in enumerate(parts, start=1):
+        # The last request is at the very end of the last part.
+        end_s = begin_s + seconds if number < len(parts) else math.inf
+        its = [it for it in samples if begin_s <= it.started_s - start_s < end_s]
+        statistics = RequestStatistics.of(its, span_s=seconds)
+        stages.append(RunPart(begin_s=begin_s, seconds=seconds, users=users, statistics=statistics))
+        begin_s = end_s
+    return tuple(stages)

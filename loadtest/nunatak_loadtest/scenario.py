@@ -105,12 +105,6 @@ class FileTexts(_Part):
     path: str
 
 
-class BuiltInTexts(_Part):
-    """A dozen sentences from short to long, drawn with repetition."""
-
-    kind: Literal["builtin"] = "builtin"
-
-
 class Width(_Part):
     """A number of tasks per request, and the share of requests with this number."""
 
@@ -139,9 +133,7 @@ class Objectives(_Part):
 
 Popularity = Annotated[Uniform | Zipf, Field(discriminator="kind")]
 Arrivals = Annotated[Closed | Poisson | Gamma, Field(discriminator="kind")]
-Texts = Annotated[
-    NormalLengths | LogNormalLengths | FileTexts | BuiltInTexts, Field(discriminator="kind")
-]
+Texts = Annotated[NormalLengths | LogNormalLengths | FileTexts, Field(discriminator="kind")]
 
 
 class Scenario(_Part):
@@ -163,7 +155,9 @@ class Scenario(_Part):
     warm_up: WarmUp = WarmUp()
     objectives: Objectives = Objectives()
     memory_interval_s: Positive = 1.0
-    seed: int = 0
+    seed: int | None = Field(
+        default=None, description="of all draws; absent: another one in each run"
+    )
 
     @model_validator(mode="after")
     def _is_wide_enough(self) -> Self:
@@ -171,6 +165,20 @@ class Scenario(_Part):
         if self.num_tasks is not None and widest > self.num_tasks:
             raise ValueError(f"a request asks {widest} tasks, but only {self.num_tasks} take part")
         return self
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the measurement; the steps of a closed loop have their own."""
+        match self.arrivals:
+            case Closed(steps=steps) if steps:
+                return float(sum(step.seconds for step in steps))
+            case _:
+                return self.duration_s
+
+    @property
+    def repeats_texts(self) -> bool:
+        """Whether texts come again, so that the cache of the server answers a part of them."""
+        return isinstance(self.texts, FileTexts) or self.repeated_share > 0
 
     def changed(
         self,
@@ -180,10 +188,11 @@ class Scenario(_Part):
         duration_s: float | None = None,
         text_file: Path | None = None,
     ) -> Self:
-        """The scenario with the given values.
+        """The scenario with the given values; a rate keeps the bursts of the arrivals.
 
         Raises:
-            NunatakError: `invalid_settings`, users and rate exclude each other.
+            NunatakError: `invalid_settings`, users and rate exclude each other, or the duration
+                belongs to the steps of the scenario.
         """
         if users is not None and rate_per_s is not None:
             raise NunatakError(
@@ -194,12 +203,27 @@ class Scenario(_Part):
         if users is not None:
             changes["arrivals"] = Closed(users=users)
         if rate_per_s is not None:
-            changes["arrivals"] = Poisson(rate_per_s=rate_per_s)
+            changes["arrivals"] = self._at(rate_per_s)
         if duration_s is not None:
             changes["duration_s"] = duration_s
         if text_file is not None:
             changes["texts"] = FileTexts(path=str(text_file.resolve()))
-        return self.model_copy(update=changes)
+        changed = self.model_copy(update=changes)
+        if duration_s is not None and changed.seconds != duration_s:
+            raise NunatakError(
+                "invalid_settings",
+                problem=f"the steps of scenario {self.name!r} take {changed.seconds:g} s together, "
+                "so it takes no other duration; leave the duration out, or write other steps into "
+                "a scenario file",
+            )
+        return changed
+
+    def _at(self, rate_per_s: float) -> Poisson | Gamma:
+        match self.arrivals:
+            case Gamma(cv=cv):
+                return Gamma(rate_per_s=rate_per_s, cv=cv)
+            case Poisson() | Closed():
+                return Poisson(rate_per_s=rate_per_s)
 
 
 def scenario_names() -> tuple[str, ...]:

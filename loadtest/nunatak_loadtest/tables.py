@@ -1,45 +1,41 @@
 """The result of a run as tables for a terminal, with the report's figures rounded."""
 
+from collections.abc import Iterator, Sequence
+
 from rich.console import Group
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from nunatak_contract.memory import MemoryReport
 from nunatak_loadtest.report import LoadReport
-from nunatak_loadtest.samples import RequestStatistics
-from nunatak_loadtest.scenario import Arrivals, Closed, Gamma, Poisson
+from nunatak_loadtest.samples import RequestStatistics, RunPart
 
 MOST_TASKS = 24
 """Most rows of the table of tasks, which shows the tasks with most requests."""
 
 
 def render(report: LoadReport) -> Group:
-    """Requests, objectives and memory of a run."""
-    failures = _failures(report)
+    """Whether the run counts; then its requests, its course, objectives and memory."""
+    server = report.server
     return Group(
-        Text(
-            f"{describe(report.job.scenario.arrivals)} for {report.span_s:.1f} s against "
-            f"{report.server.name} {report.server.version} on {report.server.device} "
-            f"({report.server.dtype})"
-        ),
+        *_doubts(report),
+        Text(report.job.title),
+        Text(f"{server.name} {server.version} on {server.device} ({server.dtype})"),
         _request_table(report),
-        *([failures] if failures is not None else []),
+        *([_stage_table("Steps", report.steps)] if report.steps else []),
+        *([_stage_table("Over time", report.windows)] if len(report.windows) > 1 else []),
+        *_failures(report),
         _verdict(report),
-        _memory_table(report),
+        *_memory_tables(report),
     )
 
 
-def describe(arrivals: Arrivals) -> str:
-    """Arrivals in a few words."""
-    match arrivals:
-        case Closed(users=users, steps=()):
-            return f"{users} users, each waiting for its answer,"
-        case Closed(steps=steps):
-            return f"{', '.join(str(step.users) for step in steps)} users in steps"
-        case Poisson(rate_per_s=rate):
-            return f"{rate:g} requests/s, Poisson arrivals,"
-        case Gamma(rate_per_s=rate, cv=cv):
-            return f"{rate:g} requests/s in bursts (Gamma, cv {cv:g})"
+def _doubts(report: LoadReport) -> Iterator[Text]:
+    if report.doubts:
+        yield Text("THIS RUN DOES NOT COUNT", style="bold red")
+    for doubt in report.doubts:
+        yield Text(f"- {doubt}", style="red")
 
 
 def _request_table(report: LoadReport) -> Table:
@@ -71,12 +67,27 @@ def _figures(statistics: RequestStatistics) -> tuple[str, ...]:
     )
 
 
-def _failures(report: LoadReport) -> Text | None:
+def _stage_table(title: str, stages: Sequence[RunPart]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    if stages[0].users is not None:
+        table.add_column("users", justify="right")
+    for heading in ("seconds", "answers/s", "p50 ms", "p95 ms", "p99 ms", "failed"):
+        table.add_column(heading, justify="right")
+    for stage in stages:
+        rate, p50, p95, p99, *_, failed = _figures(stage.statistics)
+        users = [] if stage.users is None else [str(stage.users)]
+        end_s = stage.begin_s + stage.seconds
+        table.add_row(
+            *users, f"{_tenths(stage.begin_s)} to {_tenths(end_s)}", rate, p50, p95, p99, failed
+        )
+    return table
+
+
+def _failures(report: LoadReport) -> Iterator[Text]:
     codes = report.overall.failure_codes
-    if not codes:
-        return None
-    counts = ", ".join(f"{code} ({count})" for code, count in codes.items())
-    return Text(f"failures: {counts}", style="red")
+    if codes:
+        counts = ", ".join(f"{code} ({count})" for code, count in codes.items())
+        yield Text(f"failures: {counts}", style="red")
 
 
 def _verdict(report: LoadReport) -> Text:
@@ -86,22 +97,29 @@ def _verdict(report: LoadReport) -> Text:
         f"objective: 99 of 100 requests within {objectives.p99_ms:g} ms",
         f"{verdict.attained_share:.1%} were: {outcome}",
     ]
-    if not report.generator.valid:
-        lines.append(
-            f"the generator itself was {report.generator.lag_p99_ms:.1f} ms late (p99), so this "
-            "run does not count; ask less often or from another machine"
-        )
     if report.warm_up.steady is False:
         lines.append("the server was not steady after the warm-up")
     if report.asked.cache_hit_share is not None:
         lines.append(
             f"{report.asked.cache_hit_share:.1%} of trunk states came from the server's cache"
         )
+    if report.job.scenario.repeats_texts:
+        lines.append("the scenario repeats texts, and the cache of the server knows those")
+    if report.job.left_out:
+        lines.append(
+            f"left out, because they read no single text: {', '.join(report.job.left_out)}"
+        )
     return Text("\n".join(lines))
 
 
-def _memory_table(report: LoadReport) -> Table:
-    memory = report.memory
+def _memory_tables(report: LoadReport) -> Iterator[Table | Text]:
+    if report.memory is None:
+        yield Text("no memory: that needs a key with the scope `read` for all tasks")
+    else:
+        yield _memory_table(report, report.memory)
+
+
+def _memory_table(report: LoadReport, memory: MemoryReport) -> Table:
     table = Table(title="Memory", title_justify="left", title_style="bold")
     table.add_column("what", overflow="fold")
     table.add_column("bytes", justify="right")
@@ -116,18 +134,24 @@ def _memory_table(report: LoadReport) -> Table:
     table.add_row("one full model per task instead", decimal(memory.dedicated_bytes))
     table.add_row("saved", f"{memory.saved_share:.1%}")
     table.add_section()
-    for heading, figure in _process_figures(report):
+    for heading, figure in _process_figures(report, memory):
         table.add_row(heading, "-" if figure is None else decimal(figure))
     return table
 
 
-def _process_figures(report: LoadReport) -> tuple[tuple[str, int | None], ...]:
+def _process_figures(
+    report: LoadReport, memory: MemoryReport
+) -> tuple[tuple[str, int | None], ...]:
     peak = report.process_peak
     if peak is not None:
         source, name = peak, "server process, peak"
     else:
-        source, name = report.memory.process, "server process, as it reports"
+        source, name = memory.process, "server process, as it reports"
     return ((f"{name} PSS", source.pss_bytes), (f"{name} RSS", source.rss_bytes))
+
+
+def _tenths(seconds: float) -> str:
+    return f"{round(seconds, 1):g}"
 
 
 def _rounded(value: float | None) -> str:

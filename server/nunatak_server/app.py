@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Scope
@@ -42,6 +43,16 @@ class Application(DescribedApp):
             Middleware(ObservingMiddleware, observer=self._observer),
             Middleware(RequestIdMiddleware),
         ]
+        if origins := state.settings.allowed_origins():
+            # No credentials: a page sends its key itself, and browsers add nothing to a request.
+            shared = Middleware(
+                CORSMiddleware,
+                allow_origins=sorted(origins),
+                allow_methods=["GET", "POST", "PUT"],
+                allow_headers=["*"],
+                expose_headers=["*"],
+            )
+            layers.append(shared)
         super().__init__(
             routes=list(routes), middleware=layers, exception_handlers=ANSWERS, **options
         )

@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from functools import partial
 from typing import NoReturn, ParamSpec, TypeVar
 from uuid import uuid4
@@ -34,6 +35,8 @@ from nunatak_server.telemetry.records import note_task
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+History = tuple[list[AliasEvent], list[CandidateEvent]]
+"""All moves of aliases and all changes of their candidates, both oldest first."""
 
 
 class Catalog:
@@ -64,6 +67,10 @@ class Catalog:
     async def task(self, name: str) -> ListedTask:
         """Return one task."""
         return await self._call(self._registry.task, name)
+
+    async def history(self, reference: TaskReference) -> History:
+        """Return the history of a task, or of the one alias that the reference names."""
+        return await self._call(self._history, reference)
 
     async def promote(
         self, task: str, alias: str, version: int, *, expected_version: int | None, by: str
@@ -135,6 +142,13 @@ class Catalog:
         _make_keys(traffic.manifest, *candidates)
         return traffic
 
+    def _history(self, reference: TaskReference) -> History:
+        name, registry = reference.task, self._registry
+        aliases = registry.task(name).aliases if reference.alias is None else (reference.alias,)
+        moves = [it for alias in aliases for it in registry.history(name, alias)]
+        changes = [it for alias in aliases for it in registry.rollouts.history(name, alias)]
+        return sorted(moves, key=_time), sorted(changes, key=_time)
+
     async def _call(
         self,
         function: Callable[Parameters, Result],
@@ -143,6 +157,10 @@ class Catalog:
     ) -> Result:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, partial(function, *args, **kwargs))
+
+
+def _time(event: AliasEvent | CandidateEvent) -> datetime:
+    return event.at
 
 
 def _make_keys(*manifests: TaskManifest) -> None:
@@ -183,6 +201,13 @@ class VisibleCatalog:
         summary = await visible(name, self._catalog.task(name), tasks=self._tasks)
         note_task(summary.name)
         return summary
+
+    async def history(self, reference: TaskReference) -> History:
+        """Return the history of a task, or of the one alias that the reference names."""
+        lookup = self._catalog.history(reference)
+        found = await visible(reference.task, lookup, tasks=self._tasks)
+        note_task(reference.task)
+        return found
 
     async def tasks(self) -> list[ListedTask]:
         """Return the caller's tasks."""

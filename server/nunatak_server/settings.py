@@ -35,6 +35,12 @@ Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
 Seconds = Annotated[int, Field(ge=1, le=86_400)]
 
 
+_ORIGIN: Final = re.compile(
+    r"(?P<scheme>https?)://(?:[a-z0-9][a-z0-9.-]*|\[[0-9a-f:]+\])(?::(?P<port>[1-9][0-9]{0,4}))?"
+)
+_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+
+
 class ServerSettings(BaseSettings):
     """All settings of an operator; each field is also `NUNATAK_<NAME>` in the environment."""
 
@@ -68,6 +74,13 @@ class ServerSettings(BaseSettings):
     )
     insecure_open: bool = Field(
         default=False, description="serve other machines without keys; keep callers out elsewhere"
+    )
+    cors_origins: str = Field(
+        default="",
+        description=(
+            "origins of other sites whose pages may call this server from a browser, separated by "
+            "commas, such as `https://app.example`"
+        ),
     )
     device: str = Field(default="auto", description="`auto`, `cpu`, `cuda` or `cuda:1`")
     dtype: ServingDtype = Field(
@@ -196,6 +209,23 @@ class ServerSettings(BaseSettings):
             raise ValueError(str(error)) from error
         return pins
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, origins: str) -> str:
+        for origin in _listed(origins):
+            found = _ORIGIN.fullmatch(origin)
+            if found is None or found["port"] == _DEFAULT_PORTS[found["scheme"]]:
+                raise ValueError(
+                    "expected origins as browsers send them (scheme, host, and port unless it is "
+                    "the scheme's own; lower case, no path, no wildcard), such as "
+                    f"https://app.example or http://localhost:3000, got {origin!r}"
+                )
+        return origins
+
+    def allowed_origins(self) -> frozenset[str]:
+        """Return the origins in `cors_origins`."""
+        return frozenset(_listed(self.cors_origins))
+
     def pinned(self) -> tuple[TaskReference, ...]:
         """Return the task references in `pins`."""
         return references_in(self.pins)
@@ -299,6 +329,10 @@ def unread_variables(environment: Mapping[str, str]) -> list[str]:
         for name in environment
         if name.upper().startswith(PREFIX) and name.lower() not in known
     )
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _named_file() -> Path | None:

@@ -186,6 +186,7 @@ def test_load_test_reports_requests_and_memory(desk: Desk, server: str) -> None:
     assert all(task.requests > 0 and task.latency for task in report.tasks.values())
     assert report.overall.mean_compute_ms is not None
     assert 0 < report.span_s < 10
+    assert report.memory is not None
     assert report.memory.shared_bytes < report.memory.dedicated_bytes
     assert report.process_peak is not None
     assert report.process_peak.samples >= 3

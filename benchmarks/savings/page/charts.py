@@ -2,6 +2,7 @@
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves the keyword arguments of its methods untyped.
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -41,7 +42,11 @@ def draw_all(facts: Facts) -> dict[str, Figure]:
 def draw_run(run: KeptRun) -> dict[str, Figure]:
     """Draw the measurements of a run."""
     name = run.report.job.scenario.name
-    drawn = {f"run-{name}-cdf": draw_run_cdf(run), f"run-{name}-fairness": draw_fairness(run)}
+    drawn = {
+        f"run-{name}-cdf": draw_run_cdf(run),
+        f"run-{name}-time": draw_windows(run),
+        f"run-{name}-fairness": draw_fairness(run),
+    }
     if len(run.report.watched) > 1:
         drawn[f"run-{name}-memory"] = draw_watched(run)
     return drawn
@@ -121,6 +126,24 @@ def draw_fairness(run: KeptRun) -> Figure:
     axes.set_xlabel("requests of the task")
     axes.set_ylabel("p99 latency of the task, ms")
     axes.set_ylim(bottom=0)
+    return figure
+
+
+def draw_windows(run: KeptRun) -> Figure:
+    """Answers and p95 of a run over time; steps of users begin at the dashed lines."""
+    report = run.report
+    figure, axes = blank(6.5, 4.0, f"Scenario {report.job.scenario.name} over time")
+    middles = [it.begin_s + it.seconds / 2 for it in report.windows]
+    rates = [it.statistics.requests_per_s for it in report.windows]
+    axes.plot(middles, rates, "o-", ms=3, color=OURS.colour, label="answers/s")
+    latencies = [it.statistics.latency for it in report.windows]
+    slow = [math.nan if it is None else it.p95_ms for it in latencies]
+    axes.plot(middles, slow, "s--", ms=3, color=SERIES[1].colour, label="p95 latency, ms")
+    for step in report.steps:
+        axes.axvline(step.begin_s, color=INK, lw=0.8, ls="--")
+    axes.set_xlabel("seconds since the first request")
+    axes.set_ylim(bottom=0)
+    legend_below(figure)
     return figure
 
 

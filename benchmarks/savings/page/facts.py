@@ -18,12 +18,10 @@ from benchmarks.savings.results import (
     Round,
     SavedCell,
 )
-from nunatak_loadtest.report import KeptRun
+from nunatak_loadtest.report import FEWEST_REQUESTS, KeptRun, LoadReport
 
 BUDGET_BYTES = 24 * 2**30
 """Memory of the machine for which the report counts the tasks that fit."""
-FEWEST_REQUESTS = 100
-"""Fewest requests for a p99, or for the cost of a million requests."""
 TOO_FEW = "too few"
 POPULARITIES = {"uniform": "all asked equally often", "zipf1": "few asked far more often than most"}
 ResultT = TypeVar("ResultT", bound=BaseModel)
@@ -217,11 +215,22 @@ def _run_headline(run: KeptRun) -> Headline:
     p99 = "no answer" if latency is None else f"p99 {latency.p99_ms:.0f} ms"
     return Headline(
         number=f"{report.overall.requests_per_s:.0f} answers/s",
-        text=f"{report.job.scenario.title or report.job.scenario.name}: {p99}, "
-        f"{report.overall.failures} of {report.overall.requests} failed; "
-        f"{report.memory.saved_share:.0%} of the memory of {len(report.memory.tasks)} full models "
-        "saved.",
+        text=f"{report.job.scenario.name}{does_not_count(report)}: {report.job.title}: {p99}, "
+        f"{report.overall.failures} of {report.overall.requests} failed{_saved(report)}.",
     )
+
+
+def does_not_count(report: LoadReport) -> str:
+    """A mark for the name of a run that does not count."""
+    return " (DOES NOT COUNT)" if report.doubts else ""
+
+
+def _saved(report: LoadReport) -> str:
+    memory = report.memory
+    if memory is None:
+        return ""
+    count = len(memory.tasks)
+    return f"; {memory.saved_share:.0%} of the memory of {count} full models saved"
 
 
 def asked_how(popularity: str) -> str:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.savings.page.facts import (
-    FEWEST_REQUESTS,
     TOO_FEW,
     Facts,
     bytes_at,
     cost_per_million,
     crossover,
+    does_not_count,
     gigabytes,
     is_measured,
     kept_rounds,
@@ -27,7 +27,7 @@ from benchmarks.savings.results import (
     Racer,
     SavedCell,
 )
-from nunatak_loadtest.report import KeptRun
+from nunatak_loadtest.report import FEWEST_REQUESTS, KeptRun
 
 NOT_RECORDED = "not recorded"
 COLUMNS_OF_ORIGIN = ("command", "commit", "date", "hardware", "versions")
@@ -60,7 +60,7 @@ def all_sheets(facts: Facts) -> list[Sheet]:
         *(race_sheet(race, facts.price_per_hour) for race in facts.races),
         *(fan_out_sheet(line) for line in facts.fan_out),
         *(many_sheet(many) for many in facts.many),
-        *(run_sheet(run) for run in facts.runs),
+        *(sheet for run in facts.runs for sheet in run_sheets(run)),
         origin_sheet(facts),
     ]
 
@@ -268,6 +268,41 @@ def p99_of(ms: float, requests: int | None) -> str:
     return f"{ms:.0f}" if is_known else TOO_FEW
 
 
+def run_sheets(run: KeptRun) -> list[Sheet]:
+    """One run of a scenario, and its steps if it has steps."""
+    return [run_sheet(run), *([steps_sheet(run)] if run.report.steps else [])]
+
+
+def steps_sheet(run: KeptRun) -> Sheet:
+    """The steps of a closed loop, one row each."""
+    report = run.report
+    name = report.job.scenario.name
+    rows = list[tuple[str, ...]]()
+    for step in report.steps:
+        its = step.statistics
+        latency = its.latency
+        p50, p99 = ("-", "-") if latency is None else (f"{latency.p50_ms:.1f}", "")
+        if latency is not None:
+            p99 = p99_of(latency.p99_ms, its.requests - its.failures)
+        end_s = step.begin_s + step.seconds
+        rows.append(
+            (
+                str(step.users),
+                f"{step.begin_s:g} to {end_s:g} s",
+                f"{its.requests_per_s:.1f}",
+                p50,
+                p99,
+                f"{its.failures} of {its.requests}",
+            )
+        )
+    return Sheet(
+        title=f"Scenario {name}, step by step{does_not_count(report)}",
+        note="A request belongs to the step in which it began.",
+        header=("users", "time", "answers/s", "p50 ms", "p99 ms", "failed"),
+        rows=tuple(rows),
+    )
+
+
 def run_sheet(run: KeptRun) -> Sheet:
     """Return one run of a scenario."""
     report = run.report
@@ -275,7 +310,9 @@ def run_sheet(run: KeptRun) -> Sheet:
     latency, asked = report.overall.latency, report.asked
     cached = "not told" if asked.cache_hit_share is None else f"{asked.cache_hit_share:.1%}"
     peak = report.process_peak
-    pss = peak.pss_bytes if peak is not None else report.memory.process.pss_bytes
+    memory = report.memory
+    told = memory and memory.process.pss_bytes
+    pss = peak.pss_bytes if peak is not None else told
     answered = report.overall.requests - report.overall.failures
     rows = (
         ("requests", f"{report.overall.requests}, {report.overall.failures} failed"),
@@ -292,7 +329,7 @@ def run_sheet(run: KeptRun) -> Sheet:
         (f"within {objectives.p99_ms:g} ms", f"{report.verdict.attained_share:.1%}"),
         ("objective", "met" if report.verdict.met else "missed"),
         ("generator late (p99)", f"{report.generator.lag_p99_ms:.1f} ms"),
-        ("counts", "yes" if report.generator.valid else "no: the generator was late"),
+        ("counts", f"NO: {'; '.join(report.doubts)}" if report.doubts else "yes"),
         ("steady after warm-up", {True: "yes", False: "no", None: "-"}[report.warm_up.steady]),
         (
             "share of the top task / top tenth",
@@ -300,18 +337,19 @@ def run_sheet(run: KeptRun) -> Sheet:
         ),
         ("trunk states from the cache", cached),
         ("highest PSS", "-" if pss is None else gigabytes(pss)),
-        ("saved against full models", f"{report.memory.saved_share:.1%}"),
+        ("saved against full models", "-" if memory is None else f"{memory.saved_share:.1%}"),
     )
     plots = [
         Plot(name=f"run-{name}-cdf", alt=f"Latencies of scenario {name}"),
+        Plot(name=f"run-{name}-time", alt=f"Answers and latency of scenario {name} over time"),
         Plot(name=f"run-{name}-fairness", alt=f"p99 latency of every task of scenario {name}"),
     ]
     if len(report.watched) > 1:
         memory = f"Memory of the server through scenario {name}"
         plots.append(Plot(name=f"run-{name}-memory", alt=memory))
     return Sheet(
-        title=f"Scenario {name}",
-        note=f"{report.job.scenario.title}. Server {report.server.version} on "
+        title=f"Scenario {name}{does_not_count(report)}",
+        note=f"{report.job.title}. Server {report.server.version} on "
         f"{report.server.device} ({report.server.dtype}).",
         header=("what", "measured"),
         rows=rows,

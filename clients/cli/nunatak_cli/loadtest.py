@@ -21,7 +21,8 @@ TasksOption = Annotated[
     typer.Option(
         "--task",
         metavar="REF",
-        help="Task: name, name@alias or name/version. Repeatable. Absent: all tasks of the server.",
+        help="Task: name, name@alias or name/version. Repeatable. Absent: all tasks of the server "
+        "that read a single text.",
         show_default=False,
     ),
 ]
@@ -39,12 +40,17 @@ RateOption = Annotated[
     typer.Option(
         min=0.01,
         metavar="PER_S",
-        help="Requests per second, as a Poisson process; replaces the scenario's arrivals.",
+        help="Requests per second. Bursts of the scenario stay bursts; users become independent "
+        "(Poisson) arrivals.",
     ),
 ]
 DurationOption = Annotated[
     float | None,
-    typer.Option(min=1, metavar="SECONDS", help="Replaces the scenario's duration."),
+    typer.Option(
+        min=1,
+        metavar="SECONDS",
+        help="Replaces the scenario's duration; the steps of a scenario keep theirs.",
+    ),
 ]
 TextFileOption = Annotated[
     Path | None,
@@ -84,20 +90,26 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     text_file: TextFileOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Write the result and every request to this folder."),
+        typer.Option(
+            metavar="FOLDER",
+            help="Write the result and every request to this folder, which must not hold a result "
+            "of the scenario yet.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Send the requests of a scenario to a server; exit 1 if a request fails."""
     with needs_extra("loadtest"):
-        from nunatak_loadtest import load_scenario, make_job, render, save_run
+        from nunatak_loadtest import check_unwritten, load_scenario, make_job, render, save_run
         from nunatak_loadtest import run as run_job
     chosen = load_scenario(scenario).changed(
         users=users, rate_per_s=rate, duration_s=duration, text_file=text_file
     )
+    if out is not None:
+        check_unwritten(out, chosen)
     job = make_job(chosen, server=server, tasks=task)
     if not as_json:
-        error_console().print(f"{chosen.name}: {len(job.tasks)} tasks, {chosen.duration_s:g} s ...")
+        error_console().print(f"{chosen.name}: {job.title} ...")
     result, samples = run_job(job)
     if out is not None:
         save_run(out, result, samples)

@@ -93,12 +93,14 @@ def admit(scope: RequestScope, needed: Access | None) -> None:
     Raises:
         NunatakError: `unauthenticated`, no valid key was sent.
         NunatakError: `insufficient_scope`, the key does not allow this route.
-        NunatakError: `cross_site`, a browser sends the request for a page of another site.
+        NunatakError: `cross_site`, a browser sends the request for a page of another site that
+            the settings do not allow.
     """
     if needed is None:
         return
     headers = scope["headers"]
-    if scope["method"] != "GET" and is_of_another_site(headers):
+    is_foreign = scope["method"] != "GET" and is_of_another_site(headers)
+    if is_foreign and allowed_origin(scope) is None:
         raise NunatakError("cross_site")
     presented = presented_key(headers)
     caller = state_of(scope).authenticator.identify(presented)
@@ -133,6 +135,27 @@ def is_of_another_site(headers: list[tuple[bytes, bytes]]) -> bool:
         return site not in OWN_SITES
     origin = sent.get(b"origin")
     return origin is not None and origin.rpartition(b"//")[2] != sent.get(b"host")
+
+
+def allowed_origin(scope: RequestScope) -> bytes | None:
+    """Return the origin of a page of another site that the settings allow; None for others."""
+    sent = [value for name, value in scope["headers"] if name == b"origin"]
+    return sent[0] if len(sent) == 1 and sent[0] in state_of(scope).origins else None
+
+
+def sharing_headers(scope: RequestScope) -> dict[str, str]:
+    """Return the headers that let an allowed page read an answer.
+
+    Only for answers that do not pass the framework's layer for such pages.
+    """
+    origin = allowed_origin(scope)
+    if origin is None:
+        return {}
+    return {
+        "access-control-allow-origin": origin.decode(),
+        "access-control-expose-headers": "*",
+        "vary": "Origin",
+    }
 
 
 def presented_key(headers: list[tuple[bytes, bytes]]) -> bytes | None:

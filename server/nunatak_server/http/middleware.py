@@ -14,7 +14,7 @@ from typing import Any, Final
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nunatak_server.http.access import find_caller
+from nunatak_server.http.access import find_caller, sharing_headers
 from nunatak_server.http.protocol import caller_has_gone, is_given_up
 from nunatak_server.http.state import give_id, request_id_of, state_of
 from nunatak_server.telemetry.logs import fields
@@ -75,6 +75,7 @@ class RequestObserver:
         header = give_id(scope)
         response = answer(scope)
         response.raw_headers.append(header)
+        response.headers.update(sharing_headers(scope))
         exchange.status = response.status_code
         self.conclude(scope, exchange)
         return response

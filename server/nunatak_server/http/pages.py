@@ -111,11 +111,15 @@ MEDIA_TYPES: Final[Mapping[str, str]] = {
     "docs.js": SCRIPT,
     "dom.js": SCRIPT,
     "icon.svg": "image/svg+xml",
+    "key.js": SCRIPT,
+    "listing.js": SCRIPT,
     "metrics.js": SCRIPT,
     "panels.js": SCRIPT,
     "page.css": "text/css; charset=utf-8",
     "page.js": SCRIPT,
     "server.js": SCRIPT,
+    "task.js": SCRIPT,
+    "trying.js": SCRIPT,
 }
 """All files by name. No path is ever built from a caller's text."""
 

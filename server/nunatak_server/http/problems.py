@@ -19,6 +19,7 @@ from nunatak_contract.problems import REASONS
 from nunatak_contract.requests import Message
 from nunatak_contract.wire import REQUEST_ID_HEADER
 from nunatak_server.errors import OverloadedError
+from nunatak_server.http.access import sharing_headers
 from nunatak_server.http.state import request_id_of
 
 PROBLEM_TYPE: Final = "application/problem+json"
@@ -103,7 +104,8 @@ async def _answer_unforeseen(request: Request, error: Exception) -> Response:
     logger.error("request %s failed (%s)", request_id, type(error.__cause__ or error).__name__)
     detail = "the server failed; its log has details under the request id"
     problem = _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
-    return _response(problem, headers={REQUEST_ID_HEADER: request_id} if request_id else None)
+    named = {REQUEST_ID_HEADER: request_id} if request_id else {}
+    return _response(problem, headers={**named, **sharing_headers(request.scope)})
 
 
 ANSWERS: Final[dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]] = {

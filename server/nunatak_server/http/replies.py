@@ -26,7 +26,7 @@ from nunatak_contract.wire import (
     TOKENIZE_HEADER,
 )
 from nunatak_model import TrunkCacheStats
-from nunatak_registry import ListedTask
+from nunatak_registry import AliasEvent, CandidateEvent, ListedTask
 from nunatak_server.http.problems import problem_of
 from nunatak_server.predict.types import StageTimes, StreamedResult, TaskFailure, TaskPrediction
 from nunatak_server.residency.memory import HostStats
@@ -145,6 +145,40 @@ def _summary_fields(summary: ListedTask, resident_versions: Sequence[int]) -> di
         "method": manifest.method.kind,
         "split_depth": manifest.split_depth,
         "resident_versions": resident_versions,
+    }
+
+
+def history_fields(
+    task: str, moves: Iterable[AliasEvent], changes: Iterable[CandidateEvent]
+) -> dict[str, Any]:
+    """Return the history of a task, in the shape of `nunatak task history --json`."""
+    return {
+        "task": task,
+        "events": [
+            {
+                "task": task,
+                "alias": move.alias,
+                "kind": move.kind,
+                "version": move.to_version,
+                "previous_version": move.from_version,
+                "at": move.at,
+                "by": move.by,
+            }
+            for move in moves
+        ],
+        "candidates": [
+            {
+                "task": task,
+                "alias": change.candidate.alias,
+                "role": change.candidate.role,
+                "kind": change.kind,
+                "version": change.candidate.version,
+                "share": change.candidate.share,
+                "at": change.at,
+                "by": change.by,
+            }
+            for change in changes
+        ],
     }
 
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Request, Response
 
+from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest
@@ -26,6 +27,7 @@ from nunatak_server.http.endpoints import (
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import (
     TaskResponse,
+    history_fields,
     inputs_of,
     lines_response,
     prediction_fields,
@@ -142,6 +144,21 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
     summary = await catalog_of(request).task(reference.task)
     (fields,) = summaries_fields([summary], runtime.residency.resident())
     return reply({**fields, "manifest": manifest.model_dump(mode="json")})
+
+
+@router.get(
+    "/v1/tasks/{task}/history",
+    dependencies=[needs(Scope.READ)],
+    response_model=wire.TaskHistory,
+)
+async def show_history(request: Request, task: str) -> Response:
+    """Return who moved a task's aliases or changed their candidates, and when.
+
+    `{task}` is `name`, or `name@alias` for one alias.
+    """
+    reference = TaskReference.parse(task)
+    moves, changes = await catalog_of(request).history(reference)
+    return reply(history_fields(reference.task, moves, changes))
 
 
 async def _predict(

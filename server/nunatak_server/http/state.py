@@ -23,8 +23,13 @@ class AppState:
 
     settings: ServerSettings
     authenticator: Authenticator
+    origins: frozenset[bytes] = field(init=False)
+    """The other sites whose pages may call this server."""
     runtime: Runtime = field(init=False)
     """Set when the application has started; requests arrive only afterwards."""
+
+    def __post_init__(self) -> None:
+        self.origins = frozenset(it.encode() for it in self.settings.allowed_origins())
 
 
 def state_of(scope: Scope) -> AppState:

@@ -1,17 +1,19 @@
-// The routes of openapi.json as a page that needs nothing from elsewhere.
+// The routes of openapi.json as a page that needs nothing from elsewhere; each route can be tried.
 
 import { byId, element, show } from "/page/dom.js";
-import { getJson } from "/page/server.js";
+import { askForKey, startKey } from "/page/key.js";
+import { Refusal, getJson, reasonOf } from "/page/server.js";
+import { tryingForm } from "/page/trying.js";
 
 const VERBS = ["get", "post", "put", "patch", "delete"];
 
 function routes(schema) {
   return Object.entries(schema.paths).flatMap(([path, verbs]) =>
-    VERBS.filter((verb) => verb in verbs).map((verb) => route(verb, path, verbs[verb])),
+    VERBS.filter((verb) => verb in verbs).map((verb) => route(verb, path, verbs[verb], schema.components?.schemas ?? {})),
   );
 }
 
-function route(verb, path, operation) {
+function route(verb, path, operation, schemas) {
   const sent = operation.requestBody?.content?.["application/json"]?.schema;
   const parameters = (operation.parameters ?? []).map((it) =>
     element("li", {}, `${it.name} (${it.in}${it.required ? "" : ", optional"}) ${it.description ?? ""}`),
@@ -19,7 +21,7 @@ function route(verb, path, operation) {
   const answers = Object.entries(operation.responses).map(([status, it]) =>
     element("li", {}, `${status}: ${it.description} `, ...references(Object.values(it.content ?? {})[0]?.schema)),
   );
-  return element(
+  const details = element(
     "details",
     { className: "route" },
     element("summary", {}, element("span", { className: "verb" }, verb.toUpperCase()), element("code", {}, path), ` ${operation.summary ?? ""}`),
@@ -28,6 +30,9 @@ function route(verb, path, operation) {
     ...list("Body", sent ? [element("li", {}, ...references(sent))] : []),
     ...list("Answers", answers),
   );
+  // Most routes are never opened, and their forms never made.
+  details.addEventListener("toggle", () => details.append(tryingForm(verb, path, operation, schemas)), { once: true });
+  return details;
 }
 
 function list(title, items) {
@@ -61,13 +66,25 @@ function openNamed() {
   }
 }
 
-try {
-  const schema = await getJson("/openapi.json");
-  byId("routes").replaceChildren(...routes(schema));
-  byId("schemas").replaceChildren(...messages(schema));
-  addEventListener("hashchange", openNamed);
-  openNamed();
-} catch (error) {
-  byId("notice").hidden = false;
-  show("notice", error.message);
+async function draw() {
+  try {
+    const schema = await getJson("/openapi.json");
+    byId("routes").replaceChildren(...routes(schema));
+    byId("schemas").replaceChildren(...messages(schema));
+    byId("notice").hidden = true;
+    openNamed();
+  } catch (error) {
+    byId("notice").hidden = false;
+    show("notice", reasonOf(error));
+    if (error instanceof Refusal && error.status === 401) askForKey();
+  }
 }
+
+function takeKey() {
+  // Drawn only if missing: a new key must not empty the forms.
+  if (byId("routes").childElementCount === 0) draw();
+}
+
+startKey(takeKey);
+addEventListener("hashchange", openNamed);
+draw();

@@ -1,16 +1,22 @@
 // The page: asks the server how it is every few seconds, and what tasks say when told to.
 
-import { offerTasks, startAsking } from "/page/asking.js";
+import { chooseOnly, offerTasks, startAsking } from "/page/asking.js";
 import { byId, show } from "/page/dom.js";
+import { askForKey, startKey } from "/page/key.js";
+import { listTasks, startListing } from "/page/listing.js";
 import { parse, total } from "/page/metrics.js";
-import { drawLatency, drawMemory, drawRates, drawSavings, drawSummary, drawTasks } from "/page/panels.js";
-import { Refusal, getJson, getText, permitted, storeKey, storedKey } from "/page/server.js";
+import { drawLatency, drawMemory, drawRates, drawSavings, drawSummary } from "/page/panels.js";
+import { Refusal, getJson, getText, permitted } from "/page/server.js";
+import { openTask } from "/page/task.js";
 
 const REFRESH_MS = 2000;
+/** Long lists are read less often: reading may take a tenth of the time. */
+const PAUSE_PER_READING = 9;
 const SHOWN_RATES = 60;
 const ANSWERS = "nunatak_requests_total";
+const STATE_OF = new Map([[401, "needs an API key"], [403, "key allows less"], [429, "busy"], [503, "not ready"]]);
 
-const state = { info: null, samples: [], readAt: 0, rates: [], hasAskedForKey: false };
+const state = { info: null, samples: [], readAt: 0, rates: [], hasAskedForKey: false, scrolled: 0 };
 
 async function refresh() {
   try {
@@ -32,7 +38,7 @@ async function readTasks() {
   const [{ tasks }, memory] = await Promise.all(asked);
   drawSummary(state.info, tasks);
   offerTasks(tasks);
-  drawTasks(tasks, memory?.tasks ?? null, state.info.backbone.num_layers);
+  listTasks(tasks, memory?.tasks ?? null, state.info.backbone.num_layers);
   byId("memory-panel").hidden = !memory;
   if (memory) {
     drawSavings(memory);
@@ -57,17 +63,18 @@ async function readMetrics() {
 }
 
 function explain(error) {
-  if (error instanceof Refusal && error.status === 401) {
-    setState("down", "needs an API key");
-    if (!state.hasAskedForKey) askForKey();
-    state.hasAskedForKey = true;
-  } else if (error instanceof Refusal) {
-    setState(error.status === 503 ? "down" : "unknown", error.code.replaceAll("_", " "));
-    notice(error.message);
-  } else {
+  if (!(error instanceof Refusal)) {
     setState("down", "no answer");
     notice("The server does not answer; this page keeps trying.");
+    return;
   }
+  setState([401, 503].includes(error.status) ? "down" : "unknown", STATE_OF.get(error.status) ?? "refused");
+  if (error.status !== 401) {
+    notice(error.message);
+    return;
+  }
+  if (!state.hasAskedForKey) askForKey();
+  state.hasAskedForKey = true;
 }
 
 function setState(name, text) {
@@ -80,25 +87,45 @@ function notice(text) {
   show("notice", text);
 }
 
-function askForKey() {
-  const dialog = byId("key-dialog");
-  byId("key").value = storedKey();
-  if (!dialog.open) dialog.showModal();
+/** Show the task that the address names, or else the overview where it was left. */
+function follow() {
+  const named = new URLSearchParams(location.hash.slice(1));
+  const name = named.get("task");
+  if (name && !byId("overview").hidden) state.scrolled = scrollY;
+  const isBack = !name && byId("overview").hidden;
+  byId("overview").hidden = Boolean(name);
+  byId("task-view").hidden = !name;
+  document.title = name ? `${name} – Nunatak` : "Nunatak";
+  if (name) {
+    scrollTo(0, 0);
+    openTask(name, named.get("version"), { onAsk: askOnly });
+  } else if (isBack) {
+    scrollTo(0, state.scrolled);
+  }
 }
 
-function takeKey(event) {
-  storeKey(event.submitter?.value === "forget" ? "" : byId("key").value.trim());
-  state.hasAskedForKey = false;
-  byId("key").value = "";
-  refresh();
+function askOnly(name) {
+  chooseOnly(name);
+  location.hash = "#ask";
+  // The event of the new address comes later, and what is hidden takes no focus.
+  follow();
+  byId("ask").scrollIntoView();
+  byId("text").focus();
 }
 
 async function watch() {
+  const started = performance.now();
   if (document.visibilityState === "visible") await refresh();
-  setTimeout(watch, REFRESH_MS);
+  setTimeout(watch, Math.max(REFRESH_MS, PAUSE_PER_READING * (performance.now() - started)));
 }
 
 startAsking({ onAnswers: refresh, onMissingKey: askForKey });
-byId("key-button").addEventListener("click", askForKey);
-byId("key-form").addEventListener("submit", takeKey);
+startListing();
+startKey(() => {
+  state.hasAskedForKey = false;
+  refresh();
+  follow();
+});
+addEventListener("hashchange", follow);
+follow();
 watch();

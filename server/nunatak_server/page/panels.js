@@ -6,11 +6,8 @@ import { gained, quantile } from "/page/metrics.js";
 const COMPUTE = "nunatak_compute_seconds";
 const REQUESTS = "nunatak_http_request_seconds";
 const PREDICT = /(?:^|,)route="[^"]*predict"/;
-const SHOWN_LAYERS = 24;
-const MEANING = {
-  canary: "answers this share of the requests that the alias gets",
-  shadow: "runs unseen on this share of what the alias's own version answers, to be compared",
-};
+/** Of more versions than this, the bars show one part for all: the parts would be thinner than their borders. */
+const SHOWN_PARTS = 100;
 
 export function drawSummary(info, tasks) {
   show("summary", `${tasks.length} text tasks from one frozen backbone: ${info.backbone.name}, ${info.device}.`);
@@ -65,9 +62,9 @@ function drawTimes(id, times, high) {
 
 export function drawMemory(memory) {
   const scale = Math.max(memory.shared_bytes, memory.dedicated_bytes, 1);
-  const own = memory.tasks.map((it) => part("own", it.bytes / scale, `${it.task}/${it.version}`));
+  const own = merged("own", memory.tasks.map((it) => [it.bytes / scale, `${it.task}/${it.version}`]));
   const full = memory.tasks.length ? memory.dedicated_bytes / memory.tasks.length / scale : 0;
-  const copies = memory.tasks.map((it) => part("backbone", full, `a full model for ${it.task}`));
+  const copies = merged("backbone", memory.tasks.map((it) => [full, `a full model for ${it.task}`]));
   byId("memory").replaceChildren(
     memoryRow("Nunatak", [part("backbone", memory.backbone.bytes / scale, "backbone"), ...own], memory.shared_bytes),
     memoryRow("One full model each", copies, memory.dedicated_bytes),
@@ -75,6 +72,12 @@ export function drawMemory(memory) {
   const whole = memory.process.pss_bytes ?? memory.process.rss_bytes;
   const parts = `one backbone ${bytes(memory.backbone.bytes)}, ${memory.tasks.length} task versions ${bytes(memory.shared_bytes - memory.backbone.bytes)}`;
   show("memory-note", `${parts}, trunk cache ${bytes(memory.trunk_cache.bytes)}; the whole process ${bytes(whole)}`);
+}
+
+function merged(className, parts) {
+  if (parts.length <= SHOWN_PARTS) return parts.map(([share, title]) => part(className, share, title));
+  const share = parts.reduce((sum, [own]) => sum + own, 0);
+  return [part(className, share, `${parts.length} task versions`)];
 }
 
 function part(className, share, title) {
@@ -91,62 +94,3 @@ function memoryRow(name, parts, count) {
   );
 }
 
-/** What is held is null where it may not be seen. */
-export function drawTasks(tasks, held, numLayers) {
-  byId("tasks").replaceChildren(...tasks.map((it) => taskRow(it, held, numLayers)));
-}
-
-function taskRow(task, held, numLayers) {
-  const aliases = Object.entries(task.aliases).map(([name, version]) => tag(`${name} → ${version}`));
-  const cell = (label, ...content) => element("td", { data: { label } }, ...content);
-  return element(
-    "tr",
-    {},
-    element("th", { scope: "row" }, task.name),
-    cell("Version", versionOf(task), " ", ...aliases, ...task.candidates.map(candidateTag)),
-    cell("Answers", answersOf(task)),
-    cell("Method", task.method),
-    cell("Layers", ...layersOf(task, numLayers)),
-    cell("Where", ...placesOf(task, held)),
-  );
-}
-
-function versionOf({ version, versions }) {
-  return versions.length > 1 ? `${version}, of ${versions.length}` : `${version}`;
-}
-
-function candidateTag({ alias, role, version, share }) {
-  const percent = Number((100 * share).toPrecision(4));
-  const text = `${role} of ${alias} → ${version}, ${percent}\u00a0%`;
-  return element("span", { className: `tag ${role}`, title: `version ${version} ${MEANING[role]}` }, text);
-}
-
-function answersOf(task) {
-  const kind = task.head.replaceAll("_", " ");
-  return task.labels.length > 1 ? `${kind}, ${task.labels.length} labels` : kind;
-}
-
-function layersOf(task, count) {
-  const shared = task.split_depth ?? 0;
-  const shown = Math.min(count, SHOWN_LAYERS);
-  const boxes = Array.from({ length: shown }, (_, index) =>
-    element("span", { className: index < (shared * shown) / count ? "layer shared" : "layer own" }),
-  );
-  return [
-    element("span", { className: "layers", "aria-hidden": "true" }, ...boxes),
-    element("span", {}, `${shared} of ${count} shared`),
-  ];
-}
-
-function placesOf(task, held) {
-  if (task.resident_versions.length === 0) return ["in the store"];
-  if (!held) return task.resident_versions.map((it) => tag(`${it} in memory`, "here"));
-  const own = held.filter((it) => it.task === task.name);
-  return own.map((it) =>
-    tag(`${it.version} ${it.pinned ? "pinned" : "in memory"}: ${bytes(it.bytes)}`, it.pinned ? "pinned" : "here"),
-  );
-}
-
-function tag(text, kind = "") {
-  return element("span", { className: `tag ${kind}` }, text);
-}

@@ -2,10 +2,10 @@
 
 const KEY = "nunatak-api-key";
 
-/** A refusal: its status, and what the problem says. */
+/** A refusal: its status, and what the problem says in words. */
 export class Refusal extends Error {
   constructor(status, problem) {
-    super(problem.detail ?? `the server answered ${status}`);
+    super(wordsOf(status, problem));
     this.status = status;
     this.code = problem.code ?? "";
   }
@@ -50,10 +50,20 @@ export async function postJson(path, body) {
   return { answer, timing: timingOf(response.headers, performance.now() - started) };
 }
 
-async function send(path, options = {}) {
+/** Send a request with the key, and return whatever the server answers. */
+export function exchange(path, options = {}) {
   const headers = { ...options.headers };
   if (storedKey()) headers.authorization = `Bearer ${storedKey()}`;
-  const response = await fetch(path, { ...options, headers, cache: "no-store" });
+  return fetch(path, { ...options, headers, cache: "no-store" });
+}
+
+/** Why a request failed, in words. */
+export function reasonOf(error) {
+  return error instanceof Refusal ? error.message : "The server does not answer.";
+}
+
+async function send(path, options) {
+  const response = await exchange(path, options);
   if (response.ok) return response;
   throw new Refusal(response.status, await problemOf(response));
 }
@@ -64,6 +74,12 @@ async function problemOf(response) {
   } catch {
     return {};
   }
+}
+
+function wordsOf(status, { detail, errors }) {
+  const fields = (errors ?? []).map((it) => `${it.location}: ${it.message}`);
+  if (detail) return [detail, ...fields].join("; ");
+  return `The answer has status ${status} and no explanation. It may come from a proxy in front of the server; the logs of both say more.`;
 }
 
 function timingOf(headers, total) {

@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 from doubles.access import access_by_route, add_key
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
+from nunatak_contract.wire import TaskHistory
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.files import change_keys
@@ -53,6 +54,7 @@ BODIES: dict[tuple[str, str], list[Any]] = {
     ("POST", "/v1/tasks/{task}/aliases/{alias}/rollback"): [None, {}, {"expected_version": 7}],
     ("PUT", "/v1/tasks/{task}/aliases/{alias}/{role}"): [CANDIDATE, {"version": 9}, {}],
     ("POST", "/v1/tasks/{task}/aliases/{alias}/{role}/end"): [None, {}, {"expected_version": 7}],
+    ("GET", "/v1/tasks/{task}/history"): [None],
     ("GET", "/v1/tasks/{task}/shadow"): [None],
     ("POST", "/v1/tasks/{task}/preload"): [None],
     ("POST", "/v1/tasks/{task}/pin"): [None],
@@ -241,11 +243,26 @@ async def test_the_history_names_the_key_that_moved_an_alias(
             await client.put(f"{place}/shadow", json=shadow, headers=key)
             await client.post(f"{place}/shadow/end", headers=key)
             await client.post(f"{place}/rollback", headers=key)
+            paths = ("/v1/tasks/tone/history", "/v1/tasks/tone@prod/history")
+            answers = [await client.get(path, headers=key) for path in paths]
+            absent = await client.get("/v1/tasks/tone@beta/history", headers=key)
         moves = [event.by for event in registry.history("tone", "prod")]
         changes = [event.by for event in registry.rollouts.history("tone", "prod")]
 
     assert moves == ["key ops"] * 3
     assert changes == ["key ops"] * 2
+    shown, of_alias = (TaskHistory.model_validate(answer.json()) for answer in answers)
+    assert shown == of_alias
+    assert [(it.kind, it.previous_version, it.version, it.by) for it in shown.events] == [
+        ("promote", None, 1, "key ops"),
+        ("promote", 1, 2, "key ops"),
+        ("rollback", 2, 1, "key ops"),
+    ]
+    assert [(it.role, it.kind, it.by) for it in shown.candidates] == [
+        ("shadow", "set", "key ops"),
+        ("shadow", "end", "key ops"),
+    ]
+    assert absent.json()["code"] == "alias_not_found"
 
 
 async def test_what_speaks_of_all_tasks_needs_a_key_for_all_tasks(

@@ -34,3 +34,13 @@ def test_unknown_scenario_is_one_line() -> None:
 
     assert ran.exit_code == 1
     assert ran.stderr.startswith("error [invalid_settings]: no scenario 'absent'")
+
+
+def test_folder_with_an_earlier_run_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    (tmp_path / "run-users.json").write_text("{}")
+
+    ran = nunatak("loadtest", "run", "users", *NOBODY, "--out", str(tmp_path))
+
+    assert ran.exit_code == 1
+    assert "never overwritten" in ran.stderr
+    assert (tmp_path / "run-users.json").read_text() == "{}"

@@ -61,9 +61,35 @@ def test_changes_replace_parts_of_the_scenario(tmp_path: Path) -> None:
     assert scenario.changed() == scenario
     assert scenario.changed(users=3).arrivals == Closed(users=3)
     assert scenario.changed(rate_per_s=3).arrivals == Poisson(rate_per_s=3)
+    assert scenario.changed(duration_s=3).seconds == 3
     assert scenario.changed(text_file=tmp_path / "t").texts == FileTexts(path=str(tmp_path / "t"))
     with raises("invalid_settings"):
         scenario.changed(users=3, rate_per_s=3)
+
+
+def test_another_rate_keeps_the_bursts_of_a_scenario() -> None:
+    bursty = load_scenario("bursty")
+
+    assert bursty.changed(rate_per_s=7).arrivals == Gamma(rate_per_s=7, cv=4)
+
+
+def test_steps_have_their_own_duration() -> None:
+    steps = load_scenario("steps")
+
+    assert steps.seconds == 60
+    with raises("invalid_settings", match="take 60 s together"):
+        steps.changed(duration_s=5)
+    assert steps.changed(users=2, duration_s=5).seconds == 5
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_no_scenario_of_the_package_repeats_texts_or_draws_equal_texts_in_two_runs(
+    name: str,
+) -> None:
+    scenario = load_scenario(name)
+
+    assert not scenario.repeats_texts
+    assert scenario.seed is None
 
 
 @pytest.mark.parametrize("tasks", [(), (" ",), ("tone", "tone")])

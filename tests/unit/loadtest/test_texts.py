@@ -11,27 +11,18 @@ from hypothesis import strategies as st
 from doubles.refusals import raises
 from nunatak_loadtest import Scenario
 from nunatak_loadtest.scenario import (
-    BuiltInTexts,
     FileTexts,
     LogNormalLengths,
     NormalLengths,
     Texts,
 )
-from nunatak_loadtest.texts import DEFAULT_TEXTS, read_texts, text_source
+from nunatak_loadtest.texts import read_texts, text_source
 
 
 def drawn(texts: Texts, count: int, *, repeated_share: float = 0.0, seed: int = 0) -> list[str]:
     scenario = Scenario(name="texts", texts=texts, repeated_share=repeated_share)
     source = text_source(scenario, random.Random(seed))
     return [source.draw() for _ in range(count)]
-
-
-def test_default_texts_are_a_dozen_of_varied_length() -> None:
-    lengths = sorted(len(text) for text in DEFAULT_TEXTS)
-
-    assert len(set(DEFAULT_TEXTS)) == 12
-    assert lengths[-1] > 10 * lengths[0]
-    assert set(drawn(BuiltInTexts(), 200)) == set(DEFAULT_TEXTS)
 
 
 def test_drawn_texts_are_all_different() -> None:

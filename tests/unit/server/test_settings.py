@@ -57,3 +57,31 @@ def test_a_batch_has_room_for_trunk_and_branch_of_the_longest_text() -> None:
 def test_a_text_that_could_never_be_served_is_found_at_start() -> None:
     with raises("invalid_settings", match="NUNATAK_MAX_BATCH_TOKENS"):
         ServerSettings(max_batch_tokens=1023).batch_limits(longest_row_tokens=512)
+
+
+@pytest.mark.parametrize(
+    "origins",
+    [
+        "*",
+        "null",
+        "app.example",
+        "https://app.example/",
+        "https://App.example",
+        "https://app.example:443",
+        "http://app.example:80",
+        "https://*.example",
+        "https://ann@app.example",
+        "https://good.example, *",
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused(origins: str) -> None:
+    with pytest.raises(ValidationError, match="no wildcard"):
+        ServerSettings(cors_origins=origins)
+
+
+def test_origins_are_listed_with_commas() -> None:
+    settings = ServerSettings(cors_origins="https://app.example, http://localhost:3000,")
+
+    assert settings.allowed_origins() == {"https://app.example", "http://localhost:3000"}
+    assert ServerSettings(cors_origins="http://[::1]:3000").allowed_origins()
+    assert ServerSettings().allowed_origins() == frozenset()

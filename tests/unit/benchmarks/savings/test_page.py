@@ -22,7 +22,9 @@ from nunatak_loadtest import Job, Scenario
 from nunatak_loadtest.memory import MemorySample
 from nunatak_loadtest.report import build_report, save_run
 from nunatak_loadtest.samples import Sample
+from nunatak_loadtest.scenario import Closed, FileTexts, Step
 
+STEPS = Closed(steps=(Step(users=1, seconds=20), Step(users=4, seconds=30)))
 SAMPLES = [
     Sample(tasks=("<b>tone",), started_s=number, response_ms=5.0 + number) for number in range(50)
 ]
@@ -46,7 +48,8 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp_path = tmp_path_factory.mktemp("results")
-    job = Job(tasks=("<b>tone",), scenario=Scenario(name="smoke", title="A & B"))
+    texts = FileTexts(path="A & B")
+    job = Job(tasks=("<b>tone",), scenario=Scenario(name="smoke", arrivals=STEPS, texts=texts))
     watched = (MemorySample(at_s=0, rss_bytes=9, pss_bytes=5), MemorySample(at_s=1, rss_bytes=9))
     report = build_report(job, SAMPLES, server=SERVER, memory=(MEMORY, MEMORY), watched=watched)
     save_run(tmp_path, report, SAMPLES)
@@ -88,8 +91,8 @@ def test_page_needs_nothing_next_to_it_and_runs_no_script(written: Path) -> None
     assert page.loads == []
     assert "<script" not in html
     assert "prefers-color-scheme: dark" in html
-    assert page.tables == 6
-    assert html.count("<svg") == 9
+    assert page.tables == 7
+    assert html.count("<svg") == 10
 
 
 def test_names_of_tasks_and_titles_are_text_not_markup(written: Path) -> None:
@@ -103,8 +106,8 @@ def test_markdown_says_the_same_and_shows_the_plots_next_to_it(written: Path) ->
 
     shown = re.findall(r"!\[(.*?)\]\((.*?)\)", text)
     plots = [plot for _, plot in shown]
-    assert len(plots) == 9
-    assert len({alt for alt, _ in shown}) == 9
+    assert len(plots) == 10
+    assert len({alt for alt, _ in shown}) == 10
     assert all(" " in alt for alt, _ in shown)
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert len(set(headings)) == len(headings)
@@ -112,6 +115,21 @@ def test_markdown_says_the_same_and_shows_the_plots_next_to_it(written: Path) ->
     assert "**1.50x the throughput**" in text
     names = {path.name for path in written.iterdir()}
     assert names == {*plots, "report.html", "report.md", "report.json"}
+
+
+def test_a_run_that_does_not_count_looks_so_and_says_why(written: Path) -> None:
+    text = (written / "report.md").read_text()
+
+    assert "smoke (DOES NOT COUNT): 1, 4 users in steps for 50 s" in text
+    assert "## Scenario smoke (DOES NOT COUNT)" in text
+    assert "| counts | NO: 50 answers are too few for a p99 (at least 100); run longer |" in text
+
+
+def test_steps_of_users_are_told_apart(written: Path) -> None:
+    lines = (written / "report.md").read_text().splitlines()
+
+    assert "| 1 | 0 to 20 s | 1.0 | 14.0 | too few | 0 of 20 |" in lines
+    assert "| 4 | 20 to 50 s | 1.0 | 39.0 | too few | 0 of 30 |" in lines
 
 
 def test_fewer_than_a_hundred_requests_give_no_p99_and_no_cost(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+// The API key: asked for in a dialog, and kept in this tab alone.
+
+import { byId, element } from "/page/dom.js";
+import { storeKey, storedKey } from "/page/server.js";
+
+/** Put the dialog into the page; `onChange` is called after the key was set or forgotten. */
+export function startKey(onChange) {
+  const key = element("input", { id: "key", type: "password", autocomplete: "off", spellcheck: false });
+  const form = element(
+    "form",
+    { method: "dialog" },
+    element("h2", { id: "key-title" }, "API key"),
+    element("p", {}, "Kept in this tab alone, until it is closed."),
+    element("label", { htmlFor: "key" }, "Key"),
+    key,
+    element(
+      "div",
+      { className: "actions" },
+      element("button", { type: "submit", value: "use" }, "Use key"),
+      element("button", { type: "submit", className: "quiet", value: "forget" }, "Forget key"),
+    ),
+  );
+  document.body.append(element("dialog", { id: "key-dialog", "aria-labelledby": "key-title" }, form));
+  form.addEventListener("submit", (event) => {
+    storeKey(event.submitter?.value === "forget" ? "" : key.value.trim());
+    key.value = "";
+    onChange();
+  });
+  byId("key-button").addEventListener("click", askForKey);
+}
+
+export function askForKey() {
+  const dialog = byId("key-dialog");
+  byId("key").value = storedKey();
+  if (!dialog.open) dialog.showModal();
+}
