@@ -226,9 +226,11 @@ def _given(data: Any, labels: Iterable[object] | None) -> "Data":  # noqa: ANN40
 
 
 def _row(text: object, label: object) -> dict[str, object]:
-    row: dict[str, object] = {"text": text}
-    if isinstance(text, tuple) and len(text) == 2:
-        row["text"], row["text_pair"] = text
+    match text:
+        case tuple((str() as first, str() as second)):
+            row: dict[str, object] = {"text": first, "text_pair": second}
+        case _:
+            row = {"text": text}
     if isinstance(label, set | frozenset):
         label = sorted(cast("AbstractSet[object]", label), key=str)
     row["labels" if isinstance(label, list | tuple) else "label"] = label
