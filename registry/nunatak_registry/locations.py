@@ -26,6 +26,15 @@ class Location:
     blob_root: str
     folder: Path | None = None
 
+    @property
+    def shown(self) -> str:
+        """The location for messages: the folder, or the URL without user, password and options."""
+        if self.folder is not None:
+            return str(self.folder)
+        url = self.index_url
+        plain = URL.create(url.drivername, host=url.host, port=url.port, database=url.database)
+        return plain.render_as_string()
+
 
 def default_location() -> str:
     """Return the value of NUNATAK_REGISTRY, else a folder in the user's data directory."""

@@ -31,6 +31,10 @@ RegistryOption = Annotated[
         show_default=False,
     ),
 ]
+CreateOption = Annotated[
+    bool,
+    typer.Option("--create", help="Make a new registry if the named place has none."),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")
 ]

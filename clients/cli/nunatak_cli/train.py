@@ -16,6 +16,7 @@ from nunatak_cli.failures import MissingExtraError, needs_extra
 from nunatak_cli.options import (
     BackboneOption,
     CacheOption,
+    CreateOption,
     DeviceName,
     DeviceOption,
     EpochsOption,
@@ -33,7 +34,7 @@ from nunatak_cli.options import (
     settings_given,
 )
 from nunatak_cli.output import console, print_json
-from nunatak_cli.registries import created_registry
+from nunatak_cli.registries import publishing_registry
 from nunatak_contract.enums import MethodKind, OnLong
 
 METHOD = "Method"
@@ -114,6 +115,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     strict: StrictOption = False,
     registry: RegistryOption = None,
+    create: CreateOption = False,
     promote: NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
     as_json: JsonOption = False,
@@ -223,6 +225,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             outcome_json,
             outcome_table,
             prepare_device,
+            published_text,
             row_format,
             train_and_promote,
         )
@@ -245,15 +248,15 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         strict=strict,
     )
     prepare_device(device, threads)
-    with created_registry(registry) as opened:
-        outcome = train_and_promote(request, opened)
+    with publishing_registry(registry, create=create) as opened:
+        outcome, moved = train_and_promote(request, opened)
     if as_json:
         print_json(outcome_json(outcome, alias=promote))
     else:
         console().print(outcome_table(outcome))
-        console().print(f"published {outcome.manifest.reference}")
-        if promote is not None:
-            console().print(f"{task}@{promote} -> version {outcome.manifest.version}")
+        console().print(published_text(outcome))
+        if moved is not None:
+            console().print(moved)
 
 
 def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -265,6 +268,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     ],
     *,
     registry: RegistryOption = None,
+    create: CreateOption = False,
     as_json: JsonOption = False,
     cache: CacheOption = True,
     resume: ResumeOption = True,
@@ -285,7 +289,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     listed = read_task_file(file)
     prepare_device(device, threads)
     requests = requests_of(listed, file, cache=cache, resume=resume, device=device, strict=strict)
-    with created_registry(registry) as opened:
+    with publishing_registry(registry, create=create) as opened:
         results = train_in_turn(requests, opened)
     if as_json:
         print_json(results_json(results))

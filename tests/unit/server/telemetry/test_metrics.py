@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from doubles.rendering import STATE, rendered
 from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.telemetry.memory import ServerState
-from nunatak_server.telemetry.metrics import MAX_TASK_LABELS, Metrics
+from nunatak_server.telemetry.metrics import MAX_LABEL_VALUES, Metrics
 
 LOADED, EVICTED, MOVED, HELD = (
     "nunatak_loads_total",
@@ -41,11 +41,11 @@ def test_requests_are_counted_by_task_and_outcome() -> None:
 def test_task_labels_are_bounded() -> None:
     metrics = Metrics()
 
-    for index in range(MAX_TASK_LABELS + 500):
+    for index in range(MAX_LABEL_VALUES + 500):
         metrics.observe_request(f"task-{index}", "ok")
 
     text = rendered(metrics)
-    assert text.count("nunatak_requests_total{") == MAX_TASK_LABELS + 1
+    assert text.count("nunatak_requests_total{") == MAX_LABEL_VALUES + 1
     assert 'nunatak_requests_total{outcome="ok",task="other"} 500.0' in text
 
 
@@ -117,7 +117,7 @@ def test_a_task_out_of_memory_has_no_line() -> None:
 
 def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
     metrics = Metrics()
-    names = [f"task-{index}" for index in range(MAX_TASK_LABELS + 500)]
+    names = [f"task-{index}" for index in range(MAX_LABEL_VALUES + 500)]
 
     for name in names:
         metrics.observe_load(name, seconds=0.0, succeeded=True)
@@ -129,7 +129,7 @@ def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
     for name, each in ((LOADED, 1), (EVICTED, 1), (MOVED, 1), (HELD, 3)):
         found = by_task(name, metrics, state)
         assert found.pop("other") == 500 * each
-        assert found == dict.fromkeys(names[:MAX_TASK_LABELS], each)
+        assert found == dict.fromkeys(names[:MAX_LABEL_VALUES], each)
     assert rendered(metrics, state).count('nunatak_task_resident_bytes{task="other"}') == 1
 
 
