@@ -93,7 +93,7 @@ class ServerProcess:
 @contextlib.contextmanager
 def server_process(
     *,
-    registry: Path,
+    registry: Path | str,
     backbone: Path,
     script: str = SCRIPT,
     log: Path | None = None,

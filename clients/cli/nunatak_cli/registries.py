@@ -65,7 +65,7 @@ def copy(
     failed = [it for it in outcomes if isinstance(it, FailedCopy)]
     if as_json:
         copied = [_copy_json(it) for it in outcomes if not isinstance(it, FailedCopy)]
-        print_json({"copied": copied, "failed": [it.json() for it in failed]})
+        print_json({"copied": [*copied], "failed": [it.json() for it in failed]})
     elif not outcomes:
         error_console().print("the source has no tasks")
     if failed:

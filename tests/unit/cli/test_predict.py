@@ -1,6 +1,8 @@
 """Laws of `nunatak predict` against a server that gives canned answers."""
 
-# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false - of pyarrow
+# pyarrow ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
 
 import gzip
 import json
@@ -11,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
-import pyarrow
+import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from pydantic import JsonValue
@@ -278,7 +280,7 @@ def test_rows_of_the_formats_of_training_are_asked_about_too(
     server: CannedServer, tmp_path: Path
 ) -> None:
     texts = {"text": ["one", "three more"], "label": ["x", "y"]}
-    parquet.write_table(pyarrow.table(texts), tmp_path / "texts.parquet")
+    parquet.write_table(pa.table(texts), tmp_path / "texts.parquet")
     with gzip.open(tmp_path / "texts.jsonl.gz", "wt") as file:
         file.writelines(f'{{"text": "{text}"}}\n' for text in texts["text"])
     (tmp_path / "texts.csv").write_text("label;text\nx;one\nx;three more\n")
