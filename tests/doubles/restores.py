@@ -100,9 +100,13 @@ def oracle(backbone: Backbone) -> dict[str, list[float]]:
 
 
 async def call(
-    client: httpx.AsyncClient, expected: dict[str, list[float]], seen: list[Seen]
+    client: httpx.AsyncClient,
+    expected: dict[str, list[float]],
+    seen: list[Seen],
+    *,
+    pause_s: float = 0.0,
 ) -> None:
-    """Ask until cancelled."""
+    """Ask until cancelled, with a pause between an answer and the next request."""
     body = {"inputs": TEXT, "parameters": {"function_to_apply": "none"}}
     while True:
         asked_at = time.monotonic()
@@ -116,6 +120,7 @@ async def call(
             if [scores[label] for label in LABELS] == pytest.approx(logits, abs=1e-4)
         )
         seen.append(Seen(asked_at=asked_at, version=found["version"], content=content))
+        await asyncio.sleep(pause_s)
 
 
 async def watch(

@@ -35,6 +35,9 @@ from doubles.terminals import nunatak
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 
+PAUSE_S = 0.05
+"""Between the requests of a caller. Without a pause, the callers take the starts' CPU time."""
+
 pytestmark = pytest.mark.skipif(
     NGINX is None or OPENSSL is None, reason="nginx or openssl is not installed (apt-get install)"
 )
@@ -88,7 +91,10 @@ async def walk(
 ) -> tuple[list[Seen], float]:
     """Restart, promote and restore while callers ask; return the answers, and when it restored."""
     seen, expected = list[Seen](), oracle(backbone)
-    callers = [asyncio.create_task(call(client, expected, seen)) for _ in range(NUM_CALLERS)]
+    callers = [
+        asyncio.create_task(call(client, expected, seen, pause_s=PAUSE_S))
+        for _ in range(NUM_CALLERS)
+    ]
     await watch(callers, seen, time.monotonic())
     for port in fleet.ports:
         await asyncio.to_thread(fleet.restart, port)
