@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 DATA ?=
 needs-data = $(if $(DATA),,$(error name the folder of data sets, as in `make $@ DATA=folder`; docs/training.md has its layout))
 
-# Processes of `make test`; what is slow (tests/e2e) comes first, a file stays with one process.
+# Processes of the tests. A file stays with one process, and tests/e2e comes first.
 WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Results of `make papers`, one line a run, and what it makes unless ONLY names less.
 PAPERS ?= .bench/papers
@@ -15,7 +16,7 @@ SWEEPS := elsa graddrop adapter mixout tapt robustness
 ANALYSES := rsa landscape
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo screenshot test check format client bench gpu real papers torture abuse report figures configuration serve clean clean-results
+.PHONY: help install demo screenshot test test-slow check format client bench gpu real papers torture abuse report figures configuration serve clean clean-results
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -39,7 +40,10 @@ screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `m
 	$(BIN)/python demo/screenshot.py
 
 test: $(VENV)/.dev  ## run the tests on two workers (WORKERS=0: in one process)
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+test-slow: $(VENV)/.dev  ## run the tests that take long: the demo, the savings report, kills and faults
+	$(PYTEST) -m slow
 
 check: $(VENV)/.dev  ## formatting, lint, types and layers
 	$(BIN)/ruff format --check .

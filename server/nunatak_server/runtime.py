@@ -162,11 +162,7 @@ class Runtime:
                 is_trunk_held=lambda row: compute.holds_trunk(row.encoding, row.branch.split_depth),
             ),
             limits=batch_limits,
-            time_model=BatchTimeModel(
-                fixed_share=settings.batch_overhead,
-                max_tokens=batch_limits.max_tokens,
-                max_rows=batch_limits.max_rows,
-            ),
+            time_model=BatchTimeModel(fixed_share=settings.batch_overhead),
             observer=BatchObservers(self.metrics, *([tracing] if tracing else [])),
             on_fatal=self._fail,
             stopwatch=_stopwatch_of(backbone.device),

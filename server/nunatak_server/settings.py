@@ -102,8 +102,8 @@ class ServerSettings(BaseSettings):
     max_batch_rows: Count = Field(default=64, description="(text, task) rows of one forward pass")
     batch_overhead: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=FIXED_SHARE,
-        description="share of the peak throughput to give up for shorter batches. A lower value "
-        "raises throughput, a higher value shortens waits",
+        description="share of the fixed time in the time of a batch. A lower value raises "
+        "throughput, a higher value shortens batches and waits",
     )
     trunk_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] = Field(
         default=256 * 1024**2,

@@ -12,14 +12,7 @@ from nunatak_server.scheduler.planner import (
     BatchPlan,
     TurnOrder,
     TurnRules,
-    plan_batch,
-)
-from nunatak_server.scheduler.preemption import (
-    Running,
-    begin_batch,
-    may_preempt_later,
-    plan_before,
-    plan_light_first,
+    plan_next,
     plan_preemption,
 )
 
@@ -78,8 +71,7 @@ class Simulation:
 
     @property
     def limits(self) -> BatchLimits:
-        num_waiting = len({task for _, _, task in self.pending.flows})
-        return replace(LIMITS, max_work=self.time_model.next_tokens(num_waiting))
+        return replace(LIMITS, max_work=self.time_model.next_tokens)
 
     def arrivals(self) -> list[WaitingRow]:
         """Queue every row that has arrived by now."""
@@ -90,61 +82,35 @@ class Simulation:
 
     def run_batch(self) -> None:
         """Run one batch, and preempting batches between its layers."""
-        num_layers, order = self.machine.num_layers, self.order.at(self.now)
-        plan_next = plan_light_first if num_layers > 1 else plan_batch
-        plan = plan_next(self.pending, limits=self.limits, order=order, rules=self.rules)
-        running = begin_batch(plan)
+        plan = plan_next(self.pending, limits=self.limits, order=self.order, rules=self.rules)
         self.take(plan)
-        seconds, candidates = self.machine.seconds_of(plan), list[WaitingRow]()
-        going_first = plan.going_first
-        while going_first := [row for row in going_first if row in self.pending]:
-            first = plan_before(
-                going_first,
-                queues=self.pending,
-                limits=self.limits,
-                order=self.order,
-                rules=self.rules,
-            )
-            running = self.run_before(running, first)
-        for _ in range(num_layers):
-            if num_layers > 1:
-                running, candidates = self.preempt(running, candidates)
-            self.now += seconds / num_layers
+        seconds, preempted_by = self.machine.seconds_of(plan), 0.0
+        for _ in range(self.machine.num_layers):
+            if self.machine.num_layers > 1:
+                preempted_by += self.preempt(plan, preempted_by)
+            self.now += seconds / self.machine.num_layers
         self.answer(plan)
 
     def take(self, plan: BatchPlan[WaitingRow]) -> None:
         """Let the batch of a plan begin."""
-        self.pending.remove(plan.batch)
+        self.pending.take(plan.batch)
         self.order = plan.order
 
-    def preempt(
-        self, running: Running[WaitingRow], candidates: Sequence[WaitingRow]
-    ) -> tuple[Running[WaitingRow], list[WaitingRow]]:
-        """Run the rows that preempt the running batch; also returns the rows that stay behind."""
-        behind = list(candidates)
-        while True:
-            arrived = self.arrivals()
+    def preempt(self, running: BatchPlan[WaitingRow], preempted_by: float) -> float:
+        """Run what goes before the rest of a batch, and return the charge of it."""
+        charged = 0.0
+        while arrived := self.arrivals():
             self.pending.add(arrived)
-            behind += arrived
-            running = running.with_arrivals(self.pending)
             plan = plan_preemption(
-                behind, running=running, queues=self.pending,
+                arrived, running=running, preempted_by=preempted_by + charged, queues=self.pending,
                 limits=self.limits, order=self.order, rules=self.rules,
             )  # fmt: skip
             if plan is not None:
-                running = self.run_before(running, plan)
-            behind = may_preempt_later(behind, running=running, queues=self.pending)
-            if plan is None:
-                return running, behind
-
-    def run_before(
-        self, running: Running[WaitingRow], plan: BatchPlan[WaitingRow]
-    ) -> Running[WaitingRow]:
-        """Run a batch before the rest of one that has begun."""
-        self.take(plan)
-        self.now += self.machine.seconds_of(plan)
-        self.answer(plan)
-        return running.after(plan)
+                self.take(plan)
+                self.now += self.machine.seconds_of(plan)
+                self.answer(plan)
+                charged += plan.charged
+        return charged
 
     def answer(self, plan: BatchPlan[WaitingRow]) -> None:
         """Record the rows of a finished batch, and its time."""
@@ -152,8 +118,6 @@ class Simulation:
             work=plan.work,
             asked_work=plan.asked_work,
             seconds=self.machine.seconds_of(plan),
-            num_tasks=_num_tasks(plan),
-            num_rows=len(plan.batch),
         )
         self.answered_at.update({row.group: self.now for row in plan.batch})
 
@@ -183,13 +147,8 @@ def _num_tasks(plan: BatchPlan[WaitingRow]) -> int:
 
 
 def _calibrated(machine: Machine) -> BatchTimeModel:
-    time_model = BatchTimeModel(max_tokens=LIMITS.max_tokens, max_rows=LIMITS.max_rows)
+    time_model = BatchTimeModel()
     for work, num_tasks in ((16, 1), (128, 1), (128, 8), (16, 1), (96, 3)):
-        time_model = time_model.after(
-            work=work,
-            asked_work=work,
-            seconds=machine.seconds(work, num_tasks),
-            num_tasks=num_tasks,
-            num_rows=work // 16,
-        )
+        seconds = machine.seconds(work, num_tasks)
+        time_model = time_model.after(work=work, asked_work=work, seconds=seconds)
     return time_model

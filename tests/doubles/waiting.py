@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nunatak_server.scheduler.planner import BatchPlan, TurnRules, work_by_flow
+from nunatak_server.scheduler.planner import BatchPlan
 from nunatak_server.scheduler.planner import WaitingRow as AnyRow
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority
 
@@ -53,8 +53,3 @@ def left_by(plan: BatchPlan[AnyRow], pending: Iterable[AnyRow]) -> list[AnyRow]:
 def heavy(count: int = 8, *, caller: str = ANONYMOUS) -> list[WaitingRow]:
     """Return rows of one task about different texts."""
     return [waiting_row("heavy", 1000 + number, caller=caller) for number in range(count)]
-
-
-def work_of(row: WaitingRow) -> float:
-    """Return the cost, in tokens, of a row that shares its trunk with no other."""
-    return sum(work_by_flow([row], rules=TurnRules()).values())

@@ -18,6 +18,8 @@ from nunatak_server.predict.types import TaskPrediction
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(900)
 def test_the_demo_ends_by_itself_and_shows_its_four_tables(tmp_path: Path) -> None:

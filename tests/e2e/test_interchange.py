@@ -38,6 +38,7 @@ def save_finetuned(folder: Path) -> None:
     TOKENIZERS.from_pretrained(base).save_pretrained(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_story_of_the_page_works_as_written(tmp_path: Path) -> None:
     save_finetuned(tmp_path / "finetuned")

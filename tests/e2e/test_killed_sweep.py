@@ -5,11 +5,14 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
+import pytest
+
 from doubles.sweeps import toy_folder
 from doubles.terminals import nunatak
 from nunatak_training.sweeps import ResultsFolder
 
 
+@pytest.mark.slow
 def test_killed_sweep_keeps_its_results_and_does_the_others(tmp_path: Path) -> None:
     folder, results = toy_folder(tmp_path / "toys"), tmp_path / "results"
     command = [

@@ -107,6 +107,7 @@ def test_a_server_that_cannot_start_says_so_in_json(site: Site, tmp_path: Path) 
     assert "--create" in last["event"]
 
 
+@pytest.mark.slow
 def test_a_killed_server_gave_no_wrong_answer_and_neither_does_the_next(site: Site) -> None:
     for _ in range(NUM_KILLS):
         tally = kill_under_load(site, calls_before=100)

@@ -111,6 +111,7 @@ async def walk(
     return seen, restored_at
 
 
+@pytest.mark.slow
 def test_an_operators_walk_gives_no_failed_and_no_stale_answer(
     tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_report_measures_every_part_and_writes_its_pages_and_figures(tmp_path: Path) -> None:
     out, figures = tmp_path / "out", tmp_path / "figures.jsonl"

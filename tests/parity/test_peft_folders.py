@@ -158,6 +158,7 @@ def difference(task: LoadedTask, backbone: Backbone, model: torch.nn.Module) -> 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*pattern keys did not match any targeted module")
 @pytest.mark.filterwarnings("ignore:.*but no modules were excluded")
 @settings(

@@ -1,16 +1,18 @@
-"""Errors of the client.
+"""Errors of the client; every class derives from `NunatakClientError`.
 
-NunatakClientError +-- InvalidInputError           an argument that cannot be sent; nothing was sent
-+-- ConnectionFailedError       no answer: refused, reset, unreachable or timed out +--
-InvalidResponseError        the answer does not follow the contract +-- WrongHeadError the answer of
-this kind of task lacks the wanted part +-- ApiError                    the server refused; `code`
-is its stable name for the reason +-- AuthenticationError     401: no API key, or an invalid key +--
-PermissionDeniedError   403: the key does not allow the request +-- InvalidRequestError     400,
-405, 413, 415, 422: the request has an error +-- NotFoundError 404: no such task, version or alias
-+-- ConflictError           409: the state differs from the request's expectation +--
-OverloadedError 429: too many requests; see `retry_after_s` +-- UnavailableError        503: not
-available now; see `retry_after_s` +-- DeadlineExceededError   504: the deadline passed before the
-answer was ready
+- `InvalidInputError`: an argument that cannot be sent; nothing was sent.
+- `ConnectionFailedError`: no answer: refused, reset, unreachable or timed out.
+- `InvalidResponseError`: the answer does not follow the contract.
+- `WrongHeadError`: the answer of this kind of task does not have the wanted part.
+- `ApiError`: the server refused the request; `code` is its stable name for the reason.
+  - `AuthenticationError`, 401: no API key, or an invalid key.
+  - `PermissionDeniedError`, 403: the key does not allow the request.
+  - `InvalidRequestError`, 400, 405, 413, 415, 422: the request has an error.
+  - `NotFoundError`, 404: no such task, version or alias.
+  - `ConflictError`, 409: the state differs from the request's expectation.
+  - `OverloadedError`, 429: too many requests; see `retry_after_s`.
+  - `UnavailableError`, 503: not available now; see `retry_after_s`.
+  - `DeadlineExceededError`, 504: the deadline passed before the answer was ready.
 """
 
 from collections.abc import Mapping

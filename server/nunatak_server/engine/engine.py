@@ -8,7 +8,7 @@
     future.set_result <- call_soon_threadsafe - answers, one call per batch
 
 Rows that arrive while a batch runs gather for the next batch, so the engine never waits for a batch
-to fill. Where the device allows it, light rows preempt a batch of heavy flows between two layers.
+to fill. On a CPU, light rows may preempt a heavy batch between two of its layers.
 Every row is answered exactly once. A failure that belongs to no task stops the engine for good: the
 engine calls `on_fatal` and answers all rows.
 """
@@ -33,23 +33,16 @@ from nunatak_server.engine.outcomes import (
 )
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError
 from nunatak_server.scheduler.batch_time import BatchTimeModel
-from nunatak_server.scheduler.fairness import Flow, Queues, Usage, flow_of
+from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import (
     BatchLimits,
     BatchPlan,
     TurnOrder,
     TurnRules,
     add_shadows,
-    plan_batch,
-    stale_rows,
-)
-from nunatak_server.scheduler.preemption import (
-    Running,
-    begin_batch,
-    may_preempt_later,
-    plan_before,
-    plan_light_first,
+    plan_next,
     plan_preemption,
+    stale_rows,
 )
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 
@@ -105,13 +98,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Progress:
-    """A batch that runs, and the batches that have preempted it."""
+class _Preempted:
+    """What has preempted a batch that runs."""
 
-    running: Running[PendingRow]
-    candidates: Sequence[PendingRow] = ()
-    """Rows that arrived since the batch began, and may still preempt it."""
-    preemption_s: float = 0.0
+    charged: float = 0.0
+    """Charge of the rows, in tokens through all layers."""
+    seconds: float = 0.0
     """Time of the preempting batches, by the stopwatch."""
 
 
@@ -215,10 +207,9 @@ class Engine:
             return False
         self._take_in(arrived or ())
         self._drop_stale(loop, self._queues)
-        limits = self._limits_for(self._queues.flows)
-        plan = self._plan_next(limits)
-        progress = _Progress(running=begin_batch(plan))
-        self._carry_out(loop, self._with_shadows(loop, plan, limits), progress)
+        limits = self._next_limits()
+        plan = plan_next(self._queues, limits=limits, order=self._order, rules=self._rules)
+        self._carry_out(loop, self._with_shadows(loop, plan, limits), may_stop=True)
         return True
 
     def _take_in(self, arrived: Sequence[PendingRow]) -> None:
@@ -247,63 +238,41 @@ class Engine:
         self._shadows = []
         return filled
 
-    def _plan_next(self, limits: BatchLimits) -> BatchPlan[PendingRow]:
-        plan_next, order = plan_light_first, self._order.at(self._clock())
-        if not self._compute.stops_between_layers:
-            # A device that does not stop between layers has no preemption, so usage is not needed.
-            plan_next, order = plan_batch, replace(self._order, usage=Usage())
-        return plan_next(self._queues, limits=limits, order=order, rules=self._rules)
-
-    def _limits_for(self, waiting: Iterable[Flow]) -> BatchLimits:
-        num_tasks = len({task for _, _, task in waiting})
-        return replace(self._limits, max_work=self.time_model.next_tokens(num_tasks))
+    def _next_limits(self) -> BatchLimits:
+        return replace(self._limits, max_work=self.time_model.next_tokens)
 
     def _carry_out(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        plan: BatchPlan[PendingRow],
-        progress: _Progress | None,
+        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
     ) -> None:
-        """Compute and answer the batch of a plan; without `progress` nothing may preempt it."""
+        """Compute and answer the batch of a plan. With `may_stop`, light rows may preempt it."""
         self._order = plan.order
         if not plan.batch:
             return
-        self._queues.remove(row for row in plan.batch if not row.is_shadow)
+        self._queues.take([row for row in plan.batch if not row.is_shadow])
         self._batches.append(plan.batch)
-        _answer(loop, self._compute_batch(loop, plan, progress))
+        _answer(loop, self._compute_batch(loop, plan, may_stop=may_stop))
         # Only after success: after a failure, `_run` answers the rows that are still listed here.
         self._batches.pop()
         self._moved_at = self._clock()
 
     def _compute_batch(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        plan: BatchPlan[PendingRow],
-        progress: _Progress | None,
+        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
     ) -> Answers:
-        between_layers = None
-        if progress is not None and self._compute.stops_between_layers:
-            between_layers = partial(self._preempt_or_fail, loop, progress)
+        between_layers, preempted = None, _Preempted()
+        if may_stop and self._compute.stops_between_layers:
+            between_layers = partial(self._preempt_or_fail, loop, plan, preempted)
         started, begun = self._clock(), self._stopwatch()
-        if progress is not None:
-            # Here and not between layers, because a batch of cached trunk states may run no layer.
-            self._run_first(loop, plan.going_first, progress)
         computed = compute_rows(self._compute, plan.batch, between_layers)
-        preemption_s = 0.0 if progress is None else progress.preemption_s
-        seconds = self._stopwatch() - begun - preemption_s
         self.time_model = self.time_model.after(
             work=plan.work,
             asked_work=plan.asked_work,
-            seconds=seconds,
-            num_tasks=_num_tasks(plan.batch),
-            num_rows=len(plan.batch),
+            seconds=self._stopwatch() - begun - preempted.seconds,
         )
         report = report_of(
             plan,
             number=next(self._numbers),
             started_at=started,
             compute_s=self._clock() - started,
-            has_preempted=progress is None,
         )
         self._observer.observe_batch(report)
         return [
@@ -311,79 +280,48 @@ class Engine:
             for row, logits in zip(plan.batch, computed, strict=True)
         ]
 
-    def _preempt_or_fail(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> None:
+    def _preempt_or_fail(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        running: BatchPlan[PendingRow],
+        preempted: _Preempted,
+    ) -> None:
         try:
             # Rows that arrive during a preemption need not wait for the next layer.
-            while self._preempt(loop, progress):
+            while self._preempt(loop, running, preempted):
                 pass
         except Exception as error:
             # `compute_rows` would blame a task of the preempted batch for any other error.
             raise _as_failure(error) from error
 
-    def _preempt(self, loop: asyncio.AbstractEventLoop, progress: _Progress) -> bool:
+    def _preempt(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        running: BatchPlan[PendingRow],
+        preempted: _Preempted,
+    ) -> bool:
         """Run rows that preempt the rest of a batch; return False if there are none."""
-        arrived = self._inbox.take(block=False) or []
-        self._take_in(arrived)
-        came = (row for row in arrived if not row.is_shadow)
-        candidates = self._worth_computing(loop, [*progress.candidates, *came])
-        progress.candidates = candidates
-        if not candidates:
+        arrived = self._inbox.take(block=False)
+        if not arrived:
             return False
-        progress.running = progress.running.with_arrivals(self._queues)
+        self._take_in(arrived)
+        self._drop_stale(loop, [row for row in arrived if not row.is_shadow])
         plan = plan_preemption(
-            candidates,
-            running=progress.running,
+            [row for row in arrived if row in self._queues],
+            running=running,
+            preempted_by=preempted.charged,
             queues=self._queues,
-            limits=self._limits_for(map(flow_of, candidates)),
+            limits=self._next_limits(),
             order=self._order,
             rules=self._rules,
         )
-        if plan is not None:
-            self._run_before(loop, plan, progress)
-        progress.candidates = may_preempt_later(
-            candidates, running=progress.running, queues=self._queues
-        )
-        return plan is not None
-
-    def _run_first(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        going_first: Sequence[PendingRow],
-        progress: _Progress,
-    ) -> None:
-        """Run the rows that go before the first layer of a batch."""
-        while rows := self._worth_computing(loop, going_first):
-            plan = plan_before(
-                rows,
-                queues=self._queues,
-                limits=self._limits_for(map(flow_of, rows)),
-                order=self._order,
-                rules=self._rules,
-            )
-            self._run_before(loop, plan, progress)
-
-    def _run_before(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        plan: BatchPlan[PendingRow],
-        progress: _Progress,
-    ) -> None:
-        """Run a batch before the rest of a batch that has begun."""
+        if plan is None:
+            return False
         begun = self._stopwatch()
-        self._carry_out(loop, plan, None)
-        progress.preemption_s += self._stopwatch() - begun
-        progress.running = progress.running.after(plan)
-
-    def _worth_computing(
-        self, loop: asyncio.AbstractEventLoop, rows: Sequence[PendingRow]
-    ) -> list[PendingRow]:
-        waiting = [row for row in rows if row in self._queues]
-        self._drop_stale(loop, waiting)
-        return [row for row in waiting if row in self._queues]
-
-
-def _num_tasks(rows: Sequence[PendingRow]) -> int:
-    return len({(row.task, row.version) for row in rows})
+        self._carry_out(loop, plan, may_stop=False)
+        preempted.seconds += self._stopwatch() - begun
+        preempted.charged += plan.charged
+        return True
 
 
 def _answer(loop: asyncio.AbstractEventLoop, answers: Answers) -> None:

@@ -34,8 +34,6 @@ class BatchReport:
     started_at: float
     compute_s: float
     """With the time of the batches that preempted it."""
-    has_preempted: bool
-    """Whether the batch ran between two layers of another batch."""
 
 
 class BatchObserver(Protocol):
@@ -64,7 +62,6 @@ def report_of(
     number: int,
     started_at: float,
     compute_s: float,
-    has_preempted: bool,
 ) -> BatchReport:
     """Return the report of a batch from its plan."""
     num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
@@ -81,7 +78,6 @@ def report_of(
         num_padding_saved=padded - plan.num_tokens,
         started_at=started_at,
         compute_s=compute_s,
-        has_preempted=has_preempted,
     )
 
 

@@ -26,9 +26,8 @@ from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller
 from nunatak_server.http.middleware import RequestObserver
 from nunatak_server.http.problems import problem_response
 from nunatak_server.http.protocol import is_given_up
-from nunatak_server.http.reading import quick_handler
 from nunatak_server.http.replies import LinesResponse
-from nunatak_server.http.requests import parse_json
+from nunatak_server.http.requests import parse_json, quick_handler
 from nunatak_server.http.state import header_of, state_of
 from nunatak_server.scheduler.admission import HeldBytes
 from nunatak_server.settings import ServerSettings

@@ -23,7 +23,6 @@ from nunatak_contract.errors import NunatakError
 from nunatak_server.errors import OverloadedError
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.fairness import Flow
-from nunatak_server.scheduler.planner import TURN_SHARE
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority
 
 Key = TypeVar("Key", bound=Hashable)
@@ -98,15 +97,15 @@ def _reduce(amounts: dict[Key, Amount], key: Key, amount: Amount) -> None:
 
 
 def tokens_ahead(
-    queued: Mapping[Flow, float], flow: Flow, weights: Mapping[str, float], *, longest_turn: float
+    queued: Mapping[Flow, float], flow: Flow, weights: Mapping[str, float], *, lead: float
 ) -> float:
     """Return a lower bound of the tokens that are computed before a new row of `flow`.
 
     The rows that the flow has queued go first. Meanwhile each other flow of the caller at the same
     priority gets as much service, each flow at a higher priority all that it has queued, and each
     other caller as much by weight. This is generalised processor sharing (Parekh and Gallager 1993)
-    without later arrivals. Each flow may be behind by two turns of `longest_turn` tokens: one that
-    it has had, and one of `flow`.
+    without later arrivals. Each flow, and each caller, may be ahead of its share by `lead` tokens:
+    it then gets so much less, and so does `flow`.
     """
     caller, priority, _ = flow
     mine = queued.get(flow, 0.0)
@@ -117,11 +116,11 @@ def tokens_ahead(
         elif other[1].rank < priority.rank:
             own += tokens
         elif other[1] is priority:
-            own += mine if other == flow else min(tokens, max(0.0, mine - 2 * longest_turn))
+            own += mine if other == flow else min(tokens, max(0.0, mine - 2 * lead))
     ahead, weight = own, weights.get(caller, 1.0)
     for name, tokens in others.items():
         part = weights.get(name, 1.0) / weight
-        ahead += min(tokens, max(0.0, part * own - (1 + part) * longest_turn))
+        ahead += min(tokens, max(0.0, part * own - (1 + part) * lead))
     return ahead
 
 
@@ -356,13 +355,10 @@ class Admission:
         time_model = self._time_model()
         if not time_model.tokens_per_s or self._backlog.num_tokens <= time_model.largest_tokens:
             return 0.0
-        flows = self._backlog.flows
-        batch = max(
-            time_model.largest_tokens, time_model.most_tokens(len({name for _, _, name in flows}))
-        )
-        ahead = tokens_ahead(
-            flows, (caller, priority, task), self._weights, longest_turn=TURN_SHARE * batch
-        )
+        # Light rows go first, at most by a batch, and so do the rows of a batch over others.
+        lead = max(time_model.largest_tokens, time_model.most_tokens)
+        flow = (caller, priority, task)
+        ahead = tokens_ahead(self._backlog.flows, flow, self._weights, lead=lead)
         # The batch that runs may be almost done.
         return max(0.0, ahead - time_model.largest_tokens) / time_model.tokens_per_s
 

@@ -2,8 +2,11 @@
 
 `plan_batch` takes rows in the order of `FairQueue`: fair between callers, and between the tasks of
 a caller. A row brings its siblings along, the rows of the same request for the same text, because
-they share a trunk row. Where many rows of many tasks wait, a turn has up to a quarter of the batch,
-so that the batch holds few tasks.
+they share a trunk row.
+
+A flow of a batch is heavy if at least as many of its other rows wait as the batch holds. Light rows
+do not wait for heavy rows: `plan_next` lets the light rows of a batch go first, in a batch of their
+own. `plan_preemption` lets light rows that arrive later run between two layers of a heavy batch.
 
 The wait is bounded: every `OLDEST_EVERY`-th batch begins with the oldest row of all. A row behind
 n older rows is computed within `OLDEST_EVERY * (n + 1)` batches; preempting batches do not count.
@@ -12,30 +15,29 @@ n older rows is computed within `OLDEST_EVERY * (n + 1)` batches; preempting bat
 shadow row is added while other rows wait, and no shadow row waits for a later batch.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
-from sys import maxsize
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
 from nunatak_server.scheduler.fairness import (
-    MANY_ROWS,
     MIN_COST,
     FairQueue,
     Flow,
     Queued,
     Queues,
-    Usage,
     VirtualTimes,
     flow_of,
 )
 from nunatak_server.scheduler.rows import Extent, work_added
 
 OLDEST_EVERY: Final = 8
-TURN_SHARE: Final = 1 / 4
-"""Most work of one turn, as a share of the batch. A larger share makes batches of fewer tasks,
-which take less time, but a flow then waits more batches for its next turn."""
+MAX_PREEMPTION: Final = 4.0
+"""Most work that preempts one batch, as a multiple of the work of the batch. With a bound, heavy
+flows make progress as well."""
 
 
 class Waiting(Queued, Extent, Protocol):
@@ -75,13 +77,8 @@ class TurnOrder:
     """The state of fair queueing between two batches."""
 
     virtual_times: VirtualTimes = field(default_factory=VirtualTimes)
-    usage: Usage = field(default_factory=Usage)
     num_in_turn: int = 0
     """Batches since the last one that began with the oldest row."""
-
-    def at(self, now: float) -> "TurnOrder":
-        """Return the state at a clock reading, with usage decayed."""
-        return replace(self, usage=self.usage.at(now))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +89,6 @@ class TurnRules(Generic[WaitingRow]):
     """Shares of callers relative to each other; 1 for a caller without an entry."""
     is_trunk_held: Callable[[WaitingRow], bool] = lambda _: False
     """Whether the trunk state at the split depth of a row is cached, and so costs nothing."""
-    turn_share: float = TURN_SHARE
-    """Most work of a long turn, as a share of the batch; with 0 all turns are of one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +108,7 @@ class BatchPlan(Generic[WaitingRow]):
     """Charge of the rows, in tokens: at least `MIN_COST` for each."""
     order: TurnOrder
     backlog: frozenset[Flow]
-    """Flows with waiting rows that are neither in the batch nor in `going_first`."""
-    going_first: tuple[WaitingRow, ...] = ()
-    """Waiting rows that run before the first layer of the batch."""
+    """Flows with waiting rows that are not in the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,33 +137,26 @@ def plan_batch(
     limits: BatchLimits,
     order: TurnOrder | None = None,
     rules: TurnRules[WaitingRow] | None = None,
-    left_out: Sequence[WaitingRow] = (),
     waiting_elsewhere: Collection[Flow] = (),
 ) -> BatchPlan[WaitingRow]:
     """Return the next batch; `queues` stays as it is.
 
-    A row that does not fit ends the turns of its flow, so the rows of a flow keep their order.
-    Smaller rows of other flows may still take the free places.
+    A row that does not fit ends its flow, so the rows of a flow keep their order. Smaller rows of
+    other flows may still take the free places.
 
     Args:
         queues: the waiting rows.
         limits: bounds of the batch.
         order: as the batch before has left it.
         rules: weights, and which trunk states are cached.
-        left_out: rows of `queues` that the batch must not take.
         waiting_elsewhere: flows with waiting rows outside `queues`.
     """
     order, rules = order or TurnOrder(), rules or TurnRules()
-    longest_turn = _longest_turn(queues, limits, rules.turn_share)
-    turns = FairQueue(
-        queues, virtual_times=order.virtual_times, weights=rules.weights, longest_turn=longest_turn
-    )
+    turns = FairQueue(queues, virtual_times=order.virtual_times, weights=rules.weights)
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
-    draft = Draft[WaitingRow](
-        limits=limits, is_trunk_held=rules.is_trunk_held, seen=set(map(id, left_out))
-    )
+    draft = Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held)
     _fill(draft, turns, queues, begins_with_oldest=begins_with_oldest)
-    backlog = queues.flows_without((*draft.rows, *left_out))
+    backlog = queues.flows_without(draft.rows).union(waiting_elsewhere)
     return BatchPlan(
         batch=tuple(draft.rows),
         num_tokens=draft.num_tokens,
@@ -178,43 +164,139 @@ def plan_batch(
         num_held_rows=draft.num_held_rows,
         work=draft.work,
         asked_work=draft.asked_work,
-        charged=sum(turns.given.values()),
+        charged=turns.charged,
         order=TurnOrder(
-            virtual_times=turns.carry_over({*backlog, *map(flow_of, left_out), *waiting_elsewhere}),
-            usage=order.usage.plus(turns.given),
+            virtual_times=turns.carry_over(backlog),
             num_in_turn=0 if begins_with_oldest else order.num_in_turn + 1,
         ),
         backlog=backlog,
     )
 
 
-def work_by_flow(rows: Iterable[WaitingRow], *, rules: TurnRules[WaitingRow]) -> dict[Flow, float]:
-    """Return the service of each flow in a batch of these rows alone, in tokens.
+def plan_next(
+    queues: Queues[WaitingRow],
+    *,
+    limits: BatchLimits,
+    order: TurnOrder | None = None,
+    rules: TurnRules[WaitingRow] | None = None,
+) -> BatchPlan[WaitingRow]:
+    """Return the next batch, without heavy rows if it also holds light rows.
 
-    A shared trunk row counts once, and a cached one not at all.
+    A flow is light if it is not heavy, and no batch has taken a part of its rows before: such a
+    rest would make one more short batch. The rows of one text stay together, and the oldest row
+    keeps its place in every `OLDEST_EVERY`-th batch.
     """
-    limits = BatchLimits(max_tokens=maxsize, max_rows=maxsize)
-    draft = Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held, seen=set())
-    given = dict[Flow, float]()
+    whole = plan_batch(queues, limits=limits, order=order, rules=rules)
+    heavy_flows = _heavy_flows(whole.batch, queues, are_queued=True)
+    if not heavy_flows:
+        return whole
+
+    def is_light(row: WaitingRow) -> bool:
+        return flow_of(row) not in heavy_flows and queues.is_new(flow_of(row))
+
+    texts = _by_text(whole.batch)
+    light = [rows for rows in texts if all(map(is_light, rows))]
+    if not light:
+        return whole
+    begins_with_oldest = not whole.order.num_in_turn
+    oldest = texts[0] if begins_with_oldest and texts[0] not in light else []
+    going = [*oldest, *chain.from_iterable(light)]
+    return plan_batch(
+        Queues(going),
+        limits=limits,
+        order=order,
+        rules=rules,
+        waiting_elsewhere=queues.flows_without(going),
+    )
+
+
+def plan_preemption(
+    arrived: Sequence[WaitingRow],
+    *,
+    running: BatchPlan[WaitingRow],
+    preempted_by: float,
+    queues: Queues[WaitingRow],
+    limits: BatchLimits,
+    order: TurnOrder,
+    rules: TurnRules[WaitingRow],
+) -> BatchPlan[WaitingRow] | None:
+    """Plan a batch that runs before the remaining layers of a batch; None if no row may go.
+
+    Only a batch whose flows are all heavy is preempted. A row goes if all of these hold:
+
+    - No other row of its flow runs or waits.
+    - No heavy flow of its caller has a higher priority.
+    - Its flow, and its caller if that is another one, are not ahead by the work of the batch.
+    - All that preempts the batch is at most `MAX_PREEMPTION` times the work of the batch.
+
+    The rows of one text of one request go together or not at all.
+
+    Args:
+        arrived: rows of `queues` that arrived since the last call or the begin of the batch.
+        running: the batch that runs.
+        preempted_by: the charge of the rows that have preempted the batch.
+        queues: the waiting rows, with the rows that arrived and without the running batch.
+        limits: bounds of one batch.
+        order: as the running batch, and the batches that preempted it, have left it.
+        rules: weights, and which trunk states are cached.
+    """
+    heavy_flows = _heavy_flows(running.batch, queues)
+    if not heavy_flows.issuperset(map(flow_of, running.batch)):
+        return None
+    times, charged = order.virtual_times, running.charged
+    of_caller = charged / max(rules.weights.get(caller, 1.0) for caller, _, _ in heavy_flows)
+    kept = {*map(flow_of, running.batch), *queues.flows_without(arrived)}
+
+    def may_go(flow: Flow) -> bool:
+        caller, priority, _ = flow
+        own_ranks = [it[1].rank for it in heavy_flows if it[0] == caller]
+        if flow in kept or times.flows.get(flow, 0.0) >= charged:
+            return False
+        if own_ranks:
+            return min(own_ranks) >= priority.rank
+        return times.callers.get(caller, 0.0) < of_caller
+
+    room, going = MAX_PREEMPTION * running.charged - preempted_by, list[WaitingRow]()
+    for rows in _by_text(arrived):
+        work = sum(max(MIN_COST, work_added(row)) for row in rows)
+        if work <= room and all(map(may_go, map(flow_of, rows))):
+            going.extend(rows)
+            room -= work
+        else:
+            kept.update(map(flow_of, rows))
+    if not going:
+        return None
+    plan = plan_batch(
+        Queues(going),
+        limits=limits,
+        # The turn of the oldest row counts whole batches, so a preempting batch leaves it as is.
+        order=replace(order, num_in_turn=0),
+        rules=rules,
+        waiting_elsewhere=queues.flows_without(going),
+    )
+    return replace(plan, order=replace(plan.order, num_in_turn=order.num_in_turn))
+
+
+def _heavy_flows(
+    batch: Sequence[WaitingRow], queues: Queues[WaitingRow], *, are_queued: bool = False
+) -> frozenset[Flow]:
+    """Return the flows of a batch of which as many other rows wait as the batch holds.
+
+    `are_queued` tells whether the rows of the batch are still in `queues`.
+    """
+    taken = Counter(map(flow_of, batch))
+    waiting = {flow: len(queues.of_flow(flow)) for flow in taken if flow in queues.flows}
+    return frozenset(
+        flow for flow, count in waiting.items() if count - are_queued * taken[flow] >= len(batch)
+    )
+
+
+def _by_text(rows: Iterable[WaitingRow]) -> list[list[WaitingRow]]:
+    """Return the rows of each text together, in the order of the first row of each text."""
+    texts = defaultdict[Hashable, list[WaitingRow]](list)
     for row in rows:
-        cost = draft.take(row, max_work=inf)
-        if cost is not None:
-            given[flow_of(row)] = given.get(flow_of(row), 0.0) + max(MIN_COST, cost.work)
-    return given
-
-
-def _longest_turn(queues: Queues[WaitingRow], limits: BatchLimits, turn_share: float) -> float:
-    """Return the work of a long turn; 0 where one batch holds long turns of all tasks."""
-    heads = [
-        next(iter(queues.of_flow(flow)))
-        for flow in queues.flows
-        if len(queues.of_flow(flow)) >= MANY_ROWS
-    ]
-    if len({row.task for row in heads}) * turn_share <= 1:
-        return 0.0
-    per_row = sum(map(work_added, heads)) / len(heads)
-    # The batch counts the tokens of a row twice, as trunk row and as branch row.
-    return turn_share * min(limits.max_work, limits.max_tokens / 2, limits.max_rows * per_row)
+        texts[row.group].append(row)
+    return list(texts.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +314,8 @@ class Draft(Generic[WaitingRow]):
 
     limits: BatchLimits
     is_trunk_held: Callable[[WaitingRow], bool]
-    seen: set[int]
-    """The `id` of each row that is in the batch, or must not be."""
+    seen: set[int] = field(default_factory=set[int])
+    """The `id` of each row of the batch."""
     rows: list[WaitingRow] = field(default_factory=list[WaitingRow])
     trunk_shares: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
     """Share of the layers that each trunk row passes, by trunk key."""
@@ -288,14 +370,11 @@ def _fill(
     *,
     begins_with_oldest: bool,
 ) -> None:
-    row = None
-    if begins_with_oldest:
-        row = next((row for row in queues if id(row) not in draft.seen), None)
-    row = row or turns.next_row(draft.seen)
+    row = next(iter(queues), None) if begins_with_oldest else turns.next_row(draft.seen)
     while row is not None:
         cost = draft.take(row, max_work=draft.limits.max_work)
         if cost is None:
-            turns.end_turns(row)
+            turns.end_flow(row)
         else:
             turns.charge(row, cost.work)
             for sibling in queues.of_text(row.group):
@@ -318,9 +397,9 @@ def add_shadows(
 
     `limits` and `rules` must be the ones of the plan.
     """
-    if not plan.batch or plan.backlog or plan.going_first:
+    if not plan.batch or plan.backlog:
         return plan
-    draft = Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held, seen=set())
+    draft = Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held)
     for row in plan.batch:
         draft.take(row, max_work=inf)
     for row in shadows:

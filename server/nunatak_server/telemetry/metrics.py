@@ -107,11 +107,6 @@ class Metrics:
             "Rows that share the trunk row of another row of their batch",
             registry=registry,
         )
-        self._preempting_rows = Counter(
-            "nunatak_overtaking_rows",
-            "Rows that preempted a batch between two layers",
-            registry=registry,
-        )
         self._padding_saved = Counter(
             "nunatak_padding_saved_tokens",
             "Tokens that padding the rows of a batch to the longest would have added",
@@ -186,8 +181,6 @@ class Metrics:
         self._batch_tasks.observe(report.num_tasks)
         self._shared_rows.inc(report.num_shared_rows)
         self._padding_saved.inc(report.num_padding_saved)
-        if report.has_preempted:
-            self._preempting_rows.inc(report.num_rows)
 
     def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
         """Record one attempt to load a version of a task."""

@@ -49,6 +49,7 @@ def test_a_slow_connection_is_closed_in_time(
     assert [it.getMessage() for it in caplog.records if it.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.slow
 def test_slow_clients_cost_normal_ones_nothing(address: str) -> None:
     async def scenario() -> None:
         async with slow_clients(address, NUM_SLOW) as tasks:

@@ -56,6 +56,7 @@ def run(folder: Path, *, dies_at: int) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # four processes that import torch, also on a slow machine
 def test_a_run_killed_at_random_steps_gives_the_weights_of_one_that_was_not(
     tmp_path: Path,

@@ -7,7 +7,7 @@ import pytest
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, Pooling, ProblemType
 from nunatak_contract.heads import HeadRecord
-from nunatak_server.outputs.combining import combine_windows
+from nunatak_server.outputs.outputs import combine_windows
 from nunatak_server.outputs.scores import apply_function
 
 LABELS = ("benign", "attack", "spam")

@@ -8,11 +8,10 @@ from doubles.waiting import WaitingRow, waiting_row
 from nunatak_server.scheduler.admission import Backlog, holders, tokens_ahead
 from nunatak_server.scheduler.fairness import Flow, Queues, flow_of
 from nunatak_server.scheduler.planner import (
-    TURN_SHARE,
     BatchLimits,
     TurnOrder,
     TurnRules,
-    plan_batch,
+    plan_next,
 )
 from nunatak_server.scheduler.rows import Priority
 
@@ -23,32 +22,32 @@ GROUPS = itertools.count()
 
 flows = st.tuples(st.sampled_from("abc"), st.sampled_from(Priority), st.sampled_from("uvwxyz"))
 amounts = st.dictionaries(flows, st.integers(1, 100).map(float))
-turns = st.integers(0, 50).map(float)
+leads = st.integers(0, 50).map(float)
 weights = st.dictionaries(st.sampled_from("abc"), st.sampled_from([0.5, 2.0]))
 
 
-@given(amounts, flows, weights, turns)
+@given(amounts, flows, weights, leads)
 @settings(derandomize=True)
 def test_a_row_waits_for_its_flow_at_least_and_for_all_at_most(
-    queued: dict[Flow, float], flow: Flow, shares: dict[str, float], turn: float
+    queued: dict[Flow, float], flow: Flow, shares: dict[str, float], lead: float
 ) -> None:
-    ahead = tokens_ahead(queued, flow, shares, longest_turn=turn)
+    ahead = tokens_ahead(queued, flow, shares, lead=lead)
 
     assert queued.get(flow, 0.0) <= ahead <= sum(queued.values())
 
 
-@given(amounts, flows, weights, turns)
+@given(amounts, flows, weights, leads)
 @settings(derandomize=True)
 def test_a_caller_with_nothing_queued_waits_for_nobody(
-    queued: dict[Flow, float], flow: Flow, shares: dict[str, float], turn: float
+    queued: dict[Flow, float], flow: Flow, shares: dict[str, float], lead: float
 ) -> None:
     of_others = {key: tokens for key, tokens in queued.items() if key[0] != flow[0]}
 
-    assert tokens_ahead(of_others, flow, shares, longest_turn=turn) == 0
+    assert tokens_ahead(of_others, flow, shares, lead=lead) == 0
 
 
-@pytest.mark.parametrize("turn", [0.0, 4.0])
-def test_others_get_as_much_as_the_flow_has_queued_less_a_turn(turn: float) -> None:
+@pytest.mark.parametrize("lead", [0.0, 4.0])
+def test_others_get_as_much_as_the_flow_has_queued_less_a_lead(lead: float) -> None:
     normal = Priority.NORMAL
     queued: dict[Flow, float] = {
         ("me", normal, "mine"): 10.0,
@@ -59,10 +58,10 @@ def test_others_get_as_much_as_the_flow_has_queued_less_a_turn(turn: float) -> N
         ("small", normal, "any"): 3.0,
     }
 
-    ahead = tokens_ahead(queued, ("me", normal, "mine"), {"gold": 2.0}, longest_turn=turn)
+    ahead = tokens_ahead(queued, ("me", normal, "mine"), {"gold": 2.0}, lead=lead)
 
-    own = 10 + (10 - 2 * turn) + 7
-    assert ahead == own + (2 * own - 3 * turn) + max(0, min(3, own - 2 * turn))
+    own = 10 + (10 - 2 * lead) + 7
+    assert ahead == own + (2 * own - 3 * lead) + max(0, min(3, own - 2 * lead))
 
 
 @given(
@@ -88,20 +87,19 @@ def test_no_row_is_computed_before_what_is_ahead_of_it(
     queues = Queues(row_of(other) for other, count in counts.items() for _ in range(count))
     order, done, newest = TurnOrder(), 0.0, row_of(flow)
     for _ in range(num_before):
-        plan = plan_batch(queues, limits=limits, order=order, rules=rules)
+        plan = plan_next(queues, limits=limits, order=order, rules=rules)
         order = plan.order
-        queues.remove(plan.batch)
+        queues.take(plan.batch)
         queues.add(row_of(flow_of(row)) for row in plan.batch)
     queued = {other: ROW_WORK * len(queues.of_flow(other)) for other in counts}
     queues.add([newest])
 
     while newest in queues:
-        plan = plan_batch(queues, limits=limits, order=order, rules=rules)
-        queues.remove(plan.batch)
+        plan = plan_next(queues, limits=limits, order=order, rules=rules)
+        queues.take(plan.batch)
         order, done = plan.order, done + plan.work
 
-    turn = TURN_SHARE * MAX_WORK
-    assert done >= tokens_ahead(queued, flow, shares, longest_turn=turn)
+    assert done >= tokens_ahead(queued, flow, shares, lead=MAX_WORK)
 
 
 def row_of(flow: Flow) -> WaitingRow:

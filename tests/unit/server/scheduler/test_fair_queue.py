@@ -89,7 +89,7 @@ def test_turns_go_to_who_owes_least_and_then_to_the_oldest(
             break
         left.remove(found)
         if turn in without_room:
-            turns.end_turns(found)
+            turns.end_flow(found)
             left = [row for row in left if flow_of(row) != flow_of(found)]
         else:
             turns.charge(found, cost)
@@ -172,7 +172,7 @@ def test_a_flow_keeps_its_order_behind_a_row_without_room() -> None:
     turns = turns_of(rows)
 
     assert turns.next_row(()) is rows[0]
-    turns.end_turns(rows[0])
+    turns.end_flow(rows[0])
 
     assert turns.next_row(()) is rows[2]
     assert turns.next_row(()) is None

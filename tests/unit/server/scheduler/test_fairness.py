@@ -108,7 +108,7 @@ def test_who_preempted_one_batch_of_a_heavy_flow_is_not_held_back_by_the_next(se
 
     alone, beside = (simulate(machine, rows, until_s=SECONDS) for rows in (light, [*light, *noisy]))
 
-    assert p99(beside) <= 1.4 * p99(alone)
+    assert p99(beside) <= 2 * p99(alone)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -124,47 +124,7 @@ def test_bursts_of_light_tasks_hardly_wait_for_a_heavy_flow(seed: int) -> None:
 
     alone, beside = (simulate(LAYERED, rows, until_s=SECONDS) for rows in (light, [*light, *noisy]))
 
-    assert p99(beside) <= 1.3 * p99(alone)
-
-
-MANY_BRANCHES = replace(LAYERED, fixed_s=0.002, per_task_s=0.0005)
-ONE_ROW: TurnRules[WaitingRow] = TurnRules(turn_share=0.0)
-
-
-def heavy_flows_at(total_rate: float, num_tasks: int, seed: int) -> list[Arrival]:
-    return [
-        arrival
-        for index in range(num_tasks)
-        for arrival in rows_at(
-            poisson(total_rate / num_tasks, seed + index),
-            f"heavy-{index}",
-            first_group=NOISY + 10**4 * index,
-        )
-    ]
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_with_long_turns_many_heavy_flows_get_more(seed: int) -> None:
-    heavy_flows = heavy_flows_at(3 * capacity(MANY_BRANCHES), 9, 100 * seed)
-
-    waits = simulate(MANY_BRANCHES, heavy_flows, until_s=SECONDS)
-    by_rows = simulate(MANY_BRANCHES, heavy_flows, rules=ONE_ROW, until_s=SECONDS)
-
-    assert len(waits) >= 1.02 * len(by_rows)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_with_long_turns_of_many_heavy_flows_light_tasks_wait_less(seed: int) -> None:
-    light = light_tasks(0.3 * capacity(MANY_BRANCHES), 100 * seed)
-    heavy_flows = heavy_flows_at(3 * capacity(MANY_BRANCHES), 12, 100 * seed)
-
-    waits = simulate(MANY_BRANCHES, [*light, *heavy_flows], until_s=SECONDS)
-    by_rows = simulate(MANY_BRANCHES, [*light, *heavy_flows], rules=ONE_ROW, until_s=SECONDS)
-
-    assert num_light(waits) >= num_light(by_rows)
-    assert p99(waits) <= 0.8 * p99(by_rows)
-    assert median_of_light(waits) <= median_of_light(by_rows)
-    assert num_noisy(waits) >= num_noisy(by_rows)
+    assert p99(beside) <= 2 * p99(alone)
 
 
 @pytest.mark.parametrize(("num_tasks", "load"), [(16, 1.3), (2, 0.85), (4, 0.85)])
@@ -211,10 +171,6 @@ def test_heavy_flows_get_as_much_as_each_other_whoever_goes_first(
 
 def median_of_light(waits: dict[int, float]) -> float:
     return median(wait for group, wait in waits.items() if group >= LIGHT)
-
-
-def num_light(waits: dict[int, float]) -> int:
-    return sum(group >= LIGHT for group in waits)
 
 
 def num_noisy(waits: dict[int, float]) -> int:

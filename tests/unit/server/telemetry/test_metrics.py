@@ -91,17 +91,15 @@ def test_batches_and_memory_are_shown() -> None:
         num_padding_saved=30,
         started_at=0.0,
         compute_s=0.002,
-        has_preempted=True,
     )
 
     metrics.observe_batch(report)
-    metrics.observe_batch(replace(report, has_preempted=False, num_rows=0, num_shared_rows=0))
+    metrics.observe_batch(replace(report, num_rows=0, num_shared_rows=0))
 
     text = rendered(metrics)
     assert "nunatak_shared_trunk_rows_total 4.0" in text
     assert "nunatak_batch_rows_sum 5.0" in text
     assert "nunatak_padding_saved_tokens_total 60.0" in text
-    assert "nunatak_overtaking_rows_total 5.0" in text
     assert "nunatak_resident_tasks 2.0" in text
     assert "nunatak_resident_bytes 300.0" in text
     assert 'nunatak_tier_bytes{tier="device"} 200.0' in text

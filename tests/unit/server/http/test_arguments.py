@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from nunatak_contract.requests import Message
 from nunatak_server.http.access import PUBLIC
-from nunatak_server.http.reading import Handler, quick_handler
+from nunatak_server.http.requests import Handler, quick_handler
 from nunatak_server.scheduler.rows import Priority
 
 
