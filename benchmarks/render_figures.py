@@ -33,12 +33,12 @@ class Section:
     about: str
 
     def takes(self, figure: Figure) -> bool:
-        """Whether a figure belongs here."""
+        """Whether a figure belongs to this section."""
         return figure.id.startswith(self.prefix)
 
     @property
     def link(self) -> str:
-        """Its title, as a link to its heading."""
+        """The title of the section, as a link to its heading."""
         anchor = "".join(it for it in self.title.lower() if it.isalnum() or it in " -")
         return f"[{self.title}](#{anchor.replace(' ', '-')})"
 
@@ -85,7 +85,7 @@ SECTIONS = (
 
 
 def main() -> None:
-    """Write the table of all, and the pages of their own."""
+    """Write the page of all figures, and the pages of single benchmarks."""
     figures = latest()
     PAGE.write_text(page(figures), encoding="utf-8")
     write_registry()
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def page(figures: dict[str, Figure]) -> str:
-    """The whole page; figures of no section are an error."""
+    """Return the whole page; a figure that belongs to no section is an error."""
     shown = [figures[name] for name in sorted(figures) if not is_detail(figures[name])]
     homeless = [it.id for it in shown if not any(section.takes(it) for section in SECTIONS)]
     if homeless:
@@ -105,7 +105,7 @@ def page(figures: dict[str, Figure]) -> str:
 
 
 def is_detail(figure: Figure) -> bool:
-    """Whether a figure is there for the pages of its benchmark alone."""
+    """Whether only the page of its benchmark shows a figure."""
     return figure.id.startswith(FORWARD) and figure.goal is None
 
 

@@ -1,6 +1,6 @@
 """The README's picture of the web page: the demo's tasks in a real browser.
 
-Needs the registry of `make demo`, the `dev` extra and Chromium.
+The script needs the registry of `make demo`, the `dev` extra and Chromium.
 """
 
 import argparse
@@ -18,7 +18,7 @@ REGISTRY = ROOT / ".nunatak" / "demo"
 PICTURE = ROOT / "docs" / "images" / "page.png"
 SIZE = {"width": 1120, "height": 1180}
 NUM_QUESTIONS = 6
-"""Texts that are asked first, so that the page shows some traffic."""
+"""Texts that are sent before the picture, so that the page shows some traffic."""
 
 
 def main() -> None:

@@ -67,8 +67,8 @@ def load_task(
 ) -> LoadedTask:
     """Build a task version on `backbone` from its parameters, and prove its answers by the probe.
 
-    The answers depend on manifest, parameters and backbone alone. `is_validated` says that the same
-    three were loaded in this process before; then only the checks of the bytes run again. A version
+    The answers depend on manifest, parameters and backbone alone. `is_validated` says that this
+    process has loaded the same three before; then only the checks of the bytes run again. A version
     in slots is proven every time, because other versions used the slots before.
 
     `trunk` may hold trunk states of the probe's inputs from earlier loads. `pause` is called

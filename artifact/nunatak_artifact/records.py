@@ -21,7 +21,7 @@ def head_record(
 
     `problem_type` belongs to sequence classification; where absent, each text has one label.
     `score` belongs to ranking.
-    `default_label` is the one that means that nothing was found.
+    `default_label` is the label that means that nothing was found.
     `thresholds` are the scores from which labels of a multi-label task apply; absent: 0.5.
     """
     if problem_type is None and spec.kind is HeadKind.SEQUENCE_CLASSIFICATION:

@@ -38,13 +38,13 @@ BOTTLENECK = Bottleneck(size=64, first_layer=NUM_LAYERS - TOP_LAYERS)
 CURVE_TASKS, CURVE_LAYERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 4, 5, 6)
 CURVE_ROUNDS = 3
 INT8_TOLERANCE = 0.2
-"""Quantized answers of random weights are only near; this rules out a wrong model."""
+"""Quantization changes the answers of random weights slightly; a wrong model changes them more."""
 TIMES_FASTER = "times faster than dedicated forwards"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The backbone at one number format, and transformers' encoder of the same weights."""
+    """The backbone in one number format, and transformers' encoder of the same weights."""
 
     name: str
     backbone: Backbone
@@ -52,7 +52,7 @@ class Setting:
     encoding: Encoding
 
     def label(self, system: str) -> str:
-        """Name of a system at this number format."""
+        """Return the name of a system in this number format."""
         return f"{system}.{self.name}"
 
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Setting:
-    """Load both sides of the race."""
+    """Load the backbone and transformers' encoder of the same weights."""
     backbone = served_backbone(folder, dtype=dtype)
     (encoding,) = random_encodings([NUM_TOKENS], vocabulary=backbone.config.vocab_size)
     encoder = load_encoder(folder, dtype)
@@ -77,7 +77,7 @@ def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Setting:
 
 
 def race_eight_tasks(sheet: Sheet, folder: Path, settings: Sequence[Setting]) -> None:
-    """The mixed forward against every kind of dedicated model."""
+    """Compare the mixed forward with every kind of dedicated model."""
     job, tensors = onnx_job(folder, settings[0])
     with running(Peer.ONNXRUNTIME, job, tensors) as worker:
         systems = [system for setting in settings for system in local_systems(setting)]
@@ -114,9 +114,10 @@ def local_systems(setting: Setting) -> list[System]:
 
 
 def onnx_job(folder: Path, setting: Setting) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The first task as a model of its own, which is run once for each task.
+    """Return the job of onnxruntime: the first task's own model, run once for each task.
 
-    One model in place of eight: they would not fit a cache, so reading one over again is no faster.
+    One model stands for eight models. A model does not fit a cache, so eight runs of one model are
+    no faster than one run of each of eight models.
     """
     (task,) = top_tasks(setting.backbone, TOP_LAYERS, 1)
     weight, bias = task.head
@@ -130,7 +131,7 @@ def onnx_job(folder: Path, setting: Setting) -> tuple[dict[str, object], dict[st
 
 
 def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
-    """The same fan-out with adapters in the top layers, against `Parallel`."""
+    """Compare the same fan-out, with adapters in the top layers, with `Parallel`."""
     tasks = [random_task(setting.backbone, BOTTLENECK, seed=seed) for seed in range(NUM_TASKS)]
     rows = [Row(encoding=setting.encoding, branch=task.branch) for task in tasks]
     job = {
@@ -154,11 +155,11 @@ def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
 
 
 def draw_curve(sheet: Sheet, setting: Setting) -> None:
-    """Speed-up over the number of tasks and of own layers.
+    """Record the speed-up for several numbers of tasks and of own layers.
 
-    T dedicated forwards are timed as T times one: they share nothing.
+    T dedicated forwards count as T times the time of one, because they share nothing.
     """
-    # Eight tasks' layers exceed every cache, so more tasks may read the same ones over again.
+    # The layers of eight tasks exceed every cache, so further tasks may reuse the same layers.
     pool = top_tasks(setting.backbone, max(CURVE_LAYERS), NUM_TASKS)
     model = dedicated_model(setting.encoder, pool[0])
     alone = local("alone", lambda: answer_alone([model], [setting.encoding]), repeats=1)
@@ -182,7 +183,7 @@ def mixed(setting: Setting, rows: Sequence[Row]) -> Tensor:
 
 
 def top_tasks(backbone: Backbone, top_layers: int, count: int) -> list[Task]:
-    """Tasks with own top layers."""
+    """Return tasks with own top layers."""
     method = TopK(num_layers=top_layers)
     return [random_task(backbone, method, seed=seed) for seed in range(count)]
 
@@ -190,7 +191,7 @@ def top_tasks(backbone: Backbone, top_layers: int, count: int) -> list[Task]:
 def shallower_rows(
     setting: Setting, pool: Sequence[Task], top_layers: int, num_tasks: int
 ) -> list[Row]:
-    """One text for `num_tasks` tasks, which own the highest layers of the pool's tasks."""
+    """Return one text for `num_tasks` tasks, with the highest layers of the tasks of the pool."""
     spec = BranchSpec(method=TopK(num_layers=top_layers), head=HEAD)
     names = parameter_shapes(spec, setting.backbone.config)
     cut = [

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(sheet: Sheet, backbone: Backbone, method: Method, identifier: str) -> None:
-    """Record the cost of 32 tasks, and of fewer, relative to one."""
+    """Record the cost of a batch with 32 tasks, and with fewer, relative to one task."""
     encodings = random_encodings(lognormal_lengths(NUM_ROWS), vocabulary=backbone.config.vocab_size)
     runs = {str(count): run_of(backbone, method, encodings, count) for count in COUNTS}
     with torch.inference_mode():
@@ -56,7 +56,7 @@ def measure(sheet: Sheet, backbone: Backbone, method: Method, identifier: str) -
 def run_of(
     backbone: Backbone, method: Method, encodings: Sequence[Encoding], num_tasks: int
 ) -> partial[torch.Tensor]:
-    """A forward of all texts, dealt out to `num_tasks` tasks."""
+    """Return a forward of all texts, divided among `num_tasks` tasks."""
     tasks = [random_task(backbone, method, seed=seed) for seed in range(num_tasks)]
     rows = [
         Row(encoding=encoding, branch=tasks[index % num_tasks].branch)

@@ -43,7 +43,7 @@ from nunatak_model import (
 )
 
 NUM_TASKS, DRAWN_TASKS = 64, 8
-"""Tasks of a batch, and the number of distinct ones where drawing them all takes too long."""
+"""Tasks of a batch; and the number of distinct tasks, where drawing all of them takes too long."""
 MEAN_LENGTH, LENGTH_DEVIATION = 32, 8
 DTYPE = torch.bfloat16
 CEILING_WIDTH, CEILING_REPEATS = 8192, 20
@@ -101,7 +101,7 @@ def run_part(name: str, arguments: Sequence[str], *, limit_s: float) -> int:
 
 
 def with_setting(measure: Callable[[Setting], None]) -> None:
-    """Load both sides and measure."""
+    """Load the backbone and transformers' encoder, and measure."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
@@ -233,7 +233,7 @@ def drawn_tasks(setting: Setting, method: Method, count: int) -> list[Task]:
 
 
 def on_device(task: Task, setting: Setting) -> Branch:
-    """A task of its own on the device, with the parameters of `task`."""
+    """Return a further task on the device with a copy of the parameters of `task`."""
     stored = build_branch(task.branch.spec, setting.host.config, task.parameters)
     return convert_branch(stored, setting.served)
 

@@ -1,8 +1,8 @@
 """The backbone in 8-bit integers, compared with itself in floating point.
 
-Speed: 32 texts of log-normal lengths for one head, for 32 LoRA tasks and for four top-2 tasks, on
-MiniLM and on the shape of BERT base (random weights, half as many texts). All number formats run in
-turns.
+The benchmark runs 32 texts of log-normal lengths for one head, for 32 LoRA tasks and for four tasks
+with two own layers. The backbones are MiniLM, and BERT base's shape with random weights and half as
+many texts. All number formats run in turns.
 """
 
 import tempfile
@@ -26,7 +26,7 @@ MIXES: dict[str, tuple[Method, int]] = {
     "lora32": (Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE), NUM_ROWS),
     "top2": (TopK(num_layers=2), 4),
 }
-"""Method, and how many tasks share the texts."""
+"""The method, and the number of tasks that share the texts."""
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:
-    """Record how many times faster than in each format of floating point."""
+    """Record the speed-up of integers over each floating-point format."""
     backbones = {name: served_backbone(source, dtype=dtype) for name, dtype in dtypes().items()}
     backbones[INT8] = served_backbone(f"{source}{INT8_SUFFIX}", dtype=torch.float32)
     vocabulary = backbones[INT8].config.vocab_size

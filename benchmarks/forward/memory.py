@@ -1,9 +1,9 @@
 """Memory of one more task, and of a batch while it runs, on MiniLM.
 
-The memory of a task is a slope over many tasks, each loaded from bytes as a server loads it and run
-once, in a fresh process. Two things are counted. The bytes of all live tensors count the memory on
-the device and whatever a forward keeps. The resident memory of the process also counts Python's
-objects and the allocator's rounding.
+The memory of a task is the slope over many tasks in a fresh process. Each task is loaded from bytes
+as in a server, and run once. The benchmark counts two things. The bytes of all live tensors include
+the memory on the device and the tensors that a forward keeps. The resident memory of the process
+also includes Python's objects and the allocator's rounding.
 """
 
 import gc
@@ -46,7 +46,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slopes:
-    """Bytes per byte of parameters."""
+    """Bytes of memory per byte of a task's parameters."""
 
     tensors: float
     resident: float
@@ -60,7 +60,7 @@ SERIES = {
 
 
 def main() -> None:
-    """Measure and record; or, started with a series and a dtype, measure one slope."""
+    """Measure and record all slopes; with a series and a dtype as arguments, measure one slope."""
     match sys.argv[1:]:
         case ["slope", name, dtype_name]:
             backbone = served_backbone(dtype=DTYPES[dtype_name])
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def record_slope(sheet: Sheet, name: str, dtype_name: str) -> None:
-    """Bytes per further task over its parameter bytes, on the device and of the process."""
+    """Record the bytes that a task adds, on the device and to the process, per parameter byte."""
     command = [sys.executable, "-m", "benchmarks.forward.memory", "slope", name, dtype_name]
     slopes = [
         Slopes(**json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))  # noqa: S603 - this very file
@@ -87,10 +87,10 @@ def record_slope(sheet: Sheet, name: str, dtype_name: str) -> None:
 
 
 def measure_slopes(backbone: Backbone, series: Series) -> Slopes:
-    """Load tasks and run each; return the memory they add, by their parameter bytes."""
+    """Load tasks and run each; return the memory that they add, per byte of their parameters."""
     task = random_task(backbone, series.method, seed=0)
     task_bytes = sum(tensor.nbytes for tensor in task.parameters.values())
-    # Tasks are stored in float32, whatever they are served in.
+    # Tasks are stored in float32, whatever the number format of serving.
     data = tensors_to_bytes({name: it.float() for name, it in task.parameters.items()})
     (encoding,) = random_encodings([16], vocabulary=backbone.config.vocab_size)
     process, branches = psutil.Process(), list[Branch]()
@@ -113,13 +113,13 @@ def measure_slopes(backbone: Backbone, series: Series) -> Slopes:
 
 
 def tensor_bytes() -> int:
-    """Bytes of all tensors alive, each storage counted once."""
+    """Return the bytes of all live tensors, with each storage counted once."""
     tensors = [it for it in gc.get_objects() if issubclass(type(it), Tensor)]
     return sum(dict(map(storage, tensors)).values())
 
 
 def storage(tensor: Tensor) -> tuple[int, int]:
-    """The identity of a tensor's storage, and its bytes; packed tensors show their own only."""
+    """Return the identity and the bytes of a tensor's storage, or of a packed tensor itself."""
     if tensor.is_mkldnn:
         return id(tensor), tensor.numel() * tensor.element_size()
     held = tensor.untyped_storage()
@@ -127,7 +127,7 @@ def storage(tensor: Tensor) -> tuple[int, int]:
 
 
 def record_activations(sheet: Sheet) -> None:
-    """Peak memory that one forward allocates, over the number of its tokens."""
+    """Record the peak memory that one forward allocates, for several numbers of tokens."""
     backbone = served_backbone(dtype=torch.float32)
     for length in ROW_LENGTHS:
         tasks = [
@@ -147,14 +147,14 @@ def record_activations(sheet: Sheet) -> None:
 
 
 def peak_bytes(backbone: Backbone, rows: list[Row]) -> int:
-    """Most bytes that one forward allocates at once, by the profiler."""
+    """Return the most bytes that one forward has allocated at once, by the profiler."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with (
         torch.inference_mode(),
         torch.profiler.profile(activities=activities, profile_memory=True) as profile,
     ):
         forward(backbone, rows)
-    # The profiler has no public list of single allocations in the order of time.
+    # The profiler has no public list of single allocations in order of time.
     results: Any = profile.profiler.kineto_results  # pyright: ignore[reportOptionalMemberAccess]
     changes = [event for event in results.events() if event.name() == "[memory]"]
     held = peak = 0

@@ -1,7 +1,7 @@
 """Overhead: the share of planning and packing in a forward, and the cost of one short request.
 
-Planning is timed by clocks around the functions that plan and pack; a forward calls each a few
-times. A page of profiles shows the rest.
+Clocks around the functions that plan and pack measure the planning. A forward calls each of these
+functions a few times. A page of profiles shows the rest of the time.
 """
 
 import cProfile
@@ -35,7 +35,7 @@ MODULES = (
     "nunatak_model.ops.attention",
     "nunatak_model.architectures.bert",
 )
-"""Modules in which a forward finds the functions that it calls, as far as they exist."""
+"""Modules through whose names a forward calls the functions below."""
 PLANNING = (
     "_distinct",
     "_traits",
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def record_planning(sheet: Sheet, run: Callable[[], object], dtype_name: str) -> None:
-    """Share of planning and packing in the forward, run by run."""
+    """Record the share of planning and packing in the forward, run by run."""
     shares = list[float]()
     with clocked(PLANNING) as spent:
         for _ in range(3 * sheet.rounds):
@@ -121,7 +121,7 @@ def clocked(names: Sequence[str]) -> Generator[list[float]]:
 
 
 def timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    """The function, with the seconds of each call added to `spent`."""
+    """Return the function, changed so that it appends the seconds of each call to `spent`."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever it takes
@@ -135,7 +135,7 @@ def timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any
 
 
 def record_single(sheet: Sheet, backbone: Backbone, dtype_name: str) -> None:
-    """One short request to one task, compared with the bare forward of its transformers model."""
+    """Compare a short request to one task with the bare forward of its transformers model."""
     encodings = random_encodings([SINGLE_TOKENS], vocabulary=backbone.config.vocab_size)
     encoder = load_encoder(minilm_folder(), backbone.dtype)
     allowed = tolerance(dtype_name)
@@ -163,7 +163,7 @@ def record_single(sheet: Sheet, backbone: Backbone, dtype_name: str) -> None:
 
 
 def profile_page(sheet: Sheet, run: Callable[[], object], dtype_name: str) -> str:
-    """Tables of tensor operations and of Python functions."""
+    """Return tables of tensor operations and of Python functions."""
     head = PAGE_HEAD.format(
         dtype=dtype_name,
         threads=torch.get_num_threads(),
@@ -177,14 +177,14 @@ def profile_page(sheet: Sheet, run: Callable[[], object], dtype_name: str) -> st
 
 
 def table(title: str, lines: Iterator[tuple[str, int, float]]) -> str:
-    """The longest lines of a profile: name, calls a forward, milliseconds a forward."""
+    """Return the slowest lines of a profile: name, calls per forward, milliseconds per forward."""
     longest = sorted(lines, key=lambda line: -line[2])[:PROFILE_ROWS]
     body = "".join(f"| `{name}` | {calls} | {spent:.2f} |\n" for name, calls, spent in longest)
     return f"| {title} | calls | ms |\n|---|---|---|\n{body}"
 
 
 def operation_times(run: Callable[[], object]) -> Iterator[tuple[str, int, float]]:
-    """Tensor operations, by torch's profiler: their own time, without what they call."""
+    """Yield the tensor operations by torch's profiler, without the time of their inner calls."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         for _ in range(PROFILE_RUNS):
             run()
@@ -195,7 +195,7 @@ def operation_times(run: Callable[[], object]) -> Iterator[tuple[str, int, float
 
 
 def function_times(run: Callable[[], object]) -> Iterator[tuple[str, int, float]]:
-    """Python functions, by cProfile, which makes many short calls look longer than they are."""
+    """Yield the Python functions by cProfile, which overstates the time of many short calls."""
     profiler = cProfile.Profile()
     with profiler:
         for _ in range(PROFILE_RUNS):

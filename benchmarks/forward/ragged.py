@@ -1,7 +1,7 @@
 """Ragged mixed batches: 32 texts of different lengths, each for another task, on MiniLM.
 
-Each rival is used as well as possible: as one padded batch or as length-sorted batches of eight,
-whichever is faster on this machine, with heads as one batched product and inputs made beforehand.
+Each rival runs one padded batch and length-sorted batches of eight, and the faster of the two
+counts. Its heads are one batched product, and its inputs are made before the measurement.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,20 +57,20 @@ PREFIX = "forward.ragged"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """MiniLM at one number format, and who answers on it."""
+    """MiniLM in one number format, with the requests and the rivals' models."""
 
     name: str
     dtype: torch.dtype
     backbone: Backbone
 
     def label(self, system: str) -> str:
-        """Name of a system at this number format."""
+        """Return the name of a system in this number format."""
         return f"{system}.{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """One linear product, `x @ weight.T`, with the weight in both layouts that torch has."""
+    """One linear product, `x @ weight.T`, with the weight in both layouts of torch."""
 
     x: Tensor
     weight: Tensor
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def race_lora(sheet: Sheet, settings: Sequence[Setting]) -> None:
-    """32 low-rank tasks: peft in all its ways, a model a task, and the products alone."""
+    """Race 32 low-rank tasks: peft in all its modes, one model per task, the products alone."""
     systems = [system for setting in settings for system in lora_systems(setting)]
     times = race(systems, rounds=sheet.rounds, clocks=ceilings(settings))
     for setting in settings:
@@ -105,7 +105,7 @@ def race_lora(sheet: Sheet, settings: Sequence[Setting]) -> None:
 
 
 def record_lora(sheet: Sheet, setting: Setting, times: Times) -> None:
-    """Figures of one number format."""
+    """Record the figures of one number format."""
     prefix, ours = f"{PREFIX}.lora32.{setting.name}", setting.label("nunatak")
     named = fastest(times, [setting.label(NAMED), setting.label(SORTED)])
     unit = "times faster than peft adapter_names"
@@ -119,7 +119,7 @@ def record_lora(sheet: Sheet, setting: Setting, times: Times) -> None:
 
 
 def lora_systems(setting: Setting) -> list[System]:
-    """The mixed forward, peft in three ways, and one transformers model a task."""
+    """Return the mixed forward, peft in three modes, and one transformers model per task."""
     encodings, tasks = random_requests(
         setting.backbone, [Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE)] * NUM_ROWS
     )
@@ -130,7 +130,7 @@ def lora_systems(setting: Setting) -> list[System]:
     alone = [batch([index]) for index in range(NUM_ROWS)]
     encoder = load_encoder(minilm_folder(), setting.dtype)
     models = [dedicated_model(encoder, task) for task in tasks]
-    # peft wraps the encoder that it is given, so it has one to itself.
+    # peft changes the encoder that it wraps, so peft gets its own encoder.
     adapted = peft_model(load_encoder(minilm_folder(), setting.dtype), tasks)
     answers = {
         "nunatak": partial(mixed, setting.backbone, rows_of(encodings, tasks)),
@@ -146,7 +146,7 @@ def lora_systems(setting: Setting) -> list[System]:
 
 
 def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
-    """32 bottleneck tasks, against `BatchSplit` of `adapters`."""
+    """Race 32 bottleneck tasks against `BatchSplit` of `adapters`."""
     encodings, tasks = random_requests(setting.backbone, [BOTTLENECK] * NUM_ROWS)
     texts = [encoding.token_ids for encoding in encodings]
     batches = {
@@ -178,9 +178,10 @@ def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
 
 
 def race_all_methods(sheet: Sheet, setting: Setting) -> None:
-    """All methods in one batch, which no peer can run, compared with one forward per text.
+    """Race all methods in one batch, which no peer can run, against one forward per text.
 
-    The dedicated side runs bottleneck tasks without their adapters, which is less than they cost.
+    The dedicated forwards leave out the adapters of bottleneck tasks, so they are faster than real
+    dedicated models.
     """
     quarter = NUM_ROWS // 4
     methods = [
@@ -213,7 +214,7 @@ def race_all_methods(sheet: Sheet, setting: Setting) -> None:
 def random_requests(
     backbone: Backbone, methods: Sequence[Method]
 ) -> tuple[list[Encoding], list[Task]]:
-    """Texts of log-normal lengths, each with a task of its own."""
+    """Return texts of log-normal lengths, and one task for each text."""
     lengths = lognormal_lengths(len(methods))
     encodings = random_encodings(lengths, vocabulary=backbone.config.vocab_size)
     tasks = [random_task(backbone, method, seed=seed) for seed, method in enumerate(methods)]
@@ -221,7 +222,7 @@ def random_requests(
 
 
 def rows_of(encodings: Sequence[Encoding], tasks: Sequence[Task]) -> list[Row]:
-    """Each text asked of the task of the same number."""
+    """Return a row for each text and the task of the same number."""
     return [
         Row(encoding=encoding, branch=task.branch)
         for encoding, task in zip(encodings, tasks, strict=True)
@@ -234,9 +235,9 @@ def mixed(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
 
 
 def ceilings(settings: Sequence[Setting]) -> dict[str, Callable[[], float]]:
-    """Time of the frozen linear products of these shapes alone, by number format.
+    """Return functions that time the frozen linear products alone, by number format.
 
-    Low-rank products and attention are left out, so that the mixed forward stays below.
+    The functions leave out low-rank products and attention, so the mixed forward is slower.
     """
     num_tokens = sum(lognormal_lengths(NUM_ROWS))
     return {
@@ -246,7 +247,7 @@ def ceilings(settings: Sequence[Setting]) -> dict[str, Callable[[], float]]:
 
 
 def products(setting: Setting, num_tokens: int) -> list[Product]:
-    """Every linear map of all layers; each layer has weights of its own."""
+    """Return every linear map of all layers; each layer has its own weights."""
     config = setting.backbone.config
     width, inner = config.hidden_width, config.intermediate_width
     shapes = [(3 * width, width), (width, width), (inner, width), (width, inner)]
@@ -261,7 +262,7 @@ def products(setting: Setting, num_tokens: int) -> list[Product]:
 
 
 def products_seconds(made: Sequence[Product]) -> float:
-    """The best of several runs of either form, as a ceiling is."""
+    """Return the time of the fastest of several runs, in the faster of both layouts."""
 
     def run_plain() -> None:
         for product in made:

@@ -1,7 +1,7 @@
-"""Peers of this process: transformers' and peft's models with the parameters of our branches.
+"""Peers in this process: transformers' and peft's models with the parameters of our branches.
 
-Both run encoders without pooler; heads are applied to the first token by one linear map. Batches
-are made beforehand: no peer pays for padding them.
+Both libraries run encoders without a pooler. A head is one linear map of the first token. Batches
+are padded before the measurement, so no peer pays for the padding.
 """
 
 import copy
@@ -32,7 +32,7 @@ TARGETS = {"query": "attention.self.query", "value": "attention.self.value"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedBatch:
-    """Requests that run together, and which they are."""
+    """Requests that run together, with their positions in `indices`."""
 
     indices: tuple[int, ...]
     inputs: Mapping[str, Tensor]
@@ -51,10 +51,10 @@ class PaddedBatch:
 def padded_batch(
     encodings: Sequence[Encoding], tasks: Sequence[Task], indices: Sequence[int]
 ) -> PaddedBatch:
-    """The texts and tasks at `indices`, padded to the longest of them."""
+    """Return the texts and tasks at `indices`, padded to the longest of these texts."""
     ids, mask = padded([encodings[index] for index in indices])
     heads = [tasks[index].head for index in indices]
-    # A batch without padding needs no mask, and is faster without.
+    # A batch without padding needs no mask, and is faster without a mask.
     inputs = {"input_ids": ids} if mask.all() else {"input_ids": ids, "attention_mask": mask}
     return PaddedBatch(
         indices=tuple(indices),
@@ -98,9 +98,9 @@ class DedicatedModel:
 
 
 def dedicated_model(encoder: BertModel, task: Task) -> DedicatedModel:
-    """A full model of a `topk`, `lora` or `head` task; low-rank updates are merged.
+    """Return a full model of a `topk`, `lora` or `head` task, with merged low-rank updates.
 
-    What equals the backbone shares its memory: that only makes this peer faster.
+    Weights that equal the backbone's weights share their memory, which only makes this peer faster.
     """
     shared = {id(parameter): parameter for parameter in encoder.parameters()}
     own = copy.deepcopy(encoder, shared)
@@ -110,7 +110,7 @@ def dedicated_model(encoder: BertModel, task: Task) -> DedicatedModel:
 
 
 def answer_alone(models: Sequence[DedicatedModel], encodings: Sequence[Encoding]) -> Tensor:
-    """Each request by its own model, one after another."""
+    """Answer each request with the model of its task, one request after another."""
     return torch.cat(
         [
             model.logits(torch.tensor([encoding.token_ids]))
@@ -120,7 +120,7 @@ def answer_alone(models: Sequence[DedicatedModel], encodings: Sequence[Encoding]
 
 
 def own_weights(encoder: BertModel, task: Task) -> dict[str, Tensor]:
-    """The weights of a task's own model that replace the encoder's, by transformers' names."""
+    """Return the task's own weights, which replace those of the encoder, by transformers' names."""
     weights = dict[str, Tensor]()
     if isinstance(task.method, Lora):
         stored = encoder.state_dict()
@@ -146,7 +146,7 @@ def _layer_weights(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _updates(task: Task) -> list[tuple[str, str, Tensor, Tensor]]:
-    """Layer, target, down and up of each low-rank update."""
+    """Return layer, target, down and up of each low-rank update."""
     return [
         (layer, target, down, task.parameters[f"layers.{layer}.lora.{target}.up"])
         for name, down in task.parameters.items()
@@ -156,7 +156,7 @@ def _updates(task: Task) -> list[tuple[str, str, Tensor, Tensor]]:
 
 
 def peft_model(encoder: BertModel, tasks: Sequence[Task]) -> PeftModel:
-    """One peft model with the low-rank updates of all tasks; `encoder` is changed into it."""
+    """Change `encoder` into one peft model with the low-rank updates of all tasks; return it."""
     method = tasks[0].method
     if not isinstance(method, Lora):
         raise TypeError(f"peft runs lora tasks, got {method.kind}")
@@ -177,7 +177,7 @@ def peft_model(encoder: BertModel, tasks: Sequence[Task]) -> PeftModel:
 
 
 def answer_by_adapter_names(model: PeftModel, batches: Sequence[PaddedBatch]) -> Tensor:
-    """Mixed batches of peft: every row names its adapter."""
+    """Answer with mixed batches of peft, in which every row names its adapter."""
     logits = [
         batch.logits(model(**batch.inputs, adapter_names=batch.tasks).last_hidden_state)
         for batch in batches
@@ -186,7 +186,7 @@ def answer_by_adapter_names(model: PeftModel, batches: Sequence[PaddedBatch]) ->
 
 
 def answer_by_set_adapter(model: PeftModel, batches: Sequence[PaddedBatch]) -> Tensor:
-    """The switch of peft: the adapter of a batch, which is one task's, is made the active one."""
+    """Answer batches of one task each; peft activates the adapter of the task before its batch."""
     logits = list[Tensor]()
     for batch in batches:
         model.set_adapter(batch.tasks[0], inference_mode=True)

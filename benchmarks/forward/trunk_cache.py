@@ -1,9 +1,10 @@
 """The trunk cache: the time that a hit saves, and the time that a miss costs.
 
-A hit: one text for a top-3 task, again and for the first time, on the shape of BERT base with
-random weights (speed does not depend on their values). A miss: a fresh text, with a cache to look
-into and to fill, and without one, on the embedded backbone, whose forward is short. Both sides of a
-ratio run in turns, in shuffled order.
+A hit: the second forward of a text for a task with three own layers is compared with the first. The
+backbone has the shape of BERT base and random weights; speed does not depend on their values. A
+miss: the forward of a new text with an empty cache is compared with a forward without a cache. The
+backbone is the embedded one, because its forward is short. Both sides of a ratio run in turns, in
+shuffled order.
 """
 
 import tempfile
@@ -58,7 +59,7 @@ def main() -> None:
 
 
 def hit_gains(backbone: Backbone, rounds: int) -> list[float]:
-    """Time of a miss over time of a hit, once per round."""
+    """Return the time of a miss divided by the time of a hit, once per round."""
     rows = [Row(encoding=ENCODING, branch=top_tasks(backbone, TOP_LAYERS, 1)[0].branch)]
     filled = TrunkCache(max_bytes=CACHE_BYTES)
 
@@ -68,12 +69,12 @@ def hit_gains(backbone: Backbone, rounds: int) -> list[float]:
     def hit() -> None:
         forward(backbone, rows, trunk=filled)
 
-    hit()  # the first time, which fills the cache
+    hit()  # fills the cache
     return in_turns(miss, hit, rounds)
 
 
 def miss_costs(backbone: Backbone, rounds: int) -> list[float]:
-    """Time of a miss over time of a forward without a cache, once per round."""
+    """Return the time of a miss divided by the time without a cache, once per round."""
     rows = [Row(encoding=ENCODING, branch=top_tasks(backbone, TOP_LAYERS, 1)[0].branch)]
 
     def miss() -> None:
@@ -86,7 +87,7 @@ def miss_costs(backbone: Backbone, rounds: int) -> list[float]:
 
 
 def in_turns(upper: Callable[[], None], lower: Callable[[], None], rounds: int) -> list[float]:
-    """Time of the one over time of the other, by round."""
+    """Return the time of `upper` divided by the time of `lower`, once per round."""
     runs = {"upper": partial(seconds, upper), "lower": partial(seconds, lower)}
     return ratios(interleave(runs, rounds), "upper", "lower")
 

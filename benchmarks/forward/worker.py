@@ -1,4 +1,4 @@
-"""Peers in virtual environments of their own, where their versions clash with the project's.
+"""Peers in their own virtual environments, because their packages clash with the project's.
 
 A peer runs as a process that answers one request at a time (`peers/protocol.py`), so that it can
 take turns with the systems of this process.
@@ -33,7 +33,7 @@ class Peer(StrEnum):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The packages of its environment, in addition to the project's torch."""
+        """The packages of the peer's environment, in addition to the project's torch."""
         match self:
             case Peer.ADAPTERS:
                 return ("adapters==1.3.0", "transformers==4.57.6")
@@ -46,7 +46,7 @@ class Peer(StrEnum):
 
 
 class WorkerError(Exception):
-    """A peer's process ended or answered something else than it was asked."""
+    """A peer's process ended, or has no pipes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class Worker:
 
 @contextmanager
 def running(peer: Peer, job: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Generator[Worker]:
-    """Start a peer on a job, with as many threads as this process has.
+    """Start a peer on a job; the peer has as many threads as this process.
 
     Raises:
         WorkerError: the peer could not build its models.

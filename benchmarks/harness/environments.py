@@ -1,6 +1,6 @@
 """Virtual environments below `.bench`, for packages that the project lacks or pins differently.
 
-Creating one takes some minutes, once.
+The creation of an environment takes some minutes, once.
 """
 
 import subprocess
@@ -14,15 +14,15 @@ ENVIRONMENTS = ROOT / ".bench"
 
 
 def interpreter(name: str, packages: Sequence[str], *, sees: Sequence[str] = ()) -> Path:
-    """The Python of an environment, which is made if it is not there or outdated.
+    """Return the Python of an environment, and create a missing or outdated environment first.
 
     Args:
-        name: Of the environment.
-        packages: What pip installs.
-        sees: Folders whose packages the environment sees too.
+        name: name of the environment.
+        packages: packages that pip installs.
+        sees: further folders from which the environment imports packages.
 
     Raises:
-        subprocess.CalledProcessError: pip could not install its packages; its messages say why.
+        subprocess.CalledProcessError: pip could not install the packages; its messages say why.
     """
     folder, wanted = ENVIRONMENTS / name, "\n".join(packages)
     python, stamp = folder / "bin" / "python", folder / "packages.txt"

@@ -1,7 +1,8 @@
 """Tasks for the measurements: random but valid parameters, published many at a time.
 
-A published task has everything that training would publish, probe included, so a server loads and
-checks it like any task. Baselines get the same tasks in the layouts of transformers and peft.
+A published task has everything that training would publish, also a probe. A server therefore loads
+and checks the task like any other. Baselines get the same tasks in the layouts of transformers and
+peft.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,12 +28,12 @@ from nunatak_registry.publication import check_publication, number_draft
 
 LABELS = ("calm", "urgent", "other")
 HEAD = HeadSpec(num_labels=len(LABELS), pooling=Pooling.FIRST, dense=True)
-"""The head of transformers' classes, so that every baseline can hold the tasks."""
+"""The head of transformers' classes, so that every baseline can load the tasks."""
 SMALL_HEAD = HeadSpec(num_labels=len(LABELS), pooling=Pooling.FIRST)
-"""One linear map: a pooler of its own would be two thirds of a small LoRA task."""
+"""One linear map: with a pooler, two thirds of a small LoRA task would be the pooler."""
 PROBE = ("Where is my parcel, and who can tell me more about it?",)
 MAX_LENGTH = 130
-"""The longest texts of the scenarios, with the two special tokens."""
+"""Tokens of the longest texts of the scenarios, with the two special tokens."""
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 LORA, TOP_LAYER, BOTTLENECK = (
     Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
@@ -40,15 +41,15 @@ LORA, TOP_LAYER, BOTTLENECK = (
     Bottleneck(size=64),
 )
 CHUNK = 256
-"""Tasks of one transaction: with all of them in one, memory would be the limit."""
+"""Tasks per transaction: one transaction of all tasks would not fit the memory."""
 WRITERS = 8
-"""Blobs that are written at once; each waits for the disk and hardly for the CPU."""
+"""Blobs that are written at once; each write waits for the disk and hardly for the CPU."""
 DEVIATION = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
-    """A task to make: the same plan makes the same parameters."""
+    """A task to make. Equal plans make equal parameters."""
 
     name: str
     method: Method
@@ -60,7 +61,7 @@ class TaskPlan:
 def plans(
     count: int, methods: Sequence[Method], *, prefix: str = "task", head: HeadSpec = HEAD
 ) -> list[TaskPlan]:
-    """So many tasks, their methods in turns."""
+    """Return the plans of `count` tasks, with the methods in turns."""
     return [
         TaskPlan(
             name=f"{prefix}-{number:05d}",
@@ -73,12 +74,12 @@ def plans(
 
 
 def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
-    """The task of a plan, away from where training starts."""
+    """Return the task of a plan: the initial parameters of training, plus noise."""
     spec = BranchSpec(method=plan.method, head=plan.head)
     generator = torch.Generator().manual_seed(plan.seed)
     fresh = initial_parameters(spec, backbone, generator=generator)
     parameters = {
-        # The pooler stays the backbone's: peft cannot mix tasks in a batch that own one.
+        # The pooler stays equal to the backbone's: peft cannot mix tasks with their own poolers.
         name: tensor
         if name.startswith("head.dense.")
         else tensor + DEVIATION * torch.randn(tensor.shape, generator=generator)
@@ -97,10 +98,10 @@ def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
 
 
 def publish_missing(folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone) -> int:
-    """Publish the tasks that the registry does not have yet; returns their number.
+    """Publish the tasks that the registry does not have yet; return their number.
 
-    Many versions share one transaction here, which no call of the registry offers: publishing them
-    one by one pays for a synchronous write of the index each.
+    Many versions share one transaction, although no call of the registry offers that: single
+    publications would cost one synchronous write of the index each.
     """
     with Registry.open(folder) as registry:
         known = {summary.name for summary in registry.tasks()}
@@ -129,7 +130,7 @@ def _publish(folder: Path, drafts: Sequence[VersionDraft]) -> None:
 
 
 def export_full_model(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:
-    """The task as a folder of transformers: the whole encoder, low-rank updates merged into it."""
+    """Write the task as a folder of transformers, with low-rank updates merged into the encoder."""
     target = folder / "full" / plan.name
     if not target.exists():
         export_transformers(_loaded(plan, backbone), target, backbone)
@@ -137,7 +138,7 @@ def export_full_model(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:
 
 
 def export_adapter(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:
-    """The task as a folder of peft; only LoRA has one."""
+    """Write a LoRA task as a folder of peft."""
     target = folder / "peft" / plan.name
     if not target.exists():
         export_peft(_loaded(plan, backbone), target, backbone)

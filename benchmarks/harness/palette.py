@@ -1,6 +1,6 @@
 """The colour and marker of each system in every plot: Okabe and Ito's colours, some darkened.
 
-The colours differ for any colour vision, and so do the markers.
+The colours differ for every colour vision. The markers differ, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,12 +33,12 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
     }
 )
 SERIES = tuple(Look(colour=it, marker=mark) for it, mark in zip(COLOURS, MARKERS, strict=True))
-"""Colours of lines that are no systems."""
+"""Looks of lines that do not stand for a system."""
 _SPARE = (*SERIES[1:], *(Look(colour="#7d8590", marker=it) for it in "p<>"))
 
 
 def looks_of(systems: Sequence[str]) -> list[Look]:
-    """The look of each system; unknown names take the looks that are left."""
+    """Return the look of each system; unknown names get the unused looks."""
     known = {LOOKS[it].colour for it in systems if it in LOOKS}
     spare = iter(look for look in _SPARE if look.colour not in known)
     return [LOOKS[it] if it in LOOKS else next(spare, _SPARE[-1]) for it in systems]

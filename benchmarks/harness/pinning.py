@@ -11,20 +11,20 @@ def cores_of(text: str) -> Cores:
     """Read an option such as `0,1` or `any`.
 
     Raises:
-        ValueError: it names no cores.
+        ValueError: the text names no cores.
     """
     return None if text == "any" else tuple(map(int, text.split(",")))
 
 
 def pinned(command: Sequence[str], cores: Cores) -> list[str]:
-    """The command that runs this one on these cores alone."""
+    """Return the command that runs `command` on these cores only."""
     if cores is None:
         return list(command)
     return ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
 
 
 def keep_off(cores: Cores) -> None:
-    """Leave these cores to the systems, where this process and its children have others."""
+    """Keep this process and its children off these cores, if other cores are allowed."""
     others = os.sched_getaffinity(0) - set(cores or ())
     if others:
         os.sched_setaffinity(0, others)

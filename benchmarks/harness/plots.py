@@ -1,6 +1,6 @@
 """Plots of the figures of the forward and the server, as SVG files for docs/results.
 
-Each reads the newest figures alone, and is left out while there are none of its own.
+Each plot shows only the newest figures. A plot without figures is left out.
 """
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves the keyword arguments of its methods untyped.
@@ -23,7 +23,7 @@ NUM_LAYERS = 12
 """Layers of the fan-out's backbone, which has the shape of BERT base."""
 DTYPES = ("fp32", "bf16")
 ROOM = 16
-"""Number of tasks that fit, in the measurement of more tasks than fit."""
+"""Number of tasks that fit in memory, in the measurement of more tasks than fit."""
 LAWS = {"uniform": "all asked alike", "zipf": "by Zipf's law"}
 INK, SPARE = "black", "#8a8f96"
 COLOURS = {
@@ -33,7 +33,7 @@ COLOURS = {
     "peft.set_adapter": LOOKS["peft_switch"].colour,
     "ceiling": "white",
 }
-"""Colour of systems by the start of their name, the same in every plot; the ceiling is none."""
+"""Colours of systems by the start of the name, equal in all plots. The ceiling is no system."""
 # Equal figures give equal bytes: no date, no random ids.
 mpl.rcParams |= {"svg.hashsalt": "figures", "svg.fonttype": "none"}
 
@@ -109,10 +109,10 @@ def draw_curves(figures: Figures) -> Drawing | None:
 
 
 def draw_curve(axes: Axes, top_layers: int, line: Sequence[tuple[int, Figure]]) -> None:
-    """One line with its deciles, and in the same colour what counting layers makes of its start.
+    """Draw a line with its deciles, and the bound as a dashed line of the same colour.
 
-    At few tasks the ratio is how much faster one forward is than the rival's. The bound knows
-    nothing of that, so it begins where the line does.
+    At few tasks the ratio shows how much faster one forward is than the rival's. The bound counts
+    only layers, so the dashed line is scaled to begin at the first point of the line.
     """
     tasks = [num_tasks for num_tasks, _ in line]
     look = SERIES[(top_layers - 1) % len(SERIES)]
@@ -134,7 +134,7 @@ def draw_curve(axes: Axes, top_layers: int, line: Sequence[tuple[int, Figure]]) 
 
 
 def decile_distances(figures: Sequence[Figure]) -> list[list[float]]:
-    """How far first and last decile lie from the median."""
+    """Return the distances of the first and of the last decile from the median."""
     below = [max(0.0, figure.value - figure.low) for figure in figures]
     above = [max(0.0, figure.high - figure.value) for figure in figures]
     return [below, above]
@@ -182,7 +182,7 @@ def colour_of(name: str) -> str:
 def draw_line(
     axes: Axes, line: Sequence[tuple[int, Figure]], look: Look, *, label: str, dashes: str = "-"
 ) -> None:
-    """Figures over a count, with the deciles of each."""
+    """Draw figures over a count, with the deciles of each figure."""
     ordered = sorted(line, key=lambda point: point[0])
     axes.errorbar(
         [count for count, _ in ordered],
@@ -218,9 +218,9 @@ def draw_flat(figures: Figures) -> Drawing | None:
 
 
 def draw_activations(figures: Figures) -> Drawing | None:
-    """Peak memory of a forward, over its tokens, for short and long rows.
+    """Draw the peak memory of a forward over its tokens, for short and long rows.
 
-    Lines that coincide remain visible: each next one is thinner, its marks smaller.
+    Each further line is thinner and has smaller marks, so lines that coincide remain visible.
     """
     found = points(figures, r"forward\.activations\.len(\d+)\.t(\d+)")
     if not found:
@@ -253,7 +253,7 @@ def draw_activations(figures: Figures) -> Drawing | None:
 
 
 def draw_cliff(figures: Figures) -> Drawing | None:
-    """The wait of callers while requests name more tasks than memory has room for."""
+    """Draw the wait of callers while requests name more tasks than fit in memory."""
     found = points(figures, r"server\.cliff\.(uniform|zipf)\.a(\d+)\.(p50|p99)_ms")
     if not found:
         return None

@@ -22,13 +22,13 @@ from typing import cast
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs" / "results" / "figures.jsonl"
 VARIABLES = ("PYTHONPATH", "OMP_NUM_THREADS")
-"""Environment variables that a command needs to measure the same."""
+"""Environment variables that belong to the command of a figure."""
 PACKAGES = ("torch", "transformers", "tokenizers", "peft")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured number with all that is needed to measure it again."""
+    """One measured number, with everything needed to measure the number again."""
 
     id: str
     value: float
@@ -125,9 +125,10 @@ class Sheet:
 def figures_parser(
     description: str | None, *, rounds: int | None = None
 ) -> argparse.ArgumentParser:
-    """The options that all benchmarks share; a benchmark adds its own before `open_sheet`.
+    """Return a parser of the shared options; a benchmark adds its own before `open_sheet`.
 
-    Without `rounds` there is no such option; some benchmarks do not measure in rounds.
+    `rounds` is the default of the option `--rounds`. None leaves the option out, for benchmarks
+    that do not measure in rounds.
     """
     parser = argparse.ArgumentParser(description=description)
     if rounds is not None:
@@ -137,14 +138,14 @@ def figures_parser(
 
 
 def open_sheet(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, Sheet]:
-    """Read the options; the figures' command names all of them, also the defaults."""
+    """Read the options; the command in the figures names every option, also the defaults."""
     options = parser.parse_args()
     rounds = getattr(options, "rounds", 1)
     return options, Sheet(command=command_of(vars(options)), file=options.figures, rounds=rounds)
 
 
 def command_of(options: Mapping[str, object]) -> str:
-    """The command line that runs this very benchmark with these options; lists are positional."""
+    """Return the command line of this benchmark with these options; lists are positional."""
     main = sys.modules["__main__"].__spec__
     words = ["python", "-m", main.name if main is not None else "benchmarks"]
     for name, value in options.items():
@@ -161,7 +162,7 @@ def _plain(value: object) -> str:
 
 
 def deciles(samples: Sequence[float]) -> tuple[float, float]:
-    """First and last decile; one sample is both."""
+    """Return the first and the last decile; a single sample is both."""
     if len(samples) == 1:
         return samples[0], samples[0]
     cuts = quantiles(samples, n=10, method="inclusive")
@@ -188,7 +189,7 @@ def latest(file: Path = FIGURES) -> dict[str, Figure]:
 
 
 def hardware() -> str:
-    """Processor, cores, memory, whether it multiplies bfloat16, and CUDA devices, in one line."""
+    """Return one line: CPU, cores, memory, native bfloat16 or not, and CUDA devices."""
     cpu = platform.processor() or platform.machine()
     cores, memory = "?", "?"
     info = Path("/proc/cpuinfo")
@@ -205,7 +206,7 @@ def hardware() -> str:
 
 
 def _cuda_devices() -> list[str]:
-    """Models of the devices, as their driver tells them."""
+    """Return the names of the CUDA devices, from their driver."""
     found = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     lines = [line for path in found for line in path.read_text().splitlines()]
     return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
@@ -216,9 +217,9 @@ def _rounded(value: float) -> float:
 
 
 def commit() -> str:
-    """Short id of the commit that was measured; marked where sources have changes.
+    """Return the short id of the measured commit, marked if the sources have changes.
 
-    Documents do not count: this very file of figures is one of them.
+    Changes of documents do not count, because the file of figures is among the documents.
     """
     found = _git("describe", "--always")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)docs")

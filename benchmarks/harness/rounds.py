@@ -27,9 +27,9 @@ class System:
 
     name: str
     answer: Callable[[], Tensor]
-    """Logits in float32, [requests, labels], in their order; of the first ones at least."""
+    """Returns float32 logits [requests, labels] in order, at least of the first requests."""
     seconds: Callable[[], float]
-    """Answers all requests once and says how long that took, by its own clock."""
+    """Answers all requests once and returns the seconds, by the system's own clock."""
     tolerance: float = FP32_TOLERANCE
 
 
@@ -38,7 +38,7 @@ class DisagreementError(Exception):
 
 
 def tolerance(dtype_name: str) -> float:
-    """Largest allowed difference of two systems at this number format, `fp32` or `bf16`."""
+    """Return the largest allowed difference of two systems in a number format, as a name."""
     return {"fp32": FP32_TOLERANCE, "bf16": BF16_TOLERANCE}[dtype_name]
 
 
@@ -49,7 +49,7 @@ def local(
     tolerance: float = FP32_TOLERANCE,
     repeats: int = 3,
 ) -> System:
-    """A system of this process; its time is the median of `repeats` runs."""
+    """Return a system of this process, whose time is the median of `repeats` runs."""
     return System(
         name=name,
         answer=answer,
@@ -80,11 +80,11 @@ def race(
     Args:
         systems: the racing systems.
         rounds: how often each system runs, after one round to warm up.
-        clocks: further times to read once per round, of work that gives no answers.
+        clocks: functions that time work without answers, called once per round.
         seed: seeds the order within rounds.
 
     Raises:
-        DisagreementError: an answer differs from the first system's by more than its tolerance.
+        DisagreementError: a system differs from the first one by more than its tolerance.
     """
     with torch.inference_mode():
         check_agreement(systems)
@@ -93,13 +93,13 @@ def race(
 
 
 def check_agreement(systems: Sequence[System]) -> None:
-    """Raise `DisagreementError` unless all systems answer as the first does."""
+    """Raise `DisagreementError` unless all systems give the answers of the first system."""
     expected = systems[0].answer()
     scale = expected.abs().max().item()
     for system in systems[1:]:
         answer = system.answer()
         difference = (answer - expected[: len(answer)]).abs().max().item() / scale
-        # Written so that NaN is a disagreement too.
+        # `not <=` makes NaN a disagreement, too.
         if not difference <= system.tolerance:
             raise DisagreementError(
                 f"{system.name} differs from {systems[0].name} by {difference:.2g} of the largest "
@@ -110,7 +110,7 @@ def check_agreement(systems: Sequence[System]) -> None:
 def interleave(
     runs: Mapping[str, Callable[[], float]], rounds: int, *, seed: int = 0, warm_up: int = 1
 ) -> Times:
-    """Call each of `runs` once a round, in shuffled order, after so many rounds that warm up."""
+    """Call each of `runs` once a round, in shuffled order, after `warm_up` uncounted rounds."""
     chance = random.Random(seed)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(warm_up + rounds):
@@ -122,10 +122,10 @@ def interleave(
 
 
 def ratios(times: Times, slow: str, fast: str) -> list[float]:
-    """Time of `slow` over time of `fast`, by round."""
+    """Return the time of `slow` divided by the time of `fast`, once per round."""
     return [above / below for above, below in zip(times[slow], times[fast], strict=True)]
 
 
 def fastest(times: Times, names: Iterable[str]) -> str:
-    """The one of `names` with the lowest median."""
+    """Return the name with the lowest median time."""
     return min(names, key=lambda name: median(times[name]))

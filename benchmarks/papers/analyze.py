@@ -1,4 +1,4 @@
-"""The papers' figures, of a sweep's results or of tasks that are trained here.
+"""The papers' figures, from the results of a sweep, or from tasks that the program trains.
 
     python -m benchmarks.papers.analyze curves sweep/ --out curves/
     python -m benchmarks.papers.analyze rsa sweep.yaml --task cola --seed 0 --out rsa/
@@ -35,7 +35,7 @@ OF_TRAINED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the findings that are asked for and print their table."""
+    """Make the requested findings and print their table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -74,7 +74,7 @@ def named_file(text: str) -> tuple[str, Path]:
     """Read one `NAME=PATH`.
 
     Raises:
-        argparse.ArgumentTypeError: the text is no such pair.
+        argparse.ArgumentTypeError: the text does not have this form.
     """
     name, _, path = text.partition("=")
     if not name or not path:
@@ -86,7 +86,7 @@ def find(options: argparse.Namespace) -> Findings:
     """Run the analysis.
 
     Raises:
-        NunatakError: results or data are missing or broken, or a run is at fault.
+        NunatakError: results or data are missing or broken, or a run cannot be trained.
         NunatakError: the method of a run does not fit the backbone.
     """
     if options.analysis in OF_RESULTS:
@@ -103,7 +103,7 @@ def find(options: argparse.Namespace) -> Findings:
 
 
 def planned(options: argparse.Namespace) -> tuple[tuple[Run, ...], RunContext]:
-    """The runs of the sweep file, and the context that trains them."""
+    """Return the chosen runs of the sweep file, and the context that trains these runs."""
     changes: dict[str, JsonValue] = {}
     if options.seed is not None:
         changes["seeds"] = [options.seed]

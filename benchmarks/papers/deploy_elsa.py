@@ -1,7 +1,7 @@
 """Memory that shared frozen layers save in a running server, next to the paper's formula.
 
-Trains each task of the Elsa sweep once more as its results say (the same data and recipe give the
-same bytes), publishes all with the same number of frozen layers, serves them from one process, and
+The benchmark trains each task of the Elsa sweep again; equal data and recipes give equal bytes. It
+publishes all tasks with the same number of frozen layers, serves the tasks from one process, and
 reads the server's ledger of resident bytes.
 """
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def mean_formula(runs: Sequence[Run], context: RunContext, *, frozen: int) -> float:
-    """The paper's formula, averaged over the tasks: their heads differ a little in size."""
+    """Return the paper's formula as a mean over the tasks, because their heads differ in size."""
     backbone = context.backbone(runs[0].backbone)
     kinds = [context.data(run.source).data for run in runs]
     heads = [
@@ -90,7 +90,7 @@ def mean_formula(runs: Sequence[Run], context: RunContext, *, frozen: int) -> fl
 def publish_all(
     runs: Sequence[Run], context: RunContext, folder: Path, results: ResultsFolder
 ) -> None:
-    """Train and publish; prints a line where a score differs from the sweep's."""
+    """Train and publish each run; print the score next to the score in the sweep."""
     known = {it.run.digest: it.outcome for it in results.records()}
     with Registry.open(folder) as registry:
         for run in runs:
@@ -104,12 +104,12 @@ def publish_all(
             )
             score = next(iter(trained.scores.values()))
             before = known.get(run.description.digest)
-            told = f"{before.score:.4f}" if isinstance(before, Finished) else "none"
-            print(f"{run_text(run.description)}: {score:.4f} (sweep: {told})", flush=True)
+            swept = f"{before.score:.4f}" if isinstance(before, Finished) else "none"
+            print(f"{run_text(run.description)}: {score:.4f} (sweep: {swept})", flush=True)
 
 
 def served_memory(folder: Path, tasks: Sequence[str], *, frozen: int) -> MemoryReport:
-    """The ledger of a server that has all tasks in memory, and the layers that they read."""
+    """Return the ledger of a server with all tasks, and the layers they read, in memory."""
     options, log = ("--backbone-layers", str(frozen)), folder / "server.log"
     with ServerProcess(folder, options=options, log=log) as server, Client(server.url) as client:
         for task in tasks:

@@ -1,9 +1,9 @@
-"""Early stopping: what the default `patience` saves of training on small data, and what it costs.
+"""Early stopping: the steps saved by the default `patience` on small data, and the lost score.
 
-Each set is cut to so few train examples that `min_steps` gives it many epochs. It is trained twice
-by the default recipe of two top layers, with `patience` null and with the default one. Both runs
-are scored on dev examples, which choose the best epoch, and on examples that neither run has seen.
-Sets that have a result in the results folder are not trained again. With `--only`, one set is
+Each set is cut to few train examples, so that `min_steps` gives many epochs. The default recipe of
+two top layers trains each set twice: with `patience` null, and with the default `patience`. Both
+runs are scored on dev examples, which choose the best epoch, and on examples that neither run has
+seen. Sets with a result in the results folder are not trained again. With `--only`, one set is
 trained and nothing is recorded.
 """
 
@@ -62,7 +62,7 @@ class Run(BaseModel):
     unseen_score: float
     seconds: float
     dev_scores: tuple[float, ...]
-    """Of the scored epochs."""
+    """The dev score of each scored epoch."""
 
 
 class Result(BaseModel):
@@ -155,7 +155,7 @@ def measured(
 
 
 def record(results: list[Result], sheet: Sheet, *, reason: str | None) -> None:
-    """Record what is saved and what it costs."""
+    """Record the saved steps and the lost score."""
     sheet.record(
         "training.early.steps",
         [sum(it.early.steps for it in results) / sum(it.full.steps for it in results)],

@@ -25,7 +25,7 @@ TARGET = 0.95
 FIRST_TARGET, LEFT_OUT = 0.9, "cola"
 """The sets of the paper's first version, without the set that freezing hurts most."""
 FULL = None
-"""Stands for full fine-tuning where others have a number of frozen layers."""
+"""The number of frozen layers that stands for full fine-tuning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class ElsaTable:
 
     @property
     def tasks(self) -> list[str]:
-        """All that have a baseline."""
+        """The tasks with scores of full fine-tuning."""
         return sorted(task for task, frozen in self.scores if frozen is FULL)
 
     @property
@@ -55,7 +55,7 @@ class ElsaTable:
         return mean(self.scores[task, frozen]) / mean(self.scores[task, FULL])
 
     def average(self, frozen: int, *, without: str | None = None) -> float:
-        """The same, averaged over tasks, maybe without one."""
+        """Return the mean of `relative` over all tasks, except the task `without`."""
         tasks = [task for task in self.tasks if task != without]
         return mean(self.relative(task, frozen) for task in tasks)
 
@@ -65,7 +65,7 @@ class ElsaTable:
         return max(kept, default=None)
 
     def markdown(self) -> str:
-        """Mean and deviation of each task, and relative performance in percent."""
+        """Return mean and deviation of each task, and relative performance in percent."""
         names = [f"frozen {frozen}" for frozen in self.depths]
         rows = [
             [task, self.metrics[task], _spread(self.scores[task, FULL])]
@@ -83,7 +83,7 @@ class ElsaTable:
 
 
 def elsa_table(records: Sequence[RunRecord]) -> ElsaTable:
-    """Arrange the runs that finished; tasks without a full one are left out."""
+    """Return the table of the finished runs; tasks without full fine-tuning are left out."""
     scores: defaultdict[tuple[str, int | None], list[float]] = defaultdict(list)
     metrics: dict[str, str] = {}
     for record in records:
@@ -98,7 +98,7 @@ def elsa_table(records: Sequence[RunRecord]) -> ElsaTable:
 
 
 def draw_relative(table: ElsaTable) -> Figure:
-    """Relative performance over frozen layers, a line a task, as the paper's figure 1."""
+    """Draw relative performance over frozen layers, one line per task, as the paper's figure 1."""
     drawing = Figure(figsize=(7, 5.4), layout="constrained")
     axes = drawing.subplots()
     axes.set_prop_cycle(LOOKS)

@@ -24,13 +24,13 @@ SFT = "dropout 0.2"
 
 
 def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
-    """The settings that have scores, standard fine-tuning first."""
+    """Return the settings with scores, standard fine-tuning first."""
     cells = [cell for cell in cells_of(records) if cell.scores]
     return sorted(cells, key=lambda cell: (cell.axes[VARIANT] != SFT, cell.axes[VARIANT]))
 
 
 def graddrop_markdown(cells: Sequence[Cell]) -> str:
-    """One row per variant: mean and deviation per task, and the average compared with SFT's."""
+    """Return a row per variant: mean and deviation per task, and the average next to SFT's."""
     by_key = {(cell.axes[VARIANT], cell.axes[TASK]): cell for cell in cells}
     tasks = sorted({task for _, task in by_key})
     variants = list(dict.fromkeys(variant for variant, _ in by_key))
@@ -47,12 +47,12 @@ def graddrop_markdown(cells: Sequence[Cell]) -> str:
 
 
 def average(cells: dict[tuple[str, str], Cell], variant: str, tasks: Sequence[str]) -> float:
-    """Mean over tasks of the mean over seeds."""
+    """Return the mean over tasks of the mean over seeds."""
     return mean(mean(cells[variant, task].scores) for task in tasks)
 
 
 def draw_curves(cells: Sequence[Cell]) -> Figure:
-    """Dev score over epochs, a panel a task, standard fine-tuning in black."""
+    """Draw dev score over epochs, one panel per task, with standard fine-tuning in black."""
     drawing, panels = panels_by_task(cells)
     for axes, (task, members) in panels:
         for cell in members:

@@ -56,12 +56,12 @@ class Result:
 
     @property
     def recorded(self) -> float:
-        """The manifest's metric."""
+        """The metric in the manifest."""
         return self.outcome.manifest.metrics[0].value
 
     @property
     def agrees(self) -> bool:
-        """Whether both are the same to four decimals."""
+        """Whether both metrics are equal to four decimals."""
         return round(self.served, 4) == round(self.recorded, 4)
 
 
@@ -99,7 +99,7 @@ TASKS = (
 
 
 def main() -> None:
-    """Train, serve, ask, compare; exit 1 if a served metric is not the recorded one."""
+    """Train, serve and score all tasks; exit 1 if a served metric differs from the recorded one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--registry", type=Path, help="keep the trained tasks here")
@@ -176,7 +176,7 @@ def serve_all(registry: Path, data: Path) -> dict[str, float]:
 
 
 def dev_examples(folder: Path) -> list[tuple[str | tuple[str, str], str]]:
-    """Texts or pairs with their labels, read without any code that trained."""
+    """Return texts or pairs with their labels, read without the code of the training package."""
     with gzip.open(folder / "dev.jsonl.gz", "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     return [

@@ -1,6 +1,7 @@
-"""The papers' tables, from the results of their sweeps alone: `docs/results/papers.md`.
+"""The papers' tables, only from the results of their sweeps: `docs/results/papers.md`.
 
-Can be run while the sweeps go on; a table that has no results says how to get them.
+The program can run during the sweeps. In place of a table without results, the page has the command
+that makes them.
 """
 
 import argparse
@@ -34,7 +35,7 @@ SWEEPS = Path(__file__).parent
 PAGE = FIGURES.parent / "papers.md"
 PLOTS = FIGURES.parent / "plots"
 READING = SWEEPS / "findings.md"
-"""The conclusions of the tables; people write them once there are results."""
+"""The conclusions of the tables, written by a person after the sweeps."""
 HEAD = """# The papers' tables
 
 MiniLM (6 layers, width 384), trained by `nunatak sweep` on capped data sets. Unless noted, scores
@@ -77,7 +78,7 @@ def main() -> None:
 
 
 def elsa_part(records: Sequence[RunRecord]) -> str:
-    """Table, plot and operating point."""
+    """Return table, plot and operating point."""
     if not records:
         return ""
     table = elsa_table(records)
@@ -96,7 +97,7 @@ def elsa_part(records: Sequence[RunRecord]) -> str:
 
 
 def savings() -> str:
-    """The measurement of a deployment, if there is one, next to the formula."""
+    """Return the measured savings of a deployment, if there are any, next to the formula."""
     figures = latest()
     if not {DEPLOYED, FORMULA} <= figures.keys():
         return ""
@@ -109,7 +110,7 @@ def savings() -> str:
 
 
 def adapter_sections(records: Sequence[RunRecord]) -> str:
-    """Gains over full fine-tuning; mixout and pretraining, each off and on."""
+    """Return the gains over full fine-tuning, and mixout and pretraining, each off and on."""
     plain = [it for it in records if not _is_mixed(it) and it.run.recipe.tapt is None]
     gained = ""
     if plain:
@@ -139,13 +140,13 @@ def _is_mixed(record: RunRecord) -> bool:
 
 
 def _off_and_on(off: Sequence[RunRecord], on: Sequence[RunRecord]) -> list[RunRecord]:
-    """Runs with an option, each after the runs without it on the same tasks by the same methods."""
+    """Return the runs with an option, after the runs without it on the same tasks and methods."""
     compared = {(it.run.task, it.run.recipe.method) for it in on}
     return [*(it for it in off if (it.run.task, it.run.recipe.method) in compared), *on]
 
 
 def robustness_section(records: Sequence[RunRecord]) -> str:
-    """Box plots over learning rates."""
+    """Return box plots over learning rates."""
     text = ""
     if records:
         findings = analyze_robustness(records)
@@ -156,7 +157,7 @@ def robustness_section(records: Sequence[RunRecord]) -> str:
 
 
 def inside_section(folder: Path) -> str:
-    """Effects of training: similarity by layer, and the loss around the trained parameters."""
+    """Return the similarity by layer, and the loss around the trained parameters."""
     text = "## Inside the models\n\nSST-2 at 1k examples, seed 0, by the recipes of adapter.yaml.\n"
     rsa, landscape = folder / "rsa" / "rsa.csv", folder / "landscape" / "landscape.csv"
     if rsa.exists():
@@ -182,14 +183,14 @@ def inside_section(folder: Path) -> str:
 
 
 def read_points(table: Path) -> list[tuple[str, float, float]]:
-    """The rows of an analysis with a run and two numbers in each."""
+    """Read the rows of an analysis: a run and two numbers each."""
     with table.open(encoding="utf-8", newline="") as file:
         _, *rows = csv.reader(file)
     return [(run, float(place), float(value)) for run, place, value in rows]
 
 
 def by_layer(points: Sequence[tuple[str, float, float]]) -> str:
-    """One row a run and one column a layer, from run, layer and similarity."""
+    """Return a table with a row per run and a column per layer; points are run, layer, value."""
     layers = list(dict.fromkeys(layer for _, layer, _ in points))
     found = {(run, layer): value for run, layer, value in points}
     runs = dict.fromkeys(run for run, _, _ in points)
@@ -200,7 +201,7 @@ def by_layer(points: Sequence[tuple[str, float, float]]) -> str:
 
 
 def graddrop_section(records: Sequence[RunRecord]) -> str:
-    """Averages by variant, and curves."""
+    """Return the averages by variant, and the curves."""
     text = ""
     cells = graddrop_cells(records)
     if cells:
@@ -211,7 +212,7 @@ def graddrop_section(records: Sequence[RunRecord]) -> str:
 
 
 def section(title: str, name: str, records: Sequence[RunRecord], text: str) -> str:
-    """One table with its sweep file, the share of finished runs, and the time they took."""
+    """Return a table with its sweep file, the share of finished runs, and their time."""
     sweep = (SWEEPS / f"{name}.yaml").read_text(encoding="utf-8")
     if not records:
         return not_measured(title, name)
@@ -227,7 +228,7 @@ def section(title: str, name: str, records: Sequence[RunRecord], text: str) -> s
 
 
 def not_measured(title: str, name: str) -> str:
-    """In place of a part without results: the command that makes them."""
+    """Return the text for a part without results: the command that makes the results."""
     return f"## {title}: not measured\n\n`make papers ONLY={name} DATA=folder`\n"
 
 
@@ -240,7 +241,7 @@ def _records(folder: Path) -> list[RunRecord]:
 
 
 def _plot(drawing: Figure, name: str, alt: str) -> str:
-    """Write a plot, and return what shows it in the page."""
+    """Write a plot; return the Markdown of its image."""
     drawing.savefig(PLOTS / name, metadata={"Date": None})  # pyright: ignore[reportUnknownMemberType]
     return f"![{alt}](plots/{name})\n"
 

@@ -1,13 +1,13 @@
 """Training: the top 3 of 12 layers, here and with transformers' Trainer, in turns.
 
-A backbone of BERT-base shape with random weights learns to tell texts by which half of the
-vocabulary their words come from. Lengths are ragged (lognormal). Trainer pads each batch to its
-longest text, as it usually does; optimizer, rates, schedule, batches, epochs and evaluation are the
-same. Each of our runs begins without trunk states; a sweep shares them between its runs.
+The backbone has the shape of BERT base and random weights. The label of a text is the half of the
+vocabulary from which most of its words come. Lengths are log-normal. Trainer pads each batch to its
+longest text, which is its default. Optimizer, rates, schedule, batches, epochs and evaluation are
+the same. Each of our runs begins without trunk states. A sweep shares the states between its runs.
 
-Nothing warms up before: a run takes many seconds.
+No run warms up, because a run takes many seconds.
 
-The dev scores are printed and must differ by no more than chance allows, or nothing is recorded.
+The dev scores are printed. If they differ by more than chance allows, nothing is recorded.
 """
 
 # transformers and torch type some of their functions partly.
@@ -57,7 +57,7 @@ WORDS = 8
 LEARNING_RATES, SEEDS = (5e-5, 1e-4, 2e-4, 3e-4, 5e-4), (0, 1, 2)
 LEARNING_RATE = 1e-4
 SCORE_TOLERANCE = 0.25
-"""Two standard errors of a difference between accuracies on 32 texts, at one half."""
+"""Two standard errors of the difference of two accuracies of one half on 32 texts."""
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -70,7 +70,7 @@ class Ran:
 
 
 def main() -> None:
-    """Race single runs and sweeps, and record how many times faster ours are."""
+    """Race single runs and sweeps, and record our speed-ups."""
     _, sheet = open_sheet(figures_parser(__doc__, rounds=2))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     with TemporaryDirectory() as name:
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def check_scores(scores: dict[str, list[float]]) -> None:
-    """Stop unless the dev scores of ours and the frozen Trainer differ by chance only."""
+    """Stop unless our dev scores equal those of Trainer with frozen layers, up to chance."""
     for ours, theirs in (("nunatak", "trainer_frozen"), ("nunatak sweep", "trainer sweep")):
         difference = abs(mean(scores[ours]) - mean(scores[theirs]))
         if difference > SCORE_TOLERANCE:
@@ -129,7 +129,7 @@ def check_scores(scores: dict[str, list[float]]) -> None:
 
 
 def save_backbone(folder: Path) -> PreTrainedTokenizerFast:
-    """Write a BERT of base shape with random weights and one token a word."""
+    """Write a model of BERT base's shape with random weights; each word is one token."""
     vocabulary = {word: index for index, word in enumerate((*SPECIAL, *map(_word, range(WORDS))))}
     rust = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))  # noqa: S106 - a token, no secret
     rust.pre_tokenizer = Whitespace()
@@ -144,7 +144,7 @@ def save_backbone(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def make_data(num_train: int) -> TaskData:
-    """Texts of ragged length; the label is the half of the vocabulary that most words are from."""
+    """Return texts of log-normal lengths; the label is the vocabulary's half with most words."""
     lengths = lognormal_lengths(num_train + NUM_DEV)
     source = random.Random(0)
     examples = tuple(
@@ -169,7 +169,7 @@ def _word(number: int) -> str:
 
 
 def recipe_of(*, rate: float = LEARNING_RATE, seed: int = 0) -> Recipe:
-    """The recipe that Trainer's arguments below spell out too."""
+    """Return our recipe; the arguments of Trainer below have the same values."""
     changes = {
         "epochs": EPOCHS,
         "batch_size": BATCH_SIZE,
@@ -192,7 +192,7 @@ def train_ours(
     rate: float = LEARNING_RATE,
     seed: int = 0,
 ) -> Ran:
-    """One run; without `trunks` it computes its own states."""
+    """Train once; without `trunks`, the run computes its own trunk states."""
     started = time.perf_counter()
     recipe = recipe_of(rate=rate, seed=seed)
     trained = fit_task(data, recipe, backbone, report=SilentReport(), trunks=trunks)
@@ -200,7 +200,7 @@ def train_ours(
 
 
 def sweep_ours(data: TaskData, backbone: Backbone) -> Ran:
-    """All learning rates and seeds, on one cache that is empty at first."""
+    """Train with all learning rates and seeds, on one cache that is empty at first."""
     with TemporaryDirectory() as folder:
         store = DiskTrunkStore(Path(folder))
         return _total(
@@ -218,7 +218,7 @@ def train_theirs(
     rate: float = LEARNING_RATE,
     seed: int = 0,
 ) -> Ran:
-    """One run of Trainer; the embeddings and so many layers get no gradients, None freezes none."""
+    """Run Trainer once; freeze the embeddings and the lowest `num_frozen` layers, or nothing."""
     torch.manual_seed(seed)
     model = BertForSequenceClassification.from_pretrained(folder, num_labels=2)
     if num_frozen is not None:
@@ -260,7 +260,7 @@ def train_theirs(
 
 
 def sweep_theirs(folder: Path, tokenizer: PreTrainedTokenizerFast, data: TaskData) -> Ran:
-    """All learning rates and seeds, one after another."""
+    """Train with all learning rates and seeds, one after another."""
     frozen = NUM_LAYERS - TUNED_LAYERS
     return _total(
         train_theirs(folder, tokenizer, data, num_frozen=frozen, rate=rate, seed=seed)

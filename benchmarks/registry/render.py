@@ -1,4 +1,4 @@
-"""Renders what `make torture` recorded as docs/results/registry.md."""
+"""Renders the figures of `make torture` as docs/results/registry.md."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
 """Fault injection into the registry: the long form of tests/torture, with its figures.
 
-Each campaign prints the injected faults, the survived ones, and the lost, wrong or dangling data,
-with its seed. Kills and damage run on a file system in memory where there is one: a killed process
-loses no page cache, so no disk is needed. Races and timings run on the disk.
+Each campaign prints its seed, the injected faults, the survived faults, and the lost, wrong or
+dangling data. Kills and damage run on a file system in memory, if the machine has one: a killed
+process loses no page cache, so no disk is needed. Races and timings run on the disk.
 """
 
 import argparse
@@ -46,7 +46,7 @@ Campaign = Callable[[], bool]
 
 
 def main() -> int:
-    """Run the campaigns that were asked for; return 1 if any found something."""
+    """Run the requested campaigns; return 1 if a campaign found a fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=[*CAMPAIGNS])
     passed = [CAMPAIGNS[name]() for name in parser.parse_args().only]
@@ -86,7 +86,7 @@ def kills_on_postgresql() -> bool:
 
 
 def steps() -> bool:
-    """A kill at every step, an error at every call (once, and from there on), and durable order."""
+    """Kill at every step, fail every call (once, and from there on), and check durable order."""
     with scratch(in_memory=True) as folder, fork_server(with_faults=True) as forks:
         bench = Bench(forks, folder)
         killed = strike_every_step(
@@ -109,7 +109,7 @@ def steps() -> bool:
 
 
 def controls() -> bool:
-    """Planted bugs; each must be caught by the check that is there for it."""
+    """Plant bugs; the check for each bug must find it."""
     with (
         scratch(in_memory=True) as folder,
         fork_server(with_faults=True) as forks,
@@ -180,7 +180,7 @@ def concurrency() -> bool:
 
 
 def scale() -> bool:
-    """A registry of 10,000 versions compared with one of 100."""
+    """Compare a registry of 10,000 versions with a registry of 100 versions."""
     with scratch(in_memory=False) as folder:
         fill(folder / "small", 100)
         fill(folder / "large", NUM_VERSIONS)
@@ -250,7 +250,7 @@ def _race(location: str, folder: Path, *, operations: int) -> Tally:
 
 
 def command_of(campaign: Campaign) -> str:
-    """Return what runs one campaign alone."""
+    """Return the command that runs one campaign alone."""
     return f"make torture ONLY={campaign.__name__}"
 
 

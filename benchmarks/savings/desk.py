@@ -1,4 +1,4 @@
-"""The desk of a part of the savings report: its workplace, its extent, its results' folder."""
+"""The common arguments of the parts of the savings report: folders, sizes, cores and options."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ from nunatak_model import Backbone, load_backbone
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much of everything is measured."""
+    """The sizes of all measurements."""
 
     ours: Mapping[Shape, tuple[int, ...]]
     """Numbers of tasks of our server's memory lines."""
     copies: Mapping[Shape, tuple[int, ...]]
-    """Numbers of full models; beyond the last, lines are extrapolated."""
+    """Numbers of full models; the lines are extrapolated beyond the last number."""
     processes: tuple[int, ...]
     saved_shape: Shape
     saved_tasks: tuple[int, ...]
     saved_frozen: tuple[int, ...]
     settling_s: float
-    """Between the last answer and a look at the memory."""
+    """Seconds between the last answer and the measurement of the memory."""
     race_tasks: int
     racers: tuple[System, ...]
     race_effort: Effort
@@ -36,7 +36,7 @@ class Extent:
     many: tuple[int, ...]
     many_seconds: float
     many_burst: int
-    """Requests that come at once to see how many are answered a second."""
+    """Requests that are sent at once to measure the answers per second."""
     fan_out: tuple[int, ...]
     rounds: int
 
@@ -85,7 +85,7 @@ SMOKE = Extent(
     fan_out=(1, 2),
     rounds=1,
 )
-"""The same code in seconds; its figures mean nothing."""
+"""Sizes for a run of a few seconds that only tests the code; the figures mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Desk:
     """The arguments of every part."""
 
     work: Path
-    """Backbones, registries and exported tasks; made on demand, kept for the next run."""
+    """Folder of backbones, registries and exported tasks: made on demand, kept for later runs."""
     out: Path
     sheet: Sheet
     extent: Extent
@@ -103,7 +103,7 @@ class Desk:
     resumes: bool = False
 
     def backbone(self, shape: Shape) -> Backbone:
-        """A backbone, loaded."""
+        """Load a backbone."""
         return load_backbone(backbone_folder(shape, self.work / "backbones"))
 
     def deployment(
@@ -146,7 +146,7 @@ class Desk:
         )
 
     def is_done(self, name: str) -> bool:
-        """Whether an earlier run left this result, and this run continues from it."""
+        """Whether this run resumes an earlier one that has left this result."""
         return self.resumes and (self.out / f"{name}.json").exists()
 
     def keep(self, name: str, result: AnyResult) -> None:

@@ -1,4 +1,4 @@
-"""Fan-out over HTTP: one text asked of T tasks in one request, against T requests of one each."""
+"""Fan-out over HTTP: one request for T tasks, compared with T requests for one task each."""
 
 import random
 import time
@@ -13,7 +13,10 @@ SCENARIO = Scenario(name="fanout", texts=NormalLengths(mean=32, deviation=0))
 
 
 def speed_ups(deployment: Deployment, counts: Sequence[int], *, rounds: int) -> list[list[float]]:
-    """By round: time of T single requests over one request with T tasks; all texts are new."""
+    """Return by round, for each T, the time of T single requests divided by that of one request.
+
+    All texts are new.
+    """
     texts = text_source(SCENARIO, random.Random(0))
     with running(System.NUNATAK, deployment) as started:
         (address,) = set(started.addresses.values())
@@ -25,7 +28,7 @@ def speed_ups(deployment: Deployment, counts: Sequence[int], *, rounds: int) -> 
 
 
 def bound(num_tasks: int, num_layers: int, own_layers: int) -> float:
-    """Speed-up if all layers cost the same and nothing else did: T L / ((L - k) + T k)."""
+    """Return the speed-up if only layers cost time, each the same: T L / ((L - k) + T k)."""
     return num_tasks * num_layers / (num_layers - own_layers + num_tasks * own_layers)
 
 
@@ -40,7 +43,7 @@ def _round(
         together = time.perf_counter() - began
         began = time.perf_counter()
         for number, task in enumerate(tasks[:count]):
-            # Each its own text: a server that remembers texts would share the trunk here too.
+            # Each request has its own text: for equal texts, a cache would share the trunk, too.
             client.predict(task, f"{other} {number}")
         ratios.append((time.perf_counter() - began) / together)
     return ratios

@@ -1,4 +1,4 @@
-"""Memory of whole systems over the number of their tasks, seen from outside their processes."""
+"""Memory of whole systems over the number of their tasks, measured outside their processes."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
-from benchmarks.savings.askers import asking
+from benchmarks.savings.clients import client_of
 from benchmarks.savings.results import MemoryPoint
 from benchmarks.savings.systems import Deployment, Started, System, running
 from nunatak_client import Client
@@ -27,7 +27,7 @@ class Footprint:
 def footprint(
     system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
 ) -> Footprint:
-    """Memory with so many tasks, two numbers at least; and bytes per task by regression."""
+    """Measure the memory at `counts` tasks, two counts at least; fit the bytes per task."""
     points = memory_points(system, deployment, counts, settling_s=settling_s)
     tasks = [float(it.tasks) for it in points]
     line = linear_regression(tasks, [float(it.pss_bytes) for it in points])
@@ -37,9 +37,9 @@ def footprint(
 def memory_points(
     system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
 ) -> list[MemoryPoint]:
-    """PSS, RSS and USS with so many tasks, each asked once.
+    """Return PSS, RSS and USS at each of `counts` tasks, after one request to each task.
 
-    Our server takes its tasks one after another; a baseline is started anew with each number.
+    Our server loads its tasks one after another. A baseline is started again for each count.
     """
     if system.is_ours:
         return _of_one_server(deployment, counts, settling_s)
@@ -47,7 +47,7 @@ def memory_points(
 
 
 def runtime_bytes(system: System, tiny: Deployment, *, settling_s: float) -> int:
-    """PSS of a system with next to no weights: interpreter, libraries, threads."""
+    """Return the PSS of a system almost without weights: interpreter, libraries, threads."""
     weights = (tiny.backbone / "model.safetensors").stat().st_size
     with running(system, tiny) as started:
         return _asked(started, tiny.tasks, settling_s).pss_bytes - weights
@@ -82,12 +82,12 @@ def _asked(
     started: Started, tasks: Sequence[str], settling_s: float, *, count: int | None = None
 ) -> MemoryPoint:
     async def ask() -> None:
-        async with asking(started) as asker:
+        async with client_of(started) as client:
             for task in tasks:
-                await asker.ask([task], TEXT)
+                await client.ask([task], TEXT)
 
     asyncio.run(ask())
-    # Our server returns what loads have freed some seconds later; every system gets them.
+    # Our server returns memory freed by loads some seconds later. Every system gets this time.
     time.sleep(settling_s)
     pss, rss, uss = started.memory()
     return MemoryPoint(

@@ -1,6 +1,7 @@
-"""Very many tasks in one server: throughput, memory and start-up over their number.
+"""Very many tasks in one server: throughput, memory and start-up over the number of tasks.
 
-First with room for all of them, then with room for a part, where requests for the others load.
+The server first has memory for all tasks. Then the server has memory for a part of the tasks, and
+requests for the others load them.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import httpx
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.savings.askers import asking
+from benchmarks.savings.clients import client_of
 from benchmarks.savings.race import ask_at, burst_rate
 from benchmarks.savings.results import ManyPoint
 from benchmarks.savings.systems import Deployment, Started, System, running
@@ -24,14 +25,14 @@ from nunatak_server.residency.memory import size_in_memory
 
 POPULARITIES: dict[str, Popularity] = {"uniform": Uniform(), "zipf1": Zipf(exponent=1.0)}
 LOADERS = 4
-"""Tasks that are asked to load at once; the server has two threads for it."""
+"""Loads that are requested at once; the server has two load threads."""
 HALF = 0.5
 """Latencies are measured at this share of the throughput."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """A server that has taken in so many tasks."""
+    """A server after its loads, with the number of loaded tasks."""
 
     tasks: int
     pss_bytes: int
@@ -41,9 +42,9 @@ class Filled:
 def measure_many(
     deployment: Deployment, counts: Sequence[int], *, rounds: int, seconds: float, burst: int
 ) -> tuple[list[ManyPoint], dict[str, list[list[float]]]]:
-    """Fill one server step by step, then ask the first few, more, and all of its tasks in turns.
+    """Load all tasks step by step; then measure the first `counts` tasks in turns.
 
-    Returns the points, and by popularity the throughput of every round at each number of tasks.
+    Returns the points, and by popularity the throughput of every round at each count.
     """
     began = time.monotonic()
     with running(System.NUNATAK, deployment) as started:
@@ -55,7 +56,7 @@ def measure_many(
             scenario = Scenario(
                 name=name, popularity=popularity, texts=NormalLengths(), duration_s=seconds
             )
-            # Before batches of many sizes have run, the server does not know which sizes pay off.
+            # The server must run batches of many sizes before it knows the efficient sizes.
             _throughput(started, scenario, deployment.tasks, seed=rounds, burst=burst)
             for number in range(rounds):
                 rates[name].append(
@@ -73,7 +74,7 @@ def measure_many(
 def measure_cold(
     deployment: Deployment, *, room: int, seconds: float, burst: int
 ) -> list[ManyPoint]:
-    """Send requests to all tasks of a server with room for `room` of them, of equal size."""
+    """Measure all tasks on a server with memory for `room` of them; tasks have equal size."""
     with Registry.open(deployment.registry) as registry:
         num_bytes = size_in_memory(registry.resolve(deployment.tasks[0]), dtype=torch.float32)
     options = (*deployment.options, "--task-memory-bytes", str(room * num_bytes))
@@ -94,14 +95,14 @@ def measure_cold(
 
 
 def start_seconds(deployment: Deployment) -> float:
-    """Seconds from the start of a server until it takes requests."""
+    """Return the seconds from the start of a server until it accepts requests."""
     began = time.monotonic()
     with running(System.NUNATAK, deployment):
         return time.monotonic() - began
 
 
 def fill(started: Started, tasks: Sequence[str]) -> Filled:
-    """Load all of these tasks through HTTP."""
+    """Load the tasks through HTTP."""
     (address,) = set(started.addresses.values())
 
     async def load_all() -> None:
@@ -124,8 +125,8 @@ def _throughput(
     started: Started, scenario: Scenario, tasks: Sequence[str], *, seed: int, burst: int
 ) -> float:
     async def ask() -> float:
-        async with asking(started) as asker:
-            return await burst_rate(asker, scenario, tasks, seed=seed, requests=burst)
+        async with client_of(started) as client:
+            return await burst_rate(client, scenario, tasks, seed=seed, requests=burst)
 
     return asyncio.run(ask())
 
@@ -142,9 +143,9 @@ def _point(
     before = _loads(started)
 
     async def ask() -> Latency | None:
-        async with asking(started) as asker:
+        async with client_of(started) as client:
             samples = await ask_at(
-                asker, scenario, tasks, HALF * rate_per_s, seconds=scenario.duration_s, seed=7
+                client, scenario, tasks, HALF * rate_per_s, seconds=scenario.duration_s, seed=7
             )
             loaded.append((_loads(started) - before) / max(len(samples), 1))
             answered.extend(it.response_ms for it in samples if it.error is None)

@@ -63,7 +63,7 @@ def memory(desk: Desk) -> None:
         if desk.extent.processes:
             few = tuple(it for it in desk.extent.processes if it <= max(copies))
             systems |= {System.PROCESSES_PRIVATE: few, System.PROCESSES_MAPPED: few}
-        # Last: its result says that the shape is done.
+        # Measured last: this result marks the shape as done.
         systems[System.FULL_MODELS] = copies
         for system, numbers in systems.items():
             line = footprint(system, apart, numbers, settling_s=desk.extent.settling_s)
@@ -71,11 +71,11 @@ def memory(desk: Desk) -> None:
 
 
 def saved(desk: Desk) -> None:
-    """The paper's table in deployment: growth of our server against as many full models.
+    """Measure the paper's table in deployment: the growth of our server against full models.
 
-    The formula counts parameters, so the models have theirs in memory, as after a while of traffic.
-    A second figure compares with models whose files are mapped and whose embeddings no text has
-    touched yet. Our server holds the backbone layers that its tasks read.
+    The formula counts parameters. The full models therefore have all their parameters in memory, as
+    after some traffic. A second figure compares with models whose files are mapped, and whose
+    embeddings are hardly read yet. Our server holds the backbone layers that its tasks read.
     """
     shape, extent = desk.extent.saved_shape, desk.extent
     backbone = desk.backbone(shape)
@@ -127,7 +127,7 @@ def saved(desk: Desk) -> None:
 def _grown(
     system: System, deployment: Deployment, nothing: Deployment, extent: Extent
 ) -> list[int]:
-    """Bytes of a baseline with so many tasks, beyond its runtime alone."""
+    """Return the bytes of a baseline at each number of tasks, without its runtime."""
     settling_s = extent.settling_s
     alone = runtime_bytes(system, nothing, settling_s=settling_s)
     grown = memory_points(system, deployment, extent.saved_tasks, settling_s=settling_s)
@@ -135,7 +135,7 @@ def _grown(
 
 
 def races(desk: Desk) -> None:
-    """Throughput at the p99 objective of all systems, in turns; rounds add up over runs."""
+    """Race all systems, in turns, for the throughput that keeps the p99 objective."""
     count = desk.extent.race_tasks
     own = 2 if count > 2 else 1
     for workload, common in desk.extent.common_rates_per_s.items():
@@ -181,7 +181,7 @@ def races(desk: Desk) -> None:
 
 
 def many(desk: Desk) -> None:
-    """Throughput of very many tasks compared with a few, in one server."""
+    """Compare the throughput of very many tasks with that of a few, in one server."""
     counts = desk.extent.many
     shape = _race_shape(desk)
     wanted = plans(max(counts), (LORA,), prefix="many", head=SMALL_HEAD)
@@ -221,7 +221,7 @@ def many(desk: Desk) -> None:
 
 
 def fan_out(desk: Desk) -> None:
-    """Speed-up of asking T tasks in one request, over HTTP, against its bound."""
+    """Measure the speed-up of one request for T tasks, over HTTP, next to its bound."""
     shape, counts, own = _race_shape(desk), desk.extent.fan_out, 1
     layers = desk.backbone(shape).config.num_layers
     deployment = desk.deployment(

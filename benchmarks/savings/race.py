@@ -1,9 +1,9 @@
-"""Races of whole systems: the highest rate of requests whose p99 keeps the objective, in turns.
+"""Races of whole systems, in turns: the highest request rate whose p99 keeps the objective.
 
-One round starts every system once, in shuffled order, alone on its cores. A burst shows the
-system's highest rate. Lower rates are then tried in the open loop until one keeps the objective;
-then a rate halfway up to the last failed one is tried. A rate that keeps the objective in a short
-trial must also keep it for as many requests as a p99 needs.
+One round starts every system once, in shuffled order, alone on its cores. A burst shows the highest
+rate of the system. Then the race tries lower and lower rates in the open loop, until a rate keeps
+the objective, and at last the mean of this rate and the last failed one. A rate that keeps the
+objective in a short trial must also keep it for as many requests as a p99 needs.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from benchmarks.savings.askers import answers, asking
+from benchmarks.savings.clients import answers, client_of
 from benchmarks.savings.results import Rate, Round
 from benchmarks.savings.systems import Deployment, Started, System, running
-from nunatak_loadtest.generator import Asker, drive, drive_open
+from nunatak_loadtest.generator import LoadClient, drive, drive_open
 from nunatak_loadtest.report import LAG_LIMIT_MS, Verdict
 from nunatak_loadtest.samples import Latency, Sample, percentile
 from nunatak_loadtest.scenario import Poisson, Scenario
@@ -25,11 +25,11 @@ from nunatak_loadtest.traffic import Planned, Requests
 BURST = 64
 """Requests sent at once to find the highest rate of a system."""
 WARM_AFTER_S = 5.0
-"""A burst that takes longer needs no other before it."""
+"""A burst of more seconds needs no earlier burst to warm up."""
 STEPS = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
-"""Shares of the highest rate that are tried, until one keeps the objective."""
+"""Shares of the highest rate to try, until one of these rates keeps the objective."""
 AGREEMENT, AGREEMENT_BFLOAT16 = 2e-3, 5e-2
-"""Largest difference of two systems' probabilities, both in float32, or one in bfloat16."""
+"""Largest difference of two systems' probabilities: in float32, and with one in bfloat16."""
 
 
 class DisagreementError(Exception):
@@ -38,16 +38,17 @@ class DisagreementError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long a rate is asked for."""
+    """The durations of the trials of a rate."""
 
     look_s: float
-    """Before it may be refused."""
+    """Seconds of the first trial of a rate."""
     requests: int
-    """Before it is believed, if they come within `longest_s`."""
+    """Requests of the longer trial of a rate that kept the objective in the first trial."""
     longest_s: float
+    """Most seconds of the longer trial, also if it has fewer requests."""
 
     def seconds_to_believe(self, rate_per_s: float) -> float:
-        """How long a rate is asked for that kept the objective at first sight."""
+        """Return the seconds of the longer trial of a rate."""
         return min(self.longest_s, max(self.look_s, self.requests / rate_per_s))
 
 
@@ -58,7 +59,7 @@ class Turn:
     best: Round
     rates: tuple[Rate, ...]
     common_ms: tuple[float, ...]
-    """Response times at the rate that every system is asked at."""
+    """Response times at the rate that is common to all systems."""
 
 
 def run_round(
@@ -70,7 +71,7 @@ def run_round(
     common_rate_per_s: float,
     seed: int,
 ) -> Mapping[System, Turn]:
-    """Let every system take its turn.
+    """Measure every system once, in shuffled order.
 
     Raises:
         DisagreementError: two systems answer differently.
@@ -91,8 +92,8 @@ def run_round(
 
 
 def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
-    """Raise `DisagreementError` unless all systems say the same."""
-    # A rounded one comes last, so that none is held against it.
+    """Raise `DisagreementError` unless all systems give the same probabilities."""
+    # The bfloat16 system comes last, so that no system is compared with rounded answers.
     exact_first = sorted(said.items(), key=lambda item: item[0] is System.NUNATAK_BFLOAT16)
     (first, expected), *others = exact_first
     for system, given in others:
@@ -100,7 +101,7 @@ def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
         difference = max(abs(a - b) for a, b in pairs)
         is_rounded = system is System.NUNATAK_BFLOAT16
         allowed = AGREEMENT_BFLOAT16 if is_rounded else AGREEMENT
-        # Written so that NaN is a disagreement too.
+        # `not <=` makes NaN a disagreement, too.
         if not difference <= allowed:
             raise DisagreementError(
                 f"{system} and {first} differ by {difference:.2g} in a probability, at most "
@@ -111,26 +112,26 @@ def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
 async def take_turn(
     started: Started, scenario: Scenario, effort: Effort, *, common_rate_per_s: float, seed: int
 ) -> Turn:
-    """Find the highest rate, then ask at the common one."""
-    async with asking(started) as asker:
+    """Find the highest rate that keeps the objective; then measure at the common rate."""
+    async with client_of(started) as client:
         tasks = tuple(started.addresses)
-        most_per_s = await burst_rate(asker, scenario, tasks, seed=seed)
+        most_per_s = await burst_rate(client, scenario, tasks, seed=seed)
         trials = list[tuple[Rate, Round]]()
         for number, share in enumerate(STEPS):
             rate_per_s = most_per_s * share
             trials.append(
-                await try_rate(asker, scenario, tasks, effort, rate_per_s, seed=seed + number)
+                await try_rate(client, scenario, tasks, effort, rate_per_s, seed=seed + number)
             )
             if trials[-1][0].met:
                 break
         if len(trials) > 1 and trials[-1][0].met:
             between = (trials[-1][0].offered_per_s + trials[-2][0].offered_per_s) / 2
             trials.append(
-                await try_rate(asker, scenario, tasks, effort, between, seed=seed + len(STEPS))
+                await try_rate(client, scenario, tasks, effort, between, seed=seed + len(STEPS))
             )
         seconds = effort.seconds_to_believe(common_rate_per_s)
         common = await ask_at(
-            asker, scenario, tasks, common_rate_per_s, seconds=seconds, seed=seed + 100
+            client, scenario, tasks, common_rate_per_s, seconds=seconds, seed=seed + 100
         )
     kept = [result for rate, result in trials if rate.met]
     nothing = Round(goodput_per_s=0.0, p50_ms=0.0, p99_ms=0.0, requests=0)
@@ -142,9 +143,14 @@ async def take_turn(
 
 
 async def burst_rate(
-    asker: Asker, scenario: Scenario, tasks: Sequence[str], *, seed: int, requests: int = BURST
+    client: LoadClient,
+    scenario: Scenario,
+    tasks: Sequence[str],
+    *,
+    seed: int,
+    requests: int = BURST,
 ) -> float:
-    """Answers per second when so many requests come at once; bursts before warm up."""
+    """Return the answers per second of a burst of requests, after bursts that warm up."""
     rate = 0.0
     for number in range(3):
         drawn = Requests(scenario, tasks, seed=seed * 1_000 + 500 + number)
@@ -153,7 +159,7 @@ async def burst_rate(
             for asked, text in (drawn.draw() for _ in range(requests))
         ]
         began = time.monotonic()
-        await drive_open(asker, planned)
+        await drive_open(client, planned)
         took_s = time.monotonic() - began
         rate = requests / took_s
         if took_s > WARM_AFTER_S:
@@ -162,7 +168,7 @@ async def burst_rate(
 
 
 async def try_rate(
-    asker: Asker,
+    client: LoadClient,
     scenario: Scenario,
     tasks: Sequence[str],
     effort: Effort,
@@ -170,16 +176,16 @@ async def try_rate(
     *,
     seed: int,
 ) -> tuple[Rate, Round]:
-    """Ask at a rate and hold it against the objective; for longer if it keeps it at first."""
+    """Try a rate for a short time; if the rate keeps the objective, try it for a longer time."""
     look_s, long_s = effort.look_s, effort.seconds_to_believe(rate_per_s)
-    found = await hold(asker, scenario, tasks, rate_per_s, seconds=look_s, seed=seed)
+    found = await hold(client, scenario, tasks, rate_per_s, seconds=look_s, seed=seed)
     if found[0].met and long_s > look_s:
-        found = await hold(asker, scenario, tasks, rate_per_s, seconds=long_s, seed=seed + 50)
+        found = await hold(client, scenario, tasks, rate_per_s, seconds=long_s, seed=seed + 50)
     return found
 
 
 async def hold(
-    asker: Asker,
+    client: LoadClient,
     scenario: Scenario,
     tasks: Sequence[str],
     rate_per_s: float,
@@ -187,8 +193,8 @@ async def hold(
     seconds: float,
     seed: int,
 ) -> tuple[Rate, Round]:
-    """Send requests at a rate for some time and compare the results with the objective."""
-    samples = await ask_at(asker, scenario, tasks, rate_per_s, seconds=seconds, seed=seed)
+    """Send requests at a rate for `seconds`, and compare the results with the objective."""
+    samples = await ask_at(client, scenario, tasks, rate_per_s, seconds=seconds, seed=seed)
     latency = Latency.of(it.response_ms for it in samples if it.error is None)
     p50_ms, p99_ms = (latency.p50_ms, latency.p99_ms) if latency else (0.0, 0.0)
     lag_ms = percentile(sorted(it.lag_ms for it in samples), 99) if samples else 0.0
@@ -209,7 +215,7 @@ async def hold(
 
 
 async def ask_at(
-    asker: Asker,
+    client: LoadClient,
     scenario: Scenario,
     tasks: Sequence[str],
     rate_per_s: float,
@@ -217,6 +223,6 @@ async def ask_at(
     seconds: float,
     seed: int,
 ) -> list[Sample]:
-    """The scenario's load for so long, at this rate."""
+    """Send the load of a scenario at a rate for `seconds`; return the samples."""
     changed = scenario.model_copy(update={"arrivals": Poisson(rate_per_s=rate_per_s)})
-    return await drive(asker, changed, tasks, seed=seed, seconds=seconds)
+    return await drive(client, changed, tasks, seed=seed, seconds=seconds)

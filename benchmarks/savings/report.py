@@ -1,8 +1,8 @@
 """The savings report: what one shared backbone saves in deployment, part by part, then the pages.
 
-Each part is measured alone and kept as JSON below `--out`. Naming parts measures only these parts.
-`page` alone draws the pages again, also for runs that `nunatak loadtest run --out` kept below
-`--out`. Figures are appended as each part ends.
+Each part is measured alone and kept as JSON below `--out`. Arguments choose single parts. The part
+`page` draws the pages again, also for runs that `nunatak loadtest run --out` kept below `--out`.
+Each part appends its figures when it ends.
 """
 
 import argparse
@@ -24,7 +24,7 @@ EXTENTS = {"full": FULL, "smoke": SMOKE}
 
 
 def page(desk: Desk) -> None:
-    """HTML, Markdown, JSON and plots of all results that are there."""
+    """Write HTML, Markdown, JSON and plots of all existing results."""
     for path in write_report(desk.out, desk.out, price_per_hour=desk.price_per_hour):
         print(path)
 

@@ -1,6 +1,6 @@
 """The content of a folder of results: one JSON file per measurement, with its `kind`.
 
-`nunatak loadtest run --out` keeps such files too.
+`nunatak loadtest run --out` also writes such files.
 """
 
 from pathlib import Path
@@ -14,13 +14,13 @@ from nunatak_loadtest.scenario import first_problem
 
 
 class Result(BaseModel):
-    """Base of the measurements: frozen, strict about its names."""
+    """Base of the measurements: immutable, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Origin(Result):
-    """The command and machine of a measurement, so that anybody can repeat it."""
+    """The command and the machine of a measurement, so that a reader can repeat it."""
 
     command: str
     commit: str
@@ -30,7 +30,7 @@ class Origin(Result):
 
 
 class MemoryPoint(Result):
-    """Memory of all processes of a system that holds so many tasks."""
+    """Memory of all processes of a system with `tasks` tasks."""
 
     tasks: int
     pss_bytes: int
@@ -44,7 +44,7 @@ class MemoryPoint(Result):
 class MemoryLine(Result):
     """Memory of one system over the number of its tasks.
 
-    Beyond its largest point the line is `base_bytes + slope_bytes * tasks`: extrapolated.
+    Beyond the largest point, `base_bytes + slope_bytes * tasks` extrapolates the line.
     """
 
     kind: Literal["memory"] = "memory"
@@ -61,7 +61,7 @@ class MemoryLine(Result):
 
 
 class SavedCell(Result):
-    """A cell of the papers' table: what T tasks save that freeze the lowest N layers."""
+    """A cell of the papers' table: the share saved by T tasks that freeze the lowest N layers."""
 
     kind: Literal["saved"] = "saved"
     origin: Origin
@@ -120,7 +120,7 @@ class Race(Result):
 
 
 class FanOutPoint(Result):
-    """One text asked of T tasks in one request, against T requests of one task each."""
+    """One request for T tasks, compared with T requests for one task each."""
 
     tasks: int
     speed_up: float
@@ -128,7 +128,7 @@ class FanOutPoint(Result):
 
 
 class FanOutLine(Result):
-    """Speed-up of asking T tasks at once over asking them one by one."""
+    """Speed-up of one request for T tasks over T requests for one task each."""
 
     kind: Literal["fanout"] = "fanout"
     origin: Origin
@@ -137,7 +137,7 @@ class FanOutLine(Result):
 
 
 class ManyPoint(Result):
-    """A server with so many tasks in its registry and in use."""
+    """A server with `tasks` tasks in its registry and in use."""
 
     tasks: int
     popularity: str
@@ -169,7 +169,7 @@ _RESULT: TypeAdapter[AnyResult] = TypeAdapter(Annotated[AnyResult, Field(discrim
 
 
 def save_result(folder: Path, name: str, result: AnyResult) -> Path:
-    """Write a measurement, in place of an older one of this name."""
+    """Write a measurement; an older one of the same name is replaced."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(result.model_dump_json(indent=1), encoding="utf-8")
@@ -177,7 +177,7 @@ def save_result(folder: Path, name: str, result: AnyResult) -> Path:
 
 
 def load_results(folder: Path) -> dict[str, AnyResult]:
-    """Read every measurement of a folder, by name; `report.json` is none.
+    """Read every measurement of a folder, by name. `report.json` is no measurement.
 
     Raises:
         NunatakError: `invalid_settings`, the folder has no results, or a file is not a result.

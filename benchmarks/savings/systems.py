@@ -1,4 +1,4 @@
-"""The systems of the measurements: how each is started with its tasks, and how it is called.
+"""The measured systems: their names, and their start with a set of tasks.
 
 All systems are pinned to the same cores and get one thread per core. Each file below `peers`
 describes its baseline.
@@ -51,17 +51,17 @@ class System(StrEnum):
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is ours, and no baseline."""
+        """Whether the system is our server, and no baseline."""
         return self in {System.NUNATAK, System.NUNATAK_BFLOAT16}
 
     @property
     def holds_adapters(self) -> bool:
-        """Whether it loads peft's folders instead of whole models."""
+        """Whether the system loads peft's folders instead of whole models."""
         return self in {System.PEFT_SWITCH, System.PEFT_MIXED, System.PROCESSES_MAPPED}
 
     @property
     def is_process_per_task(self) -> bool:
-        """Whether each task has a process of its own."""
+        """Whether each task has its own process."""
         return self in {System.PROCESSES_PRIVATE, System.PROCESSES_MAPPED}
 
 
@@ -93,37 +93,37 @@ class Deployment:
     registry: Path
     tasks: tuple[str, ...]
     folder: Path
-    """Holds `full/NAME` and `peft/NAME`."""
+    """Folder of `full/NAME` and `peft/NAME`."""
     cores: tuple[int, ...] | None = (0,)
-    """`None`: whichever are free."""
+    """Cores of the systems; None: any core."""
     log: Path | None = None
     options: tuple[str, ...] = ()
-    """Further ones of `nunatak serve`."""
+    """Further options of `nunatak serve`."""
 
     def folders(self, system: System) -> tuple[Path, ...]:
-        """The folders of its tasks that a baseline loads."""
+        """Return the folders of tasks that a baseline loads."""
         kind = "peft" if system.holds_adapters else "full"
         return tuple(self.folder / kind / task for task in self.tasks)
 
     def of(self, tasks: tuple[str, ...]) -> "Deployment":
-        """The same with these tasks."""
+        """Return the same deployment with other tasks."""
         return replace(self, tasks=tasks)
 
     def first(self, count: int) -> "Deployment":
-        """The same with fewer tasks."""
+        """Return the same deployment with only the first `count` tasks."""
         return self.of(self.tasks[:count])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A system that takes requests: the address for each task, and its processes."""
+    """A running system: the address for each task, and the processes."""
 
     system: System
     addresses: dict[str, str]
     pids: tuple[int, ...]
 
     def memory(self) -> tuple[int, int, int]:
-        """PSS, RSS and USS of all its processes and their children."""
+        """Return PSS, RSS and USS of all processes of the system and their children."""
         processes = {it.pid: it for pid in self.pids for it in _family(pid)}
         full = [it.memory_full_info() for it in processes.values()]
         return (
@@ -139,10 +139,10 @@ class StartError(Exception):
 
 @contextmanager
 def running(system: System, deployment: Deployment) -> Generator[Started]:
-    """Start a system and wait until it takes requests; it ends with the block.
+    """Start a system and wait until it accepts requests; end the system after the block.
 
     Raises:
-        StartError: it ended before that.
+        StartError: the system ended before it accepted requests.
     """
     groups = (
         [[task] for task in deployment.tasks]
@@ -196,13 +196,13 @@ def _process(
 
 
 def _wait_until_it_listens(process: subprocess.Popen[str], address: str) -> None:
-    """Some are ready before their socket is."""
+    """Wait for the socket: some systems report that they are ready before they listen."""
     port, end_s = urlsplit(address).port, time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end_s and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port or 0)):
             return
         time.sleep(0.1)
-    raise StartError(f"nobody listens at {address} after {START_TIMEOUT_S} s")
+    raise StartError(f"no process listens at {address} after {START_TIMEOUT_S} s")
 
 
 def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> list[str]:

@@ -1,14 +1,16 @@
-"""Abuses a real server process: bad requests by the thousand, and slow clients among normal ones.
+"""Abuses a real server process: thousands of bad requests, and slow clients among normal clients.
 
-A bad request counts as wrong if it was taken for a good one, answered by a failure of the server,
-or left hanging; so does a server that answers differently afterwards. Requests that the server's
-schema allows or forbids go to an open server and to one with keys, and count as wrong if either
-does not do as its schema says. The long form of test_bad_input.py, test_schema.py and
-test_slow_clients.py in tests/integration/server:
+A bad request counts as wrong if the server accepts the request, answers with a failure of its own,
+or never answers. A server that gives other answers afterwards counts as wrong, too. Requests that
+the schema allows or forbids go to a server without keys and to a server with keys; an answer that
+contradicts the schema counts as wrong.
+
+This is the long form of test_bad_input.py, test_schema.py and test_slow_clients.py in
+tests/integration/server:
 
     PYTHONPATH=tests python -m benchmarks.server.abuse
 
-Slow clients have a process of their own: normal ones wait for the server, not for them.
+Slow clients run in their own process, so that normal clients wait only for the server.
 """
 
 import asyncio
@@ -49,7 +51,7 @@ def main() -> None:
     parser = figures_parser(__doc__, rounds=3)
     parser.add_argument("--mutations", type=int, default=10_000)
     parser.add_argument("--examples", type=int, default=60, help="by schema, of each operation")
-    # A part has to outlast the deadlines, so that slow connections are closed and come again.
+    # A part must last longer than the deadlines, so that slow clients are cut off and reconnect.
     parser.add_argument("--normal", type=int, default=10_000, help="requests of a part of a round")
     options, sheet = open_sheet(parser)
     with served(receive_timeout_s=RECEIVE_S, keep_alive_s=RECEIVE_S) as address:
@@ -64,14 +66,14 @@ def main() -> None:
             counts = send_by_schema(address, operator, num_examples=options.examples)
     sent, wrong = sent + counts[0], wrong + counts[1]
     sheet.record("server.schemainput.wrong", [wrong], unit=f"of {sent} requests", goal="<= 0")
-    # At the deadlines as they come: shorter ones cut off normal clients of a busy machine, too.
+    # With the default deadlines: shorter ones also cut off normal clients of a busy machine.
     with served() as address:
         be_slow(address, sheet, num_requests=options.normal)
 
 
 @contextmanager
 def served(**settings: object) -> Generator[str]:
-    """A server process with one tiny task; yields its address."""
+    """Run a server process with one tiny task; yield its address."""
     with TemporaryDirectory() as name:
         registry, folder = Path(name) / "registry", Path(name) / "backbone"
         backbone = save_tiny_backbone(folder)
@@ -84,7 +86,7 @@ def served(**settings: object) -> Generator[str]:
 
 
 async def send_bad_input(address: str, *, num_mutations: int) -> tuple[int, int]:
-    """Send the corpus; return how many requests it has, and how much went wrong."""
+    """Send the corpus; return the number of its requests and the number of faults."""
     before = answer_of(address)
     requests = corpus(seed=SEED, num_mutations=num_mutations)
     received = await send_all(address, requests, limit_s=LIMIT_S)
@@ -99,9 +101,9 @@ async def send_bad_input(address: str, *, num_mutations: int) -> tuple[int, int]
 def send_by_schema(
     address: str, headers: Mapping[str, str], *, num_examples: int
 ) -> tuple[int, int]:
-    """Send requests that the schema allows or forbids; return their number, and the wrong ones.
+    """Send requests that the schema allows or forbids; return their number and the faults' number.
 
-    The headers let a caller in.
+    `headers` hold the key of the caller.
     """
     target = Target(address=address, headers=headers)
     before = answer_of(address, headers)
@@ -126,8 +128,8 @@ def send_by_schema(
 
 
 def be_slow(address: str, sheet: Sheet, *, num_requests: int) -> None:
-    """Measure normal clients with and without slow ones, in turns, and record the difference."""
-    beside = list[Tally]()
+    """Measure normal clients with and without slow clients, in turns; record the difference."""
+    next_to_slow = list[Tally]()
 
     def ask() -> Tally:
         tally = asyncio.run(normal_traffic(address, num_requests=num_requests, at_once=AT_ONCE))
@@ -135,17 +137,18 @@ def be_slow(address: str, sheet: Sheet, *, num_requests: int) -> None:
             print(failure, flush=True)
         return tally
 
-    def ask_beside() -> float:
+    def ask_next_to_slow() -> float:
         with slow_process(address, NUM_SLOW):
-            beside.append(ask())
-        return p99_s(beside[-1])
+            next_to_slow.append(ask())
+        return p99_s(next_to_slow[-1])
 
-    times = interleave({"alone": lambda: p99_s(ask()), "beside": ask_beside}, sheet.rounds)
-    num_asked = sum(len(it.seconds) for it in beside)
+    # The names are parts of the identifiers of figures.
+    times = interleave({"alone": lambda: p99_s(ask()), "beside": ask_next_to_slow}, sheet.rounds)
+    num_asked = sum(len(it.seconds) for it in next_to_slow)
     sheet.record(
         "server.slowclients.failed",
-        [sum(it.failed for it in beside)],
-        unit=f"of {num_asked} requests beside {NUM_SLOW} slow clients",
+        [sum(it.failed for it in next_to_slow)],
+        unit=f"of {num_asked} requests next to {NUM_SLOW} slow clients",
         goal="<= 0",
     )
     for kind, seconds in times.items():
@@ -154,18 +157,18 @@ def be_slow(address: str, sheet: Sheet, *, num_requests: int) -> None:
     sheet.record(
         "server.slowclients.p99_ratio",
         ratios(times, "beside", "alone"),
-        unit=f"p99 beside {NUM_SLOW} slow clients over p99 alone",
+        unit=f"p99 next to {NUM_SLOW} slow clients over p99 alone",
         goal="<= 2",
     )
 
 
 def p99_s(tally: Tally) -> float:
-    """Seconds that 99 of 100 requests did not exceed."""
+    """Return the 99th percentile of the seconds."""
     return quantiles(tally.seconds, n=100)[-1]
 
 
 def still_answers(address: str, expected: object, headers: Mapping[str, str] | None = None) -> bool:
-    """Whether the server lives, and still gives the same answer to a good request."""
+    """Return whether the server still gives the same answer to a good request."""
     try:
         return answer_of(address, headers) == expected
     except httpx.HTTPError:

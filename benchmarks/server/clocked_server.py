@@ -7,11 +7,13 @@ Its argument is the kind of server; `computing` also needs the number of tokens:
     bare        a route of the same framework that answers at once
     computing   the same route, after a forward pass on a thread
 
-`idle` answers with logits that its branches computed first. `computing` reads no text and runs one
-row of that many tokens; the rest of its CPU time is the least that this framework needs.
+`idle` computes each combination of branches once, and then repeats these logits. `computing` reads
+no text and runs one row of the given number of tokens. The rest of its CPU time is the least that
+this framework needs.
 
-The server prints its address once it takes requests. For each line that it reads, it prints a line
-of JSON: the CPU seconds of the process, and the CPU seconds, duration and rows of its forwards.
+The server prints its address when it accepts requests. For each line of its standard input, the
+server prints a line of JSON: the CPU seconds of the process, and the CPU seconds, the duration and
+the rows of its forwards.
 """
 
 import asyncio
@@ -60,21 +62,21 @@ class Question(BaseModel):
 
 
 class Clock:
-    """Counts what forward passes use and do."""
+    """Counts the CPU seconds, the duration and the rows of forward passes."""
 
     def __init__(self) -> None:
-        self.processor_s = 0.0
+        self.cpu_s = 0.0
         self.wall_s = 0.0
         self.num_rows = 0
         self._is_running = False
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The forward pass, counted; it must keep to the thread that calls it."""
+        """Return the forward pass, counted; the pass must stay on the calling thread."""
 
         def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
             self.num_rows += len(rows)
             if self._is_running:
-                # Between two layers of another one, whose time it is part of.
+                # This forward runs between two layers of another one, whose time includes it.
                 return function(backbone, rows, **options)
             self._is_running = True
             started, started_at = time.thread_time(), time.perf_counter()
@@ -82,7 +84,7 @@ class Clock:
                 return function(backbone, rows, **options)
             finally:
                 self._is_running = False
-                self.processor_s += time.thread_time() - started
+                self.cpu_s += time.thread_time() - started
                 self.wall_s += time.perf_counter() - started_at
 
         return run
@@ -92,7 +94,7 @@ class Clock:
         for _ in sys.stdin:
             counts = {
                 "total_s": time.process_time(),
-                "forward_s": self.processor_s,
+                "forward_s": self.cpu_s,
                 "forward_wall_s": self.wall_s,
                 "num_rows": self.num_rows,
             }
@@ -100,7 +102,7 @@ class Clock:
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward pass, which computes only for branches that it has not seen."""
+    """Return a forward pass that computes each combination of branches only once."""
     known: dict[tuple[Branch, ...], Any] = {}
 
     def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
@@ -135,7 +137,7 @@ async def at_once() -> None:
 
 
 def computing(run: Callable[..., Any], num_tokens: int) -> Callable[[], Awaitable[None]]:
-    """Return a function that runs one row through the forward pass, on a thread of its own."""
+    """Return a function that runs one row through the forward pass on another thread."""
     settings = ServerSettings()
     torch.set_num_threads(settings.compute_threads or torch.get_num_threads())
     backbone = load_serving_backbone(settings)
@@ -174,7 +176,7 @@ def serve_bare(before: Callable[[], Awaitable[None]]) -> None:
 
 
 def announce_bare(bare: uvicorn.Server) -> None:
-    """Print the address once there is one."""
+    """Wait for the address of the server, and print it."""
     while not bare.started:
         time.sleep(0.01)
     host, port = bare.servers[0].sockets[0].getsockname()[:2]

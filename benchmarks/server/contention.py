@@ -1,12 +1,13 @@
 """Contention: a noisy task next to quiet ones, and more load than the server can answer.
 
-Tasks of one top layer on the embedded backbone, real HTTP, an open loop, texts that no cache holds.
-Compared parts run in turns within each round, in another order each time. The noisy client is a
-process with connections of its own, so that quiet clients wait for the server only.
+The tasks have one top layer on the embedded backbone. Clients send over real HTTP in an open loop,
+and no cache holds the texts. Compared parts run in turns within each round, in another order each
+time. The noisy client is a process with its own connections, so that quiet clients wait only for
+the server.
 
-A p99 rests on ten requests of a thousand; shorter parts or a slower machine leave it to chance. The
-server has cores of its own and clients have the others. Otherwise a flood would also take CPU time
-from the server as a client.
+The ten slowest of a thousand requests decide a p99; shorter parts, or a slower machine, leave the
+p99 to chance. The server has its own cores, and clients have the others. Otherwise the noisy client
+would also take CPU time from the server.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from multiprocessing import get_context
 
 from benchmarks.harness.pinning import cores_of, keep_off
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.server.raw_asker import REFUSED, Manner, RawAsker, run_smoothly
+from benchmarks.server.raw_client import REFUSED, Manner, RawClient, run_smoothly
 from benchmarks.server.tenants import publish, server
 from nunatak_loadtest.generator import drive, drive_open
 from nunatak_loadtest.samples import Sample, percentile
@@ -40,9 +41,9 @@ HEAD_START_S = 1.0
 """Time for two clients to get ready to send."""
 NO_DEADLINE_MS, DEADLINE_MS = 60_000, 30_000
 TEXTS = NormalLengths(mean=14, deviation=0)
-"""16 tokens with the special ones."""
+"""16 tokens, with the special tokens."""
 SEEDS = itertools.count(1)
-"""Each of texts that nothing was asked about before, so that no cache holds them."""
+"""Seeds of texts. Each seed gives new texts, so that no cache holds them."""
 
 
 def main() -> None:
@@ -67,7 +68,9 @@ def main() -> None:
 
 
 def fairness(address: str, sheet: Sheet, seconds: float) -> None:
-    """p99 of quiet tasks next to a noisy one at twice the highest rate, over their p99 alone.
+    """Record the p99 of quiet tasks next to a noisy task at twice the highest rate.
+
+    The figures are ratios to the p99 of the quiet tasks alone.
 
     The figure with the goal has a noisy client that ignores every refusal. Another figure has a
     noisy client that follows Retry-After.
@@ -85,7 +88,7 @@ def fairness(address: str, sheet: Sheet, seconds: float) -> None:
 def fairness_round(
     address: str, share: float, seconds: float, number: int, other: Executor
 ) -> dict[Manner | None, float]:
-    """p99 in ms of quiet tasks alone (None), and next to each kind of noisy client."""
+    """Return the p99 in ms of quiet tasks alone (None), and next to each kind of noisy client."""
     peak = saturate(address, ["noisy"], seconds=seconds / 4)
     quiet = poisson(QUIET, share * peak, seconds)
     noise = poisson(["noisy"], NOISE * peak, seconds)
@@ -95,7 +98,7 @@ def fairness_round(
         if manner is None:
             samples = send(address, quiet)
         else:
-            samples = send_beside(address, quiet, noise, manner, other=other)
+            samples = send_next_to(address, quiet, noise, manner, other=other)
         check(samples)
         found[manner] = p99_ms(samples)
     return found
@@ -121,7 +124,7 @@ def record_fairness(
     sheet.record(f"{name}.p99_ratio.obeying{suffix}", obeying, unit=unit)
 
 
-def send_beside(
+def send_next_to(
     address: str,
     quiet: Sequence[Planned],
     noise: Sequence[Planned],
@@ -129,7 +132,7 @@ def send_beside(
     *,
     other: Executor,
 ) -> list[Sample]:
-    """Send both at once, each from a process of its own, and return what became of the quiet."""
+    """Send both loads at once, from two processes; return the samples of the quiet tasks."""
     start_s = time.monotonic() + HEAD_START_S
     flood = other.submit(send, address, noise, manner=manner, start_s=start_s)
     samples = send(address, quiet, start_s=start_s)
@@ -138,7 +141,7 @@ def send_beside(
 
 
 def overload(address: str, sheet: Sheet, seconds: float) -> None:
-    """Answers in time at three times the highest rate, and the time until refusals arrive."""
+    """Record the rate of answers in time, and the time of refusals, at three times the peak."""
     ratios, refusals_ms = list[float](), list[float]()
     for _ in range(sheet.rounds):
         before = saturate(address, QUIET, seconds=seconds)
@@ -146,7 +149,7 @@ def overload(address: str, sheet: Sheet, seconds: float) -> None:
         samples = send(address, planned, deadline_ms=DEADLINE_MS)
         # The queue fills during the first half, and is full in the second.
         late = [it for it, due in zip(samples, planned, strict=True) if seconds <= due.due_s]
-        # Before and after, since the machine's speed may change meanwhile.
+        # The mean of before and after, because the speed of the machine may change meanwhile.
         peak = (before + saturate(address, QUIET, seconds=seconds)) / 2
         good = sum(it.error is None and it.response_ms <= DEADLINE_MS for it in late)
         ratios.append(good / seconds / peak)
@@ -162,7 +165,7 @@ def overload(address: str, sheet: Sheet, seconds: float) -> None:
 
 
 def poisson(tasks: Sequence[str], per_s: float, seconds: float) -> tuple[Planned, ...]:
-    """So many requests a second, of all tasks alike, at random times."""
+    """Plan `per_s` requests per second at random times, equally for all tasks."""
     scenario = Scenario(name="poisson", arrivals=Poisson(rate_per_s=per_s), texts=TEXTS)
     return plan(scenario, tasks, seed=next(SEEDS), seconds=seconds)
 
@@ -175,12 +178,12 @@ def send(
     manner: Manner = Manner.CARELESS,
     start_s: float = 0.0,
 ) -> list[Sample]:
-    """Send requests as one client when they are due, from a reading of `time.monotonic` on."""
+    """Send requests as one client when they are due; `start_s` is a time of `time.monotonic`."""
 
     async def ask() -> list[Sample]:
-        async with RawAsker(address, deadline_ms=deadline_ms, manner=manner) as asker:
+        async with RawClient(address, deadline_ms=deadline_ms, manner=manner) as client:
             await asyncio.sleep(max(0.0, start_s - time.monotonic()))
-            return await drive_open(asker, planned)
+            return await drive_open(client, planned)
 
     return run_smoothly(ask())
 
@@ -188,12 +191,12 @@ def send(
 def saturate(
     address: str, tasks: Sequence[str], *, seconds: float, at_once: int = AT_ONCE
 ) -> float:
-    """Return the answers per second while so many requests, of all tasks, are always under way."""
+    """Return the answers per second with `at_once` requests of all tasks always in progress."""
     scenario = Scenario(name="saturate", arrivals=Closed(users=at_once), texts=TEXTS)
 
     async def ask() -> list[Sample]:
-        async with RawAsker(address, deadline_ms=NO_DEADLINE_MS) as asker:
-            return await drive(asker, scenario, tasks, seed=next(SEEDS), seconds=seconds)
+        async with RawClient(address, deadline_ms=NO_DEADLINE_MS) as client:
+            return await drive(client, scenario, tasks, seed=next(SEEDS), seconds=seconds)
 
     samples = run_smoothly(ask())
     end_s = min(it.started_s for it in samples) + seconds
@@ -202,19 +205,19 @@ def saturate(
 
 
 def p99_ms(samples: Sequence[Sample]) -> float:
-    """Milliseconds from when the requests were due."""
+    """Return the p99 of the milliseconds since the due times."""
     return percentile(sorted(it.response_ms for it in samples), 99)
 
 
 def check(samples: Iterable[Sample]) -> None:
-    """Stop the measurement if a request has failed that should not."""
+    """Stop the measurement if a request has failed."""
     failed = [it for it in samples if it.error is not None]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed, the first with {failed[0].error}")
 
 
 def outcomes(samples: Iterable[Sample]) -> str:
-    """How many requests ended how, in words."""
+    """Return the number of requests with each outcome, in words."""
     counts = Counter(it.error or "answered" for it in samples)
     return ", ".join(f"{count} x {outcome}" for outcome, count in sorted(counts.items()))
 

@@ -1,7 +1,7 @@
 """Ends of servers: requests lost by SIGTERM, and wrong answers around SIGKILL.
 
-Real processes serve a tiny random backbone, and each answer is compared with the forward of its
-task alone. The scenarios of `tests/e2e/test_lifecycle.py` run many times.
+Real processes serve a tiny random backbone. Each answer is compared with a forward of its task
+alone. The scenarios of `tests/e2e/test_lifecycle.py` run many times.
 """
 
 import tempfile

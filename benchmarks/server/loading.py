@@ -1,8 +1,8 @@
-"""Loads: the time of a version from the store, again, and from checked bytes in main memory.
+"""Loads: the time of a first load, a repeated load, and a load from checked bytes in main memory.
 
-The backbone is the embedded one. The first load of a version computes its whole probe; later loads
-compute none of it. Each load reads bytes whose SHA-256 was checked before. The three kinds run in
-turns, one load at a time, on one thread as in a server.
+The backbone is the embedded one. The first load of a version computes its probe, and later loads do
+not. Each load reads bytes whose SHA-256 was checked before. The three kinds run in turns, one load
+at a time, on one thread as in a server.
 """
 
 import tempfile

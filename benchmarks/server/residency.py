@@ -1,7 +1,7 @@
-"""Residency: more tasks than fit, cold loads next to hot tasks, truth under change, swaps, memory.
+"""Residency: more tasks than fit, loads next to hot tasks, correct answers under change, memory.
 
-64 tasks of one top layer on the embedded backbone, a server with bytes for 16 of them, real HTTP.
-Parts that are compared run in turns within each round.
+The backbone is the embedded one. There are 64 tasks with one top layer, and the server has memory
+for 16 of them. Callers use real HTTP. Compared parts run in turns within each round.
 """
 
 import argparse
@@ -86,19 +86,19 @@ class Site:
         seed: int,
         seconds: float | None = None,
     ) -> list[Asked]:
-        """Let the callers ask, for as long as the options say or for so many seconds."""
+        """Let the callers ask for `seconds`; None: for the seconds of the options."""
         chosen_s: float = self.options.seconds if seconds is None else seconds
         return ask_for(self.address, chosen_s, ask, callers=CALLERS, seed=seed)
 
 
 def cliff(site: Site) -> None:
-    """p50 and p99 by number of active tasks and popularity."""
+    """Record p50 and p99 by number of active tasks and popularity."""
     for popularity in POLICIES:
         p50, p99 = {it: list[float]() for it in ACTIVE}, {it: list[float]() for it in ACTIVE}
         for number in range(site.sheet.rounds):
             for active in ACTIVE:
                 draw = popular(popularity, active)
-                # The tasks of this part come in first; the rate is measured after them.
+                # The tasks of this part are loaded before the measurement.
                 site.ask_for(draw, seed=number, seconds=site.options.seconds / 5)
                 answers = site.ask_for(draw, seed=number)
                 latencies = checked_latencies(answers)
@@ -115,14 +115,14 @@ def cliff(site: Site) -> None:
 
 
 def cold_load(site: Site) -> None:
-    """Loads of versions that were in memory before, next to hot tasks."""
+    """Measure hot tasks next to loads of versions that were in memory before."""
     names, caller = [f"task-{index}" for index in range(ROOM, NUM_TASKS)], Caller(site.address)
     checked_latencies([caller.ask(name, TEXTS[0]) for name in names])
-    hot_beside_loads(site, cycle(names), suffix="")
+    hot_next_to_loads(site, cycle(names), suffix="")
 
 
 def first_load(site: Site) -> None:
-    """Loads of versions that this server has never seen, next to hot tasks."""
+    """Measure hot tasks next to loads of versions that this server has never loaded."""
     backbone = load_backbone(DEFAULT_BACKBONE)
     names = [
         f"new-{index}"
@@ -131,11 +131,11 @@ def first_load(site: Site) -> None:
     for seed, name in enumerate(names):
         publish(site.registry, backbone, name, seed=2 * NUM_TASKS + seed)
         site.registry.promote(name, "prod", 1)
-    hot_beside_loads(site, iter(names), suffix=".first")
+    hot_next_to_loads(site, iter(names), suffix=".first")
 
 
-def hot_beside_loads(site: Site, cold: Iterator[str], *, suffix: str) -> None:
-    """p99 of hot tasks with cold loads, over their p99 without; the wait of a cold request."""
+def hot_next_to_loads(site: Site, cold: Iterator[str], *, suffix: str) -> None:
+    """Record the p99 of hot tasks with loads over the p99 without; and the wait for a load."""
     operator, waits = Caller(site.address), list[float]()
     ratios, extra = list[float](), list[float]()
 
@@ -149,8 +149,8 @@ def hot_beside_loads(site: Site, cold: Iterator[str], *, suffix: str) -> None:
         waits.clear()
         alone = site.ask_for(hot, seed=number)
         with meanwhile(load_cold, interval_s=COLD_EVERY_S):
-            beside = site.ask_for(hot, seed=number)
-        before, after = checked_latencies(alone), checked_latencies(beside)
+            loaded = site.ask_for(hot, seed=number)
+        before, after = checked_latencies(alone), checked_latencies(loaded)
         if number:  # the first round warms up
             ratios.append(percentile(after, 99) / percentile(before, 99))
             extra.append(percentile(sorted(waits), 50) - percentile(before, 50))
@@ -160,7 +160,7 @@ def hot_beside_loads(site: Site, cold: Iterator[str], *, suffix: str) -> None:
 
 
 def truth(site: Site) -> None:
-    """Answers that are wrong or none while versions are promoted, rolled back, loaded, evicted."""
+    """Record wrong or missing answers during promotions, rollbacks, loads and evictions."""
     oracle = oracle_of(site.registry, site.versions, load_backbone(DEFAULT_BACKBONE))
     operator, draw = Caller(site.address), random.Random(0)
     num_answers, num_wrong = 0, 0
@@ -189,7 +189,7 @@ def truth(site: Site) -> None:
 
 
 def swap(site: Site) -> None:
-    """How soon an alias that another process moves is seen; memory after loads and evictions."""
+    """Record the time until an alias moved by another process is seen; and memory after loads."""
     caller, seen = Caller(site.address), list[float]()
     for version in (1, 2):
         caller.call("POST", f"/v1/tasks/task-0/preload?version={version}")
@@ -220,7 +220,7 @@ def swap(site: Site) -> None:
 
 
 def popular(popularity: str, active: int) -> Callable[[Caller, random.Random], list[Asked]]:
-    """Ask one of the first `active` tasks, drawn alike or by Zipf's law with exponent 1."""
+    """Ask one of the first `active` tasks, drawn uniformly or by Zipf's law with exponent 1."""
     weights = [1 / rank if popularity == "zipf" else 1.0 for rank in range(1, active + 1)]
     cumulative, names = list(accumulate(weights)), [f"task-{index}" for index in range(active)]
 
@@ -232,14 +232,14 @@ def popular(popularity: str, active: int) -> Callable[[Caller, random.Random], l
 
 
 def ask_several(caller: Caller, draw: random.Random) -> list[Asked]:
-    """Ask four tasks, one of them most probably cold, about every text, in an order of its own."""
+    """Ask four tasks about all texts in random order; one of these tasks is probably not loaded."""
     numbers = [*draw.sample(range(ROOM), 3), draw.randrange(ROOM, NUM_TASKS)]
     tasks = [f"task-{number}" for number in numbers]
     return caller.ask_many(tasks, draw.sample(TEXTS, len(TEXTS)))
 
 
 def checked_latencies(answers: Sequence[Asked]) -> list[float]:
-    """Sorted milliseconds of the answers; stops the measurement at an error."""
+    """Return the sorted milliseconds of the answers; stop the measurement at an error."""
     failed = [asked for asked in answers if asked.status != 200]
     if failed:
         raise SystemExit(f"{len(failed)} requests failed, the first with {failed[0].body}")

@@ -1,15 +1,16 @@
 """Overhead: the time, CPU time and throughput that serving costs on top of the forward pass.
 
 Time and CPU time: one caller sends one short new text at a time, on the embedded backbone, without
-a trunk cache. Two bare routes of the framework run in turns with it: one answers at once, and one
-first runs a forward pass of as many tokens on a thread. Code runs two to three times slower after a
-pause than in a tight loop, because caches and CPUs have gone cold, and only the second route has
-such pauses. So the server also runs without pauses, with a forward that takes no time, for
-comparison with the first route.
+a trunk cache. Two bare routes of the framework run in turns with the server. The first route
+answers at once. The second route first runs a forward pass of as many tokens on a thread. Code runs
+two to three times slower after a pause than in a tight loop, because caches and CPUs have gone
+cold. Only the second route has such pauses. For comparison with the first route, the server
+therefore also runs with a forward that takes no time.
 
-Throughput: more callers than the server can answer, in turns with the same rows through the mixed
-forward alone in batches of 64; shape of BERT base with random weights. The loss has two causes:
-shorter batches (CPU time of a row), and time without a forward. Processes have one compute thread.
+Throughput: more callers than the server can answer run in turns with the mixed forward alone, which
+computes the same rows in batches of 64. The backbone has the shape of BERT base and random weights.
+The loss has two causes: smaller batches (CPU time of a row), and time without a forward. Processes
+have one compute thread.
 """
 
 import itertools
@@ -41,12 +42,12 @@ NUM_WORDS = 16
 NUM_TOKENS = NUM_WORDS + 2
 CALLERS, TEXTS_PER_REQUEST = 4, 16
 ROWS_PER_FORWARD = 64
-"""As many as a batch of the server may have."""
+"""The most rows of a batch of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """The CPU seconds that a server has used so far, and the share of its forward passes."""
+    """The CPU seconds that a server has used so far, in all and in its forward passes."""
 
     total_s: float
     forward_s: float
@@ -54,7 +55,7 @@ class Used:
     num_rows: int
 
     def since(self, before: "Used") -> "Used":
-        """The CPU seconds between two readings."""
+        """Return the difference between two readings."""
         return Used(
             total_s=self.total_s - before.total_s,
             forward_s=self.forward_s - before.forward_s,
@@ -71,7 +72,7 @@ class ClockedServer:
     address: str
 
     def used(self) -> Used:
-        """The CPU time so far."""
+        """Return the CPU time so far."""
         if self.process.stdin is None or self.process.stdout is None:
             raise RuntimeError("the server was started without pipes")
         print(file=self.process.stdin, flush=True)
@@ -115,7 +116,7 @@ def main() -> None:
 
 
 def one_caller(sheet: Sheet, num_requests: int) -> None:
-    """Time and CPU time of one request, beyond its forward."""
+    """Record the time and the CPU time of one request, without its forward."""
     texts, backbone = fresh_texts(), load_backbone(DEFAULT_BACKBONE)
     check_lengths(backbone)
     kinds = (("served",), ("bare",), ("computing", str(NUM_TOKENS)), ("idle",))
@@ -128,7 +129,7 @@ def one_caller(sheet: Sheet, num_requests: int) -> None:
         ]
     # The first round warms up.
     served, bare, computing, idle = zip(*rounds[1:], strict=True)
-    unit = "ms of processor per request"
+    unit = "ms of CPU time per request"
     extra = [one.extra_ms for one in served]
     sheet.record("server.overhead.p50_ms", extra, unit="ms beyond the forward", goal="<= 3")
     for identifier, asked, goal in (
@@ -174,16 +175,16 @@ def ask_one(server: ClockedServer, texts: "itertools.count[int]", num_requests: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Figures of one round; the CPU time is the CPU time of the forward passes."""
+    """Figures of one round; the CPU time is only that of the forward passes."""
 
     rows_per_s: float
-    processor_s_per_row: float
+    cpu_s_per_row: float
     busy_share: float
     """Share of the round in which a forward ran."""
 
 
 def saturation(sheet: Sheet, seconds: float) -> None:
-    """Rows per second of a server that has more to do than it can, against the forward alone."""
+    """Compare the rows per second of an overloaded server with those of the forward alone."""
     texts = fresh_texts()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         backbone_path = backbone_folder(Shape.BERT_BASE, Path(folder))
@@ -207,21 +208,21 @@ def saturation(sheet: Sheet, seconds: float) -> None:
 def record_throughput(
     sheet: Sheet, identifier: str, served: Sequence[Throughput], alone: Sequence[Throughput]
 ) -> None:
-    """Record how much of the throughput of the forward alone is left, and what cost the rest."""
+    """Record the share of the forward's throughput that the server reaches, and the losses."""
     pairs = list(zip(served, alone, strict=True))
     ratios = [ours.rows_per_s / theirs.rows_per_s for ours, theirs in pairs]
-    batches = [theirs.processor_s_per_row / ours.processor_s_per_row for ours, theirs in pairs]
+    batches = [theirs.cpu_s_per_row / ours.cpu_s_per_row for ours, theirs in pairs]
     busy = [ours.busy_share for ours in served]
     unit = "of the rows per second of the forward alone"
     sheet.record(identifier, ratios, unit=unit, goal=">= 0.9")
-    sheet.record(f"{identifier}.batches", batches, unit="of its rows per second of processor")
+    sheet.record(f"{identifier}.batches", batches, unit="of its rows per second of CPU time")
     sheet.record(f"{identifier}.busy", busy, unit="of the time in a forward")
 
 
 def served_throughput(
     server: ClockedServer, texts: "itertools.count[int]", seconds: float
 ) -> Throughput:
-    """Let callers ask all the time, each one task about many texts."""
+    """Let callers ask without pauses; each request asks one task about many texts."""
     before, started = server.used(), time.perf_counter()
     asked = ask_for(
         server.address,
@@ -239,7 +240,7 @@ def served_throughput(
         raise SystemExit(f"the server refused: {refused[0]}")
     return Throughput(
         rows_per_s=len(asked) / took,
-        processor_s_per_row=used.forward_s / used.num_rows,
+        cpu_s_per_row=used.forward_s / used.num_rows,
         busy_share=used.forward_wall_s / took,
     )
 
@@ -247,7 +248,7 @@ def served_throughput(
 def bare_throughput(
     backbone: Backbone, branches: Sequence[Branch], texts: "itertools.count[int]", seconds: float
 ) -> Throughput:
-    """Run the same kind of rows through the forward, batch after batch; texts are read before."""
+    """Run such rows through the forward, batch after batch, without the time of tokenization."""
     num_rows, took, used = 0, 0.0, 0.0
     while took < seconds:
         encodings = backbone.tokenizer.encode(
@@ -263,13 +264,11 @@ def bare_throughput(
         used += time.thread_time() - started
         took += time.perf_counter() - started_at
         num_rows += len(rows)
-    return Throughput(
-        rows_per_s=num_rows / took, processor_s_per_row=used / num_rows, busy_share=1.0
-    )
+    return Throughput(rows_per_s=num_rows / took, cpu_s_per_row=used / num_rows, busy_share=1.0)
 
 
 def check_lengths(backbone: Backbone) -> None:
-    """Make sure that texts are read whole, so that no two of them are one input."""
+    """Check that texts are read whole: two texts that are cut could be equal inputs."""
     (encoding,) = backbone.tokenizer.encode([text_of(0)], max_length=128)
     if encoding.num_tokens != NUM_TOKENS:
         raise SystemExit(f"a text of {NUM_WORDS} words has {encoding.num_tokens} tokens")
@@ -283,19 +282,19 @@ def publish_tasks(folder: str, backbone: Backbone) -> None:
 
 
 def load_branches(folder: str, backbone: Backbone) -> list[Branch]:
-    """The tasks as the server holds them."""
+    """Load the tasks in the form that the server holds."""
     with Registry.open(folder) as registry:
         manifests = [registry.resolve(task) for task in TASKS]
         return [load_task(it, registry.read_blob(it), backbone).branch for it in manifests]
 
 
 def fresh_texts() -> "itertools.count[int]":
-    """Numbers of texts, each used once."""
+    """Return a counter of texts, so that each number is used once."""
     return itertools.count()
 
 
 def text_of(number: int) -> str:
-    """The text of a number: as many words for each."""
+    """Return the text of a number; all texts have equally many words."""
     digits = [WORDS[int(digit)] for digit in f"{number:0{NUM_WORDS}d}"]
     return " ".join(digits)
 

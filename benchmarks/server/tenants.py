@@ -1,7 +1,7 @@
 """Tenants for the benchmarks of a server: tasks on the embedded backbone, callers, an operator.
 
-The server is a process of its own and is asked over real HTTP; callers are threads on kept-alive
-connections that ask, wait for the answer, and ask again.
+The server runs in its own process, behind real HTTP. A caller is a thread with one kept-alive
+connection: the caller sends a request, waits for the answer, and sends the next request.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ Oracle = dict[tuple[str, int, str], dict[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One request: what came back and how long it took."""
+    """One answer of a task about one text, and the seconds of its request."""
 
     task: str
     text: str
@@ -87,7 +87,7 @@ class Caller:
         )
 
     def ask_many(self, tasks: Sequence[str], texts: Sequence[str]) -> list[Asked]:
-        """Ask tasks about texts in one request; one answer for each pair."""
+        """Ask tasks about texts in one request; return one answer for each pair."""
         started = time.perf_counter()
         body = {"inputs": list(texts), "tasks": list(tasks), "parameters": LOGITS}
         status, answer = self.call("POST", "/v1/predict", body)
@@ -110,7 +110,7 @@ class Caller:
 def publish(
     registry: Registry, backbone: Backbone, task: str, seed: int, *, method: Method = TOP_LAYER
 ) -> TaskManifest:
-    """Publish a version of parameters away from where training starts."""
+    """Publish a version with the initial parameters of training, plus noise."""
     head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=len(LABELS))
     plan = TaskPlan(name=task, method=method, seed=seed, head=head, probe=TEXTS[:2])
     made = draft(plan, backbone)
@@ -118,7 +118,7 @@ def publish(
 
 
 def oracle_of(registry: Registry, versions: Sequence[TaskManifest], backbone: Backbone) -> Oracle:
-    """Logits of every version for every text, each computed alone."""
+    """Return the logits of every version for every text, each computed alone."""
     found: Oracle = {}
     for manifest in versions:
         branch = load_task(manifest, registry.read_blob(manifest), backbone).branch
@@ -132,7 +132,7 @@ def oracle_of(registry: Registry, versions: Sequence[TaskManifest], backbone: Ba
 
 
 def is_wrong(asked: Asked, oracle: Oracle) -> bool:
-    """Whether an answer is missing, or differs from the answer of the version that it names."""
+    """Return whether an answer is missing, or differs from the logits of the version it names."""
     if asked.status != http.client.OK or asked.body["task"] != asked.task:
         return True
     expected = oracle[asked.task, asked.body["version"], asked.text]
@@ -142,7 +142,7 @@ def is_wrong(asked: Asked, oracle: Oracle) -> bool:
 
 @contextlib.contextmanager
 def server(registry: str, *, task_memory_bytes: int, cores: Cores = None) -> Generator[str]:
-    """Run `nunatak serve` in a process of its own, on these cores; yields its address."""
+    """Run `nunatak serve` in its own process, on these cores; yield the server's address."""
     command = [sys.executable, "-m", "nunatak_cli", "serve", "--registry", registry, "--port", "0"]
     command += ["--task-memory-bytes", str(task_memory_bytes)]
     with subprocess.Popen(  # noqa: S603 - the command is ours
@@ -169,7 +169,7 @@ def ask_for(
     callers: int,
     seed: int,
 ) -> list[Asked]:
-    """Let callers ask for so long, each from a connection and a seed of its own."""
+    """Let callers ask for `seconds`; each caller has its own connection and seed."""
     end = time.perf_counter() + seconds
 
     def repeat(number: int) -> list[Asked]:
@@ -184,7 +184,7 @@ def ask_for(
 
 @contextlib.contextmanager
 def meanwhile(act: Callable[[int], None], *, interval_s: float) -> Generator[None]:
-    """Call `act` with 0, 1, 2, ... at an interval while the block runs."""
+    """Call `act` with 0, 1, 2, ... every `interval_s` seconds while the block runs."""
     is_over = threading.Event()
 
     def repeat() -> None:

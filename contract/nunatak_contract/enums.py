@@ -62,7 +62,7 @@ class IntervalMethod(StrEnum):
     """How the interval of a score was found."""
 
     WILSON = "wilson"
-    """Of a proportion (Wilson 1927)."""
+    """The interval of a proportion (Wilson 1927)."""
     BOOTSTRAP = "bootstrap"
     """From resamples of the examples."""
 

@@ -57,7 +57,7 @@ class MetricRecord(Record, frozen=True):
     interval: tuple[FiniteFloat, FiniteFloat] | None = Field(
         default=None,
         description="at 95 %",
-        # Younger than the schema: content without it keeps the digest it has always had.
+        # Added after version 1 of the schema: content without this field keeps its digest.
         exclude_if=lambda interval: interval is None,
     )
     interval_method: IntervalMethod | None = Field(

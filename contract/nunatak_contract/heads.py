@@ -71,7 +71,7 @@ class HeadRecord(Record, frozen=True):
     )
     thresholds: dict[Label, Annotated[float, Field(ge=0, le=1)]] = Field(
         default_factory=dict,
-        # Younger than the schema, as `block`.
+        # Added after version 1 of the schema, like `block`.
         exclude_if=lambda thresholds: not thresholds,
         description="of several labels: the score from which a label applies; absent: 0.5",
     )

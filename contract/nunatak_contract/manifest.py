@@ -75,7 +75,7 @@ class TaskDraft(Record, frozen=True):
     reads: Reads | None = Field(
         default=None,
         description="of sequence classification: a single text or a pair; null: both",
-        # Younger than the schema, as `on_long`.
+        # Added after version 1 of the schema, like `on_long`.
         exclude_if=lambda texts: texts is None,
     )
     on_long: OnLong | None = Field(
@@ -97,7 +97,7 @@ class TaskDraft(Record, frozen=True):
     test_metrics: tuple[MetricRecord, ...] = Field(
         default=(),
         description="of examples that training neither learnt from nor chose by",
-        # Younger than the schema: content without it keeps the digest it has always had.
+        # Added after version 1 of the schema: content without this field keeps its digest.
         exclude_if=lambda metrics: not metrics,
     )
     confusion: ConfusionRecord | None = None

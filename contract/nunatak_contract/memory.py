@@ -80,7 +80,7 @@ class ActivationsMemory(Result):
 
 
 class MemoryReport(Result):
-    """Bytes in use, and what one full model per resident task version would take."""
+    """Bytes in use, and the bytes of one full model per resident task version."""
 
     backbone: BackboneMemory
     tasks: tuple[TaskMemory, ...]
@@ -88,7 +88,7 @@ class MemoryReport(Result):
     dedicated_bytes: int
     saved_share: float
     saved_share_formula: float
-    """The same comparison by parameter counts alone."""
+    """The saved share by parameter counts alone."""
     tiers: TiersMemory
     trunk_cache: TrunkCacheMemory
     activations: ActivationsMemory

@@ -1,7 +1,7 @@
 """The methods by which a task's branch differs from the backbone, with their settings.
 
-A manifest stores a method as it stands here, and `nunatak_model` runs it. What fits a backbone is
-for `nunatak_model` to check. A method with a `first_layer` leaves the layers below it shared.
+A manifest stores a method as it stands here. `nunatak_model` checks that a method fits a backbone,
+and runs the method. A method with a `first_layer` leaves the layers below it shared.
 """
 
 from typing import Annotated, Literal
@@ -59,7 +59,7 @@ class HeadOnly(_MethodRecord, frozen=True):
 
 
 class Bottleneck(_MethodRecord, frozen=True):
-    """Bottleneck adapters from `first_layer` up; by default those of He et al. 2021, eq. 1."""
+    """Bottleneck adapters from `first_layer` up; by default as in He et al. 2021, eq. 1."""
 
     kind: Literal[MethodKind.BOTTLENECK] = MethodKind.BOTTLENECK
     size: Annotated[int, Field(ge=1, le=65_536, description="width of the adapters")]
@@ -109,7 +109,7 @@ class Lora(_MethodRecord, frozen=True):
 
 
 class Ia3(_MethodRecord, frozen=True):
-    """Learned scales of outputs and inputs of linear maps (by default those of Liu et al. 2022)."""
+    """Learned scales of outputs and inputs of linear maps (by default as in Liu et al. 2022)."""
 
     kind: Literal[MethodKind.IA3] = MethodKind.IA3
     scaled_outputs: Annotated[

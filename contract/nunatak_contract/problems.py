@@ -12,7 +12,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason: the template of its message, and the HTTP status of an answer that has it."""
+    """The template of a reason's message, and the HTTP status of answers with this reason."""
 
     message: str
     status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR

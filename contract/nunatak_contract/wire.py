@@ -180,7 +180,7 @@ class RunningCandidate(Result):
 
 
 class TaskSummary(Result):
-    """One task; head, labels, inputs, method and split depth are those of `version`.
+    """One task, with the head, labels, inputs, method and split depth of `version`.
 
     `version` is the version that the bare name of the task means.
     """

@@ -2,8 +2,8 @@
 
 Open loop: every request leaves at its due time, also if earlier requests have no answer yet. The
 time of a request runs from its due time. A request that the generator or the network delayed
-therefore counts as slow, as for a real sender. (Tene calls the opposite coordinated omission;
-MLPerf's server scenario and wrk2 count as this generator does.)
+therefore counts as slow, as for real users. (Tene calls the opposite coordinated omission. MLPerf's
+server scenario and wrk2 also count from the due time.)
 
 Closed loop: each user waits for the answer before the next request. A slow server gets fewer
 requests, so a closed loop hides a server that stands still. Times run from the sending of a
@@ -29,7 +29,7 @@ USER_SEEDS = 1_000_003
 """Distance between the seeds of users, so that no two users of two runs send the same texts."""
 
 
-class Asker(Protocol):
+class LoadClient(Protocol):
     """Sends one request about a text to tasks.
 
     Raises a `NunatakClientError` unless all tasks answer.
@@ -40,8 +40,8 @@ class Asker(Protocol):
         ...
 
 
-class NunatakAsker:
-    """The real client without retries: a refusal counts as a refusal.
+class NunatakLoadClient:
+    """The Python client without retries: a refusal counts as a refusal.
 
     The client opens one connection for each open request. A client that waits for a free connection
     would delay requests that are due.
@@ -78,7 +78,7 @@ class NunatakAsker:
 
 
 async def drive(
-    asker: Asker,
+    client: LoadClient,
     scenario: Scenario,
     tasks: Sequence[str],
     *,
@@ -98,14 +98,14 @@ async def drive(
                 Requests(scenario, tasks, seed=seed * USER_SEEDS + number)
                 for number in range(max(users for users, _ in stages))
             ]
-            return await drive_closed(asker, sources, stages, clock=clock, sleep=sleep)
+            return await drive_closed(client, sources, stages, clock=clock, sleep=sleep)
         case _:
             planned = plan(scenario, tasks, seed=seed, seconds=seconds)
-            return await drive_open(asker, planned, clock=clock, sleep=sleep)
+            return await drive_open(client, planned, clock=clock, sleep=sleep)
 
 
 async def drive_open(
-    asker: Asker,
+    client: LoadClient,
     planned: Sequence[Planned],
     *,
     clock: Clock = time.monotonic,
@@ -119,7 +119,7 @@ async def drive_open(
             due_s = start_s + request.due_s
             if (wait_s := due_s - clock()) > 0:
                 await sleep(wait_s)
-            request_sent = _send(asker, request.tasks, request.text, due_s=due_s, clock=clock)
+            request_sent = _send(client, request.tasks, request.text, due_s=due_s, clock=clock)
             sent.append(group.create_task(request_sent))
             # Let the request leave now. If the next request is due already, the loop does not
             # sleep.
@@ -128,7 +128,7 @@ async def drive_open(
 
 
 async def drive_closed(
-    asker: Asker,
+    client: LoadClient,
     sources: Sequence[Requests],
     stages: Sequence[tuple[int, float]],
     *,
@@ -138,7 +138,7 @@ async def drive_closed(
     """Let users send requests, each with its own texts; return samples in the order of users.
 
     Args:
-        asker: Sends the requests.
+        client: Sends the requests.
         sources: The requests of each user; one source for each user of the largest stage.
         stages: Users and seconds of each stage, one after another.
         clock: Seconds from any start.
@@ -153,7 +153,7 @@ async def drive_closed(
                 await sleep(wait_s)
             while (now_s := clock()) < start_s + end_s:
                 tasks, text = source.draw()
-                samples.append(await _send(asker, tasks, text, due_s=now_s, clock=clock))
+                samples.append(await _send(client, tasks, text, due_s=now_s, clock=clock))
         return samples
 
     async with asyncio.TaskGroup() as group:
@@ -162,7 +162,7 @@ async def drive_closed(
 
 
 def spells(user: int, stages: Sequence[tuple[int, float]]) -> Iterator[tuple[float, float]]:
-    """Begin and end of user `number` (from 0), in seconds from the start."""
+    """Begin and end of a user (from 0), in seconds from the start."""
     begin_s = 0.0
     for users, seconds in stages:
         if user < users:
@@ -171,12 +171,12 @@ def spells(user: int, stages: Sequence[tuple[int, float]]) -> Iterator[tuple[flo
 
 
 async def _send(
-    asker: Asker, tasks: Sequence[str], text: str, *, due_s: float, clock: Clock
+    client: LoadClient, tasks: Sequence[str], text: str, *, due_s: float, clock: Clock
 ) -> Sample:
     sent_s = clock()
     error, timings = None, Timings()
     try:
-        timings = await asker.ask(tasks, text)
+        timings = await client.ask(tasks, text)
     except NunatakClientError as refusal:
         error = refusal.code
     return Sample(

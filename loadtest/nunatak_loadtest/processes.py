@@ -37,13 +37,13 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The process, while it runs."""
+        """The id of the running process."""
         if self._process is None:
             raise RuntimeError("a ServerProcess has a process only between start and stop")
         return self._process.pid
 
     def start(self) -> None:
-        """Start the server and wait until it takes requests.
+        """Start the server and wait until it accepts requests.
 
         Raises:
             NunatakError: `server_start_failed`, the process ended before; its messages give the

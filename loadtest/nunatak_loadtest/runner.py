@@ -9,7 +9,7 @@ from statistics import median
 
 from nunatak_client import Client
 from nunatak_contract.errors import NunatakError
-from nunatak_loadtest.generator import Asker, Clock, NunatakAsker, Sleep, drive
+from nunatak_loadtest.generator import Clock, LoadClient, NunatakLoadClient, Sleep, drive
 from nunatak_loadtest.memory import MemorySample, MemorySampler, listening_pid
 from nunatak_loadtest.report import Job, LoadReport, WarmedUp, build_report
 from nunatak_loadtest.samples import Sample
@@ -87,7 +87,7 @@ def _measure(job: Job, *, pid: int | None) -> tuple[list[Sample], Sequence[Memor
 
 async def _send_load(job: Job) -> tuple[list[Sample], WarmedUp]:
     scenario = job.scenario
-    async with NunatakAsker(job.server) as asker:
+    async with NunatakLoadClient(job.server) as asker:
         is_closed = isinstance(scenario.arrivals, Closed)
         warm_up = WarmedUp() if is_closed else await warm(asker, scenario, job.tasks)
         samples = await drive(
@@ -97,7 +97,7 @@ async def _send_load(job: Job) -> tuple[list[Sample], WarmedUp]:
 
 
 async def warm(
-    asker: Asker,
+    asker: LoadClient,
     scenario: Scenario,
     tasks: Sequence[str],
     *,

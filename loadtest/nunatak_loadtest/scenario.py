@@ -45,7 +45,7 @@ class Zipf(_Part):
 
 
 class Closed(_Part):
-    """Users who each wait for their answer before they ask again; a slow server is asked less.
+    """Users who wait for each answer before the next request; a slow server gets fewer requests.
 
     With `steps`, the number of users follows the steps, and `users` is ignored.
     """

@@ -27,7 +27,7 @@ from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, Unsu
 from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
 from nunatak_model.heads import HeadSpec, default_head
 from nunatak_model.methods import maths_of
-from nunatak_model.ops.device import BesideCompute, compute_with, compute_without_helpers, has_cuda
+from nunatak_model.ops.device import SideStream, compute_with, compute_without_helpers, has_cuda
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
@@ -53,7 +53,6 @@ __all__ = [
     "Alignment",
     "Backbone",
     "BackboneConfig",
-    "BesideCompute",
     "BetweenLayers",
     "Branch",
     "BranchSpec",
@@ -64,6 +63,7 @@ __all__ = [
     "ModelSize",
     "Part",
     "Row",
+    "SideStream",
     "TextInput",
     "TextTokenizer",
     "TrunkActivations",

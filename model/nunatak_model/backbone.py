@@ -113,7 +113,7 @@ class Backbone:
     left_out: Mapping[str, LeftOut] = field(default_factory=dict[str, LeftOut])
     """The records of the weights of layers that are not in memory."""
     is_packed: bool = False
-    """Whether linear maps have the layout for serving, which takes no gradients."""
+    """Whether linear maps have the layout for serving, which cannot have gradients."""
     ops: Ops = PLAIN_OPS
     """The operations of its device."""
 
@@ -201,8 +201,8 @@ def quantize_backbone(backbone: Backbone) -> Backbone:
 def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
     """Drop the upper layers of the backbone from memory.
 
-    Tasks that own all layers from `num_layers` up, or from below, answer as before; whatever would
-    read a layer that is not held is refused by `layer_not_held`.
+    Tasks that own all layers from `num_layers` or a lower layer up answer as before. A branch that
+    would read a dropped layer is refused with `layer_not_held`.
 
     Raises:
         UnsupportedBackboneError: the backbone has fewer layers, or no layer would be left, or the

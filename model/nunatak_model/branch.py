@@ -76,7 +76,7 @@ class Branch:
         return sum(tensor.nbytes for tensor in self.parameters.values())
 
     def num_frozen_layers_read(self, config: BackboneConfig) -> int | None:
-        """How many of the lowest backbone layers it reads; None if not even the embeddings."""
+        """Return the number of lowest backbone layers in use; None without the embeddings."""
         if self.split_depth is None:
             return None
         # Additions to a frozen layer leave the layer in use.

@@ -3,8 +3,8 @@
 There are two families of heads here, after transformers' heads. A sequence head pools the token
 vectors (first token or mean), optionally runs a dense block (BERT's pooler, RoBERTa's
 `classifier.dense`, ModernBERT's `head`), then the output layer. A token head runs on every token,
-mostly without a dense block: one label a token (`...ForTokenClassification`), or a start and an end
-score (`qa_outputs` of `...ForQuestionAnswering`).
+mostly without a dense block: one label per token (`...ForTokenClassification`), or a start and an
+end score (`qa_outputs` of `...ForQuestionAnswering`).
 
 Axes: tokens = packed tokens of the rows, rows = texts, width = hidden width, labels = outputs of
 the task.

@@ -33,7 +33,7 @@ class OwnLayer:
 
     @property
     def has_additions(self) -> bool:
-        """False: what the task runs stands in place of the frozen weights."""
+        """False: the task's own layer replaces the frozen weights."""
         return False
 
 
@@ -77,7 +77,7 @@ class OutputChange(MapChange, Protocol):
 class ChangedMaps:
     """The frozen layer, with changes of the inputs or outputs of some of its linear maps.
 
-    Query, key and value take one input, which no task changes for one of them alone.
+    Query, key and value read one input. No task changes this input for only one of the three.
     """
 
     lane: ClassVar = Lane.MAPS
@@ -296,7 +296,7 @@ def _changed_inputs(
     ]
     if not changes:
         return x
-    # The residual sum, or the gradient of what came before, may need the inputs as they were.
+    # The residual sum, or a gradient of an earlier operation, may need the unchanged inputs.
     x = x.clone()
     for span, change in changes:
         change.apply(x[span.tokens], span.groups)

@@ -8,7 +8,7 @@ Two kinds of rows go up the layers:
 A trunk row enters at the embeddings. If an earlier batch left a state of the input at some depth,
 the trunk row enters at that depth. Between two depths where rows enter or split, the set of rows is
 constant. These intervals are the stages. At the start of a stage each new branch row is copied from
-its input's trunk row, and trunk rows that nobody needs any more are dropped. Within a stage rows
+its input's trunk row, and trunk rows without further branches are dropped. Within a stage rows
 lie in lanes, ordered by the work they share with the backbone:
 
     trunk | maps | bottleneck | own

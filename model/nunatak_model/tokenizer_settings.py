@@ -1,6 +1,6 @@
 """How transformers reads a text by the files of a folder: `tokenizer.json` and the settings.
 
-The rules are those of transformers 5. It rebuilds a tokenizer of a specific class from the
+The rules are the rules of transformers 5, which rebuilds a tokenizer of a specific class from the
 vocabulary, so that settings override `tokenizer.json`. The general class takes `tokenizer.json`
 unchanged. For a BERT folder that has only `vocab.txt`, this file writes the `tokenizer.json`.
 """
@@ -135,7 +135,7 @@ def definition_of(
 
 
 def _more_tokens(named: Mapping[str, Any], ids: Mapping[str, int]) -> list[str]:
-    """Name what adds to BERT's own tokens, or moves them."""
+    """Return the settings that add tokens to BERT's own tokens, or that change their ids."""
     more = [name for name in MORE_TOKENS if named.get(name)]
     added: Mapping[str, object] = named.get(ADDED_TOKENS) or {}
     if any(

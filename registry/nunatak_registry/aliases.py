@@ -1,5 +1,7 @@
 """Aliases: the history of an alias, and the candidates that run next to its version.
 
+`Registry.promote` and `Registry.rollback` in store.py move an alias.
+
 The history is append-only. The history describes a stack: a promotion pushes a version, and a
 rollback pops back to an earlier version. Repeated rollbacks therefore go further back. A promotion
 after a rollback pushes onto the version that the rollback restored.

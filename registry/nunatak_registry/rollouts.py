@@ -38,8 +38,8 @@ class RolloutStore:
         """Let a version run next to an alias, in place of the earlier candidate of its role.
 
         Compare-and-swap: nothing changes unless `expected_version` is the candidate of that role
-        now (0: there must be none; None: whatever there is). An equal candidate is left alone.
-        `by` names who does it; absent: the user of the operating system.
+        now (0: there must be none; None: any or none). An equal candidate stays as it is.
+        `by` is the author of the change; None: the user of the operating system.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -80,7 +80,7 @@ class RolloutStore:
         expected_version: int | None = None,
         by: str | None = None,
     ) -> CandidateEvent:
-        """Let an alias's requests be its own version's alone again; `by` as for `set`.
+        """End a candidate, so that the alias's own version gets all requests; `by` as for `set`.
 
         Raises:
             TaskNotFoundError: no such task.

@@ -249,12 +249,12 @@ class Registry:
         expected_version: int | None = None,
         by: str | None = None,
     ) -> AliasEvent:
-        """Let an alias point to a version, and return the move; it ends canary and shadow.
+        """Let an alias point to a version, and return the move; canary and shadow end.
 
-        Compare-and-swap: nothing moves unless the alias points to `expected_version` (0: it must
-        not exist yet; None: wherever it points). An alias that points to `version` already is left
-        alone: no event is added and the generation stays; its last event is returned. `by` names
-        who moves the alias; absent: the user of the operating system.
+        Compare-and-swap: nothing moves unless the alias points to `expected_version` (0: the alias
+        must not exist yet; None: the alias may point to any version). An alias that already points
+        to `version` does not move: no event is added, the generation stays, and the alias's last
+        event is returned. `by` is the author of the move; None: the user of the operating system.
 
         Raises:
             TaskNotFoundError: no such task.
@@ -279,10 +279,10 @@ class Registry:
         expected_version: int | None = None,
         by: str | None = None,
     ) -> AliasEvent:
-        """Let an alias point where it did before its last promotion, and return the move.
+        """Move an alias back to the version before its last promotion, and return the move.
 
-        Rollback after rollback goes further back. Versions deleted since are skipped. Canary and
-        shadow end, and the same compare-and-swap and the same `by`, as in `promote`.
+        Repeated rollbacks go further back. Versions deleted since are skipped. Canary and shadow
+        end, and `expected_version` and `by` have the same meaning, as in `promote`.
 
         Raises:
             TaskNotFoundError: no such task.

@@ -92,7 +92,7 @@ class Catalog:
     async def set_candidate(
         self, candidate: Candidate, *, expected_version: int | None, by: str
     ) -> CandidateEvent:
-        """Make a version the canary or shadow of an alias, if the expected version is it now."""
+        """Make a version the canary or shadow, in place of the expected version."""
         return await self._call(
             self._registry.rollouts.set, candidate, expected_version=expected_version, by=by
         )

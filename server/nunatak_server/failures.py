@@ -49,7 +49,7 @@ Result = TypeVar("Result")
 async def within(
     seconds: float, work: Coroutine[Any, Any, Result], *, late: Callable[[], Exception]
 ) -> Result:
-    """Await `work`, but cancel it and raise what `late` makes once so many seconds have passed."""
+    """Await `work`; after the time limit, cancel `work` and raise the error that `late` makes."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:

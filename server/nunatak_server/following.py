@@ -1,7 +1,7 @@
 """Following the registry: its changes by other processes, and the holds on versions in memory.
 
 `RegistryWatch` polls the registry for changes and for restores of a backup. `HoldRenewal` holds the
-served versions in the registry, so that nobody deletes one of them. The holds of a killed process
+served versions in the registry, so that these cannot be deleted. The holds of a killed process
 expire. A restored registry has lost the holds written since its backup, so this process checks its
 holds with each turn.
 """

@@ -31,7 +31,7 @@ def input_kind(item: Input) -> InputKind:
 
 
 def input_kinds_of(head: HeadKind, reads: Reads | None) -> tuple[InputKind, ...]:
-    """Return the kinds of input that a task answers; `reads` is that of its manifest."""
+    """Return the kinds of input that a task answers; `reads` comes from the task's manifest."""
     match head:
         case HeadKind.SEQUENCE_CLASSIFICATION:
             match reads:

@@ -123,7 +123,7 @@ def _tiny_modernbert_config(num_layers: int) -> dict[str, object]:
 
 
 def tiny_tokenizer(family: Family) -> Tokenizer:
-    """A tokenizer with one token a character, or a byte in ModernBERT."""
+    """A tokenizer with one token per character, or per byte in ModernBERT."""
     if family == "modernbert":
         return _byte_tokenizer()
     padding_first = family == "bert"
@@ -179,7 +179,7 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
 
 
 class HeldLayers(tuple[LayerWeights, ...]):
-    """The layers of a backbone on a device that computes only while it may."""
+    """A backbone's layers, on a device that computes only while the test lets it."""
 
     __slots__ = ()
     may_compute = threading.Event()

@@ -44,7 +44,7 @@ class _Stub:
                     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                     await reader.readexactly(int(head.partition("content-length:")[2].split()[0]))
                     if self._is_fresh:
-                        # Blocks the event loop, so that nobody gets an answer, as from a stopped
+                        # Blocks the event loop, so that no caller gets an answer, as from a stopped
                         # process.
                         self.loop.call_later(self._freeze_at_s, time.sleep, self._freeze_s)
                         self._is_fresh = False
@@ -55,7 +55,7 @@ class _Stub:
 
 @contextlib.contextmanager
 def freezing_server(*, freeze_at_s: float, freeze_s: float) -> Generator[str]:
-    """Yield the server's address; the freeze begins `after_s` seconds after the first request."""
+    """Yield the server's address; the freeze begins `freeze_at_s` after the first request."""
     stub = _Stub(freeze_at_s=freeze_at_s, freeze_s=freeze_s)
     thread = threading.Thread(target=stub.loop.run_until_complete, args=(stub.run(),))
     thread.start()

@@ -98,7 +98,7 @@ def served(folder: Path, branches: list[Branch], *, dtype: torch.dtype) -> Serve
 
 
 def plainly_served(folder: Path, branches: list[Branch], *, dtype: torch.dtype) -> Served:
-    """The same with torch's own kernels, and each task alone."""
+    """The backbone with torch's own kernels, and its tasks, each of which runs alone."""
     return _with(load_backbone(folder, dtype=dtype, device=DEVICE), branches)
 
 

@@ -115,7 +115,7 @@ async def call(client: httpx.AsyncClient, site: Site, index: int, tally: Tally) 
 
 
 def terminate_with_calls_in_flight(site: Site, num_calls: int) -> tuple[Tally, int]:
-    """Send SIGTERM while `count` requests are being answered; also return the exit status."""
+    """Send SIGTERM while `num_calls` requests are being answered; also return the exit status."""
     site.hold(is_held=False)
     with site.server(access_log=False) as server:
 
@@ -219,14 +219,14 @@ def open_client(server: ServerProcess) -> httpx.AsyncClient:
 
 
 async def wait_for_admitted(client: httpx.AsyncClient, num_requests: int) -> None:
-    """Return once `count` requests are being answered."""
+    """Return once `num_requests` requests are being answered."""
     async with asyncio.timeout(LIMIT_S):
         while await _admitted(client) < num_requests:  # noqa: ASYNC110 - the connections of another process
             await asyncio.sleep(POLL_S)
 
 
 async def wait_until_refused(server: ServerProcess) -> None:
-    """Return once the process takes no new connections."""
+    """Return once the process accepts no new connections."""
     async with asyncio.timeout(LIMIT_S):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Names that nobody may give a task or an alias, and every call that takes one."""
+"""Names that are invalid for tasks and aliases, and every call with a name."""
 
 from collections.abc import Callable
 
@@ -85,7 +85,7 @@ HOSTILE_NAMES: tuple[str, ...] = (
 
 
 def calls_with_name(registry: Registry, name: str) -> tuple[Callable[[], object], ...]:
-    """Return every call of a registry that takes a name, with this one; a task `intent` exists."""
+    """Return every call of a registry with a name, given this name; a task `intent` exists."""
     draft, blobs = make_draft()
     return (
         lambda: registry.resolve(TaskReference(task=name)),

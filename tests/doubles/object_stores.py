@@ -63,7 +63,7 @@ def object_store() -> Generator[ObjectStore]:
     ) as process:
         try:
             store = ObjectStore(process=process, address=_address(process))
-            # The server logs every request, and would block on a pipe that nobody reads.
+            # The server logs every request, and would block on a pipe without a reader.
             threading.Thread(target=_drain, args=(process,), daemon=True).start()
             yield store
         finally:

@@ -18,7 +18,7 @@ OPENSSL = shutil.which("openssl")
 SHIPPED = Path(__file__).parents[2] / "deploy" / "nginx" / "nunatak.conf"
 HOST = "nunatak.example"
 BUFFERS = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-"""Folders of nginx; those of a package belong to root."""
+"""Folders of nginx; the folders of an installed package belong to root."""
 
 
 def free_port() -> int:
@@ -39,7 +39,7 @@ def run(*command: object) -> str:
 
 
 def placed(text: str, changes: dict[str, str]) -> str:
-    """The shipped file at other places; all that it promises stays as it is."""
+    """The shipped file with other paths and ports; everything else stays unchanged."""
     for shipped, here in changes.items():
         assert text.count(shipped) == 1, shipped
         text = text.replace(shipped, here)

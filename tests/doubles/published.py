@@ -302,7 +302,7 @@ def _adapted_forward(block: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _adapted_output(block: nn.Module) -> Callable[..., Tensor | tuple[Tensor, ...]]:
-    """The same equation on the sum that a pre-norm block adds to the residual."""
+    """The equation of the adapter, on the sum that a pre-norm block adds to the residual."""
     plain: Callable[..., Tensor | tuple[Tensor, ...]] = block.forward
 
     def adapted(h: Tensor) -> Tensor:

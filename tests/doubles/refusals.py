@@ -1,4 +1,4 @@
-"""Expected errors by their code, where the code is all that tells one error from another."""
+"""Expected errors by their code, for errors that differ only in their code."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,6 +17,6 @@ def raises(code: str, *, match: str | None = None) -> Generator[pytest.Exception
 
 
 def code_of(outcome: object) -> str:
-    """Return the code of what is expected to be an error."""
+    """Return the code of an outcome, which must be an error."""
     assert isinstance(outcome, NunatakError)
     return outcome.code

@@ -140,7 +140,7 @@ class Trial:
         return f"{self.method} {self.path} {self.mode.value}"
 
     def each(self, try_one: Callable[[Case[Any]], None], *, num_examples: int) -> None:
-        """Call with at most `count` requests, always the same requests."""
+        """Call with at most `num_examples` requests, always the same requests."""
         operation = SCHEMA[self.path][self.method]
         known = {name: value for name, value in KNOWN.items() if f"{{{name}}}" in self.path}
         strategy = operation.as_strategy(generation_mode=self.mode)

@@ -127,7 +127,7 @@ def make_residency(
     patience_s: float = PATIENCE_S,
     fatal: list[EngineFailedError] | None = None,
 ) -> Residency:
-    """Return a residency with room for `count` versions of the store, of one branch each."""
+    """Return a residency with room for `room_for` versions of the store, of one branch each."""
     return Residency(
         resolve=store.resolve,
         loader=Loader(

@@ -66,7 +66,7 @@ def published(family: TokenizerFamily) -> Any:  # noqa: ANN401 - untyped there
 
 
 def served(family: TokenizerFamily) -> TextTokenizer:
-    """The same tokenizer as the project runs it."""
+    """The same tokenizer, run by the project."""
     definition = published(family).backend_tokenizer.to_str()
     return TextTokenizer(definition.encode(), num_token_types=2)
 

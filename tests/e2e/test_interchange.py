@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
-# Typed partly.
+# transformers types these classes partly.
 MODELS: Any = AutoModelForSequenceClassification
 TOKENIZERS: Any = AutoTokenizer
 

@@ -36,7 +36,7 @@ class Refusing(ThreadingHTTPServer):
 
     @property
     def place(self) -> str:
-        """Where it listens."""
+        """The address of nginx."""
         return f"127.0.0.1:{self.server_address[1]}"
 
 
@@ -90,7 +90,7 @@ def test_the_shipped_file_serves_what_it_promises(site: Site, tmp_path: Path) ->
 
 
 def check_answers(client: httpx.Client, allowed: dict[str, str]) -> None:
-    """Keys are passed on, and each request has a name by which the log of the server has it."""
+    """Keys are passed on, and the server's log has the id of each request."""
     body = {"inputs": "hi"}
     answer = client.post(PREDICT, json=body, headers=allowed)
     stranger = client.post(PREDICT, json=body)
@@ -103,7 +103,7 @@ def check_answers(client: httpx.Client, allowed: dict[str, str]) -> None:
 
 
 def check_sites(client: httpx.Client, allowed: dict[str, str]) -> None:
-    """The server knows its public name from the proxy, so the server's own page may ask."""
+    """The server knows its public name from the proxy, so it accepts calls of its own page."""
     for origin, status in ((HOST, 200), ("elsewhere.example", 403)):
         headers = {**allowed, "origin": f"https://{origin}"}
         answer = client.post(PREDICT, json={"inputs": "hi"}, headers=headers)
@@ -140,7 +140,7 @@ def check_stream(client: httpx.Client, site: Site, allowed: dict[str, str]) -> N
 
 
 def check_protocol(client: httpx.Client) -> None:
-    """Callers that speak HTTP/2 get it, over a TLS of today."""
+    """Callers can use HTTP/2, and must use a current version of TLS."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2", "http/1.1"])
@@ -178,5 +178,5 @@ def test_a_process_that_is_gone_is_left_out(site: Site, tmp_path: Path) -> None:
         rolled_back = [client.post(ROLLBACK, json={}) for _ in range(NUM_ASKED)]
 
     assert {answer.status_code for answer in predicted} == {200}
-    # Nothing was sent to the process that is gone, so that sending it again is sending it once.
+    # The dead process has received nothing, so each request reaches one server only once.
     assert {answer.json()["code"] for answer in rolled_back} == {"alias_not_found"}

@@ -130,7 +130,7 @@ def test_a_replayed_trunk_keeps_nothing_of_an_earlier_batch(fast: Served) -> Non
 
 
 def test_the_device_serves_with_its_own_kernels(fast: Served) -> None:
-    """Guards the tests above: without them they would compare torch's own kernels to themselves."""
+    """Guards the tests above, which must not compare torch's own kernels with themselves."""
     if torch.cuda.get_device_capability(DEVICE)[0] not in {9, 10}:
         pytest.skip("this device has no grouped kernel")
 

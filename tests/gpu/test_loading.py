@@ -8,7 +8,7 @@ import torch
 
 from doubles.gpu import DEVICE, Served, make_twins, random_questions, served
 from doubles.published import Twin
-from nunatak_model import BesideCompute, convert_branch
+from nunatak_model import SideStream, convert_branch
 
 NUM_BATCHES = 40
 
@@ -33,11 +33,11 @@ def test_loads_next_to_the_batches_change_no_bit_of_an_answer(
 ) -> None:
     questions = random_questions(0, len(twins))
     expected = fast.answers(questions)
-    beside = BesideCompute(DEVICE)
+    side_stream = SideStream(DEVICE)
 
     def come_and_go(twin: Twin) -> None:
         for _ in range(NUM_BATCHES):
-            with beside.work():
+            with side_stream.work():
                 convert_branch(twin.branch, fast.backbone)
 
     with ThreadPoolExecutor(4) as pool:
@@ -52,15 +52,15 @@ def test_loads_next_to_the_batches_change_no_bit_of_an_answer(
 def test_a_version_loaded_next_to_the_batches_is_complete_when_its_load_returns(
     twins: list[Twin], fast: Served
 ) -> None:
-    """Again and again, versions load into slots that others have just left."""
-    beside = BesideCompute(DEVICE)
+    """Again and again, versions load into slots that other versions have just left."""
+    side_stream = SideStream(DEVICE)
     questions = random_questions(1, len(twins))
     expected = fast.answers(questions)
 
     with ThreadPoolExecutor(1) as pool:
 
         def loaded() -> Served:
-            with beside.work():
+            with side_stream.work():
                 branches = [convert_branch(twin.branch, fast.backbone) for twin in twins]
             return Served(backbone=fast.backbone, branches=tuple(branches))
 
@@ -71,10 +71,10 @@ def test_a_version_loaded_next_to_the_batches_is_complete_when_its_load_returns(
 
 
 def test_memory_of_versions_that_are_gone_is_used_again(twins: list[Twin], fast: Served) -> None:
-    beside = BesideCompute(DEVICE)
+    side_stream = SideStream(DEVICE)
 
     def load_all() -> None:
-        with beside.work():
+        with side_stream.work():
             for twin in twins:
                 convert_branch(twin.branch, fast.backbone)
 

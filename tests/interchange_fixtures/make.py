@@ -6,7 +6,7 @@ program.
 """
 
 # pyright: basic, reportMissingImports=false
-# It is checked here, where `adapters` is not.
+# The types are checked in an environment without `adapters`.
 
 import json
 import sys

@@ -68,7 +68,7 @@ IA3: dict[str, tuple[Any, Any]] = {
     "one-layer": (r".*layer\.2\.(intermediate|output)\.dense", r".*layer\.2\.output\.dense"),
     "some-layers": (r".*layer\.(1|3)\.attention\.self\.key", []),
 }
-"""Modules to scale, and those of them that are scaled at their input; None: as peft chooses."""
+"""Modules to scale, and the modules among them with a scaled input; None: peft's choice."""
 SCORES = (
     (None, RankingScore.SIGMOID),
     ("torch.nn.modules.activation.Sigmoid", RankingScore.SIGMOID),

@@ -124,7 +124,7 @@ def test_a_model_that_was_saved_with_its_vocabulary_alone_is_imported(
         ("tokenizer_config.json", {"additional_special_tokens": ["<new>"]}, "additional_special"),
     ],
 )
-def test_tokens_beside_the_vocabulary_are_refused_with_advice(
+def test_tokens_outside_the_vocabulary_are_refused_with_advice(
     factory: TwinFactory, tmp_path: Path, file: str, content: dict[str, object], named: str
 ) -> None:
     folder = with_words_alone(saved_base(factory, tmp_path / "base"), {})

@@ -91,7 +91,7 @@ def work(
 
 
 def publish(registry: Registry, worker: int, task: str, *, seed: int) -> Reply:
-    """Publish a version that nobody else publishes."""
+    """Publish a version that no other process publishes."""
     began = time.monotonic()
     version = registry.publish(*make_draft(task, seed)).version
     return Reply(
@@ -108,7 +108,7 @@ def publish(registry: Registry, worker: int, task: str, *, seed: int) -> Reply:
 def promote(
     registry: Registry, worker: int, task: str, version: int, mutant: Mutant | None
 ) -> Reply:
-    """Promote a version if nobody else moves the alias between the look and the call."""
+    """Promote a version, unless another process moves the alias between the look and the call."""
     try:
         expected = registry.resolve(f"{task}@prod").version
     except NunatakError as error:

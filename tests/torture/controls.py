@@ -70,7 +70,7 @@ def _race_fails(mutant: Mutant, folder: Path, attempt: int) -> bool:
     return tally.failures > 0
 
 
-def _writes_beside(mutant: Mutant, folder: Path, _: ForkServer) -> bool:
+def _writes_next_to_the_store(mutant: Mutant, folder: Path, _: ForkServer) -> bool:
     with open_registry(str(folder / "registry"), mutant) as registry:
         publish_one(registry)
         tally, _longest = try_names(["../x"], partial(calls_with_name, registry), folder)
@@ -90,5 +90,5 @@ _CHECKS: Mapping[Mutant, Callable[[Mutant, Path, ForkServer], bool]] = {
     Mutant.OVERLOOK_STRANGERS: _overlooks_damage,
     Mutant.LEAVE_IN_PLACE: _overlooks_damage,
     Mutant.SKIP_COMPARE: _breaks_the_history,
-    Mutant.NAMES_AS_PATHS: _writes_beside,
+    Mutant.NAMES_AS_PATHS: _writes_next_to_the_store,
 }

@@ -182,7 +182,7 @@ def corrupt_stores(
 def examine(
     tally: Tally, store: Path, expected: Answers, target: Target, mutant: Mutant | None
 ) -> str | None:
-    """Return what one damaged store does that it must not."""
+    """Return the faults of one damaged store."""
     try:
         with open_registry(str(store), mutant) as registry:
             findings = registry.verify(quarantine=True)

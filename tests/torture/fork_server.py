@@ -120,7 +120,7 @@ class ForkServer:
     def _kill(self, child: int, when: Callable[[], object] | None) -> int:
         if when is not None:
             when()
-        # The process may be dead, but nobody has waited for it, so its number is still in use.
+        # The process may be dead, but its parent has not reaped it, so its number is still in use.
         os.kill(child, signal.SIGKILL)
         return self._await_status(self._receive())
 

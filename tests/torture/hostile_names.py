@@ -1,4 +1,4 @@
-"""Hostile names against every method that takes one: refused at once, and nothing is touched."""
+"""Hostile names in every method with a name: refused at once, and nothing is touched."""
 
 import string
 import time

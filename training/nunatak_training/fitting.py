@@ -43,12 +43,12 @@ from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What examples say of a trained task."""
+    """The scores of a trained task on a set of examples."""
 
     values: Mapping[Metric, float]
-    """In the order in which they were reported on dev."""
+    """The scores, in the order of the scores on dev examples."""
     intervals: Mapping[Metric, Interval]
-    """At 95 %; a score may have none (see `score_intervals`)."""
+    """The intervals at 95 %; a score may have none (see `score_intervals`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +71,13 @@ class TrainedTask:
     """Number of train and dev examples with more tokens than the recipe's `max_length`."""
     best_epoch: int
     num_epochs: int
-    """That were planned; fewer have run where patience ended the run."""
+    """Planned epochs. Fewer have run if patience ended the run."""
     history: tuple[EpochResult, ...]
     test: Scores | None = None
-    """On the test examples of the data, where there are some."""
+    """Scores on the test examples of the data, if there are any."""
 
     def tested(self, backbone: Backbone) -> "TrainedTask":
-        """The same, with its scores on the test examples of its data, if there are some."""
+        """Return the task with its scores on the test examples of its data, if there are any."""
         examples = self.data.test
         return self if examples is None else replace(self, test=evaluate(self, examples, backbone))
 
@@ -312,7 +312,7 @@ def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
 
 
 def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> Scores:
-    """Return the scores that were reported on dev, of other examples.
+    """Score other examples in the metrics of the dev examples.
 
     Raises:
         KeyError: a label does not occur in the train examples.

@@ -41,9 +41,9 @@ from nunatak_training.settings import Setting, nested, problems_in, settings_of
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
-"""A few hundred examples are learnt in about so many steps, whatever the method."""
+"""Steps in which every method learns a few hundred examples, roughly."""
 PATIENCE = 3
-"""Ends training after so many scored epochs without a better dev score."""
+"""Number of scored epochs without a better dev score after which training ends."""
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NOT_SET = frozenset({"backbone", "method", "layer_choice"})
@@ -133,7 +133,7 @@ GOES_BY_EPOCHS = frozenset(RegularizerName) - {
     RegularizerName.LAYER_GRADDROP,
     RegularizerName.MIXOUT,
 }
-"""These change from epoch to epoch, and reach what they are meant to do in the last epoch."""
+"""These regularizers change from epoch to epoch, and reach full effect in the last epoch."""
 
 
 class TaptSettings(BaseModel):
@@ -215,7 +215,7 @@ class Recipe(BaseModel):
         default=None,
         description="scored epochs without a better dev score end training; null: none, as with "
         "named epochs",
-        # Younger than the digests of recipes: a recipe that runs all epochs has its old digest.
+        # Left out if null, because the digests of older recipes must not change.
         exclude_if=lambda patience: patience is None,
     )
     batch_size: Annotated[int, Field(ge=1, le=65_536, description="examples a step")]
@@ -308,7 +308,7 @@ class _Defaults:
 
 
 DEFAULTS_BY_METHOD = ("min_steps", *(field.name for field in fields(_Defaults)))
-"""The settings whose defaults differ between methods, or follow from what else is named."""
+"""The settings whose defaults differ between methods, or follow from other settings."""
 TOP_LAYERS = 2
 """Layers that `topk` tunes unless a run says otherwise."""
 _DEFAULTS: Mapping[Method, _Defaults] = {
@@ -328,8 +328,8 @@ _DEFAULTS: Mapping[Method, _Defaults] = {
 """The settings of each method, and of its training, unless a run says otherwise.
 
 The numbers were chosen on dev examples of SST-2, TREC, SUBJ, MRPC and CoLA with MiniLM (width 384).
-`full` and `ia3` were not tuned: the numbers of `full` follow common practice, those of `ia3` are a
-first guess.
+`full` and `ia3` were not tuned: the numbers of `full` follow common practice, and the numbers of
+`ia3` are a first guess.
 """
 METHODS: Mapping[str, Method] = {method.kind.value: method for method in _DEFAULTS}
 """All methods by name, each with its defaults."""
@@ -343,9 +343,9 @@ def default_recipe(
 ) -> Recipe:
     """Return the recipe for a method, with `changes` of single settings by name (`tapt.epochs`).
 
-    Where `changes` name `epochs` there are that many: `min_steps` is then 0 and `patience` None,
-    unless they are named too. A regularizer that changes from epoch to epoch also sees all epochs.
-    Where the regularizer takes the place of dropout, dropout is 0 unless it is named.
+    If `changes` name `epochs`, exactly these epochs run: `min_steps` becomes 0 and `patience` None,
+    unless `changes` name them, too. All epochs also run if a regularizer changes from epoch to
+    epoch. If a regularizer replaces dropout, dropout is 0 unless `changes` name it.
 
     Raises:
         InvalidRecipeError: a change names no setting, or a value does not fit.

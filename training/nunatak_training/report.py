@@ -39,7 +39,7 @@ class Report(Protocol):
         ...
 
     def resumed(self, *, num_steps: int) -> None:
-        """Training continues an earlier process, after `step` steps."""
+        """Training continues an earlier process, after `num_steps` steps."""
         ...
 
     def stepped(self, *, loss: float) -> None:

@@ -57,7 +57,7 @@ class RunSettings:
     """A method, and changes to the recipe's defaults for that method."""
 
     method: Method
-    """As it is named; with `frozen`, the backbone gives its number of layers."""
+    """The named method; with `frozen`, its number of layers follows from the backbone."""
     frozen: int | None
     layer_target: float | None
     """If given, the run searches the fewest layers that keep this share of full fine-tuning's

@@ -127,7 +127,7 @@ class TrainSettings:
     dev: Path | None = None
     """A file of dev examples, in place of the dev examples of `data`."""
     spelt: RowFormat = field(default_factory=RowFormat)
-    """How files spell a row."""
+    """The columns and the delimiter of the files."""
     strict: bool = False
     """Whether a warning about the data ends the run before training."""
     device: str = "cpu"
@@ -154,7 +154,7 @@ class TrainOutcome:
     """The scores on the test examples, if the data has some."""
     best_epoch: int
     num_epochs: int
-    """That were planned; fewer have run where patience ended the run."""
+    """Planned epochs. Fewer have run if patience ended the run."""
     history: tuple[EpochResult, ...]
     layer_choice: LayerChoice | None
     """The search for the number of layers; None without a search."""
@@ -184,9 +184,9 @@ def train(
             `settings.recipe.backbone` and `settings.device` are then ignored.
         report: receives every step and epoch.
         trunks: the source of trunk states (see `fit_task`).
-        checkpoints: a cache folder; the same call after a kill goes on from there, to the same
-            weights. Absent: it begins anew.
-        warn: is given the warnings about the data, if there are some, before training.
+        checkpoints: a cache folder. After a kill, the same call continues from this folder, to the
+            same weights. Without a folder, every call starts from the beginning.
+        warn: receives the warnings about the data, if there are any, before training.
 
     Raises:
         NunatakError: the data, the recipe or the run has an error.

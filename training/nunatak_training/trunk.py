@@ -235,14 +235,14 @@ def states_key(backbone: Backbone, inputs: InputSet, depth: int) -> str:
 
 
 def numerics_of(backbone: Backbone) -> str:
-    """Everything but weights and inputs that the bits of a trunk state depend on."""
+    """Everything except weights and inputs that decides the bits of a trunk state."""
     machine = machine_of(backbone)
     threads = torch.get_num_threads()
     return machine if backbone.device.type == "cuda" else f"{machine}, {threads} threads"
 
 
 def machine_of(backbone: Backbone) -> str:
-    """Everything of it but the number of threads."""
+    """Return `numerics_of` without the number of threads."""
     device = backbone.device
     is_cuda = device.type == "cuda"
     capability = torch.backends.cpu.get_cpu_capability

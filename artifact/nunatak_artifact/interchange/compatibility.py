@@ -1,6 +1,6 @@
 """Parts that all importers share: choices, results, and checks of a folder against the backbone.
 
-An importer takes `ImportChoices` and returns an `ImportedTask`. The checks compare the shape of the
+An importer reads `ImportChoices` and returns an `ImportedTask`. The checks compare the shape of the
 model, its tokenizer and its reading settings with the backbone. `write_model` writes a model folder
 in the layout of transformers.
 """
@@ -356,7 +356,7 @@ def _without_spaces(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]
 
 
 def _normalised(definition: str) -> dict[str, JsonValue]:
-    # Read and written by one version of the library, so that old spellings become the same.
+    # The installed library reads and writes both definitions, so that old spellings become equal.
     return json.loads(Tokenizer.from_str(definition).to_str())
 
 

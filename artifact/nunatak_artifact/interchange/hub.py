@@ -4,7 +4,7 @@ manifest.json             the manifest as the registry stores it
 parameters.safetensors    one file per blob, named by the blob's role
 README.md                 the task card, below the fields that the hub reads
 
-A *place* is a local folder or a hub repository. `push` and `fetched` take either.
+A *place* is a local folder or a hub repository. `push` and `fetched` accept both.
 """
 
 import tempfile
@@ -259,7 +259,7 @@ def push(
 
     Raises:
         NunatakError: `folder_in_use`, the folder holds something already.
-        HubUnavailableError: the hub does not take it.
+        HubUnavailableError: the hub does not accept it.
     """
     if is_folder(place):
         folder = Path(place).expanduser()

@@ -230,7 +230,7 @@ class PeftConfig(BaseModel, ABC):
         """Name, without prefix, and shape in which peft stores a tensor of a layer of ours."""
 
     def unsupported(self, folder: Path, found: str) -> NunatakError:
-        """An error for what the folder was found to use."""
+        """Return the error for an unsupported feature of the folder."""
         return NunatakError(
             "unsupported_import",
             folder=folder.name,

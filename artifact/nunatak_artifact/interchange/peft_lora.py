@@ -1,6 +1,6 @@
 """LoRA folders of peft.
 
-The fields are those of peft 0.21 (`LoraConfig`); older and newer files have fewer or more. An
+The fields are the fields of peft 0.21 (`LoraConfig`); older and newer files have fewer or more. An
 unknown field is accepted while it is off (null, false, empty). An unknown field that is on is
 refused, since it may change the result.
 
@@ -133,7 +133,7 @@ class LoraConfig(PeftConfig):
                 folder, f"it fits a base changed at the start (init_lora_weights={start!r})"
             )
         if isinstance(self.target_modules, str) and self.layers_to_transform:
-            # peft refuses the pair too; the only text that peft would accept is all-linear.
+            # peft refuses this combination, too, except with the text all-linear.
             raise self.unsupported(
                 folder, "it chooses layers both by pattern and by layers_to_transform"
             )

@@ -149,7 +149,7 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
 
 
 def _merged(task: LoadedTask, backbone: Backbone) -> dict[str, Tensor]:
-    """All weights of the model that the task is, under our names."""
+    """Return all weights of the task's full model, under our names."""
     own = {
         name: it
         for name, it in task.branch.parameters.items()

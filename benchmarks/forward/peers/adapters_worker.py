@@ -23,7 +23,7 @@ from transformers import BertModel
 Job = dict[str, Any]
 Tensors = dict[str, Tensor]
 Batches = list[list[int]]
-"""The texts that run together; each runs with the task of the same number."""
+"""The numbers of the texts of each batch; each text runs with the task of the same number."""
 Run = Callable[[], Tensor]
 
 PARTS = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def adapted_model(job: Job, tensors: Tensors) -> BertModel:
-    """The encoder with the adapters of all tasks: after both blocks, before residual and norm."""
+    """Return the encoder with all tasks' adapters after both blocks, before residual and norm."""
     model = BertModel.from_pretrained(job["backbone"], add_pooling_layer=False)
     adapters.init(model)
     config = BnConfig(
@@ -78,7 +78,7 @@ def adapted_model(job: Job, tensors: Tensors) -> BertModel:
 
 
 def batch_split(model: BertModel, job: Job, batches: Batches, tensors: Tensors) -> Run:
-    """Each row of a batch by its own task's adapter."""
+    """Return a run in which each row of a batch uses the adapter of its own task."""
     heads = [stacked_heads(batch, tensors) for batch in batches]
     inputs = [padded([job["texts"][index] for index in batch]) for batch in batches]
     setups = [BatchSplit(*map(task_name, batch), batch_sizes=[1] * len(batch)) for batch in batches]
@@ -95,7 +95,7 @@ def batch_split(model: BertModel, job: Job, batches: Batches, tensors: Tensors) 
 
 
 def parallel(model: BertModel, job: Job, batches: Batches, tensors: Tensors) -> Run:
-    """Every text by all adapters; what lies below the first adapter runs once."""
+    """Return a run of all adapters on every text; the layers below the adapters run once."""
     tasks = range(job["num_tasks"])
     heads, setup = stacked_heads(tasks, tensors), Parallel(*map(task_name, tasks))
     inputs = [padded([job["texts"][index] for index in batch]) for batch in batches]
@@ -109,7 +109,7 @@ def parallel(model: BertModel, job: Job, batches: Batches, tensors: Tensors) -> 
 
 
 def stacked_heads(tasks: Iterable[int], tensors: Tensors) -> tuple[Tensor, Tensor]:
-    """Weights [rows, labels, width] and biases [rows, labels] of the heads of these tasks."""
+    """Return weights [rows, labels, width] and biases [rows, labels] of the tasks' heads."""
     names = list(map(task_name, tasks))
     weight = torch.stack([tensors[f"{name}/head.output.weight"] for name in names])
     bias = torch.stack([tensors[f"{name}/head.output.bias"] for name in names])
@@ -117,18 +117,18 @@ def stacked_heads(tasks: Iterable[int], tensors: Tensors) -> tuple[Tensor, Tenso
 
 
 def task_name(index: int) -> str:
-    """The name of the task in the job's tensors."""
+    """Return the name of a task in the job's tensors."""
     return f"task{index}"
 
 
 def apply_heads(hidden: Tensor, heads: tuple[Tensor, Tensor]) -> Tensor:
-    """Each row's own head on its first token."""
+    """Apply each row's own head to the first token of the row."""
     weight, bias = heads
     return (weight @ hidden[:, 0].unsqueeze(-1)).squeeze(-1) + bias
 
 
 def padded(texts: list[list[int]]) -> dict[str, Tensor]:
-    """Inputs of one batch; without padding, without mask."""
+    """Return the inputs of one batch; a batch without padding has no mask."""
     longest = max(len(text) for text in texts)
     ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
     lengths = torch.tensor([len(text) for text in texts])

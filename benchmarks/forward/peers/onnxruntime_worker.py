@@ -1,7 +1,7 @@
-"""onnxruntime: one dedicated model a task, in float32 and with dynamic int8 quantization.
+"""onnxruntime: one dedicated model per task, in float32 and with dynamic int8 quantization.
 
-Started by `worker.py` in an environment of its own. The model is exported here, from
-transformers' encoder and one linear head; onnxruntime fuses what it can when it loads it.
+`worker.py` starts this program in its own environment. The program exports transformers' encoder
+and one linear head as one model. onnxruntime fuses operations when it loads the model.
 """
 # pyright: basic, reportMissingImports=false
 # The libraries of this process are not installed where the project is checked.
@@ -26,14 +26,14 @@ Run = Callable[[], np.ndarray]
 
 
 class Task(nn.Module):
-    """One task's own model: logits [1, labels] of one text."""
+    """The model of one task, which returns logits [1, labels] of one text."""
 
     def __init__(self, encoder: BertModel, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
         self.encoder, self.weight, self.bias = encoder, weight, bias
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Ids [1, length] to logits."""
+        """Return the logits of token ids [1, length]."""
         hidden = self.encoder(input_ids=input_ids).last_hidden_state
         return functional.linear(hidden[:, 0], self.weight, self.bias)
 
@@ -56,13 +56,13 @@ def main() -> None:
 
 
 def export(backbone: str, tensors: dict[str, Tensor], ids: Tensor, file: Path) -> None:
-    """Write the model with its own weights in place of the backbone's."""
+    """Write the model, with the task's own weights in place of the backbone's weights."""
     encoder = BertModel.from_pretrained(backbone, add_pooling_layer=False)
     weights = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
     encoder.load_state_dict(weights, strict=False)
     task = Task(encoder, tensors["head.weight"], tensors["head.bias"]).eval()
     with warnings.catch_warnings():
-        # Tracing warns of Python branches; the answers are checked before every race.
+        # Tracing warns about Python branches. The answers are checked before every race.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             task,
@@ -75,7 +75,7 @@ def export(backbone: str, tensors: dict[str, Tensor], ids: Tensor, file: Path) -
 
 
 def start(file: Path, num_threads: int) -> onnxruntime.InferenceSession:
-    """A session with every optimisation, that lets go of the cores when it is done."""
+    """Return a session with every optimization; its threads do not spin between runs."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -83,7 +83,7 @@ def start(file: Path, num_threads: int) -> onnxruntime.InferenceSession:
 
 
 def repeated(session: onnxruntime.InferenceSession, ids: np.ndarray, times: int) -> Run:
-    """One forward after another, as that many dedicated models of equal size take."""
+    """Return a run of `times` forwards, which takes as long as `times` models of equal size."""
 
     def run() -> np.ndarray:
         for _ in range(times):

@@ -1,8 +1,8 @@
-"""The protocol of a peer that races from a virtual environment of its own.
+"""The protocol of a peer that runs in its own virtual environment.
 
-The peer starts with a folder that holds a job. It reads one JSON object per line and answers each
-with one: `{"do": "answer", "case": ...}` with `{"logits": [[...]]}`, and `{"do": "time", "case":
-...}` with `{"seconds": ...}`. The peer waits in between, so that processes take turns.
+The peer starts with a folder that holds a job. The peer reads one JSON object per line, and answers
+`{"do": "answer", "case": ...}` with `{"logits": [[...]]}`, and `{"do": "time", "case": ...}` with
+`{"seconds": ...}`. The peer waits between requests, so that processes take turns.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 REPEATS = 3
-"""Runs of a round; their median counts, as in races within one process."""
+"""Runs per round. The median of the runs counts, as in races within one process."""
 
 Answer = Callable[[], list[list[float]]]
 
@@ -26,7 +26,7 @@ def serve(cases: Mapping[str, Callable[[], object]], logits: Mapping[str, Answer
         cases: the timed functions, by name.
         logits: the same functions with their logits in the order of the requests, by name.
     """
-    # Libraries print; only answers may reach the other side.
+    # Libraries print to standard output, but only answers may reach the other process.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     _reply(replies, {"ready": True})

@@ -1,7 +1,7 @@
-"""Dev loss and score while training goes on.
+"""Dev loss and dev score during training.
 
-He et al. 2021 (arXiv:2106.03164), figure 5 and table 6: besides the curves, the mean and the best
-over all evaluations. Where the mean is near the best, it matters little when training stops.
+He et al. 2021 (arXiv:2106.03164), figure 5 and table 6: the curves, and the mean and the best of
+all evaluations. If the mean is close to the best, the end of training matters little.
 """
 
 # matplotlib leaves the keyword arguments of its methods untyped.
@@ -30,7 +30,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveSummary:
-    """Over all evaluations of all seeds: means, and the means of each seed's best."""
+    """Means over the seeds: of the mean of all evaluations, and of the best evaluation."""
 
     mean_loss: float
     best_loss: float
@@ -39,7 +39,7 @@ class CurveSummary:
 
 
 def curve(cell: Cell) -> tuple[CurvePoint, ...]:
-    """The course of a setting, where all its seeds were evaluated."""
+    """Return the curve of a setting, at the epochs at which all seeds were evaluated."""
     if not cell.outcomes:
         return ()
     by_seed = [{it.epoch: it for it in outcome.epochs} for outcome in cell.outcomes]
@@ -48,7 +48,7 @@ def curve(cell: Cell) -> tuple[CurvePoint, ...]:
 
 
 def summary(cell: Cell) -> CurveSummary:
-    """Sum a setting's evaluations up; it has at least one run that finished."""
+    """Summarize the evaluations of a setting with at least one finished run."""
     seeds = [outcome.epochs for outcome in cell.outcomes]
     return CurveSummary(
         mean_loss=mean(mean(it.dev_loss for it in epochs) for epochs in seeds),
@@ -59,7 +59,7 @@ def summary(cell: Cell) -> CurveSummary:
 
 
 def analyze_curves(records: Sequence[RunRecord]) -> Findings:
-    """Curves of all settings of a sweep, a panel a task.
+    """Draw the curves of all settings of a sweep, one panel per task.
 
     Raises:
         NunatakError: `invalid_sweep`, no run finished.
@@ -102,5 +102,5 @@ def _point(run: RunDescription, seeds: Sequence[EpochRecord]) -> CurvePoint:
 def _step(run: RunDescription, epoch: EpochRecord) -> int:
     if epoch.step is not None:
         return epoch.step
-    # Of texts that are read in windows these are too few: a step is taken on windows.
+    # For texts in windows this number is too low, because a batch holds windows, not texts.
     return epoch.epoch * math.ceil(run.data.num_train / run.recipe.batch_size)

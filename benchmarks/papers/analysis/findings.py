@@ -22,7 +22,7 @@ class Findings:
     drawing: Figure
 
     def markdown(self) -> str:
-        """The table for people, numbers to four digits."""
+        """The table in Markdown, with four digits per number."""
         return markdown_table(self.header, [[_shown(cell) for cell in row] for row in self.rows])
 
 

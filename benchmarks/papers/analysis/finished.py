@@ -8,10 +8,10 @@ from nunatak_training.sweeps.tables import Cell, cells_of
 
 
 def finished_cells(records: Sequence[RunRecord]) -> list[Cell]:
-    """The settings with a finished run, in the order of the records.
+    """Return the settings with a finished run, in the order of the records.
 
     Raises:
-        NunatakError: `invalid_sweep`, none did.
+        NunatakError: `invalid_sweep`, no run has finished.
     """
     cells = [cell for cell in cells_of(records) if cell.outcomes]
     if not cells:

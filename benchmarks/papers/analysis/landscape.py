@@ -1,8 +1,8 @@
 """The loss along the line through the parameters before and after training.
 
 He et al. 2021 (arXiv:2106.03164), sec. 5 and figure 6, after Li et al. 2018: f(a) =
-L(t0 + a (t1 - t0)) for 20 values of a in [-2, 2]. 0 is the model before training, 1 the trained
-one; a wide basin around 1 goes with a model that generalises.
+L(t0 + a (t1 - t0)) for 20 values of a in [-2, 2]. The model before training is at a = 0, and the
+trained model at a = 1. A wide basin around 1 is typical of a model that generalises.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ NUM_POINTS, FIRST, LAST = 20, -2.0, 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinePoint:
-    """The loss at one place of the line."""
+    """The loss at one point of the line."""
 
     alpha: float
     loss: float
@@ -39,7 +39,7 @@ def line_losses(
     *,
     num_points: int = NUM_POINTS,
 ) -> tuple[LinePoint, ...]:
-    """Evaluate `loss_of` at evenly spaced places of the line from `FIRST` to `LAST`."""
+    """Evaluate `loss_of` at evenly spaced points of the line from `FIRST` to `LAST`."""
     step = (LAST - FIRST) / (num_points - 1)
     alphas = [FIRST + step * point for point in range(num_points)]
     return tuple(
@@ -54,11 +54,11 @@ def line_losses(
 def landscape(
     trained: TrainedTask, backbone: Backbone, examples: ExampleSet
 ) -> tuple[LinePoint, ...]:
-    """The loss of examples along the line of a trained task, head and adapters included.
+    """Return the loss of examples along the line of a trained task, head and adapters included.
 
-    What tuning started from follows from the recipe, and is pretrained again where that says so.
-    Regression is measured in squared units of its
-    values, which differs from the loss in training by a factor.
+    The recipe gives the parameters before training; if the recipe says so, they are pretrained
+    again. The loss of a regression is the squared error in the units of the values. The loss in
+    training differs from it by a factor.
     """
     recipe = trained.recipe
     objective = objective_of(trained.data, positive_label=recipe.positive_label)

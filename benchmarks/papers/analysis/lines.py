@@ -21,11 +21,11 @@ COLOURS_OF_METHODS = MappingProxyType(
         "head": "#8a8f96",
     }
 )
-"""In every plot that tells methods apart."""
+"""The colours of methods, the same in every plot."""
 
 
 def colours_of(names: Sequence[str]) -> list[str]:
-    """A colour for each setting: its method's colour, if no other setting has that method."""
+    """Return a colour per setting: its method's colour, if no other setting has that method."""
     methods = [
         next((part for part in name.split(", ") if part in COLOURS_OF_METHODS), None)
         for name in names
@@ -39,7 +39,7 @@ def colours_of(names: Sequence[str]) -> list[str]:
 def draw_lines(
     points: Sequence[tuple[str, float, float]], *, across: str, up: str
 ) -> tuple[Figure, Axes]:
-    """A line through the points of each name, given as name, place and value."""
+    """Draw a line for each name; a point has a name, a position and a value."""
     drawing = Figure(figsize=(7, 5), layout="constrained")
     axes = drawing.subplots()
     axes.set_prop_cycle(LOOKS)

@@ -1,7 +1,7 @@
 """The gain of a method over full fine-tuning, by the number of train examples.
 
-He et al. 2021 (arXiv:2106.03164), sec. 3.2 and table 2: with 1k examples adapters are ahead of full
-fine-tuning, with 5k by less.
+He et al. 2021 (arXiv:2106.03164), sec. 3.2 and table 2: adapters are better than full fine-tuning
+with 1k examples, and slightly better with 5k.
 """
 
 # matplotlib leaves the keyword arguments of its methods untyped.
@@ -35,7 +35,7 @@ METHOD = tuple(COLUMNS).index("method")
 class Gain:
     """One method compared with full fine-tuning of the same backbone on the same examples.
 
-    Each is at the rate that is best on dev examples.
+    Both have the learning rate with the best score on dev examples.
     """
 
     task: str
@@ -48,7 +48,7 @@ class Gain:
 
     @property
     def gain(self) -> float:
-        """How far it is ahead."""
+        """The score of the method minus the score of full fine-tuning."""
         return self.score - self.baseline
 
 
@@ -73,13 +73,13 @@ class _Ground:
 
 
 def gains(cells: Sequence[Cell]) -> tuple[Gain, ...]:
-    """Hold every method against full fine-tuning of the same backbone on the same examples.
+    """Compare every method with full fine-tuning of the same backbone on the same examples.
 
-    Of cells that differ in rate or regularizer alone, that with the best mean on dev examples
-    counts, also where the scores are of test examples.
+    Of cells that differ only in learning rate or regularizer, the cell with the best mean on dev
+    examples counts, also if the scores are of test examples.
 
     Raises:
-        NunatakError: `invalid_sweep`, no run of full fine-tuning finished on some ground.
+        NunatakError: `invalid_sweep`, for some examples no run of full fine-tuning has finished.
     """
     best: dict[tuple[_Ground, str], Cell] = {}
     for cell in cells:
@@ -95,7 +95,7 @@ def gains(cells: Sequence[Cell]) -> tuple[Gain, ...]:
 
 
 def average_gains(found: Sequence[Gain]) -> dict[tuple[str, str, int], float]:
-    """The mean gain over tasks, by backbone, method and number of examples."""
+    """Return the mean gain over tasks, by backbone, method and number of examples."""
     by_setting = defaultdict[tuple[str, str, int], list[float]](list)
     for it in found:
         by_setting[it.backbone, it.method, it.num_train].append(it.gain)
@@ -103,10 +103,10 @@ def average_gains(found: Sequence[Gain]) -> dict[tuple[str, str, int], float]:
 
 
 def analyze_lowresource(records: Sequence[RunRecord]) -> Findings:
-    """Gains over full fine-tuning, as bars by task.
+    """Compute the gains over full fine-tuning, drawn as bars by task.
 
     Raises:
-        NunatakError: `invalid_sweep`, no run finished, or none of full fine-tuning.
+        NunatakError: `invalid_sweep`, no run has finished, or no run of full fine-tuning.
     """
     found = gains(finished_cells(records))
     average = tuple(
@@ -137,7 +137,7 @@ def analyze_lowresource(records: Sequence[RunRecord]) -> Findings:
 
 
 def draw_gains(found: Sequence[Gain]) -> Figure:
-    """A group of bars a task and backbone, in it one for each method and number of examples."""
+    """Draw a group of bars per task and backbone, with a bar per method and number of examples."""
     grounds = list(dict.fromkeys(map(_named, found)))
     has_one_backbone = len({backbone for _, backbone in grounds}) == 1
     variants = list(dict.fromkeys((it.method, it.num_train) for it in found))

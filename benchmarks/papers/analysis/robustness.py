@@ -1,4 +1,4 @@
-"""How much the score depends on the learning rate and the seed.
+"""The dependence of the score on the learning rate and the seed.
 
 He et al. 2021 (arXiv:2106.03164), sec. 5 and figure 4: box plots over seeds at each learning rate.
 """
@@ -34,7 +34,7 @@ class Box:
 
 
 def box(scores: Sequence[float]) -> Box:
-    """Sum up the scores of the seeds; there must be at least one."""
+    """Return the box of the scores of one or more seeds."""
     low, first, median, third, high = np.quantile(np.array(scores), [0, 0.25, 0.5, 0.75, 1])
     return Box(
         low=float(low),
@@ -46,7 +46,7 @@ def box(scores: Sequence[float]) -> Box:
 
 
 def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
-    """Boxes over seeds, of each method at each learning rate, a panel a task.
+    """Draw boxes over seeds for each method at each learning rate, one panel per task.
 
     Raises:
         NunatakError: `invalid_sweep`, no run finished.
@@ -67,7 +67,7 @@ def analyze_robustness(records: Sequence[RunRecord]) -> Findings:
 
 
 def draw_boxes(axes: Axes, cells: Sequence[Cell]) -> None:
-    """At each learning rate the boxes of all methods next to one another, one colour per method."""
+    """Draw the boxes of all methods next to one another at each learning rate, in their colours."""
     methods = list(dict.fromkeys(cell.axes[METHOD] for cell in cells))
     rates = sorted({cell.runs[0].recipe.learning_rate for cell in cells})
     width = 0.8 / len(methods)

@@ -1,9 +1,10 @@
 """Representational similarity of a model before and after training.
 
-He et al. 2021, "On the Effectiveness of Adapter-based Tuning" (arXiv:2106.03164), sec. 2.2: the
-same tokens through both models; in each, the cosine similarity of every pair of tokens; between
-the two, Pearson's correlation of the upper triangles. Special tokens are skipped; there is no
-padding to skip here. 1 says that a layer still tells the tokens apart as the backbone does.
+He et al. 2021, "On the Effectiveness of Adapter-based Tuning" (arXiv:2106.03164), sec. 2.2. The
+same tokens go through both models. Each model gives a matrix of the cosine similarities of all
+pairs of tokens. The result is Pearson's correlation of the upper triangles of both matrices.
+Special tokens are skipped, and packed inputs have no padding. A result of 1 means that training has
+not changed the relations between tokens.
 
 Axes: tokens = sampled tokens, width = hidden width.
 """
@@ -19,13 +20,13 @@ from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, Branch, Encoding, hidden_states
 
 NUM_TOKENS = 5000
-"""As many as the paper samples from the dev set (figure 2)."""
+"""The number of tokens that the paper samples from the dev set (figure 2)."""
 
 
 def similarity(
     before: Float[Tensor, "tokens width"], after: Float[Tensor, "tokens width"]
 ) -> float:
-    """Pearson's correlation of the pairwise cosine similarities; the widths may differ.
+    """Return Pearson's correlation of the pairwise cosine similarities; the widths may differ.
 
     Semantics:
         pairs = [(i, j) for i in range(tokens) for j in range(i + 1, tokens)]
@@ -60,7 +61,7 @@ def layer_similarities(
 def sampled_tokens(
     inputs: Sequence[Encoding], *, num_tokens: int, seed: int
 ) -> Int[Tensor, " tokens"]:
-    """Positions in the packed inputs of at most so many tokens of text, in order.
+    """Return the positions of at most `num_tokens` text tokens in the packed inputs, in order.
 
     Raises:
         NunatakError: `too_few_examples`, fewer than three tokens have no correlation.

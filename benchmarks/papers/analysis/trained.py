@@ -1,4 +1,4 @@
-"""Analyses that look into trained tasks: they train the runs of a sweep and keep no weights."""
+"""Analyses of trained tasks. Each analysis trains the runs of a sweep and keeps no weights."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
 # pyright: reportUnknownMemberType=false
@@ -22,17 +22,17 @@ from nunatak_training.sweeps.running import RunContext
 from nunatak_training.sweeps.tables import run_text
 
 SURPLUS = 2
-"""Texts are read until they have so many times the tokens that are drawn from them."""
+"""Texts are read until they have this multiple of the number of sampled tokens."""
 
 
 def analyze_rsa(
     runs: Sequence[Run], context: RunContext, *, num_tokens: int = NUM_TOKENS
 ) -> Findings:
-    """Similarity to the backbone after each layer, on tokens of the dev examples.
+    """Measure the similarity to the backbone after each layer, on tokens of the dev examples.
 
     Raises:
-        NunatakError: a run is at fault.
-        NunatakError: its method does not fit the backbone.
+        NunatakError: a run cannot be trained.
+        NunatakError: the method of a run does not fit the backbone.
     """
     rows: list[tuple[str, float, float]] = []
     for run in runs:
@@ -52,18 +52,18 @@ def analyze_rsa(
 
 
 def draw_similarities(points: Sequence[tuple[str, float, float]]) -> Figure:
-    """Similarity over layers, from run, layer and similarity."""
+    """Draw similarity over layers; a point has a run, a layer and a similarity."""
     drawing, axes = draw_lines(points, across="layer", up="similarity to the backbone")
     whole_numbers(axes)
     return drawing
 
 
 def analyze_landscape(runs: Sequence[Run], context: RunContext) -> Findings:
-    """Loss of the dev examples along the line from before training through the trained task.
+    """Measure the loss of the dev examples on the line from the start to the trained task.
 
     Raises:
-        NunatakError: a run is at fault.
-        NunatakError: its method does not fit the backbone.
+        NunatakError: a run cannot be trained.
+        NunatakError: the method of a run does not fit the backbone.
     """
     rows: list[tuple[str, float, float]] = []
     for run in runs:
@@ -79,7 +79,7 @@ def analyze_landscape(runs: Sequence[Run], context: RunContext) -> Findings:
 
 
 def draw_losses(points: Sequence[tuple[str, float, float]]) -> Figure:
-    """Loss along the line through both, from run, place on the line and loss."""
+    """Draw the loss along the line; a point has a run, a position and a loss."""
     across = "a (0: before training, 1: trained)"
     drawing, _ = draw_lines(points, across=across, up="dev loss at t0 + a (t1 - t0)")
     return drawing
@@ -88,12 +88,12 @@ def draw_losses(points: Sequence[tuple[str, float, float]]) -> Figure:
 def analyze_transfer(
     runs: Sequence[Run], context: RunContext, tests: Mapping[str, Path]
 ) -> Findings:
-    """Scores on other sets, next to the scores on the dev examples.
+    """Measure the scores on other sets, next to the scores on the dev examples.
 
     Raises:
-        NunatakError: a test set is missing or broken, or has labels of its own.
-        NunatakError: a run is at fault.
-        NunatakError: its method does not fit the backbone.
+        NunatakError: a test set is missing or broken, or has labels that training has not.
+        NunatakError: a run cannot be trained.
+        NunatakError: the method of a run does not fit the backbone.
     """
     drawing = Figure(figsize=(7, 4.8), layout="constrained")
     axes = drawing.subplots()
@@ -125,7 +125,7 @@ def _test_sets(tests: Mapping[str, Path], data: TaskData) -> dict[str, ExampleSe
 
 
 def _aligned(trained: TrainedTask, backbone: Backbone, *, num_tokens: int) -> list[Encoding]:
-    """Dev examples in windows that know their special tokens; no more than the sample may need."""
+    """Return windows of dev examples with their alignments, as many as the sample may need."""
     windows = backbone.tokenizer.encode_windows(
         [example.model_input for example in trained.data.dev.examples],
         max_length=trained.recipe.max_length,

@@ -1,7 +1,7 @@
-"""How a task that was learnt on one set, or in one language, does on others.
+"""The scores of a task on other sets or languages than in training.
 
 He et al. 2021 (arXiv:2106.03164), sec. 4: trained on English, tested on other languages without
-any examples in them.
+any training examples in these languages.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ class Transfer:
 
     metric: str
     own: float
-    """On the dev examples that it was chosen by."""
+    """On the dev examples that chose the epoch."""
     others: Mapping[str, float]
-    """Scores by the name of the set."""
+    """Scores on the other sets, by the name of the set."""
 
 
 def transfer(trained: TrainedTask, tests: Mapping[str, ExampleSet], backbone: Backbone) -> Transfer:

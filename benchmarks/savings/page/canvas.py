@@ -1,7 +1,7 @@
 """Shared parts of the report's plots: ink, axes, titles, legends and scales.
 
-Files have a white ground and dark ink. In the page the ink follows the reader's theme and the
-ground is transparent, so every other colour is legible on white and on black.
+In files, the background is white and the ink dark. In the page, the background is transparent and
+the ink follows the theme of the reader. All other colours are legible on white and on black.
 """
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves the keyword arguments of its methods untyped.
@@ -19,14 +19,14 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 INK = "#3d444d"
 STEPS = (1, 2, 5)
-"""Ticks of a scale of milliseconds, in each power of ten."""
+"""Ticks of a scale of milliseconds, as multiples of each power of ten."""
 LETTERS_PER_INCH = 11
-"""Letters of a title per inch, at its size."""
+"""Letters of a title per inch, at the font size of titles."""
 
 
 @contextmanager
 def styled() -> Generator[None]:
-    """Draw and write within this, and matplotlib's settings are as before afterwards."""
+    """Use the settings of the report in this block, and restore matplotlib's settings after it."""
     with mpl.rc_context():
         mpl.rcParams |= {
             "svg.fonttype": "none",
@@ -47,7 +47,7 @@ def styled() -> Generator[None]:
 
 
 def blank(width: float, height: float, title: str) -> tuple[Figure, Axes]:
-    """An empty plot of so many inches, its title in as many lines as it takes."""
+    """Return an empty plot with a wrapped title; the sizes are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="none")
     figure.suptitle(textwrap.fill(title, int(width * LETTERS_PER_INCH)))
     axes = figure.subplots()
@@ -57,12 +57,12 @@ def blank(width: float, height: float, title: str) -> tuple[Figure, Axes]:
 
 
 def legend_below(figure: Figure, columns: int = 2) -> None:
-    """Name the lines below the plot, where they run through no name."""
+    """Put the legend below the plot, so that no line crosses the legend."""
     figure.legend(loc="outside lower center", ncols=columns)
 
 
 def milliseconds(axis: XAxis | YAxis, low: float, high: float) -> None:
-    """A logarithmic scale between round numbers around these, labelled in plain ones."""
+    """Set a logarithmic scale, from a round number below `low` to a round number above `high`."""
     limits = _round_below(low), _round_above(high)
     if isinstance(axis, XAxis):
         axis.axes.set_xscale("log")

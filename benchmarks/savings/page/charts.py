@@ -1,4 +1,4 @@
-"""The plots of the report; each is drawn from the results alone, and only where there are any."""
+"""The plots of the report, from the results only. A plot without results is left out."""
 # pyright: reportUnknownMemberType=false
 # matplotlib leaves the keyword arguments of its methods untyped.
 
@@ -14,12 +14,12 @@ from benchmarks.savings.results import FanOutLine, ManyTasks, MemoryLine, SavedC
 from nunatak_loadtest.report import KeptRun
 
 WIDEST, NARROWER = 4.0, 1.0
-"""Points of the first line of a memory plot, and by how much the next ones are thinner: of lines
-that lie on one another all remain visible."""
+"""Width of the first line of a memory plot, in points, and the decrease from line to line. Lines
+that coincide therefore remain visible."""
 
 
 def draw_all(facts: Facts) -> dict[str, Figure]:
-    """Every plot that has results, by the name of its file."""
+    """Draw every plot that has results; return the plots by the names of their files."""
     drawn = {
         f"memory-{backbone}": draw_memory(facts.lines_of(backbone), backbone)
         for backbone in facts.backbones()
@@ -39,7 +39,7 @@ def draw_all(facts: Facts) -> dict[str, Figure]:
 
 
 def draw_run(run: KeptRun) -> dict[str, Figure]:
-    """The measurements of a run."""
+    """Draw the measurements of a run."""
     name = run.report.job.scenario.name
     drawn = {f"run-{name}-cdf": draw_run_cdf(run), f"run-{name}-fairness": draw_fairness(run)}
     if len(run.report.watched) > 1:
@@ -48,7 +48,7 @@ def draw_run(run: KeptRun) -> dict[str, Figure]:
 
 
 def draw_memory(lines: Sequence[MemoryLine], backbone: str) -> Figure:
-    """PSS over tasks: measured points, straight lines, dashed where nothing was measured."""
+    """Draw PSS over tasks: measured points and straight lines, dashed beyond the points."""
     figure, axes = blank(7.0, 5.0, f"Memory over tasks, {backbone} (dashed: extrapolated)")
     most = max(point.tasks for line in lines for point in line.points)
     for place, (line, look) in enumerate(
@@ -80,7 +80,7 @@ def draw_memory(lines: Sequence[MemoryLine], backbone: str) -> Figure:
 
 
 def draw_saved(cells: Sequence[SavedCell]) -> Figure:
-    """Saved share over tasks: formula as a line for each N, measured as points."""
+    """Draw the saved share over tasks: for each N, the formula as a line, the figures as points."""
     title = f"Memory saved in deployment, {cells[0].backbone} (lines: published formula)"
     figure, axes = blank(6.5, 4.4, title)
     depths = sorted({cell.num_frozen for cell in cells})
@@ -112,7 +112,7 @@ def draw_run_cdf(run: KeptRun) -> Figure:
 
 
 def draw_fairness(run: KeptRun) -> Figure:
-    """p99 of every task over how often it was asked."""
+    """Draw the p99 of every task over the number of the task's requests."""
     figure, axes = blank(5.5, 3.6, "Fairness: one point a task")
     for statistics in run.report.tasks.values():
         if statistics.latency is not None:
@@ -125,7 +125,7 @@ def draw_fairness(run: KeptRun) -> Figure:
 
 
 def draw_watched(run: KeptRun) -> Figure:
-    """Memory of the server process through the run."""
+    """Draw the memory of the server process during the run."""
     figure, axes = blank(5.5, 4.0, "Memory of the server through the run")
     watched = run.report.watched
     times = [it.at_s - watched[0].at_s for it in watched]
@@ -145,7 +145,7 @@ def draw_watched(run: KeptRun) -> Figure:
 
 
 def draw_fan_out(line: FanOutLine) -> Figure:
-    """Speed-up over tasks, its bound dashed."""
+    """Draw the speed-up over tasks, with the bound as a dashed line."""
     figure, axes = blank(6.0, 4.2, line.title)
     tasks = [point.tasks for point in line.points]
     measured = [it.speed_up for it in line.points]

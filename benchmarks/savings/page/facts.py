@@ -21,9 +21,9 @@ from benchmarks.savings.results import (
 from nunatak_loadtest.report import KeptRun
 
 BUDGET_BYTES = 24 * 2**30
-"""The machine that the question "how many tasks fit?" is asked of."""
+"""Memory of the machine for which the report counts the tasks that fit."""
 FEWEST_REQUESTS = 100
-"""With fewer requests, the slowest of a hundred and the cost of a million are not known."""
+"""Fewest requests for a p99, or for the cost of a million requests."""
 TOO_FEW = "too few"
 POPULARITIES = {"uniform": "all asked equally often", "zipf1": "few asked far more often than most"}
 ResultT = TypeVar("ResultT", bound=BaseModel)
@@ -50,11 +50,11 @@ class Facts:
     price_per_hour: float
 
     def backbones(self) -> list[str]:
-        """Backbones with memory lines, in their order."""
+        """The backbones with memory lines, in the order of the lines."""
         return list(dict.fromkeys(line.backbone for line in self.memory))
 
     def lines_of(self, backbone: str) -> list[MemoryLine]:
-        """The memory lines of a backbone, ours first."""
+        """Return the memory lines of a backbone, first the line of our server."""
         its = [line for line in self.memory if line.backbone == backbone]
         return sorted(its, key=lambda line: (not line.is_ours, line.slope_bytes))
 
@@ -74,57 +74,57 @@ def gather(results: Mapping[str, AnyResult], *, price_per_hour: float) -> Facts:
 
 
 def bytes_at(line: MemoryLine, tasks: int) -> float:
-    """Memory with so many tasks: measured where it was, else on the line."""
+    """Return the memory at a number of tasks: the measured value, or else the line's value."""
     measured = {point.tasks: float(point.pss_bytes) for point in line.points}
     return measured.get(tasks, line.base_bytes + line.slope_bytes * tasks)
 
 
 def tasks_that_fit(line: MemoryLine, budget_bytes: float = BUDGET_BYTES) -> int:
-    """How many tasks fill a budget, on the line."""
+    """Return the number of tasks that fit a budget, by the line."""
     return max(0, int((budget_bytes - line.base_bytes) / line.slope_bytes))
 
 
 def crossover(ours: MemoryLine, theirs: MemoryLine) -> float | None:
-    """The number of tasks from which ours takes less; `None` if there is none."""
+    """Return the number of tasks from which ours needs less memory; None if there is none."""
     if theirs.slope_bytes <= ours.slope_bytes:
         return None
     return max(0.0, (ours.base_bytes - theirs.base_bytes) / (theirs.slope_bytes - ours.slope_bytes))
 
 
 def goodput(race: Race) -> dict[str, float]:
-    """Median of the rounds, by title, the best first."""
+    """Return the median goodput of the rounds by title, the best title first."""
     found = {racer.title: median(it.goodput_per_s for it in racer.rounds) for racer in race.racers}
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def kept_rounds(racer: Racer) -> list[Round]:
-    """The rounds in which some rate kept the objective."""
+    """Return the rounds in which a rate kept the objective."""
     return [it for it in racer.rounds if it.goodput_per_s > 0]
 
 
 def is_measured(racer: Racer) -> bool:
-    """Whether each of these rounds has enough requests to know the slowest one of a hundred."""
+    """Return whether each round that kept the objective has enough requests for a p99."""
     kept = kept_rounds(racer)
     return bool(kept) and min(it.requests for it in kept) >= FEWEST_REQUESTS
 
 
 def seconds_asked(round_: Round) -> float:
-    """Seconds of a round at its rate, from its answers: hardly any request fails there."""
+    """Return the seconds of a round, from its answers, because hardly any request fails."""
     return round_.requests / round_.goodput_per_s
 
 
 def per_second(rate: float) -> str:
-    """A rate with as many digits as tell small ones apart."""
+    """Return a rate as text: three digits below 100, else a whole number."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def cost_per_million(goodput_per_s: float, price_per_hour: float) -> float | None:
-    """Price of a million requests on a machine that answers so many a second."""
+    """Return the price of a million requests on a machine with this goodput."""
     return price_per_hour / 3600 / goodput_per_s * 1e6 if goodput_per_s > 0 else None
 
 
 def headlines(facts: Facts) -> list[Headline]:
-    """The first screen."""
+    """Return the headlines of the first screen."""
     return [
         *_memory_headlines(facts),
         *_saved_headlines(facts.saved),
@@ -191,7 +191,7 @@ def _race_headlines(race: Race) -> list[Headline]:
 
 
 def _many_headlines(many: ManyTasks) -> list[Headline]:
-    """The worst of the popularities."""
+    """Return the headline of the popularity with the largest loss of throughput."""
     kept = list[tuple[float, ManyPoint, ManyPoint]]()
     for name in dict.fromkeys(point.popularity for point in many.points):
         its = [point for point in many.points if point.popularity == name]
@@ -225,12 +225,12 @@ def _run_headline(run: KeptRun) -> Headline:
 
 
 def asked_how(popularity: str) -> str:
-    """The meaning of the name of a distribution of requests over tasks."""
+    """Return the name of a popularity in words."""
     return POPULARITIES.get(popularity, popularity)
 
 
 def gigabytes(count: float) -> str:
-    """Bytes for people."""
+    """Return bytes as text, in GB or MB."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 

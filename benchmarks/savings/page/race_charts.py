@@ -21,7 +21,7 @@ from nunatak_loadtest.report import QUANTILES
 
 
 def draw_race(race: Race) -> dict[str, Figure]:
-    """The measurements of a race."""
+    """Draw the measurements of a race."""
     drawn = {f"throughput-{race.workload}": draw_goodput(race)}
     if any(racer.rates for racer in race.racers):
         drawn[f"latency-over-load-{race.workload}"] = draw_load(race)
@@ -31,7 +31,7 @@ def draw_race(race: Race) -> dict[str, Figure]:
 
 
 def draw_goodput(race: Race) -> Figure:
-    """Throughput that keeps the objective, with the lowest and highest round."""
+    """Draw the throughput that keeps the objective, with the lowest and the highest round."""
     rates = goodput(race)
     figure, axes = blank(7.5, 0.45 * len(rates) + 1.5, race.title)
     rounds = {it.title: [turn.goodput_per_s for turn in it.rounds] for it in race.racers}
@@ -44,7 +44,7 @@ def draw_goodput(race: Race) -> Figure:
     colours = [looks[it].colour for it in titles]
     axes.barh(titles, [rates[it] for it in titles], xerr=spread, color=colours, ecolor=INK)
     for row, title in enumerate(titles):
-        # Spaces in front of a text are not kept in SVG, so the gap is an offset.
+        # SVG drops spaces at the start of a text, so the gap is an offset.
         axes.annotate(
             per_second(rates[title]) if rates[title] > 0 else "0: none of the rates tried",
             (max(rounds[title]), row),
@@ -59,7 +59,7 @@ def draw_goodput(race: Race) -> Figure:
 
 
 def draw_load(race: Race) -> Figure:
-    """p99 over the offered rate, every trial a point, hollow where it has too few requests."""
+    """Draw p99 over the offered rate: a point per trial, hollow if it has too few requests."""
     note = f" (hollow: fewer than {FEWEST_REQUESTS} requests)"
     title = f"Latency over load: {race.title}{note if _has_few(race) else ''}"
     figure, axes = blank(7.0, 4.8, title)
@@ -84,7 +84,7 @@ def draw_load(race: Race) -> Figure:
 
 
 def draw_cdf(race: Race) -> Figure:
-    """Latencies of all systems at the rate that each was asked at."""
+    """Draw the latencies of all systems at one common rate."""
     answers = min(len(set(racer.quantiles_ms)) for racer in race.racers if racer.quantiles_ms)
     few = f", {answers} answers of each system" if answers < FEWEST_REQUESTS else ""
     title = f"Latency at {race.common_rate_per_s or 0:g} requests/s{few}: {race.title}"
@@ -99,8 +99,8 @@ def draw_cdf(race: Race) -> Figure:
 
 
 def draw_quantiles(axes: Axes, quantiles_ms: Sequence[float], look: Look, label: str) -> None:
-    """A line through the latencies that were measured; a mark on each where they are few."""
-    # An answer that stands for several percent comes as often: its highest share counts.
+    """Draw a line through the measured latencies, with a mark on each if they are few."""
+    # With few answers, several percentiles have one latency. The highest of them counts.
     shares = {ms: percent / 100 for ms, percent in zip(quantiles_ms, QUANTILES, strict=False)}
     if shares:
         axes.plot(
@@ -115,7 +115,7 @@ def draw_quantiles(axes: Axes, quantiles_ms: Sequence[float], look: Look, label:
 
 
 def label_cdf(axes: Axes, times_ms: Sequence[float]) -> None:
-    """The axes of latencies and shares."""
+    """Label the axes of latencies and shares."""
     milliseconds(axes.xaxis, min(times_ms), max(times_ms))
     axes.set_xlabel("latency, ms, from the instant the request was due")
     axes.set_ylabel("share of requests")
@@ -127,7 +127,7 @@ def _looks(race: Race) -> list[Look]:
 
 
 def _is_few(race: Race, trial: Rate) -> bool:
-    """Whether a trial, as long as those that kept the objective, has too few requests for a p99."""
+    """Return whether a trial as long as a kept round has too few requests for a p99."""
     kept = [it for racer in race.racers for it in kept_rounds(racer)]
     return bool(kept) and trial.answered_per_s * seconds_asked(kept[0]) < FEWEST_REQUESTS
 

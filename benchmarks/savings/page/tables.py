@@ -1,4 +1,4 @@
-"""The tables of the report, as plain rows that HTML and Markdown share."""
+"""The tables of the report, as plain rows for both HTML and Markdown."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ COLUMNS_OF_ORIGIN = ("command", "commit", "date", "hardware", "versions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A plot by the name of its file, and its content in words."""
+    """The file name of a plot, and the content of the plot in words."""
 
     name: str
     alt: str
@@ -43,7 +43,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """A table with the text above it and its plots."""
+    """A table with its plots and the text above."""
 
     title: str
     note: str
@@ -53,7 +53,7 @@ class Sheet:
 
 
 def all_sheets(facts: Facts) -> list[Sheet]:
-    """Every table that has results, in the order of the page."""
+    """Return every table that has results, in the order of the page."""
     return [
         *(memory_sheet(facts.lines_of(it), it) for it in facts.backbones()),
         *([saved_sheet(facts.saved)] if facts.saved else []),
@@ -66,7 +66,7 @@ def all_sheets(facts: Facts) -> list[Sheet]:
 
 
 def memory_sheet(lines: Sequence[MemoryLine], backbone: str) -> Sheet:
-    """Memory of every system, and where ours begins to take less."""
+    """Return the memory of every system, and the number of tasks from which ours needs less."""
     ours = lines[0]
     most = max(line.points[-1].tasks for line in lines)
     rows = list[tuple[str, ...]]()
@@ -111,7 +111,7 @@ def memory_sheet(lines: Sequence[MemoryLine], backbone: str) -> Sheet:
 
 
 def saved_sheet(cells: Sequence[SavedCell]) -> Sheet:
-    """The papers' table, next to the savings of the running server."""
+    """Return the papers' table, next to the savings of the running server."""
     ordered = sorted(cells, key=lambda it: (it.num_tasks, it.num_frozen))
     return Sheet(
         title="The published savings, in deployment",
@@ -142,7 +142,7 @@ def saved_sheet(cells: Sequence[SavedCell]) -> Sheet:
 
 
 def race_sheet(race: Race, price_per_hour: float) -> Sheet:
-    """Throughput at the objective, and the cost of a million requests at it."""
+    """Return the throughput that keeps the objective, and the cost of a million requests."""
     rows = list[tuple[str, ...]]()
     for racer in race.racers:
         rates = [it.goodput_per_s for it in racer.rounds]
@@ -190,7 +190,7 @@ def race_sheet(race: Race, price_per_hour: float) -> Sheet:
 
 
 def _measured_there(racer: Racer, cost: float | None) -> tuple[str, ...]:
-    """Requests, seconds, p50, p99 and cost at the goodput; no rate that kept it, none of them."""
+    """Return requests, seconds, p50, p99 and cost at the goodput; dashes without a goodput."""
     kept = kept_rounds(racer)
     if not kept:
         return ("-",) * 5
@@ -206,7 +206,7 @@ def _measured_there(racer: Racer, cost: float | None) -> tuple[str, ...]:
 
 
 def fan_out_sheet(line: FanOutLine) -> Sheet:
-    """Speed-up against its bound."""
+    """Return the speed-up next to its bound."""
     return Sheet(
         title="Fan-out",
         note=line.title,
@@ -223,7 +223,7 @@ def fan_out_sheet(line: FanOutLine) -> Sheet:
 
 
 def many_sheet(many: ManyTasks) -> Sheet:
-    """Throughput over very many tasks."""
+    """Return the throughput over very many tasks."""
     return Sheet(
         title=f"Very many tasks, {many.title}",
         note=f"One server, {many.backbone}. Latencies at half of the throughput, with the "
@@ -263,13 +263,13 @@ def many_sheet(many: ManyTasks) -> Sheet:
 
 
 def p99_of(ms: float, requests: int | None) -> str:
-    """A p99, unless it comes from too few requests."""
+    """Return a p99 as text; with too few requests, say so instead."""
     is_known = requests is None or requests >= FEWEST_REQUESTS
     return f"{ms:.0f}" if is_known else TOO_FEW
 
 
 def run_sheet(run: KeptRun) -> Sheet:
-    """One run of a scenario."""
+    """Return one run of a scenario."""
     report = run.report
     name, objectives = report.job.scenario.name, report.job.scenario.objectives
     latency, asked = report.overall.latency, report.asked
@@ -320,7 +320,7 @@ def run_sheet(run: KeptRun) -> Sheet:
 
 
 def origin_sheet(facts: Facts) -> Sheet:
-    """Commands, commits and machines behind the results."""
+    """Return the commands, commits and machines behind the results."""
     measured = (*facts.memory, *facts.saved, *facts.races, *facts.fan_out, *facts.many)
     rows = dict.fromkeys(_origin_row(it.origin) for it in measured)
     for run in facts.runs:

@@ -21,7 +21,7 @@ _RESULTS: TypeAdapter[dict[str, AnyResult]] = TypeAdapter(dict[str, AnyResult])
 
 
 def write_report(folder: Path, out: Path, *, price_per_hour: float) -> list[Path]:
-    """Write the report of a folder's results; returns the files.
+    """Write the report of a folder's results; return the files.
 
     Raises:
         NunatakError: `invalid_settings`, the folder holds no results.
@@ -43,13 +43,13 @@ def _write(facts: Facts, results: dict[str, AnyResult], out: Path) -> list[Path]
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     for name, figure in drawn.items():
-        # A file has no theme to follow.
+        # Only the page follows a theme, so a file needs its own background.
         figure.savefig(out / f"{name}.png", dpi=110, facecolor="white")  # pyright: ignore[reportUnknownMemberType]
     return [out / name for name in (*texts, *(f"{name}.png" for name in drawn))]
 
 
 def to_html(facts: Facts, plots: Mapping[str, str]) -> str:
-    """The page, with its style and its plots inside."""
+    """Return the page, with style and plots inside."""
     style = STYLE.read_text(encoding="utf-8")
     cards = "".join(_card(headline) for headline in headlines(facts))
     sections = "".join(_section(sheet, plots) for sheet in all_sheets(facts))
@@ -64,7 +64,7 @@ def to_html(facts: Facts, plots: Mapping[str, str]) -> str:
 
 
 def to_markdown(facts: Facts, plots: Sequence[str] | Mapping[str, object]) -> str:
-    """The same as text, with the plots as files."""
+    """Return the report as Markdown, with the plots as files."""
     parts = [f"# {TITLE}", ""]
     parts += [f"- **{it.number}**: {it.text}" for it in headlines(facts)]
     for sheet in all_sheets(facts):
@@ -78,7 +78,7 @@ def _images(sheet: Sheet, plots: Sequence[str] | Mapping[str, object]) -> list[s
 
 
 def to_svg(figure: Figure) -> str:
-    """A plot to put into a page: no header, no date, no colour behind it, the page's ink."""
+    """Return a plot to put into a page: no header, no date, no background, the page's ink."""
     stream = io.StringIO()
     figure.savefig(stream, format="svg", transparent=True, metadata={"Date": None})  # pyright: ignore[reportUnknownMemberType]
     _, head, body = stream.getvalue().replace(INK, "currentColor").partition("<svg")

@@ -1,7 +1,7 @@
 """Shared parts of the baselines: their options, one route, and their ready message.
 
-`POST /predict {"tasks": [...], "text": ...}` answers `{"results": [[p, p, p], ...]}`, probabilities
-by task. As in ours, one request may name several tasks for one text.
+`POST /predict {"tasks": [...], "text": ...}` answers `{"results": [[p, p, p], ...]}`: the
+probabilities by task. As in our server, one request may name several tasks for one text.
 """
 # pyright: basic
 
@@ -31,7 +31,7 @@ class Answer(BaseModel):
 
 
 def options() -> argparse.Namespace:
-    """Port, base model, folders of tasks, and how to serve them."""
+    """Read the options: port, base model, folders of tasks, and mode."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--base", type=Path, help="folder of the base model")
@@ -43,7 +43,7 @@ def options() -> argparse.Namespace:
 
 
 def serve(answer: Callable[[Question], list[list[float]]], port: int) -> None:
-    """Serve with FastAPI; the function runs in its thread pool."""
+    """Serve with FastAPI; `answer` runs in FastAPI's thread pool."""
     app = FastAPI()
 
     @app.post("/predict")

@@ -1,7 +1,8 @@
-"""One process with one full transformers model per task, and a lock, since torch has the cores.
+"""One process with one full transformers model per task; a lock runs one forward at a time.
 
-With one folder it is also the process of one task in "one process per task". Mode `private` copies
-the weights out of the mapped file, as a cast or a move to a device does.
+The lock is no loss, because one forward of torch uses all cores. With one folder, the program is
+the process of one task in "one process per task". Mode `private` copies the weights out of the
+mapped file, as a cast or a move to a device does.
 """
 # pyright: basic
 

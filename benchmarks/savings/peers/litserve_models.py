@@ -1,6 +1,6 @@
-"""LitServe with one full model per task: its batching gathers requests, a batch runs by task."""
+"""LitServe with one full model per task: LitServe gathers batches, which run task by task."""
 # pyright: basic, reportMissingImports=false
-# LitServe has an environment of its own.
+# LitServe has its own environment.
 
 import litserve
 import torch
@@ -24,15 +24,15 @@ class Models(litserve.LitAPI):
         print(f"{READY}http://127.0.0.1:{READ.port}", flush=True)
 
     def decode_request(self, request: dict) -> dict:
-        """The request as it is."""
+        """Return the request unchanged."""
         return request
 
     def batch(self, inputs: list[dict]) -> list[dict]:
-        """Requests of one batch."""
+        """Return the requests of one batch."""
         return inputs
 
     def predict(self, x: list[dict]) -> list[list[list[float]]]:
-        """One forward per task of the batch, over all texts that ask it."""
+        """Run one forward per task of the batch, over all texts for this task."""
         texts: dict[str, list[tuple[int, int]]] = {}
         for row, request in enumerate(x):
             for place, task in enumerate(request["tasks"]):
@@ -52,11 +52,11 @@ class Models(litserve.LitAPI):
         return results
 
     def unbatch(self, output: list[list[list[float]]]) -> list[list[list[float]]]:
-        """Answers of one batch."""
+        """Return the answers of one batch."""
         return output
 
     def encode_response(self, output: list[list[float]]) -> dict:
-        """The answer as it is."""
+        """Return the answer as the body."""
         return {"results": output}
 
 

@@ -1,8 +1,8 @@
 """One base model with every task's LoRA adapter and head, by peft.
 
 Mode `switch` sets the adapter under a lock for each request. Mode `mixed` gathers the waiting
-requests into one padded batch and names each row's adapter (`adapter_names`), the most that peft
-offers.
+requests into one padded batch and names each row's adapter (`adapter_names`), the fastest way that
+peft offers.
 """
 # pyright: basic
 
@@ -21,7 +21,7 @@ MAX_ROWS = 32
 
 
 class Waiting(NamedTuple):
-    """A request in the queue of the batches."""
+    """A request that waits for a batch."""
 
     question: Question
     answer: Future[list[list[float]]]
@@ -44,7 +44,7 @@ def main() -> None:
         with LOCK:
             for task in question.tasks:
                 model.set_adapter(task)
-                # Setting an adapter asks for gradients again.
+                # `set_adapter` makes the adapter's parameters require gradients again.
                 with torch.inference_mode():
                     results.append(model(**inputs).logits[0].softmax(-1).tolist())
         return results
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def take(waiting: "queue.SimpleQueue[Waiting]") -> list[Waiting]:
-    """Take the waiting requests, at least one, with at most `MAX_ROWS` rows in all if possible."""
+    """Take waiting requests until they have `MAX_ROWS` rows or none is left; take at least one."""
     batch = [waiting.get()]
     while sum(len(it.question.tasks) for it in batch) < MAX_ROWS:
         try:

@@ -1,6 +1,6 @@
 """Ray Serve, multiplexed: one deployment, one full model per task, kept in the replica."""
 # pyright: basic, reportMissingImports=false, reportUntypedFunctionDecorator=false
-# Ray has an environment of its own.
+# Ray has its own environment.
 
 import logging
 import time
@@ -18,7 +18,7 @@ FOLDERS = {folder.name: str(folder) for folder in READ.tasks}
 
 @serve.deployment(max_ongoing_requests=256, ray_actor_options={"num_cpus": 1})
 class Models:
-    """A replica that holds the model of each id that it was asked for."""
+    """A replica that keeps every model that a request has used."""
 
     def __init__(self, folders: dict[str, str]) -> None:
         torch.set_grad_enabled(False)
@@ -32,7 +32,7 @@ class Models:
         return AutoModelForSequenceClassification.from_pretrained(self.folders[model_id]).eval()
 
     async def __call__(self, request: Request) -> dict:
-        """One task by the header of multiplexing; several by their names in the body."""
+        """Answer for all tasks that the body names."""
         question = await request.json()
         torch.set_grad_enabled(False)
         inputs = self.tokenizer(
@@ -48,7 +48,7 @@ class Models:
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR)
     serve.start(http_options={"host": "127.0.0.1", "port": READ.port})
-    # The decorator makes a deployment of the class.
+    # `Models` is a deployment here, because of the decorator.
     serve.run(Models.bind(FOLDERS), route_prefix="/predict", blocking=False)  # pyright: ignore[reportAttributeAccessIssue]
     print(f"{READY}http://127.0.0.1:{READ.port}", flush=True)
     while True:

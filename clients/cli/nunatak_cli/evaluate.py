@@ -18,11 +18,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.asking import Asker, ShownAnswer, open_asker
 from nunatak_cli.failures import needs_extra
 from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, RegistryOption
 from nunatak_cli.output import console, print_json
 from nunatak_cli.predict import counting
+from nunatak_cli.predictors import Predictor, ShownAnswer, open_predictor
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 
@@ -40,19 +40,19 @@ SHOWN_LABELS = 12
 DOCUMENTS_OF_A_QUERY = 16
 """Documents of one request, which every server accepts."""
 OUTSIDE = "O"
-"""The tag of a word of which the tokenizer leaves nothing, if the task has the tag."""
+"""The tag of a word without tokens, if the task has this tag."""
 WRONG_COLUMNS = ("place", "text", "text_pair", "expected", "predicted", "miss", "scores")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Labelled examples, what the task says about each, and the scores."""
+    """Labelled examples, the answer to each, and the scores."""
 
     manifest: "TaskManifest"
     read: "Sequence[ReadExample]"
     said: "Sequence[ExampleAnswer]"
     num_truncated: int
-    """Inputs of which the task did not read a part."""
+    """Number of inputs that the task did not read to the end."""
     evaluation: "Evaluation"
 
 
@@ -89,10 +89,10 @@ def evaluate(
             problem=f"--wrong expects a file FILE.csv or FILE.jsonl, got {wrong.name}",
         )
     with needs_extra("training"):
-        # Before the task is loaded: the rest of the command needs it too.
+        # Imported before the task is loaded, because the rest of the command needs this package.
         import_module("nunatak_training")
-    with open_asker(server, registry=registry, backbone=backbone) as asker:
-        scored = _score(reference, data, asker)
+    with open_predictor(server, registry=registry, backbone=backbone) as predictor:
+        scored = _score(reference, data, predictor)
     if wrong is not None:
         _write_wrong(scored, wrong.expanduser())
     if as_json:
@@ -101,16 +101,16 @@ def evaluate(
         console().print(_report(scored, data))
 
 
-def _score(reference: str, data: Path, asker: Asker) -> Scored:
+def _score(reference: str, data: Path, predictor: Predictor) -> Scored:
     from nunatak_training.data import ExampleSet
     from nunatak_training.data.sources import load_test_rows
     from nunatak_training.scoring.evaluation import evaluation_of
 
-    manifest = asker.manifest(reference)
+    manifest = predictor.manifest(reference)
     kind = _kind_of(manifest)
     labels = manifest.head.labels
     read = load_test_rows(data, kind=kind, labels=labels)
-    said, num_truncated = _ask(read, asker, manifest)
+    said, num_truncated = _ask(read, predictor, manifest)
     examples = ExampleSet(examples=tuple(it.example for it in read))
     return Scored(
         manifest=manifest,
@@ -131,11 +131,11 @@ def _kind_of(manifest: "TaskManifest") -> "TaskKind":
 
 
 def _ask(
-    read: "Sequence[ReadExample]", asker: Asker, manifest: "TaskManifest"
+    read: "Sequence[ReadExample]", predictor: Predictor, manifest: "TaskManifest"
 ) -> "tuple[list[ExampleAnswer], int]":
-    """Ask about all examples; return what is said of each, and how many inputs were cut."""
+    """Ask about all examples; return the answer for each, and the number of cut inputs."""
     asked = list(_inputs(read, manifest))
-    answers = asker.ask(
+    answers = predictor.ask(
         (source for source, _ in asked), [manifest.reference], _parameters(read, manifest)
     )
     said = list["ExampleAnswer"]()
@@ -157,7 +157,7 @@ def _ask(
 def _inputs(
     read: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "Iterator[tuple[Input, Sequence[ReadExample]]]":
-    """Yield what to ask, and the examples that each input is about: several for a query."""
+    """Yield each input with its examples: one example, or several for a query."""
     from nunatak_contract.enums import HeadKind
 
     match manifest.head.kind:
@@ -178,7 +178,7 @@ def _inputs(
 
 
 def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Parameters":
-    """Return what shows all that is scored, and nothing that changes an answer."""
+    """Return parameters that show everything to score, and that change no answer."""
     from nunatak_client import Parameters
     from nunatak_contract.enums import HeadKind
     from nunatak_training.data import Answers
@@ -197,7 +197,7 @@ def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Par
 def _said(
     answer: ShownAnswer, members: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "list[ExampleAnswer]":
-    """Return what an answer says about each of the examples that it is about."""
+    """Return the part of an answer for each of the examples of one input."""
     from nunatak_contract.enums import HeadKind
     from nunatak_training.scoring.evaluation import ExampleAnswer
 
@@ -224,13 +224,14 @@ def _said(
 
 
 def _tags(answer: ShownAnswer, words: "TaggedWords", labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the tag of each word: that of its first token, as in training."""
+    """Return the tag of each word: the tag of the word's first token, as in training."""
     begins = [word.begin for word in words.words]
     tags = [OUTSIDE if OUTSIDE in labels else labels[0]] * len(begins)
     last = -1
     for token in answer.items:
         begin, end = cast("int", token["start"]), cast("int", token["end"])
-        # By its last character: some tokenizers count the space before a word as its first.
+        # The last character finds the word: for some tokenizers, a token begins with the space
+        # before its word.
         word = bisect_right(begins, end - 1) - 1
         if begin < end and word > last:
             tags[word] = str(token["entity"])

@@ -13,22 +13,22 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.asking import (
-    Asker,
-    InputFormat,
-    Item,
-    PlacedInput,
-    ShownAnswer,
-    open_asker,
-    open_inputs,
-    server_answer,
-)
 from nunatak_cli.options import (
     BackboneOption,
     JsonOption,
     RegistryOption,
 )
 from nunatak_cli.output import console, error_console, print_json, print_json_line
+from nunatak_cli.predictors import (
+    InputFormat,
+    Item,
+    PlacedInput,
+    Predictor,
+    ShownAnswer,
+    open_inputs,
+    open_predictor,
+    server_answer,
+)
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
@@ -124,9 +124,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
             )
         with (
             open_inputs(file, file_format) as inputs,
-            open_asker(server, registry=registry, backbone=backbone) as asker,
+            open_predictor(server, registry=registry, backbone=backbone) as predictor,
         ):
-            has_failed = _ask_file(inputs, asker, task, parameters)
+            has_failed = _ask_file(inputs, predictor, task, parameters)
     elif text is None or file_format is not None:
         raise NunatakError(
             "invalid_option", problem="expected a TEXT, or --file (with --format where needed)"
@@ -141,8 +141,8 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
             answers = _stream_server(server, source, task, parameters=parameters)
             has_failed = _print_stream(answers, as_json=as_json)
         else:
-            with open_asker(server, registry=registry, backbone=backbone) as asker:
-                found = asker.ask_one(source, task, parameters)
+            with open_predictor(server, registry=registry, backbone=backbone) as predictor:
+                found = predictor.ask_one(source, task, parameters)
             has_failed = _print_answers(found, as_json=as_json)
     if has_failed:
         raise typer.Exit(1)
@@ -150,7 +150,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
 
 def _ask_file(
     inputs: Iterator[PlacedInput],
-    asker: Asker,
+    predictor: Predictor,
     tasks: Sequence[str],
     parameters: "Parameters",
 ) -> bool:
@@ -164,7 +164,7 @@ def _ask_file(
 
     has_failed = False
     with counting("asked") as advance:
-        for answers in asker.ask(sources(), tasks, parameters):
+        for answers in predictor.ask(sources(), tasks, parameters):
             placed = waiting.pop(0)
             has_failed = has_failed or any(it.error_code is not None for it in answers)
             results: list[JsonValue] = [_answer_json(answer) for answer in answers]
@@ -175,10 +175,10 @@ def _ask_file(
 
 @contextmanager
 def counting(what: str) -> Generator[Callable[[], None]]:
-    """Show on standard error how many inputs are done; yield what counts one more.
+    """Show the number of finished inputs on standard error; yield a function that adds one.
 
-    Nothing is shown if standard error is no terminal, or if standard output is a terminal too,
-    where its lines show the progress.
+    Nothing is shown if standard error is no terminal. Nothing is shown either if standard output is
+    a terminal, because the lines of the answers already show the progress.
     """
     if not sys.stderr.isatty() or sys.stdout.isatty():
         yield lambda: None

@@ -53,7 +53,7 @@ class TrainRequest:
     """Whether to continue a killed run and to write checkpoints."""
     device: DeviceName = DeviceName.CPU
     spelt: RowFormat = field(default_factory=RowFormat)
-    """How the files of examples spell a row."""
+    """The columns and the delimiter of the files of examples."""
     strict: bool = False
     """Whether to refuse data with warnings."""
 
@@ -119,7 +119,7 @@ def row_format(
     pair: str | None = None,
     delimiter: str | None = None,
 ) -> RowFormat:
-    """Return how files spell a row, as options say.
+    """Return the columns and the delimiter that options name.
 
     Raises:
         NunatakError: `invalid_option`, the delimiter is no single character.
@@ -146,7 +146,7 @@ def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
 
 
 def prepare_device(device: DeviceName, threads: int | None) -> None:
-    """Check that the device exists, and set the number of threads; absent: what is free.
+    """Check that the device exists, and set the number of threads; absent: the free CPUs.
 
     Raises:
         NunatakError: `invalid_option`, there is no CUDA device.
@@ -210,7 +210,7 @@ def outcome_table(outcome: TrainOutcome) -> Table:
 
 
 def epochs_text(outcome: TrainOutcome) -> str:
-    """Return how many epochs ran, and of how many if training ended early."""
+    """Return the number of epochs that ran, and the planned number if training ended early."""
     num_run, num_planned = outcome.history[-1].epoch, outcome.num_epochs
     return str(num_run) if num_run == num_planned else f"{num_run} (ended early, of {num_planned})"
 

@@ -161,7 +161,7 @@ class StreamCall:
 
 
 def stream(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) -> StreamCall:
-    """Ask several tasks about the same inputs, for results on arrival; raises like `fan_out`."""
+    """Ask several tasks for results on arrival; raises like `predict_many`."""
     call = predict_many(inputs, tasks, options)
     lines = {"accept": LINES_TYPE}
     return StreamCall(

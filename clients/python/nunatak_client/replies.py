@@ -54,8 +54,8 @@ class Classification(Result):
     outputs: tuple[Annotated[Scores, Field(min_length=1)], ...]
     problem_type: ProblemType | None = None
     predicted: tuple[PredictedValue, ...] = ()
-    """By the problem type: the label, all labels that apply, or the value. Both fields are empty
-    from servers that do not tell them."""
+    """By the problem type: the label, all labels that apply, or the value. This field and the
+    problem type are empty if the server does not send them."""
 
 
 class TokenClassification(Result):
@@ -105,7 +105,7 @@ class Answered(Result):
 
     @abstractmethod
     def require(self) -> HeadOutputs:
-        """Return what the task says, or raise why it says nothing."""
+        """Return the outputs of the task, or raise its error."""
 
     @property
     def scores(self) -> Scores:
@@ -182,11 +182,11 @@ class Prediction(Answered):
 
     @property
     def outputs(self) -> Outputs:
-        """What the task says about every input."""
+        """The output of the task for every input."""
         return self.head_outputs.outputs
 
     def require(self) -> HeadOutputs:
-        """Return what the task says."""
+        """Return the outputs of the task."""
         return self.head_outputs
 
 
@@ -222,11 +222,11 @@ class TaskResult(Answered):
 
     @property
     def outputs(self) -> Outputs | None:
-        """What the task says about every input; None where it failed."""
+        """The output of the task for every input; None if the task failed."""
         return None if self.head_outputs is None else self.head_outputs.outputs
 
     def require(self) -> HeadOutputs:
-        """Return what the task says.
+        """Return the outputs of the task.
 
         Raises:
             ApiError: this task failed.
@@ -353,7 +353,7 @@ def read_timings(headers: Mapping[str, str]) -> Timings:
 
 
 def _with_head_outputs(body: dict[str, JsonValue], num_inputs: int | None) -> dict[str, JsonValue]:
-    """Put head and outputs together, one entry per input also where it came without a list."""
+    """Return the body with head and outputs in one object, and outputs always as a list."""
     outputs = body.get("outputs")
     if outputs is None:
         return body
@@ -361,7 +361,7 @@ def _with_head_outputs(body: dict[str, JsonValue], num_inputs: int | None) -> di
     wanted = num_inputs or 1
     if not (isinstance(nested, list) and len(nested) == wanted):
         raise InvalidResponseError(f"asked about {wanted} inputs, got outputs for another number")
-    # Servers that know one kind of task only do not name it.
+    # Servers with only one kind of task do not send the kind.
     said: dict[str, JsonValue] = {
         "head": body.get("head", HeadKind.SEQUENCE_CLASSIFICATION),
         "outputs": nested,

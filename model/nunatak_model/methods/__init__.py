@@ -18,11 +18,11 @@ MATHS: Mapping[type[Method], type[MethodMaths[Any]]] = {
     Ia3: Ia3Maths,
     Full: FullMaths,
 }
-"""Every method, and what computes with it."""
+"""The class of the maths of every method."""
 
 
 def maths_of(method: Method) -> MethodMaths[Method]:
-    """Return what computes with a method."""
+    """Return the maths of a method."""
     return MATHS[type(method)](method=method)
 
 

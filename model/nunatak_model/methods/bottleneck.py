@@ -121,7 +121,7 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
         )
 
     def padded(self, alignment: int) -> Bottleneck:
-        """The method with the width of its adapters rounded up; what is added leads nowhere."""
+        """The method with the width of its adapters rounded up; added units change nothing."""
         return self.method.model_copy(update={"size": rounded_up(self.method.size, alignment)})
 
     def _places(self) -> tuple[tuple[str, str], ...]:

@@ -4,8 +4,8 @@ Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106
 eq. 3: `h = W0 x + (alpha / r) B A x`. Here `down` is A and `up` is B, initialised as in peft:
 A by Kaiming's uniform rule, B zero.
 
-Query, key and value are targets of their own also where the architecture stores them as one map:
-an update B A of that map is three updates with the same A and a third of B's rows each.
+Query, key and value are separate targets, even if the architecture stores them as one map: an
+update B A of that map is three updates with the same A and a third of B's rows each.
 
 Axes: tokens = packed tokens, in, out = widths of the map, slots = places of a page.
 """
@@ -33,7 +33,7 @@ from nunatak_model.weights import Shapes
 MAX_RANK: Final = 1024
 """A limit on memory: an import writes every map with the largest rank of the adapter.
 
-peft takes ranks above the width of a map, so the width is no limit."""
+peft accepts ranks above the width of a map, so the width is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class LoraMaths(MethodMaths[Lora]):
         return self.method.model_copy(update={"rank": rank, "alpha": float(rank)})
 
     def in_slot(self, name: str, tensor: Tensor) -> Tensor:
-        """The tensor, with the scale in `up`, applied before it is rounded and costs accuracy."""
+        """Return the tensor; `up` is scaled in float32, because rounding first costs accuracy."""
         if ".lora." in name and name.endswith(".up"):
             return tensor.float() * self.method.scale
         return tensor

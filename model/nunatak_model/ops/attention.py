@@ -27,7 +27,7 @@ FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_CAPABILITY = 8
 """Major compute capability from which torch's flash kernels run (Ampere)."""
 FLASH_ALIGNMENT, FLASH_WIDEST_HEAD = 8, 256
-"""Head widths that the kernels take: multiples of the first, up to the second."""
+"""Head widths that the kernels accept: multiples of the first, up to the second."""
 EVERYWHERE = (-1, -1)
 
 
@@ -190,7 +190,7 @@ class VarlenAttention:
         from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - for CUDA alone
 
         query, key, value = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)
-        # The arguments of torch 2.11, which all later versions take.
+        # The arguments of torch 2.11, which all later versions accept.
         context = varlen_attn(
             query,
             key,

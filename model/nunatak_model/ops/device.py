@@ -43,8 +43,8 @@ def write_on_device(source: Tensor, target: Tensor) -> None:
     target.copy_(source, non_blocking=True)
 
 
-class BesideCompute:
-    """Use of a device by other threads, next to the stream that computes batches."""
+class SideStream:
+    """A second CUDA stream, on which other threads work next to the batches; none on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         # All threads share one stream, because torch reuses freed memory only on its own stream.
@@ -94,12 +94,12 @@ def compute_without_helpers() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuShare:
-    """The CPUs of a machine, and what of them this process may use."""
+    """The CPUs of a machine, and the part of the CPUs that this process may use."""
 
     num_cpus: int
-    """Of the machine."""
+    """CPUs of the machine."""
     num_allowed: int
-    """That the affinity of this process names."""
+    """CPUs in the affinity of this process."""
     quota: float | None
     """CPUs that the cgroup of this process grants; None without a limit."""
     load: float
@@ -117,7 +117,7 @@ class CpuShare:
 
 
 def cpu_share() -> CpuShare:
-    """Read what the system says of its CPUs now."""
+    """Return the present share of this process."""
     return CpuShare(
         num_cpus=os.cpu_count() or 1,
         num_allowed=len(os.sched_getaffinity(0)),
@@ -152,9 +152,9 @@ def cpu_quota(
 
 
 def chosen_threads() -> int:
-    """Return how many threads should compute: as many of torch's number as find a free CPU.
+    """Return the number of threads that should compute: torch's number, up to the free CPUs.
 
-    A number in the environment (`OMP_NUM_THREADS`) is somebody's choice, and stays.
+    A number in the environment (`OMP_NUM_THREADS`) is the user's choice, and stays.
     """
     wanted = torch.get_num_threads()
     return wanted if "OMP_NUM_THREADS" in os.environ else cpu_share().free_threads(wanted)

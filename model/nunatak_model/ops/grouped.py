@@ -57,7 +57,7 @@ class Page(Generic[StackT]):
         """Order among all pages of a process."""
         self.tensors = tensors
         self.stack = stack
-        """The same tensors as the kernels take them."""
+        """The tensors in the form that the kernels read."""
         self.num_slots = len(next(iter(tensors.values())))
         # Different threads append and pop. Both operations are atomic in the interpreter.
         self.free = deque(range(self.num_slots))

@@ -4,7 +4,7 @@ A linear map is plain, packed, grouped (`ops.grouped`) or in 8-bit integers (`op
 
 A packed weight lies in the blocked layout of oneDNN, the CPU's matrix kernels. Products need not
 rearrange a packed weight, and the activation runs while the result is still in cache. Packing keeps
-the numbers and the bytes, but takes no gradients: packing is for serving.
+the numbers and the bytes, but cannot have gradients: packing is for serving.
 
 Axes: tokens = packed tokens, in, out = widths of the map, width = hidden width.
 """

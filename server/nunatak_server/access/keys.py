@@ -4,7 +4,7 @@ A `Caller` has a name, scopes, a list of tasks and a weight. A `KeyRecord` is th
 key, and a `Keyring` finds the caller of a key.
 
 A key is 256 random bits, so it cannot be guessed. The stored SHA-256 of a key needs no salt and no
-slow hash, because people do not choose keys. Nobody can derive the key from the stored digest.
+slow hash, because people do not choose keys. The key cannot be derived from the stored digest.
 """
 
 import hashlib
@@ -138,7 +138,7 @@ def digest_of(key: bytes) -> str:
 class Keyring:
     """Finds the caller of a key. The time does not depend on the number of keys.
 
-    The look-up uses an HMAC of the digest under a secret of this object. Nobody else can compute
+    The look-up uses an HMAC of the digest under a secret of this object. Callers cannot compute
     this HMAC, so the time of a look-up reveals nothing about stored digests.
     """
 

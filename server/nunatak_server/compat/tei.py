@@ -2,9 +2,9 @@
 
 A TEI server holds one model, so each base URL here stands for one model:
 
-    /tei/tasks/{task}              a classification or ranking task; `name`, `name@alias`
-    /tei/tasks/{task}/{version}    one version of it /tei/backbone                  the backbone,
-    for embeddings
+    /tei/tasks/{task}              a classification or ranking task: `name` or `name@alias`
+    /tei/tasks/{task}/{version}    one version of the task
+    /tei/backbone                  the backbone, for embeddings
 """
 
 from collections.abc import Sequence

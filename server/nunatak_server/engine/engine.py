@@ -99,7 +99,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Preempted:
-    """What has preempted a batch that runs."""
+    """The work that has preempted a running batch."""
 
     charged: float = 0.0
     """Charge of the rows, in tokens through all layers."""

@@ -33,7 +33,7 @@ class BatchReport:
     """Tokens that padding each trunk row and each branch row to the longest one would add."""
     started_at: float
     compute_s: float
-    """With the time of the batches that preempted it."""
+    """The time of the batch, with the batches that preempted it."""
 
 
 class BatchObserver(Protocol):

@@ -199,9 +199,9 @@ class LoadShedder:
 def check_capacity(scope: Scope) -> None:
     """Refuse a prediction without room, before its body is read.
 
-        The protocol discards the body, and the connection stays open. Closing would reset the
-        connection of callers that still send, and each would open another. So the refusal is only
-        for bodies that certainly arrive and end soon. Other bodies are read first.
+    The protocol discards the body, and the connection stays open. Closing would reset the
+    connection of callers that still send, and each would open another. So the refusal is only for
+    bodies that certainly arrive and end soon. Other bodies are read first.
 
     Raises:
         OverloadedError: the queue is full, or the share of the caller or the task.

@@ -97,7 +97,7 @@ def _grammar(places: set[tuple[str, str]]) -> dict[str, dict[str, Any]]:
 def _named(parameter: dict[str, Any], name: dict[str, Any] | None) -> dict[str, Any]:
     schema = name or parameter["schema"]
     if "anyOf" in schema:
-        # A missing parameter is None in Python, but nobody can send null outside of a body.
+        # A missing parameter is None in Python, but callers cannot send null outside of a body.
         schema = next(one for one in schema["anyOf"] if one != {"type": "null"})
     return {**parameter, "schema": schema}
 

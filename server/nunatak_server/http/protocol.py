@@ -34,7 +34,7 @@ class HeadLimitError(ValueError):
 
 
 def caller_has_gone(scope: MutableMapping[str, Any]) -> bool:
-    """Return whether a request was cancelled because nobody waits for its answer."""
+    """Return whether a request was cancelled because its caller has closed the connection."""
     return _GONE_KEY in scope
 
 
@@ -47,7 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """Closes connections that send or read too slowly, or whose request heads are too large.
 
     A head must arrive whole within `receive_timeout_s` of its first byte. The first head of a
-    connection must arrive within that time of the opening, so that nobody can hoard idle sockets.
+    connection must arrive within that time of the opening, so that no caller can hoard sockets.
     The rest of a request has the same time again, also if no route reads it. A caller has the same
     time to read an answer, so that unread answers are not kept. Fields after a body are discarded,
     because they would count as headers without the checks of headers. All work for a request is
@@ -282,7 +282,7 @@ def bounded_protocol(
     refusal_of: RefusalOf = BoundedProtocol.refusal_of,
     answer_unreadable: AnswerUnreadable = BoundedProtocol.answer_unreadable,
 ) -> type[BoundedProtocol]:
-    """Return the protocol with a time limit; uvicorn takes classes, not instances."""
+    """Return the protocol with a time limit, as a class, because uvicorn makes the instances."""
     attributes = {
         "receive_timeout_s": receive_timeout_s,
         "refusal_of": staticmethod(refusal_of),

@@ -130,7 +130,7 @@ def predictions_of(
 ) -> tuple[PredictedValue, ...] | None:
     """Return what a sequence classification predicts for each input; None for other heads.
 
-    `read` and `logits` are those of `outputs_of`.
+    `read` and `logits` have the same meaning as in `outputs_of`.
     """
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None

@@ -104,7 +104,7 @@ def predicted_of(logits: Sequence[float], head: HeadRecord) -> PredictedValue:
 
 
 class DocumentScore(TypedDict):
-    """One document by its position in the query, with its text if the caller wants that."""
+    """One document by its position in the query, with its text only on request."""
 
     index: int
     score: float

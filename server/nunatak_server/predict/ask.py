@@ -133,7 +133,7 @@ class Dispatcher:
         finally:
             for load in loads:
                 load.cancel()
-            # If the caller goes before the submission, nobody else would release the leases.
+            # If the caller goes before the submission, no other code would release the leases.
             for _, lease in there:
                 lease.release()
         first, second = iter(together), iter(_flat(others))
@@ -203,7 +203,7 @@ class Dispatcher:
         except TimeoutError:
             return [[_outcome_now(row) for row in group] for group in groups]
         finally:
-            # Only rows that nobody waits for are still open. The engine drops cancelled rows.
+            # Only rows of requests that have gone are still open. The engine drops cancelled rows.
             for group in groups:
                 for row in group:
                     row.future.cancel()

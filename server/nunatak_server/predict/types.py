@@ -3,7 +3,7 @@
     PredictionRequest -> AskedTask with its RowSpecs -> PendingRows -> RowAnswers
         -> TaskOutcome -> TaskPrediction or TaskFailure -> StreamedResult or Predictions
 
-`RowSpec`, `PendingRow` and `RowAnswer` belong to the scheduler, which takes rows of all requests.
+`RowSpec`, `PendingRow` and `RowAnswer` belong to the scheduler, which plans rows of all requests.
 """
 
 import math

@@ -12,7 +12,7 @@ from nunatak_artifact import LoadedTask, load_task
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
-from nunatak_model import Backbone, BesideCompute, TrunkCache, compute_without_helpers
+from nunatak_model import Backbone, SideStream, TrunkCache, compute_without_helpers
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
 
@@ -39,7 +39,7 @@ class VersionLoader:
         self._throttle = throttle
         self._threads = threading.local()
         self._validated = set[str]()
-        self._beside = BesideCompute(backbone.device)
+        self._side_stream = SideStream(backbone.device)
 
     def __call__(self, manifest: TaskManifest) -> LoadedTask:
         """Read, check and convert a version; run its probe unless an earlier load has.
@@ -52,7 +52,7 @@ class VersionLoader:
         trunk = self._begin()
         data = self._host_tier.read(manifest)
         content = manifest.content_digest()
-        with self._beside.work():
+        with self._side_stream.work():
             task = load_task(
                 manifest,
                 data,

@@ -3,8 +3,8 @@
 Many requests that wait for one version share one load. A thread has at most one load. Loads start
 in the order of their requests, once the resident set has space. A load without space delays the
 loads behind it, so that smaller loads do not take its space again and again. After `patience_s` the
-others may pass, because the first load may wait for versions that are always leased. A load is
-dropped if nobody waits for it any more before it starts.
+others may pass, because the first load may wait for versions that are always leased. A load that
+no request waits for any more is dropped, unless it has started.
 
 `LoadThrottle` keeps a load from slowing batches on the same cores.
 """
@@ -113,7 +113,7 @@ class Loads:
         self._failures: dict[VersionKey, _Failure] = {}
         self._return: asyncio.TimerHandle | None = None
         self.num_waiting = 0
-        """Requests that wait for a load. Any thread may read this attribute, but no other one."""
+        """Requests that wait for a load. Other threads may read only this attribute."""
 
     def count_evicted(self, keys: Sequence[VersionKey]) -> None:
         """Record evicted versions, and return their memory to the operating system soon."""
@@ -156,7 +156,7 @@ class Loads:
     def start_waiting(self) -> None:
         """Start the loads that now have space; call this whenever space becomes free."""
         refused_bytes = math.inf
-        # An older load lets others pass earlier, so no load waits for the patience of two loads.
+        # Older loads become passable first, so a load waits at most for one load's patience.
         for job in list(self._queue):
             if len(self._running) >= self._loader.num_threads:
                 return

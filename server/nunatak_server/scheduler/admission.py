@@ -1,15 +1,15 @@
-"""Admission: how much may be queued, in requests, in tokens and in bytes of bodies.
+"""Admission: limits of the queue, in requests, in tokens and in bytes of bodies.
 
-A request takes one place at once, and the tokens of its rows once they are counted. It gives both
-back when it is answered. Early refusals bound the wait of the requests that are admitted.
+A request holds one place from its arrival, and the tokens of its rows from tokenization, until the
+request is answered. Early refusals bound the wait of the admitted requests.
 
-No caller gets the whole queue: a caller may hold at most four times what is still free, and a task
-of a caller twice as much (dynamic thresholds, Choudhury and Hahne 1998). One caller alone can fill
-four fifths of the queue, and one task alone two thirds. Without API keys there is only one caller,
-so only tasks have shares.
+No caller gets the whole queue. A caller may hold at most four times the free part of the queue, and
+a task of a caller at most twice the free part (dynamic thresholds, Choudhury and Hahne 1998). One
+caller alone can fill four fifths of the queue, and one task alone two thirds. Without API keys
+there is only one caller, so only tasks have shares.
 
-`Backlog` counts what is queued, and `tokens_ahead` says how much of it a new row must wait for.
-Tokens are counted through all layers, as the planner charges them.
+`Backlog` counts the queued requests and tokens. `tokens_ahead` returns the tokens for which a new
+row must wait. Tokens are counted through all layers, like the planner's charges.
 """
 
 import random
@@ -64,7 +64,7 @@ class Backlog:
             _reduce(self._requests, holder, 1)
 
     def add_tokens(self, flow: Flow, num_tokens: float) -> None:
-        """Count tokens. Rows without work, whose trunk row is paid for, count as none."""
+        """Count tokens. Rows without work count nothing: other rows pay for their trunk row."""
         if num_tokens < ROUNDING:
             return
         caller, _, task = flow
@@ -101,11 +101,11 @@ def tokens_ahead(
 ) -> float:
     """Return a lower bound of the tokens that are computed before a new row of `flow`.
 
-    The rows that the flow has queued go first. Meanwhile each other flow of the caller at the same
-    priority gets as much service, each flow at a higher priority all that it has queued, and each
-    other caller as much by weight. This is generalised processor sharing (Parekh and Gallager 1993)
-    without later arrivals. Each flow, and each caller, may be ahead of its share by `lead` tokens:
-    it then gets so much less, and so does `flow`.
+    The queued rows of the flow go first. Meanwhile, each other flow of the caller at the same
+    priority gets equal service, and each flow at a higher priority gets all its queued tokens. Each
+    other caller gets equal service by weight. This is generalised processor sharing (Parekh and
+    Gallager 1993) without later arrivals. A flow or a caller may be ahead of its share by `lead`
+    tokens, and then gets less service by this amount. The same holds for `flow` itself.
     """
     caller, priority, _ = flow
     mine = queued.get(flow, 0.0)
@@ -126,7 +126,7 @@ def tokens_ahead(
 
 CALLER_SHARE: Final = 4.0
 TASK_SHARE: Final = 2.0
-"""Most that one holder may hold, as a multiple of what is still free."""
+"""Largest share of one holder, as a multiple of the free part of the queue."""
 MIN_RETRY_S: Final = 1
 MAX_RETRY_S: Final = 60
 JITTER: Final = (0.5, 1.5)
@@ -135,7 +135,7 @@ JITTER: Final = (0.5, 1.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A bounded resource, and how much of it all requests hold."""
+    """A bounded resource, and the amount that all requests together hold."""
 
     resource: str
     limit: int
@@ -164,7 +164,7 @@ class Permit:
         self._admission.give_back_place(self._caller, self._tasks)
 
     def wait_s(self, task: str) -> float:
-        """Return the seconds that new rows for a task wait at least, as `Admission.wait_s`."""
+        """Return the least wait of new rows for a task in seconds, like `Admission.wait_s`."""
         return self._admission.wait_s(self._caller, self._priority, task)
 
     def take_tokens(self, tokens: Mapping[str, float]) -> None:
@@ -195,7 +195,7 @@ class HeldBytes:
         self._admission.give_back_bytes(self._caller, self.num_bytes)
 
     def moved(self) -> "HeldBytes":
-        """Move the bytes to a new holder and return it; this holder then has none."""
+        """Move the bytes to a new holder, and return the new holder."""
         num_bytes, self.num_bytes = self.num_bytes, 0
         return HeldBytes(self._admission, caller=self._caller, num_bytes=num_bytes)
 
@@ -245,7 +245,7 @@ class Admission:
 
     @property
     def num_tokens(self) -> float:
-        """Tokens of the rows of these requests, through all layers."""
+        """Tokens of the rows of all requests without an answer, through all layers."""
         return self._backlog.num_tokens
 
     def admit(
@@ -255,17 +255,17 @@ class Admission:
         *,
         tasks: Collection[str] = (),
     ) -> Permit:
-        """Return the permit of one request. To enter its `with` block raises as `take_place`."""
+        """Return the permit of one request. Its `with` block raises the errors of `take_place`."""
         return Permit(self, caller=caller, priority=priority, tasks=frozenset(tasks))
 
     def has_plenty(self, num_bytes: int) -> bool:
-        """Tell whether any caller may add a request with a body of so many bytes."""
+        """Return whether any caller may add a request with a body of `num_bytes`."""
         return self._has_plenty(self.num_requests, 1, self._max_requests) and (
             not self.num_bytes or self._has_plenty(self.num_bytes, num_bytes, self._max_bytes)
         )
 
     def check_capacity(self, caller: str, *, tasks: Collection[str] = (), num_bytes: int) -> None:
-        """Refuse a request before its body of so many bytes is received; counts nothing.
+        """Refuse a request before its body of `num_bytes` is received; count nothing.
 
         The tokens are not known before the body, so a request that passes may still be refused.
 
@@ -277,7 +277,7 @@ class Admission:
         self._check_bytes(caller, num_bytes)
 
     def hold_bytes(self, caller: str = ANONYMOUS) -> HeldBytes:
-        """Return a holder of the bytes of one body; it gives them back when its block ends."""
+        """Return a holder of the bytes of one body; the end of its block gives the bytes back."""
         return HeldBytes(self, caller=caller)
 
     def take_place(self, caller: str, tasks: frozenset[str]) -> None:
@@ -348,7 +348,7 @@ class Admission:
             self._backlog.remove_tokens((caller, priority, task), count)
 
     def wait_s(self, caller: str, priority: Priority, task: str) -> float:
-        """Return the seconds that new rows of a flow wait at least, by recent fast batches.
+        """Return the least wait of new rows of a flow in seconds, by the speed of recent batches.
 
         The result is 0 while one batch can take everything queued, and before the first batch.
         """
@@ -388,11 +388,11 @@ class Admission:
             self._check_share(in_use, (caller,), self._bytes.get(caller, 0) - held, wanted)
 
     def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
-        """Tell whether a holder that held all of `total` could still add `wanted`."""
+        """Return whether a holder of all of `total` could still add `wanted`."""
         return total + wanted <= min(limit, self._smallest_share * (limit - total))
 
     def _check_size(self, holder: str, share: float | None, wanted: float) -> None:
-        """Refuse a request above the most that one holder can ever hold of an empty queue."""
+        """Refuse a request that is larger than the share of one holder of an empty queue."""
         most = self._max_tokens if share is None else self._max_tokens * share / (1 + share)
         if wanted > most:
             raise NunatakError("request_too_large", num_tokens=wanted, limit=most, holder=holder)

@@ -49,7 +49,7 @@ class Queued(Protocol):
 
     @property
     def group(self) -> Hashable:
-        """Equal for the rows of one request that read the same text."""
+        """A key that is equal for the rows of one request that read the same text."""
         ...
 
 

@@ -45,12 +45,12 @@ class Waiting(Queued, Extent, Protocol):
 
     @property
     def trunk_key(self) -> Hashable:
-        """Equal for rows that can share one trunk row."""
+        """A key that is equal for rows that can share one trunk row."""
         ...
 
     @property
     def deadline(self) -> float:
-        """The clock reading after which nobody needs the answer."""
+        """The clock reading after which the answer is useless."""
         ...
 
     @property
@@ -113,7 +113,7 @@ class BatchPlan(Generic[WaitingRow]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaleRows(Generic[WaitingRow]):
-    """Rows that nobody needs any more."""
+    """Rows whose answers are not needed any more."""
 
     expired: tuple[WaitingRow, ...]
     """Rows after their deadline; the caller still waits for an error."""
@@ -280,7 +280,7 @@ def plan_preemption(
 def _heavy_flows(
     batch: Sequence[WaitingRow], queues: Queues[WaitingRow], *, are_queued: bool = False
 ) -> frozenset[Flow]:
-    """Return the flows of a batch of which as many other rows wait as the batch holds.
+    """Return the heavy flows of a batch: as many of their other rows wait as the batch holds.
 
     `are_queued` tells whether the rows of the batch are still in `queues`.
     """

@@ -1,8 +1,7 @@
-"""Who sends rows and how they rank: what a turn in a batch is given to.
+"""Rows: one row for each pair of a text and a task version, from the service to the engine.
 
-Work: what rows cost, in tokens through all layers; rows of one text pay for its trunk once.
-
-Rows on their way to and through the engine: one (text, task version) pair each.
+The caller and the priority of a row decide the row's turn in a batch. The work of a row is its cost
+in tokens through all layers. Rows of one text pay for its trunk once.
 """
 
 import asyncio
@@ -17,11 +16,11 @@ from nunatak_model import Branch, Encoding
 from nunatak_server.errors import TaskUnhealthyError
 
 ANONYMOUS: Final = "anonymous"
-"""The caller of requests that name none."""
+"""The caller of requests without a named caller."""
 
 
 class Priority(StrEnum):
-    """How a request ranks among those of its own caller; it takes nothing from other callers."""
+    """The rank of a request among its caller's requests; other callers lose nothing by it."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -29,7 +28,7 @@ class Priority(StrEnum):
 
     @property
     def rank(self) -> int:
-        """0 goes first."""
+        """The rank of the priority; rank 0 goes first."""
         return _RANKS[self]
 
 
@@ -37,29 +36,29 @@ _RANKS: Final = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 
 
 class Extent(Protocol):
-    """How long a row is, and how far up it reads its trunk row."""
+    """The length of a row, and the part of the layers that its trunk row passes."""
 
     @property
     def trunk_tokens(self) -> int:
-        """Tokens of its trunk row, paid once per batch and key."""
+        """Tokens of the row's trunk row, paid once per batch and trunk key."""
         ...
 
     @property
     def branch_tokens(self) -> int:
-        """Tokens of its own branch row."""
+        """Tokens of the row's own branch row."""
         ...
 
     @property
     def trunk_share(self) -> float:
-        """Part of the layers that its trunk row passes; its branch row passes the others."""
+        """Share of the layers that the trunk row passes; the branch row passes the others."""
         ...
 
 
 def work_added(row: Extent, *, paid_share: float = 0.0) -> float:
     """Return the work of a row, in tokens through all layers.
 
-    That of its branch row, and that of its trunk row above `paid_share`, the part of the layers
-    that others pay for.
+    The work has two parts: the branch row, and the layers of the trunk row above `paid_share`.
+    Other rows pay for the share `paid_share` of the layers.
     """
     above = row.trunk_tokens * max(0.0, row.trunk_share - paid_share)
     return above + row.branch_tokens * (1.0 - row.trunk_share)
@@ -67,31 +66,33 @@ def work_added(row: Extent, *, paid_share: float = 0.0) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAnswer:
-    """What the engine computed for one row (token after token), and how long that took."""
+    """The logits of one row, token after token for some heads, and the times of the row."""
 
     logits: list[float]
     queue_s: float
     compute_s: float
     batch_rows: int
     load_s: float = 0.0
-    """How long its version took to come into memory; 0 if it was there."""
+    """Time to load the row's version; 0 if the version was in memory."""
     started_at: float = 0.0
-    """When its batch began, by the engine's clock."""
+    """The start of the row's batch, by the engine's clock."""
     batch: int = 0
-    """The number of its batch."""
+    """The number of the row's batch."""
 
 
 RowOutcome = RowAnswer | NunatakError
-"""Failures travel as values: a row nobody waits for any more then leaves no unread exception."""
+"""Failures are values, so a row whose request has gone leaves no unread exception."""
 
 
 def backbone_answer(outcome: RowOutcome) -> RowAnswer:
-    """Return what became of a row of the backbone alone, which is no version that is rolled back.
+    """Return the answer of a row of the backbone itself, or raise its failure.
+
+    The error names the backbone, because no task version can be rolled back.
 
     Raises:
-        NunatakError: `backbone_unhealthy`, it fails in its forward pass, or its outputs are not
-            finite.
-        NunatakError: it was not computed.
+        NunatakError: `backbone_unhealthy`, the forward pass of the row fails, or its outputs are
+            not finite.
+        NunatakError: the row was not computed.
     """
     match outcome:
         case RowAnswer():
@@ -112,7 +113,7 @@ class RowSpec:
     trunk_tokens: int
     branch_tokens: int
     trunk_share: float
-    """Part of the layers that its trunk row passes."""
+    """Share of the layers that the trunk row passes."""
     caller: str = ANONYMOUS
     priority: Priority = Priority.NORMAL
 
@@ -130,7 +131,7 @@ class PendingRow:
     future: asyncio.Future[RowOutcome]
     load_s: float = 0.0
     is_shadow: bool = False
-    """Whether it is computed for comparison alone, in the room that is left."""
+    """Whether the row is a shadow row, which only fills the free places of a batch."""
 
     @property
     def encoding(self) -> Encoding:
@@ -149,27 +150,27 @@ class PendingRow:
 
     @property
     def trunk_tokens(self) -> int:
-        """Tokens of its trunk row."""
+        """Tokens of the trunk row."""
         return self.spec.trunk_tokens
 
     @property
     def branch_tokens(self) -> int:
-        """Tokens of its own branch row."""
+        """Tokens of the branch row."""
         return self.spec.branch_tokens
 
     @property
     def trunk_share(self) -> float:
-        """Part of the layers that its trunk row passes."""
+        """Share of the layers that the trunk row passes."""
         return self.spec.trunk_share
 
     @property
     def caller(self) -> str:
-        """Whose turn it takes."""
+        """The caller of the request, whose turn the row uses."""
         return self.spec.caller
 
     @property
     def priority(self) -> Priority:
-        """How it ranks among the rows of its caller."""
+        """The rank of the row among the rows of its caller."""
         return self.spec.priority
 
     @property
@@ -189,7 +190,7 @@ def row_spec(
 ) -> RowSpec:
     """Return the row of a version that splits from the trunk at `split_depth`.
 
-    A branch that owns every layer reads no trunk; a head alone has no layers of its own.
+    A branch with all layers reads no trunk. The branch of a head has no layers.
     """
     return RowSpec(
         encoding=encoding,
@@ -205,7 +206,8 @@ def row_spec(
 def work_by_task(asked: Iterable[tuple[str, Sequence[RowSpec]]]) -> dict[str, float]:
     """Return the tokens through all layers of each task's rows; a text's trunk counts once.
 
-    Its first task pays for it, up to its own split depth, and a deeper one for what is above.
+    The first task of a text pays for the trunk up to the task's split depth. A task with a higher
+    split depth pays for the layers above.
     """
     found, shares = dict[str, float](), dict[int, float]()
     for task, rows in asked:
@@ -227,7 +229,7 @@ def pending_row(
     load_s: float = 0.0,
     is_shadow: bool = False,
 ) -> PendingRow:
-    """Return a row as the engine takes it, with a future of its own.
+    """Return a row for the engine, with its own future.
 
     `task` is the row's version, which stays in memory until the row is answered.
     """

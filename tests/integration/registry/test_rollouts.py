@@ -41,12 +41,12 @@ def test_a_candidate_runs_next_to_the_alias_and_not_in_its_place(
     promoted.rollouts.set(candidate(3, 0.25, role))
 
     traffic = promoted.traffic(PROD)
-    beside = {CandidateRole.CANARY: traffic.canary, CandidateRole.SHADOW: traffic.shadow}
-    found = beside.pop(role)
+    others = {CandidateRole.CANARY: traffic.canary, CandidateRole.SHADOW: traffic.shadow}
+    found = others.pop(role)
     assert (traffic.manifest.version, found and found.share) == (2, 0.25)
     assert found is not None
     assert found.manifest.version == 3
-    assert list(beside.values()) == [None]
+    assert list(others.values()) == [None]
     assert promoted.resolve("intent").version == 2
     assert promoted.task("intent").candidates == (candidate(3, 0.25, role),)
 

@@ -96,7 +96,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
                 kind=kind,
                 problem_type=problem,
                 reads=Reads.PAIR if name == "pairs" else None,
-                # Every label but one applies, which are more than are shown at least.
+                # All labels except one apply. They are more than the page always shows.
                 thresholds={label: float(label == THEMES[-1]) for label in THEMES}
                 if problem is ProblemType.MULTI_LABEL
                 else None,
@@ -116,7 +116,7 @@ def browser() -> Generator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Generator[Page]:
-    """An open page; when the test ends, it must have met no error and asked nobody else."""
+    """An open page; until the end of the test, it must cause no error and call no other server."""
     context = browser.new_context(base_url=address)
     page = context.new_page()
     page.set_default_timeout(10_000)

@@ -303,7 +303,7 @@ async def test_a_full_queue_answers_429_at_once(backbone: Backbone, registry: Re
 async def test_a_request_that_would_leave_no_room_for_others_is_refused_for_good(
     backbone: Backbone, registry: Registry
 ) -> None:
-    """Nobody else waits then: the request gets no retry time, and every new request is answered."""
+    """No other request waits: the request gets no retry time, and new requests are answered."""
 
     settings = make_settings(max_queued_tokens=250, max_batch_rows=3, max_batch_tokens=132)
     async with running_client(backbone, registry, settings) as client:

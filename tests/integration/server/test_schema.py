@@ -1,4 +1,4 @@
-"""The schema is true: schemathesis tries what it allows and what it forbids."""
+"""The schema is true: schemathesis tries requests that the schema allows or forbids."""
 
 from collections.abc import Generator
 from typing import Any

@@ -202,11 +202,11 @@ async def test_a_shadow_is_compared_on_the_same_trunk_and_never_seen(
         await client.put(SHADOW, json={"version": 3, "share": 1.0})
         shared = await metric(client, "nunatak_shared_trunk_rows_total")
 
-        beside = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
+        together = (await client.post(PREDICT, json={"inputs": ["one", "two"]})).json()
         report = await report_of(client, inputs=2)
 
-        assert beside["version"] == 2
-        for own, other in zip(alone["outputs"], beside["outputs"], strict=True):
+        assert together["version"] == 2
+        for own, other in zip(alone["outputs"], together["outputs"], strict=True):
             assert [item["label"] for item in own] == [item["label"] for item in other]
             scores = [item["score"] for item in own]
             assert [item["score"] for item in other] == pytest.approx(scores, abs=1e-5)

@@ -73,7 +73,7 @@ async def test_a_text_asked_again_is_a_hit_in_the_ledger_and_in_the_metrics(
     backbone: Backbone, registry: Registry
 ) -> None:
     async with running_client(backbone, registry) as client:
-        # One batch asks both tasks only once both are in memory. During their loads, one may run
+        # Both tasks share a batch only if both are in memory. During the loads, one task may run
         # earlier.
         await ask(client, TEXTS[1:2], ["topk", "head"])
         start = await cache_of(client)

@@ -17,7 +17,7 @@ from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
 from nunatak_registry import Registry
 
-# Typed partly.
+# transformers and peft type these classes partly.
 BERT: Any = BertForSequenceClassification
 PEFT: Any = PeftModel
 

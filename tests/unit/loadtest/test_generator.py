@@ -8,7 +8,7 @@ import pytest
 from doubles.frozen_server import freezing_server
 from nunatak_client import ConnectionFailedError, Timings
 from nunatak_loadtest import Scenario
-from nunatak_loadtest.generator import NunatakAsker, drive, drive_open, spells
+from nunatak_loadtest.generator import NunatakLoadClient, drive, drive_open, spells
 from nunatak_loadtest.runner import is_steady, warm
 from nunatak_loadtest.samples import Sample, percentile
 from nunatak_loadtest.scenario import Closed, Poisson, Step, WarmUp
@@ -32,7 +32,7 @@ class HandClock:
         await asyncio.sleep(0)
 
 
-class SlowAsker:
+class SlowClient:
     """Answers after a time on the hand clock, and blocks everything else."""
 
     def __init__(self, clock: HandClock, *, busy_s: float) -> None:
@@ -55,7 +55,7 @@ def planned(*due_s: float, tasks: tuple[str, ...] = ("tone",)) -> list[Planned]:
 def driven(requests: list[Planned], *, busy_s: float = 0.0) -> list[Sample]:
     clock = HandClock()
     return asyncio.run(
-        drive_open(SlowAsker(clock, busy_s=busy_s), requests, clock=clock, sleep=clock.sleep)
+        drive_open(SlowClient(clock, busy_s=busy_s), requests, clock=clock, sleep=clock.sleep)
     )
 
 
@@ -91,8 +91,8 @@ def test_failure_is_a_sample_with_its_code_and_stops_nothing() -> None:
 
 async def test_freeze_shows_in_the_p95_of_the_open_loop_and_hides_from_a_user_who_waits() -> None:
     async def ask(address: str, scenario: Scenario) -> list[Sample]:
-        async with NunatakAsker(address) as asker:
-            return await drive(asker, scenario, ("tone",), seed=0, seconds=SECONDS)
+        async with NunatakLoadClient(address) as client:
+            return await drive(client, scenario, ("tone",), seed=0, seconds=SECONDS)
 
     one_user = SCENARIO.model_copy(update={"arrivals": Closed(users=1)})
     with freezing_server(freeze_at_s=0.5, freeze_s=FREEZE_S) as address:
@@ -105,7 +105,7 @@ async def test_freeze_shows_in_the_p95_of_the_open_loop_and_hides_from_a_user_wh
     assert p95(hidden) < 0.2 * FREEZE_S * 1000
 
 
-class WaitingAsker:
+class WaitingClient:
     """Answers after a time on the hand clock, and counts the open requests."""
 
     def __init__(self, clock: HandClock, *, answer_s: float) -> None:
@@ -124,14 +124,14 @@ class WaitingAsker:
         return Timings()
 
 
-def used(arrivals: Closed, *, seconds: float = 10.0) -> tuple[WaitingAsker, list[Sample]]:
+def used(arrivals: Closed, *, seconds: float = 10.0) -> tuple[WaitingClient, list[Sample]]:
     clock = HandClock()
-    asker = WaitingAsker(clock, answer_s=0.5)
+    client = WaitingClient(clock, answer_s=0.5)
     scenario = Scenario(name="users", arrivals=arrivals)
     samples = asyncio.run(
-        drive(asker, scenario, ("tone",), seed=0, seconds=seconds, clock=clock, sleep=clock.sleep)
+        drive(client, scenario, ("tone",), seed=0, seconds=seconds, clock=clock, sleep=clock.sleep)
     )
-    return asker, samples
+    return client, samples
 
 
 def test_user_asks_again_once_the_answer_is_there_until_the_time_is_over() -> None:
@@ -143,11 +143,11 @@ def test_user_asks_again_once_the_answer_is_there_until_the_time_is_over() -> No
 
 
 def test_as_many_requests_are_under_way_as_there_are_users_each_with_texts_of_its_own() -> None:
-    asker, samples = used(Closed(users=4))
+    client, samples = used(Closed(users=4))
 
-    assert asker.most == 4
-    assert asker.under_way == 0
-    assert len(set(asker.texts)) == len(samples)
+    assert client.most == 4
+    assert client.under_way == 0
+    assert len(set(client.texts)) == len(samples)
 
 
 def test_users_take_part_in_the_steps_that_are_large_enough() -> None:
@@ -164,9 +164,9 @@ def test_users_take_part_in_the_steps_that_are_large_enough() -> None:
 def test_steps_of_a_scenario_say_how_long_it_lasts() -> None:
     steps = (Step(users=1, seconds=2), Step(users=3, seconds=2))
 
-    asker, samples = used(Closed(steps=steps), seconds=1000.0)
+    client, samples = used(Closed(steps=steps), seconds=1000.0)
 
-    assert asker.most == 3
+    assert client.most == 3
     assert max(sample.started_s for sample in samples) < 104.0
     assert min(sample.started_s for sample in samples) == 100.0
 
@@ -196,9 +196,9 @@ async def test_warm_up_ends_when_steady_or_after_its_time(
     clock = HandClock()
     rule = WarmUp(window_s=0.2, longest_s=longest_s)
     scenario = SCENARIO.model_copy(update={"warm_up": rule})
-    asker = SlowAsker(clock, busy_s=0.0)
+    client = SlowClient(clock, busy_s=0.0)
 
-    warmed = await warm(asker, scenario, ("tone",), clock=clock, sleep=clock.sleep)
+    warmed = await warm(client, scenario, ("tone",), clock=clock, sleep=clock.sleep)
 
     assert len(warmed.window_medians_ms) == windows
     assert warmed.steady is steady

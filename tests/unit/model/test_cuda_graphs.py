@@ -174,6 +174,6 @@ def test_buckets_of_all_short_batches_are_few() -> None:
     assert len({bucket_of([total]).num_tokens for total in range(1, MAX_TOKENS + 1)}) <= 80
 
 
-def test_a_processor_records_nothing() -> None:
+def test_a_cpu_records_nothing() -> None:
     assert trunk_graphs(with_gpu_kernels(tiny_backbone())) is None
     assert trunk_graphs(tiny_backbone()) is None

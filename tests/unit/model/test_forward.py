@@ -117,10 +117,10 @@ def test_a_row_that_overflows_disturbs_no_other() -> None:
         tensor.fill_(3e38)
     with torch.inference_mode():
         alone = forward(BACKBONE, rows)
-        beside = forward(BACKBONE, [*rows, Row(encoding=rows[0].encoding, branch=wild)])
+        together = forward(BACKBONE, [*rows, Row(encoding=rows[0].encoding, branch=wild)])
 
-    assert not torch.isfinite(beside[-1]).all()
-    for one, other in zip(alone, beside[:-1], strict=True):
+    assert not torch.isfinite(together[-1]).all()
+    for one, other in zip(alone, together[:-1], strict=True):
         torch.testing.assert_close(other, one, atol=1e-5, rtol=0)
 
 

@@ -152,7 +152,7 @@ class TaskData:
     train: ExampleSet
     dev: ExampleSet
     test: ExampleSet | None = None
-    """Neither trained nor chosen on: scored once, when training is over."""
+    """Examples that are only scored, once, when training is over."""
     labels: tuple[str, ...]
     """Names of the logits, in order: classes, labels, tags or one value; else empty."""
 

@@ -137,7 +137,7 @@ class FileRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFormat:
-    """How the files of a task spell a row, where they differ from the usual way."""
+    """The columns and the delimiter of a task's files, where they differ from the default."""
 
     text: str | None = None
     """The column that holds the text; absent: `text`."""
@@ -146,7 +146,7 @@ class RowFormat:
     pair: str | None = None
     """The column that holds the second text; absent: `text_pair`, if there is one."""
     delimiter: str | None = None
-    """Between the fields of CSV and TSV files; absent: found in the header line."""
+    """The separator of fields in CSV and TSV files; absent: found in the header line."""
 
     @property
     def names_columns(self) -> bool:

@@ -144,7 +144,7 @@ def load_task_data(
         kind: the kind of the task; if None, the first train row decides (`kind_of_row`).
         dev: a file of dev examples, in place of the dev examples of `source`.
         seed: seeds the dev split, which is drawn if there are no dev examples.
-        spelt: how files spell a row, if they differ from the usual way.
+        spelt: the columns and the delimiter of the files, if not the default ones.
         load_dataset: loads a data set that is no path.
 
     Raises:

@@ -25,7 +25,7 @@ from nunatak_training.kinds import TaskKind
 
 DEV_SHARE = 0.1
 MAX_IMBALANCE = 20
-"""With so many times as many examples of one label, a model may never name the rare label."""
+"""Ratio of the examples of two labels above which a model may never predict the rare label."""
 SHOWN_CHARACTERS = 60
 NAMED_KINDS = frozenset(
     {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.TOKEN_CLASSIFICATION}
@@ -307,7 +307,7 @@ def _group(read: ReadExample) -> str:
 
 
 class DataProblem(StrEnum):
-    """What examples may have that does harm without being wrong in form."""
+    """Problems of examples that have a valid form but harm training or scores."""
 
     IN_TRAIN_AND_DEV = "in train and dev"
     IN_TRAIN_AND_TEST = "in train and test"
@@ -323,14 +323,14 @@ class DataWarning:
 
     problem: DataProblem
     found: str
-    """How many examples, and one of them."""
+    """The number of affected examples, and one of these examples."""
     advice: str
 
 
 def data_warnings(
     data: TaskData, *, num_long: tuple[int, int] = (0, 0), max_length: int
 ) -> tuple[DataWarning, ...]:
-    """Return what is suspicious in the examples of a task.
+    """Return the suspicious properties of the examples of a task.
 
     Args:
         data: of the task.

@@ -39,10 +39,10 @@ from nunatak_training.report import EpochResult, Report
 from nunatak_training.trunk import machine_of
 
 FORMAT = "4"
-"""Rises when the content or the meaning of a snapshot changes within a release."""
+"""Number of the snapshots' format, increased with every change within a release."""
 FACTS = "facts"
 THREADS = "threads"
-"""In the metadata of the file: how many threads the run computes with."""
+"""Key in the metadata of the file, for the number of threads that compute the run."""
 INTERVAL_SECONDS = 15.0
 """Time between two checkpoints, the most that a kill can cost."""
 MAX_SHARE = 0.05
@@ -91,7 +91,7 @@ class Checkpoint:
 
     @property
     def num_threads(self) -> int | None:
-        """How many threads the run began with; None if nothing was written yet."""
+        """The number of threads at the start of the run; None without a checkpoint."""
         for path in sorted(self._path.parent.glob(f"{self._path.stem}*{SUFFIX}")):
             try:
                 with safe_open(path, framework="np") as file:  # pyright: ignore[reportUnknownVariableType]
@@ -136,8 +136,8 @@ class Checkpoint:
 def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoint]:
     """Yield the checkpoint of a run, for this process alone.
 
-    Within the block torch computes with as many threads as the run began with: another number may
-    give other bits.
+    Within the block, torch computes with the run's first number of threads, because another number
+    may give other bits.
 
     Raises:
         NunatakError: `already_training`, another process has the checkpoint.
@@ -166,8 +166,8 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
 def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -> str:
     """SHA-256 over everything that determines a run's result, and the names of its parameters.
 
-    The number of threads is left out, because it may follow from the load of the machine. A run
-    that continues takes the number with which it began from its checkpoint.
+    The number of threads is left out, because it may follow from the load of the machine. A resumed
+    run reads its number of threads from its checkpoint.
     """
     parts = [FORMAT, version("nunatak"), recipe.digest, backbone.digest, machine_of(backbone)]
     for name, data in tasks.items():

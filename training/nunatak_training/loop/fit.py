@@ -111,8 +111,8 @@ class Epochs:
         """Run the remaining epochs; score the epochs that the course names."""
         state = self.state
         while (epoch := state.place.epoch) <= self.course.num_epochs:
-            # Asked of the history alone, so that a run that goes on after a kill ends where the
-            # run without a kill ends.
+            # Only the history decides, so that a resumed run ends at the same epoch as a run
+            # without a kill.
             if is_exhausted(state.history, self.patience):
                 return
             started = time.perf_counter()

@@ -79,7 +79,7 @@ def plan_course(recipe: Recipe, num_examples: int) -> Course:
 
 
 def course_of(recipe: Recipe, *, steps_per_epoch: int) -> Course:
-    """Return the same for a known number of batches per epoch."""
+    """Return the course of a recipe with a known number of batches per epoch."""
     num_epochs = max(recipe.epochs, math.ceil(recipe.min_steps / steps_per_epoch))
     return Course(
         num_epochs=num_epochs,
@@ -113,7 +113,7 @@ def build_optimizer(parameters: Mapping[str, Tensor], recipe: Recipe) -> optim.O
 
 
 def build_schedule(optimizer: optim.Optimizer, course: Course, *, num_steps: int = 0) -> LambdaLR:
-    """Return the schedule of all rates along the course, after `steps` steps."""
+    """Return the schedule of all rates along the course, after `num_steps` steps."""
     return LambdaLR(optimizer, course.rate_factor, last_epoch=num_steps - 1)
 
 
@@ -138,7 +138,7 @@ class BatchLoss(Protocol):
 
 
 class Stepper:
-    """One optimizer step at a time along the course."""
+    """Runs one optimizer step after another, along the course."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Stepper:
         }
 
     def resume(self, num_steps: int, moments: Mapping[str, Tensor]) -> None:
-        """Continue after `steps` steps, with stored moments."""
+        """Continue after `num_steps` steps, with stored moments."""
         state = dict[int, Tensors]()
         for name, value in moments.items():
             number, _, what = name.partition(".")

@@ -70,7 +70,7 @@ class SingleLabel(ServedAsTrained):
         return Statistics(
             num_units=len(examples),
             by_metric=label_statistics(counts, self._positive),
-            # With one label a text, F1 over all labels together is the accuracy.
+            # With one label per text, micro F1 equals the accuracy.
             proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
             confusion=confusion(examples.labels(str), [names[number] for number in predicted]),
         )

@@ -1,6 +1,6 @@
-"""Evaluation: all scores of a task, from what the task says about labelled examples.
+"""Evaluation: all scores of a task, from the answers of the task to labelled examples.
 
-The scores are those of training, computed from answers and not from logits. So the same scores
+The scores are the scores of training, computed from answers and not from logits. So the same scores
 hold for a version in this process and for a version on a server.
 
 Axes: units, bins.
@@ -45,11 +45,11 @@ NUM_BINS = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleAnswer:
-    """What a task says about one example."""
+    """The answer of a task to one example."""
 
     value: str | float | tuple[str, ...]
-    """The label or the answer; the value, or the score of the document; all labels that apply, or
-    the tag of each word."""
+    """By the kind of task: a label, an answer, a value, the score of a document, all labels that
+    apply, or the tag of each word."""
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
     """The probability of each label, of tasks that classify whole texts."""
 
@@ -78,20 +78,20 @@ class Evaluation:
     intervals: Mapping[Metric, Interval]
     """At 95 %; a score may have none (see `score_intervals`)."""
     errors: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of a regression: the mean absolute error and the root of the mean squared error."""
+    """The mean absolute error and the root of the mean squared error of a regression."""
     labels: tuple[LabelReport, ...] = ()
     confusion: Mapping[tuple[str, str], int] | None = None
-    """How often each pair of true and predicted label occurred, where a unit has one label."""
+    """The number of units of each pair of true and predicted label, if a unit has one label."""
     calibration_error: float | None = None
     """The expected calibration error, of tasks that classify whole texts."""
     misses: tuple[float, ...]
-    """Of each example: 0 if the task was right. Else 1, or the absolute error of a value."""
+    """The error of each example: 0 for a right answer, else 1, or the absolute error of a value."""
 
 
 def evaluation_of(
     kind: TaskKind, labels: Sequence[str], examples: ExampleSet, said: Sequence[ExampleAnswer]
 ) -> Evaluation:
-    """Score what a task with these labels says about examples, one entry for each example.
+    """Score the answers of a task with these labels to examples, one answer for each example.
 
     Raises:
         KeyError: an example has a label that the task does not know.
@@ -135,7 +135,7 @@ def _single_label(
     statistics = Statistics(
         num_units=len(said),
         by_metric=label_statistics(counts, None),
-        # With one label a text, F1 over all labels together is the accuracy.
+        # With one label per text, micro F1 equals the accuracy.
         proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
     )
     return Evaluation(

@@ -122,7 +122,7 @@ def panels_by_task(
         by_task.setdefault(cell.axes[TASK], []).append(cell)
     num_rows = -(-len(by_task) // COLUMNS_OF_PLOTS)
     num_columns = min(COLUMNS_OF_PLOTS, len(by_task))
-    # A figure of its own, not pyplot's: nothing global is left behind.
+    # Not a figure of pyplot, because pyplot keeps its figures in a global list.
     drawing = Figure(figsize=(5.5 * num_columns, 4 * num_rows), layout="constrained")
     grid = drawing.subplots(num_rows, num_columns, squeeze=False)
     for axes in grid.flat:
@@ -144,7 +144,7 @@ def label_of(cell: Cell, cells: Sequence[Cell]) -> str:
 
 
 def legend_below(drawing: Figure, panels: Iterable[Axes]) -> None:
-    """Name what all panels show once, below them, in as many columns as there is room for."""
+    """Draw one legend for all panels, below them, in as many columns as fit."""
     found = dict[str, Artist]()
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()

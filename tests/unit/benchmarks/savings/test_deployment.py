@@ -1,4 +1,4 @@
-"""Laws of the savings report's tasks, askers and agreement."""
+"""Laws of the savings report's tasks, clients and agreement."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from benchmarks.harness.makers import TaskPlan, draft, export_adapter, plans, publish_missing
-from benchmarks.savings.askers import PlainAsker
+from benchmarks.savings.clients import PlainClient
 from benchmarks.savings.fanout import bound
 from benchmarks.savings.race import DisagreementError, check_agreement
 from benchmarks.savings.systems import System
@@ -26,7 +26,7 @@ ADDRESSES = {"a": "http://one", "b": "http://two", "c": "http://one"}
 def asked(handler: httpx.MockTransport, *tasks: str) -> list[list[float]]:
     async def ask() -> list[list[float]]:
         async with httpx.AsyncClient(transport=handler) as client:
-            return await PlainAsker(client, ADDRESSES).probabilities(tasks, "text")
+            return await PlainClient(client, ADDRESSES).probabilities(tasks, "text")
 
     return asyncio.run(ask())
 

@@ -54,5 +54,5 @@ def test_dropout_is_refused_rather_than_left_out() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_processor_attends_by_runs(dtype: torch.dtype) -> None:
+def test_a_cpu_attends_by_runs(dtype: torch.dtype) -> None:
     assert not can_attend_varlen(dtype, CPU, head_width=64)

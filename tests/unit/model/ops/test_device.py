@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nunatak_model import BesideCompute
+from nunatak_model import SideStream
 from nunatak_model.ops.device import flattened, to_device, write_on_device
 
 CPU = torch.device("cpu")
@@ -24,9 +24,9 @@ def test_a_tensor_is_written_over_another_in_place() -> None:
 
 
 def test_a_failure_next_to_the_batches_is_its_callers() -> None:
-    beside = BesideCompute(CPU)
+    side_stream = SideStream(CPU)
 
-    with pytest.raises(KeyError), beside.work():
+    with pytest.raises(KeyError), side_stream.work():
         raise KeyError
-    with beside.work():
+    with side_stream.work():
         pass

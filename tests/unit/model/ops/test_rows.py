@@ -18,7 +18,7 @@ def test_each_row_is_the_sum_of_its_own_tokens(sum_rows: SumRows) -> None:
         torch.testing.assert_close(one, part.sum(dim=0))
 
 
-def test_both_forms_have_the_same_bits_on_a_processor() -> None:
+def test_both_forms_have_the_same_bits_on_a_cpu() -> None:
     chance = random.Random(0)
     for seed in range(20):
         lengths = [chance.randint(1, 90) for _ in range(20)]

@@ -45,7 +45,7 @@ FAMILIES = ("bert", "roberta")
 
 
 def published_tokenizer(family: Family) -> PreTrainedTokenizerFast:
-    """The same tokenizer as transformers runs it."""
+    """The same tokenizer, run by transformers."""
     start, end, padding, unknown = {
         "bert": ("[CLS]", "[SEP]", "[PAD]", "[UNK]"),
         "roberta": ("<s>", "</s>", "<pad>", "<unk>"),

@@ -126,7 +126,7 @@ def test_only_a_lost_device_is_the_end_of_the_engine(
     assert raised.type is expected
 
 
-def test_memory_that_torch_is_refused_on_a_processor_is_known_for_what_it_is() -> None:
+def test_a_failed_allocation_on_a_cpu_is_known_as_missing_memory() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
 

@@ -260,7 +260,7 @@ async def test_a_batch_without_memory_is_computed_version_by_version_and_is_no_v
 
     assert logits_of(await small.future)[0] == 1
     assert isinstance(outcome, OutOfMemoryError)
-    # It would keep what the batch had made for as long as somebody has the answer.
+    # A traceback would keep the tensors of the batch as long as the caller keeps the error.
     assert (outcome.__traceback__, outcome.__cause__) == (None, None)
     await engine.aclose()
 

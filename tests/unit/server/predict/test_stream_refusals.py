@@ -62,7 +62,7 @@ async def test_a_request_that_is_refused_whole_raises_before_its_first_line(
 
 
 async def refusals_of(bench: TrafficBench, asked: PredictionRequest) -> set[str]:
-    """The refusals of a request with a whole answer, and of one with an answer line by line."""
+    """The refusals of a request, answered as a whole and answered line by line."""
     found = set[str]()
     for answering in (bench.service.predict(asked), anext(bench.service.stream(asked))):
         with pytest.raises(NunatakError) as refusal:

@@ -34,7 +34,7 @@ class SilentEngine:
     """Never answers."""
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
-        """Take rows."""
+        """Accept rows, and never answer."""
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def test_a_request_without_a_place_is_refused_at_once() -> None:
     assert admission.num_requests == 0
 
 
-def test_tokens_beside_those_of_others_are_bounded() -> None:
+def test_tokens_next_to_the_tokens_of_others_are_bounded() -> None:
     admission = make_admission(max_tokens=100)
 
     with admission.admit("a") as first, admission.admit("b") as second:
@@ -58,7 +58,7 @@ def test_tokens_beside_those_of_others_are_bounded() -> None:
             second.take_tokens({"tone": 1})
 
 
-def test_bytes_beside_those_of_others_are_bounded() -> None:
+def test_bytes_next_to_the_bytes_of_others_are_bounded() -> None:
     admission = make_admission(max_bytes=100)
 
     with admission.hold_bytes() as first, admission.hold_bytes() as second:
@@ -107,7 +107,7 @@ def test_a_body_that_comes_in_parts_is_never_refused_for_itself() -> None:
 
 
 def fill(admission: Admission, stack: ExitStack, caller: str) -> int:
-    """Send as many requests of a caller as are taken."""
+    """Send requests of a caller until one is refused."""
     for count in range(10_000):
         try:
             stack.enter_context(admission.admit(caller))
@@ -171,7 +171,7 @@ def test_what_is_refused_before_it_is_read_is_what_would_be_refused_after(
 
 
 class Searching(Admission):
-    """Looks at every holder of something, however little of it is held."""
+    """Checks the share of every holder, also while there is plenty of room."""
 
     def _has_plenty(self, total: float, wanted: float, limit: int) -> bool:
         return False
@@ -268,7 +268,7 @@ def test_tokens_for_one_task_leave_room_for_others_of_its_caller() -> None:
 def test_a_request_alone_is_taken_unless_it_leaves_no_room_for_others(
     tokens: dict[str, float], holder: str, limit: int
 ) -> None:
-    """What its caller, or its task, can ever hold is a share of the queue."""
+    """A caller, or a task of a caller, can hold only a share of the queue."""
     admission = make_admission(max_tokens=90)
 
     with admission.admit("a") as permit:

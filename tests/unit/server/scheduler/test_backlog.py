@@ -17,7 +17,7 @@ from nunatak_server.scheduler.rows import Priority
 
 ROW_WORK = 4.0
 MAX_WORK = 16 * ROW_WORK
-"""Of a batch."""
+"""Most work of a batch."""
 GROUPS = itertools.count()
 
 flows = st.tuples(st.sampled_from("abc"), st.sampled_from(Priority), st.sampled_from("uvwxyz"))
@@ -81,7 +81,7 @@ def test_no_row_is_computed_before_what_is_ahead_of_it(
     limits: BatchLimits,
     num_before: int,
 ) -> None:
-    """Also where batches have left virtual times, with the same rows waiting all the time."""
+    """The law also holds after earlier batches, while equal rows wait all the time."""
     rules: TurnRules[WaitingRow] = TurnRules(weights=shares)
     flow = list(counts)[position % len(counts)]
     queues = Queues(row_of(other) for other, count in counts.items() for _ in range(count))

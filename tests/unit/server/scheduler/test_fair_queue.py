@@ -72,7 +72,7 @@ some_rows = st.builds(
 def test_turns_go_to_who_owes_least_and_then_to_the_oldest(
     rows: list[WaitingRow], costs: list[int], without_room: set[int]
 ) -> None:
-    """The same as by looking for the least at each turn."""
+    """A search for the least at each turn gives the same order."""
     turns, virtual_times, left = turns_of(rows), Counter[object](), list(rows)
 
     def standing(row: WaitingRow) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Laws of who waits for whom, on a simulated clock with the real planner and time_model."""
+"""Laws of the waits between flows, on a simulated clock with the real planner and time model."""
 
 import random
 from dataclasses import replace

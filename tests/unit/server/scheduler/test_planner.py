@@ -35,7 +35,7 @@ def cost(rows: tuple[WaitingRow, ...]) -> int:
 def waiting_rows(draw: st.DrawFn) -> list[WaitingRow]:
     rows: list[WaitingRow] = []
     for group in range(draw(st.integers(0, 12))):
-        # A row may need up to half the budget as trunk and half as branch: the admissible most.
+        # The largest row needs half of the budget as trunk row, and half as branch row.
         tokens = draw(st.integers(1, LIMITS.max_tokens // 2))
         key = draw(st.sampled_from(["x", "y", "z"])) + str(tokens)
         rows.extend(

@@ -1,4 +1,4 @@
-"""Queues are what a list of the rows would tell, at no look through that list."""
+"""Queues answer like a list of the rows, without a search through that list."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

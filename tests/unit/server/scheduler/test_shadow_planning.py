@@ -1,4 +1,4 @@
-"""Shadow rows never cost a row that somebody waits for its place."""
+"""Shadow rows never take the place of a row with a waiting caller."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

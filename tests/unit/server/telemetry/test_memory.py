@@ -68,7 +68,7 @@ def test_a_version_more_costs_the_formula_one_look_at_the_backbone(backbone: Bac
     assert looks(50) - looks(1) == 49
 
 
-def test_a_processor_does_not_count_activations(backbone: Backbone) -> None:
+def test_a_cpu_does_not_count_activations(backbone: Backbone) -> None:
     assert peak_activations(backbone, held_bytes=0) is None
 
 

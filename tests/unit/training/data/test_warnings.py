@@ -1,4 +1,4 @@
-"""Laws of what is suspicious in examples that are right in form."""
+"""Laws of suspicious examples: valid in form, but harmful."""
 
 import pytest
 

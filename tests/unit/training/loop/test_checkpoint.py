@@ -63,7 +63,7 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
     last = RecordingReport()
     found = weights(recipe, last, checkpoint)
 
-    # The report of a step killed the run before the step was written, so the step is done again.
+    # The report of a step killed the run before the step was written, so the step runs again.
     assert [*resumed, last.num_resumed] == [0, 0, 1, 5, 7, 8, 14]
     assert found == weights(recipe, RecordingReport())
 
@@ -84,7 +84,7 @@ def test_a_run_that_dies_ends_after_the_epoch_that_ends_the_run_that_does_not(
         resumed = RecordingReport()
         assert weights(recipe, resumed, checkpoint) == expected
         assert resumed.num_resumed + len(resumed.losses) == num_steps
-        # The run is over: what is on disk says so, and no further step is taken.
+        # The checkpoint on disk says that the run is over, so no further step is computed.
         again = RecordingReport()
         assert weights(recipe, again, checkpoint) == expected
         assert again.losses == []

@@ -1,6 +1,6 @@
 """Scores from counts against scikit-learn, on random data and on weighted units."""
 
-# scikit-learn ships no types; those inferred from its sources are wrong for `zero_division`.
+# scikit-learn ships no types; the types inferred from its sources are wrong for `zero_division`.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportArgumentType=false

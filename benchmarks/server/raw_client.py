@@ -1,7 +1,7 @@
-"""A client for the load generator that does almost nothing but send.
+"""A client for the load generator that costs little CPU time.
 
-The client shares the machine with the measured server, so it does as little as possible: it reads
-each answer only up to the status.
+The client shares the machine with the measured server. The client therefore reads only the status,
+the length and Retry-After of each answer.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Manner(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """As much of an answer as is looked at."""
+    """The read parts of an answer."""
 
     status: int
     retry_after_s: int
@@ -49,12 +49,12 @@ class Connection(asyncio.Protocol):
     """A kept-alive connection, for one request at a time."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
         self._came = b""
 
     def ask(self, request: bytes) -> asyncio.Future[Answer]:
-        """Send a request; the future is done when all of the answer has come."""
+        """Send a request; the future is done when the whole answer has arrived."""
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         return self._answer
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
             answer.set_exception(ConnectionFailedError(f"closed before the answer: {exc}"))
 
     def close(self) -> None:
-        """End."""
+        """Close the connection."""
         self._transport.close()
 
 
@@ -91,7 +91,7 @@ class Connections:
         self._idle: deque[Connection] = deque()
 
     async def ask(self, request: bytes) -> Answer:
-        """Send one request, and return its answer once that has come whole."""
+        """Send one request; return the answer when it has arrived."""
         connection = self._idle.pop() if self._idle else await self._open()
         answer = await connection.ask(request)
         self._idle.append(connection)
@@ -108,8 +108,8 @@ class Connections:
         return connection
 
 
-class RawAsker:
-    """One client: asks one task a request, over connections of its own."""
+class RawClient:
+    """One client with its own connections; each request asks one task."""
 
     def __init__(self, address: str, *, deadline_ms: int, manner: Manner = Manner.CARELESS) -> None:
         self._connections = Connections(address)
@@ -118,7 +118,7 @@ class RawAsker:
         self._silent_until = 0.0
 
     async def ask(self, tasks: Sequence[str], text: str) -> Timings:
-        """Ask the one task.
+        """Ask the only task of `tasks`.
 
         Raises:
             ApiError: the server refuses the request, or the client obeys an earlier refusal.
@@ -149,7 +149,7 @@ class RawAsker:
 def run_smoothly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run a load in a fast event loop, without garbage collection."""
     gc.collect()
-    # Its pauses would pass for the server's.
+    # Pauses of the garbage collection would count as pauses of the server.
     gc.disable()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -159,7 +159,7 @@ def run_smoothly(work: Coroutine[Any, Any, ResultT]) -> ResultT:
 
 
 def request_of(task: str, text: str, deadline_ms: int) -> bytes:
-    """The bytes of a request."""
+    """Return the bytes of a request."""
     body = json.dumps({"inputs": text}).encode()
     head = (
         f"POST /v1/tasks/{task}/predict HTTP/1.1\r\nhost: benchmark\r\n"

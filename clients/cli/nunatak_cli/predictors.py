@@ -1,6 +1,6 @@
-"""Asking tasks about inputs: on a server, or in this process; both give answers of one form.
+"""Predictors: a server, or a registry in this process. Both give answers of one form.
 
-The inputs may come from a file or from standard input, row by row.
+Inputs may come from a file or from standard input, row by row.
 """
 
 # ruff: noqa: PLC0415 - a command imports client and server when it runs, not for --help
@@ -64,8 +64,8 @@ class ShownAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerAsker:
-    """Asks a server."""
+class ServerPredictor:
+    """Predicts with the tasks of a server."""
 
     client: "Client"
 
@@ -78,9 +78,9 @@ class ServerAsker:
         from nunatak_client import InvalidResponseError
         from nunatak_contract.manifest import TaskManifest
 
-        told = self.client.task(reference).manifest
+        described = self.client.task(reference).manifest
         try:
-            return TaskManifest.model_validate_json(json.dumps(told))
+            return TaskManifest.model_validate_json(json.dumps(described))
         except ValidationError as error:
             raise InvalidResponseError(
                 f"the manifest of {reference} is of another release than this command; use the "
@@ -104,8 +104,8 @@ class ServerAsker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalAsker:
-    """Asks the engine of the server in this process, without HTTP."""
+class RegistryPredictor:
+    """Predicts with the tasks of a registry, by the server's engine in this process."""
 
     registry: "Registry"
     predictor: "LocalPredictor"
@@ -143,19 +143,19 @@ class LocalAsker:
                     yield [_local_answer(result, place) for result in prediction.results]
 
 
-Asker = ServerAsker | LocalAsker
+Predictor = ServerPredictor | RegistryPredictor
 
 
 @contextmanager
-def open_asker(
+def open_predictor(
     server: str | None, *, registry: str | None, backbone: str | None
-) -> Generator[Asker]:
-    """Yield what asks the server, or the tasks of the registry if no server is named."""
+) -> Generator[Predictor]:
+    """Yield a predictor for the server, or for the registry if no server is named."""
     if server is not None:
         from nunatak_client import Client
 
         with Client(server) as client:
-            yield ServerAsker(client=client)
+            yield ServerPredictor(client=client)
         return
     with needs_extra("server"):
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
@@ -163,11 +163,11 @@ def open_asker(
     with existing_registry(registry) as opened:
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
         with LocalPredictor(opened, loaded) as predictor:
-            yield LocalAsker(registry=opened, predictor=predictor)
+            yield RegistryPredictor(registry=opened, predictor=predictor)
 
 
 def server_answer(result: "TaskResult", place: int = 0) -> ShownAnswer:
-    """Return what a server says about one of the inputs."""
+    """Return the answer of a server to one of the inputs."""
     from nunatak_client import Classification
 
     problem = result.error
@@ -346,7 +346,7 @@ def _columns(lines: TextIO, usual: str, name: str) -> Iterator[tuple[int, Mappin
     delimiter = delimiter_of(header, usual)
     reader = csv.DictReader(chain([header], lines), delimiter=delimiter, strict=True)
     for row in reader:
-        # The reader names what is too much None, and gives None for what is missing.
+        # The reader puts surplus fields under the name None, and gives None for a missing field.
         if None in row or None in row.values():
             expected = len(reader.fieldnames or ())
             raise NunatakError(

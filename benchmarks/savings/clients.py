@@ -1,4 +1,4 @@
-"""Requests to the baselines: their common plain route, one attempt, answers checked."""
+"""Clients of the measured systems: one attempt per request, and every answer checked."""
 
 import asyncio
 import json
@@ -11,29 +11,29 @@ import httpx
 from benchmarks.harness.makers import LABELS
 from benchmarks.savings.systems import Started
 from nunatak_client import Client, ConnectionFailedError, InvalidResponseError, Timings
-from nunatak_loadtest.generator import Asker, NunatakAsker
+from nunatak_loadtest.generator import LoadClient, NunatakLoadClient
 
 TIMEOUT_S = 60.0
 
 
-class PlainAsker:
-    """Sends a text and its tasks to `/predict`, tasks of different processes apart."""
+class PlainClient:
+    """Sends a text to `/predict` of a baseline: one request per process, with its tasks."""
 
     def __init__(self, client: httpx.AsyncClient, addresses: Mapping[str, str]) -> None:
         self._client = client
         self._addresses = addresses
 
     async def ask(self, tasks: Sequence[str], text: str) -> Timings:
-        """Ask, and raise unless every task has answered."""
+        """Ask the tasks; raise an error unless every task answers."""
         await self.probabilities(tasks, text)
         return Timings()
 
     async def probabilities(self, tasks: Sequence[str], text: str) -> list[list[float]]:
-        """The probabilities of the labels, by task.
+        """Return the probabilities of the labels, by task.
 
         Raises:
             ConnectionFailedError: there was no answer.
-            InvalidResponseError: it is none.
+            InvalidResponseError: the status of the answer is not 200.
         """
         by_address: dict[str, list[str]] = {}
         for task in tasks:
@@ -55,20 +55,20 @@ class PlainAsker:
 
 
 @asynccontextmanager
-async def asking(started: Started) -> AsyncGenerator[Asker]:
+async def client_of(started: Started) -> AsyncGenerator[LoadClient]:
     """Yield a client that sends requests to this system as its users would."""
     if started.system.is_ours:
         (address,) = set(started.addresses.values())
-        async with NunatakAsker(address, timeout_s=TIMEOUT_S) as asker:
-            yield asker
+        async with NunatakLoadClient(address, timeout_s=TIMEOUT_S) as load_client:
+            yield load_client
         return
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits) as client:
-        yield PlainAsker(client, started.addresses)
+        yield PlainClient(client, started.addresses)
 
 
 def answers(started: Started, tasks: Sequence[str], text: str) -> list[list[float]]:
-    """The answers of a system, in one shape for all systems, for comparison."""
+    """Return the answers of a system, in one shape for all systems, for comparison."""
     if started.system.is_ours:
         (address,) = set(started.addresses.values())
         with Client(address) as client:
@@ -78,6 +78,6 @@ def answers(started: Started, tasks: Sequence[str], text: str) -> list[list[floa
 
     async def ask() -> list[list[float]]:
         async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
-            return await PlainAsker(client, started.addresses).probabilities(tasks, text)
+            return await PlainClient(client, started.addresses).probabilities(tasks, text)
 
     return asyncio.run(ask())
