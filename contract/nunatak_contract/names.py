@@ -21,6 +21,10 @@ DEFAULT_ALIAS = "prod"
 DEFAULT_BACKBONE = "minilm"
 """The name of the backbone that is built in."""
 MAX_VERSION = 2**31 - 1
+API_KEY_VARIABLE = "NUNATAK_API_KEY"
+"""The variable of the key that clients send."""
+CACHE_VARIABLE = "NUNATAK_CACHE"
+"""The variable of the folder where training keeps trunk states and checkpoints."""
 
 TaskName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=MAX_NAME_LENGTH)]
 AliasName = TaskName

@@ -33,6 +33,10 @@ _TOO_MANY: Final = HTTPStatus.TOO_MANY_REQUESTS
 _UNAVAILABLE: Final = HTTPStatus.SERVICE_UNAVAILABLE
 
 REGISTRY: Mapping[str, Reason] = {
+    "registry_missing": Reason(
+        "there is no registry at {location}; check --registry and NUNATAK_REGISTRY. To make a new "
+        "registry there, publish a first task with --create, as in `nunatak train --create`"
+    ),
     "invalid_manifest": Reason("{problem}", _UNAVAILABLE),
     "invalid_artifact": Reason("{problem}", _UNAVAILABLE),
     "task_not_found": Reason(
@@ -67,6 +71,10 @@ REGISTRY: Mapping[str, Reason] = {
     ),
     "corrupt_blob": Reason(
         "blob {digest:.12}... {reason}; restore it or publish the version again", _UNAVAILABLE
+    ),
+    "copy_conflict": Reason(
+        "task {task!r} cannot be copied: {reason}; copy into a registry without this task, or make "
+        "both registries agree first"
     ),
     "store_unavailable": Reason("{problem}", _UNAVAILABLE),
     "store_read_only": Reason(
@@ -311,10 +319,6 @@ SERVER: Mapping[str, Reason] = {
 COMMAND: Mapping[str, Reason] = {
     "missing_extra": Reason(
         "{module!r} is needed and not installed; run: pip install 'nunatak[{extra}]'"
-    ),
-    "registry_missing": Reason(
-        "no registry at {location}; publish a first task with `nunatak train`, or name another "
-        "place with --registry or NUNATAK_REGISTRY"
     ),
     "invalid_option": Reason("{problem}"),
     "invalid_input_file": Reason("{where}: {problem}"),

@@ -21,6 +21,7 @@ from nunatak_registry.cards import (
     task_card,
     worst_mistakes,
 )
+from nunatak_registry.copying import TaskCopy
 from nunatak_registry.errors import (
     CorruptBlobError,
     InvalidArtifactError,
@@ -30,8 +31,8 @@ from nunatak_registry.errors import (
     TaskNotFoundError,
     VersionNotFoundError,
 )
-from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask
-from nunatak_registry.locations import default_location, existing_location
+from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, ListedVersion
+from nunatak_registry.locations import default_location
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, FindingKind
 
@@ -53,6 +54,7 @@ __all__ = [
     "InvalidArtifactError",
     "InvalidManifestError",
     "ListedTask",
+    "ListedVersion",
     "Matrix",
     "Mistake",
     "NunatakError",
@@ -60,6 +62,7 @@ __all__ = [
     "SharedTraffic",
     "StoreReadOnlyError",
     "StoreUnavailableError",
+    "TaskCopy",
     "TaskNotFoundError",
     "TensorEntry",
     "Traffic",
@@ -67,7 +70,6 @@ __all__ = [
     "compare",
     "confusion_matrix",
     "default_location",
-    "existing_location",
     "read_header",
     "task_card",
     "worst_mistakes",

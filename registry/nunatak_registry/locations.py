@@ -8,7 +8,6 @@ import platformdirs
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from nunatak_contract.errors import NunatakError
 from nunatak_registry.errors import StoreUnavailableError
 
 LOCATION_VARIABLE = "NUNATAK_REGISTRY"
@@ -27,27 +26,21 @@ class Location:
     blob_root: str
     folder: Path | None = None
 
+    @property
+    def shown(self) -> str:
+        """The location for messages: the folder, or the URL without user, password and options."""
+        if self.folder is not None:
+            return str(self.folder)
+        url = self.index_url
+        plain = URL.create(url.drivername, host=url.host, port=url.port, database=url.database)
+        return plain.render_as_string()
+
 
 def default_location() -> str:
     """Return the value of NUNATAK_REGISTRY, else a folder in the user's data directory."""
     return os.environ.get(LOCATION_VARIABLE) or str(
         platformdirs.user_data_path("nunatak") / "registry"
     )
-
-
-def existing_location(location: str | Path | None) -> str | Path:
-    """Return the given place, or the default one, and check that a folder exists.
-
-    A mistyped path must not become a new, empty registry.
-
-    Raises:
-        NunatakError: `registry_missing`, there is no such folder.
-    """
-    place = location or default_location()
-    is_url = isinstance(place, str) and "://" in place
-    if not is_url and not Path(place).expanduser().is_dir():
-        raise NunatakError("registry_missing", location=place)
-    return place
 
 
 def parse_location(location: str | Path) -> Location:

@@ -29,6 +29,7 @@ from nunatak_registry.aliases import (
 )
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
+from nunatak_registry.copying import Copies
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.index import (
     Change,
@@ -41,7 +42,14 @@ from nunatak_registry.index.index import (
     require_task,
     require_version,
 )
-from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, summarize
+from nunatak_registry.index.snapshot import (
+    DamagedTask,
+    Generation,
+    ListedTask,
+    ListedVersion,
+    list_versions,
+    summarize,
+)
 from nunatak_registry.locations import parse_location
 from nunatak_registry.publication import check_publication, number_draft
 from nunatak_registry.rollouts import RolloutStore
@@ -67,18 +75,23 @@ class Registry:
         self._clock = clock
         self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
         self.rollouts = RolloutStore(index=index, writing=self._writing, clock=clock)
+        self.copies = Copies(index=index, blobs=blobs, writing=self._writing)
 
     @classmethod
-    def open(cls, location: str | Path, *, clock: Clock = utc_now) -> Self:
-        """Open the registry at a folder or a database URL, and create it if there is none.
+    def open(cls, location: str | Path, *, create: bool = True, clock: Clock = utc_now) -> Self:
+        """Open the registry at a folder or a database URL; if there is none, create one.
 
         A URL also names the root of the blobs: `postgresql+psycopg://user@host/db?blobs=s3://b/p`.
+
+        Raises:
+            NunatakError: `registry_missing`, there is none, and `create` is False.
         """
         place = parse_location(location)
-        if place.folder is not None:
+        missing = None if create else NunatakError("registry_missing", location=place.shown)
+        if place.folder is not None and create:
             _create_folder(place.folder)
         blobs = BlobStore.open(place.blob_root)
-        return cls(index=Index.open(place.index_url), blobs=blobs, clock=clock)
+        return cls(index=Index.open(place.index_url, missing=missing), blobs=blobs, clock=clock)
 
     def close(self) -> None:
         """Close the connections to the index."""
@@ -209,6 +222,23 @@ class Registry:
         with self._index.reading() as snapshot:
             require_task(snapshot, check_task_name(name))
             return [record.parse() for record in snapshot.all_versions(name)]
+
+    def listed_versions(self, name: str) -> list[ListedVersion]:
+        """Return every version of a task for a list, ascending, also those with a damaged manifest.
+
+        Raises:
+            TaskNotFoundError: no such task.
+        """
+        with self._index.reading() as snapshot:
+            require_task(snapshot, check_task_name(name))
+            return list_versions(snapshot, name)
+
+    def version_of(self, draft: TaskDraft) -> int | None:
+        """Return the version of the draft's task that has the draft's content, if there is one."""
+        content_digest = number_draft(draft, version=1).content_digest()
+        with self._index.reading() as snapshot:
+            found = snapshot.version_of_content(draft.task, content_digest)
+        return None if found is None else found.version
 
     def promote(
         self,

@@ -20,6 +20,7 @@ from typing import Final
 import uvicorn
 from prometheus_client import disable_created_metrics
 
+from nunatak_contract.enums import LogFormat
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import check_exposure
@@ -28,7 +29,13 @@ from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
 from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import Configuration, Origin, ServerSettings, unread_variables
-from nunatak_server.telemetry.logs import fields, leave_out_places, logging_config, write_log
+from nunatak_server.telemetry.logs import (
+    fields,
+    leave_out_places,
+    log_everything,
+    ready_line,
+    write_log,
+)
 from nunatak_server.telemetry.tracing import Tracing, find_tracing
 
 OBJECTS_PER_REQUEST: Final = 500
@@ -69,6 +76,7 @@ def serve(
     *,
     announce: Callable[[str], None] | None = None,
     origins: Mapping[str, Origin] | None = None,
+    create_registry: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then answer requests in flight within the grace time.
 
@@ -78,8 +86,10 @@ def serve(
         settings: the settings of the server.
         announce: gets the address once the server accepts requests; the default prints a line.
         origins: where each setting comes from, for the log.
+        create_registry: whether to make a new registry if there is none.
 
     Raises:
+        NunatakError: `registry_missing`, there is no registry, and `create_registry` is False.
         NunatakError: `invalid_settings`, the server would be open to other machines, or batches
             are too small.
         KeyFileError: the file of API keys cannot be read.
@@ -88,6 +98,7 @@ def serve(
         EngineFailedError: the device is lost, or the server cannot follow the registry or the keys
             any more; start the process again.
     """
+    log_everything(settings.log_format)
     # The threads of the tokenizer would take cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_exposure(settings)
@@ -95,10 +106,10 @@ def serve(
     disable_created_metrics()
     leave_out_places()
     tracing = find_tracing()
-    backbone = load_serving_backbone(settings)
-    # Started here, because uvicorn hides errors of the start of the application.
-    settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
-    with Registry.open(settings.registry) as registry:
+    with Registry.open(settings.registry, create=create_registry) as registry:
+        backbone = load_serving_backbone(settings)
+        # Started here, because uvicorn hides errors of the start of the application.
+        settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
         server = DrainingServer(
             settings,
             backbone=backbone,
@@ -106,7 +117,7 @@ def serve(
             announce=partial(
                 begin,
                 max_requests=settings.max_queued_requests,
-                announce=announce or _print_address,
+                announce=announce or partial(_print_address, log_format=settings.log_format),
             ),
             tracing=tracing,
         )
@@ -223,7 +234,8 @@ def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
         access_log=False,
         # The server does not use the headers of a proxy about its client.
         proxy_headers=False,
-        log_config=logging_config(settings.log_format),
+        # `log_everything` has configured the log of the process.
+        log_config=None,
         server_header=False,
         timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=settings.grace_s + LAST_WORDS_S,
@@ -249,6 +261,8 @@ def _address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _print_address(address: str) -> None:
-    sys.stdout.write(f"Nunatak is ready on {address}\n")
-    sys.stdout.flush()
+def _print_address(address: str, *, log_format: LogFormat) -> None:
+    # With JSON, `sys.stdout` writes to the log.
+    if (output := sys.__stdout__) is not None:
+        output.write(ready_line(address, log_format))
+        output.flush()

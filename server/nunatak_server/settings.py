@@ -23,7 +23,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from nunatak_contract.enums import Kernels, LogFormat, ServingDtype
 from nunatak_contract.errors import InvalidNameError, NunatakError
-from nunatak_contract.names import TaskReference
+from nunatak_contract.names import API_KEY_VARIABLE, CACHE_VARIABLE, TaskReference
 from nunatak_model import DEFAULT_BACKBONE
 from nunatak_registry import default_location
 from nunatak_server.residency.loading import references_in
@@ -321,9 +321,10 @@ def shown_value(value: object) -> object:
 
 
 def unread_variables(environment: Mapping[str, str]) -> list[str]:
-    """Return variables with the prefix of settings that are no settings, such as typing errors."""
+    """Return variables with our prefix that no program of ours reads, such as typing errors."""
     known = {f"{PREFIX}{name}".lower() for name in ServerSettings.model_fields}
-    known.add(CONFIG_VARIABLE.lower())
+    # The other commands read these, and one file of variables may serve all commands.
+    known |= {it.lower() for it in (CONFIG_VARIABLE, API_KEY_VARIABLE, CACHE_VARIABLE)}
     return sorted(
         name
         for name in environment

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 import boto3  # pyright: ignore[reportMissingTypeStubs] - moto ships no types
+from s3fs import S3FileSystem  # pyright: ignore[reportMissingTypeStubs] - s3fs ships no types
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "nunatak",
@@ -67,6 +68,8 @@ def object_store() -> Generator[ObjectStore]:
             yield store
         finally:
             process.kill()
+            # fsspec keeps its clients, which would ask this server in place of the next one.
+            S3FileSystem.clear_instance_cache()  # pyright: ignore[reportUnknownMemberType] - untyped
 
 
 def _address(process: "subprocess.Popen[str]") -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -40,6 +41,44 @@ torch.cat = faulty_join
 app(["serve"])
 """
 """The command itself, on a device that a file blocks or loses."""
+NOISY_SCRIPT = """
+import logging
+import sys
+import threading
+import warnings
+
+import torch
+
+from nunatak_cli.main import app
+
+logging.getLogger("library").addHandler(logging.StreamHandler())
+joins, join = [], torch.cat
+
+
+class Unraisable:
+    def __del__(self):
+        raise ValueError("secret")
+
+
+def noisy_join(*args, **kwargs):
+    if not joins:
+        joins.append(1)
+        logging.getLogger("library").warning("from a library")
+        logging.getLogger("quiet").info("left out")
+        warnings.warn("from Python")
+        print("from print")
+        print("from standard error", file=sys.stderr)
+        failing = threading.Thread(target=lambda: int("secret"), name="failing")
+        failing.start()
+        failing.join()
+        Unraisable()
+    return join(*args, **kwargs)
+
+
+torch.cat = noisy_join
+app(["serve", *sys.argv[1:]])
+"""
+"""The command itself, with code that writes by every means of Python."""
 START_LIMIT_S = 90
 
 
@@ -54,7 +93,7 @@ class ServerProcess:
 @contextlib.contextmanager
 def server_process(
     *,
-    registry: Path,
+    registry: Path | str,
     backbone: Path,
     script: str = SCRIPT,
     log: Path | None = None,
@@ -88,6 +127,6 @@ def _first_line(process: "subprocess.Popen[str]") -> str:
     lines: queue.Queue[str] = queue.Queue()
     threading.Thread(target=lambda: lines.put(output.readline()), daemon=True).start()
     line = lines.get(timeout=START_LIMIT_S).strip()
-    address = line[line.find("http://") :]
-    assert address.startswith("http://"), "the server ended before it was ready"
-    return address
+    found = re.search(r"http://[^\s\"]+", line)
+    assert found is not None, "the server ended before it was ready"
+    return found[0]

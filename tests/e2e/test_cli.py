@@ -64,7 +64,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     for (task, method), options in runs.items():
         trained = made.nunatak(
             *("train", "--task", task, "--data", str(data), "--method", method),
-            *("--backbone", str(made.backbone), "--max-length", "32", "--epochs", "2"),
+            *("--backbone", str(made.backbone), "--max-length", "32", "--epochs", "2", "--create"),
             *options,
         )
         assert trained.returncode == 0, trained.stderr

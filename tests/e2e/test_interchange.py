@@ -46,7 +46,7 @@ def test_the_story_of_the_page_works_as_written(tmp_path: Path) -> None:
     with running_hub() as hub:
         environment = {
             **os.environ,
-            "NUNATAK_REGISTRY": str(tmp_path / "registry"),
+            "XDG_DATA_HOME": str(tmp_path),
             "HF_ENDPOINT": hub.address,
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "COLUMNS": "80",

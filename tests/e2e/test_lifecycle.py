@@ -1,7 +1,10 @@
 """The end of real server processes: by SIGTERM, by SIGKILL, or with a lost device."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -15,6 +18,7 @@ from doubles.lifecycles import (
     outlast_the_grace,
     terminate_with_calls_in_flight,
 )
+from doubles.processes import NOISY_SCRIPT, server_process
 from nunatak_server.serving import START_AGAIN
 
 NUM_IN_FLIGHT = 200
@@ -48,11 +52,59 @@ def test_a_request_that_outlasts_the_grace_learns_that_the_server_ends(
     assert "task_not_found" in outlasted.lines[0]
     assert (len(outlasted.lines), outlasted.is_cut) == (1, True)
     assert outlasted.status in {0, -signal.SIGTERM}
-    events = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    events = [json.loads(line) for line in log.read_text().splitlines()]
     ended = [it["route"] for it in events if it.get("status") == 503]
     assert sorted(ended) == ["/v1/predict", "/v1/tasks/{task}/predict"]
     assert [it for it in events if it["level"] in {"error", "critical"}] == []
     assert "Traceback" not in log.read_text()
+
+
+def test_every_line_of_a_process_with_json_logs_is_json(site: Site, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with server_process(
+        registry=site.registry,
+        backbone=site.backbone,
+        script=NOISY_SCRIPT,
+        log=log,
+        log_format="json",
+    ) as server:
+        httpx.post(server.address + PREDICT, json={"inputs": "x"}).raise_for_status()
+        server.process.send_signal(signal.SIGTERM)
+        output, _ = server.process.communicate(timeout=LIMIT_S)
+
+    assert output == ""
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    said = [it["event"] for it in events]
+    for part in (
+        "from a library",
+        "from print",
+        "from standard error",
+        "in failing",
+        "cannot raise",
+    ):
+        assert sum(part in it for it in said) == 1, part
+    (warning,) = (it for it in events if it["logger"] == "py.warnings")
+    assert "UserWarning: from Python" in warning["event"]
+    assert "left out" not in said
+    assert not any("secret" in str(it) for it in events)
+
+
+def test_a_server_that_cannot_start_says_so_in_json(site: Site, tmp_path: Path) -> None:
+    environment = {"NUNATAK_LOG_FORMAT": "json", "NUNATAK_REGISTRY": str(tmp_path / "tpyo")}
+
+    ended = subprocess.run(  # noqa: S603 - our own interpreter; no shell
+        [sys.executable, "-m", "nunatak_cli", "serve", "--backbone", str(site.backbone)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    last = json.loads(ended.stderr.splitlines()[-1])
+    assert (last["level"], last["code"]) == ("error", "registry_missing")
+    assert "--create" in last["event"]
 
 
 @pytest.mark.slow

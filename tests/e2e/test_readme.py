@@ -35,8 +35,9 @@ def run(words: list[str], environment: dict[str, str]) -> str:
 
 @pytest.mark.timeout(300)
 def test_the_story_of_the_readme_works_as_written(tmp_path: Path) -> None:
-    registry = tmp_path / "registry"
-    environment = {**os.environ, "NUNATAK_REGISTRY": str(registry), "COLUMNS": "120"}
+    # The default registry lies in the user's data directory.
+    registry = tmp_path / "nunatak" / "registry"
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path), "COLUMNS": "120"}
     program = Path(sys.executable).with_name("nunatak")
     before, asking, moving = [found for block in blocks("sh") if (found := commands(block))]
     (snippet,) = blocks("python")

@@ -4,41 +4,27 @@ import asyncio
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import pytest
 
-from doubles.restores import FileSite
-from doubles.serving import make_settings, running_server
-from doubles.tasks import (
-    LABELS,
-    TOP_LAYER,
-    logits_alone,
-    publish_tiny_task,
-    random_parameters,
-    spec_of,
+from doubles.restores import (
+    NOTICED_WITHIN_S,
+    NUM_CALLERS,
+    SEEDS,
+    FileSite,
+    Seen,
+    call,
+    oracle,
+    stale,
+    watch,
 )
+from doubles.serving import make_settings, running_server
+from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 
-TEXT = "where is my parcel?"
-SEEDS = {"old": 11, "lost": 22, "new": 33}
-NUM_CALLERS = 4
-NOTICED_WITHIN_S = 1.0
-"""The promise of docs/registry.md."""
-WATCHED_S = 0.5
 NEVER_MS = 600_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """One answer: its time, the version it names, and the version that computed it."""
-
-    asked_at: float
-    version: int
-    content: str
 
 
 @contextmanager
@@ -54,33 +40,6 @@ def site_under_load(tmp_path: Path, backbone: Backbone) -> Generator[tuple[FileS
         yield site, registry
 
 
-def oracle(backbone: Backbone) -> dict[str, list[float]]:
-    spec = spec_of(backbone, TOP_LAYER, num_labels=len(LABELS))
-    return {
-        name: logits_alone(backbone, spec, random_parameters(spec, backbone, seed=seed), [TEXT])[0]
-        for name, seed in SEEDS.items()
-    }
-
-
-async def call(
-    client: httpx.AsyncClient, expected: dict[str, list[float]], seen: list[Seen]
-) -> None:
-    """Ask until cancelled."""
-    body = {"inputs": TEXT, "parameters": {"function_to_apply": "none"}}
-    while True:
-        asked_at = time.monotonic()
-        answer = (await client.post("/v1/tasks/tone/predict", json=body)).raise_for_status()
-        found = answer.json()
-        assert answer.headers["x-task-version"] == f"tone/{found['version']}"
-        scores = {item["label"]: item["score"] for item in found["outputs"]}
-        (content,) = (
-            name
-            for name, logits in expected.items()
-            if [scores[label] for label in LABELS] == pytest.approx(logits, abs=1e-4)
-        )
-        seen.append(Seen(asked_at=asked_at, version=found["version"], content=content))
-
-
 async def restore_under_load(
     address: str, site: FileSite, backbone: Backbone
 ) -> tuple[list[Seen], float, float]:
@@ -89,23 +48,15 @@ async def restore_under_load(
     async with httpx.AsyncClient(base_url=address, timeout=60) as client:
         callers = [asyncio.create_task(call(client, expected, seen)) for _ in range(NUM_CALLERS)]
 
-        async def watch(after: float) -> None:
-            """Wait until requests from well after a moment have answers."""
-            async with asyncio.timeout(30):
-                while not seen or seen[-1].asked_at < after + WATCHED_S:
-                    await asyncio.sleep(0.01)
-                    for caller in callers:
-                        assert not caller.done(), caller.exception()
-
-        await watch(time.monotonic())
+        await watch(callers, seen, time.monotonic())
         await asyncio.to_thread(site.restore, "early")
         restored_at = time.monotonic()
-        await watch(restored_at + NOTICED_WITHIN_S)
+        await watch(callers, seen, restored_at + NOTICED_WITHIN_S)
         with Registry.open(site.location) as other:
             publish_tiny_task(other, backbone, seed=SEEDS["new"])
             other.promote("tone", "prod", 2)
         promoted_at = time.monotonic()
-        await watch(promoted_at + NOTICED_WITHIN_S)
+        await watch(callers, seen, promoted_at + NOTICED_WITHIN_S)
         for caller in callers:
             caller.cancel()
         await asyncio.gather(*callers, return_exceptions=True)
@@ -122,13 +73,6 @@ def serve_and_restore(
         running_server(backbone, registry, settings) as address,
     ):
         return asyncio.run(restore_under_load(address, site, backbone))
-
-
-def stale(seen: list[Seen], restored_at: float) -> list[Seen]:
-    """Return the answers of versions that the registry did not have at the time of the request."""
-    return [
-        it for it in seen if it.content == "lost" and it.asked_at > restored_at + NOTICED_WITHIN_S
-    ]
 
 
 def test_no_answer_comes_from_what_a_restored_registry_does_not_name(

@@ -22,7 +22,8 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError, safe_open
 
-CACHE_VARIABLE = "NUNATAK_CACHE"
+from nunatak_contract.names import CACHE_VARIABLE
+
 STATES_FOLDER, CHECKPOINTS_FOLDER = "trunk", "checkpoints"
 SUFFIX, LOCK, PARTIAL = ".safetensors", ".lock", ".partial"
 

@@ -145,6 +145,8 @@ class TrainOutcome:
     """The published version and its training."""
 
     manifest: TaskManifest
+    is_new: bool
+    """Whether the version is new; False: the registry had its content already."""
     metrics: Mapping[Metric, float]
     """Scores on the dev examples; the recipe's metric comes first."""
     intervals: Mapping[Metric, Interval]
@@ -227,17 +229,20 @@ def train(
             )
             trained = chosen.trained
         trained = trained.tested(backbone)
+        created_at = datetime.now(UTC)
         manifest = publish(
             trained,
             registry,
             backbone,
             task=settings.task,
-            created_at=datetime.now(UTC),
+            created_at=created_at,
             note=settings.note,
         )
         run.discard_checkpoints()
     return TrainOutcome(
         manifest=manifest,
+        # A version with the same content keeps the time of its own training.
+        is_new=manifest.created_at == created_at,
         metrics=trained.scores,
         intervals=trained.intervals,
         test=trained.test,

@@ -20,6 +20,7 @@ from nunatak_cli.multitask import multitask
 from nunatak_cli.options import example
 from nunatak_cli.output import print_text
 from nunatak_cli.predict import predict
+from nunatak_cli.registries import registry_app
 from nunatak_cli.serve import serve
 from nunatak_cli.sweep import sweep_app
 from nunatak_cli.task import task_app
@@ -54,7 +55,7 @@ def build_app() -> Program:
     built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
     for command in (multitask, predict, evaluate, doubts, serve):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    groups = (task_app, memory_app, sweep_app, cache_app, key_app, loadtest_app)
+    groups = (task_app, registry_app, memory_app, sweep_app, cache_app, key_app, loadtest_app)
     for group in groups:
         built.add_typer(group())
     return built

@@ -80,7 +80,8 @@ def unpin(reference: NameArgument, *, server: ServerOption) -> None:
 
     with Client(server) as client:
         freed = client.unpin(reference)
-    console().print(f"unpinned: {_names(freed.task, freed.versions)}")
+    nothing = f"no version of {reference} was pinned"
+    console().print(_changed("unpinned", freed.task, freed.versions) or nothing)
 
 
 def evict(reference: NameArgument, *, server: ServerOption) -> None:
@@ -89,11 +90,14 @@ def evict(reference: NameArgument, *, server: ServerOption) -> None:
 
     with Client(server) as client:
         dropped = client.evict(reference)
-    console().print(f"evicted: {_names(dropped.task, dropped.versions)}")
+    nothing = f"no version of {reference} was in memory"
+    console().print(_changed("evicted", dropped.task, dropped.versions) or nothing)
 
 
-def _names(task: str, versions: tuple[int, ...]) -> str:
-    return ", ".join(f"{task}/{version}" for version in versions) or "none"
+def _changed(what: str, task: str, versions: tuple[int, ...]) -> str:
+    """Return the line about changed versions; an empty one if there are none."""
+    names = ", ".join(f"{task}/{version}" for version in versions)
+    return names and f"{what}: {names}"
 
 
 def _report_table(report: "MemoryReport") -> Table:

@@ -1,18 +1,12 @@
 """Options and arguments that several commands share, and the reading of their values."""
 
-# ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
-
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from nunatak_contract.errors import NunatakError
-
-if TYPE_CHECKING:
-    from nunatak_registry import Registry
 
 
 class DeviceName(StrEnum):
@@ -36,6 +30,10 @@ RegistryOption = Annotated[
         help="Registry folder or database URL. Absent: a folder in your user data directory.",
         show_default=False,
     ),
+]
+CreateOption = Annotated[
+    bool,
+    typer.Option("--create", help="Make a new registry if the named place has none."),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print JSON for programs instead of tables for people.")
@@ -260,25 +258,3 @@ def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str])
             "invalid_option",
             problem=f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}",
         )
-
-
-@contextmanager
-def existing_registry(location: str | None) -> Generator["Registry"]:
-    """Open a registry that exists: a mistyped path must not become a new, empty registry.
-
-    Raises:
-        NunatakError: `registry_missing`, there is no such folder.
-    """
-    from nunatak_registry import Registry, existing_location
-
-    with Registry.open(existing_location(location)) as registry:
-        yield registry
-
-
-@contextmanager
-def created_registry(location: str | None) -> Generator["Registry"]:
-    """Open a registry to publish to; create it if it does not exist."""
-    from nunatak_registry import Registry, default_location
-
-    with Registry.open(location or default_location()) as registry:
-        yield registry

@@ -12,14 +12,16 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, cast
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from nunatak_cli.registries import existing_registry
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
-from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.inputs import Input, Query, Question, delimiter_of
 
 if TYPE_CHECKING:
     from nunatak_client import (
@@ -144,9 +146,8 @@ def open_predictor(
         return
     with needs_extra("server"):
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
-        from nunatak_registry import Registry, existing_location
         from nunatak_server.local import LocalPredictor
-    with Registry.open(existing_location(registry)) as opened:
+    with existing_registry(registry) as opened:
         loaded = load_backbone(backbone or DEFAULT_BACKBONE)
         with LocalPredictor(opened, loaded) as predictor:
             yield RegistryPredictor(registry=opened, predictor=predictor)
@@ -217,12 +218,18 @@ def _local_answer(result: "TaskPrediction | TaskFailure", place: int) -> ShownAn
 
 
 class InputFormat(StrEnum):
-    """Formats of files of inputs."""
+    """Formats of files of inputs, by file suffix."""
 
     JSONL = "jsonl"
+    JSONL_GZ = "jsonl.gz"
     CSV = "csv"
     TSV = "tsv"
+    PARQUET = "parquet"
     TXT = "txt"
+
+
+BINARY_FORMATS = frozenset({InputFormat.JSONL_GZ, InputFormat.PARQUET})
+"""Formats that the reader of training data reads."""
 
 
 STANDARD_INPUT = "-"
@@ -242,9 +249,13 @@ def open_inputs(file: str, wanted: InputFormat | None) -> Generator[Iterator[Pla
 
     Raises:
         NunatakError: `invalid_input_file`, the file cannot be read, or its name tells no format.
+        MissingExtraError: the format needs the extra `training`.
     """
     name = "standard input" if file == STANDARD_INPUT else Path(file).name
     kind = wanted or _format_of(file, name)
+    if kind in BINARY_FORMATS:
+        yield _placed_binary(file, kind, name)
+        return
     if file == STANDARD_INPUT:
         yield _placed(sys.stdin, kind, name)
         return
@@ -270,6 +281,19 @@ def _format_of(file: str, name: str) -> InputFormat:
         where=name,
         problem=f"the suffix tells no format; name one of {', '.join(InputFormat)} with --format",
     )
+
+
+def _placed_binary(file: str, kind: InputFormat, name: str) -> Iterator[PlacedInput]:
+    if not file.endswith(f".{kind}"):
+        raise NunatakError(
+            "invalid_input_file",
+            where=name,
+            problem=f"the format {kind} needs a file whose name ends in .{kind}",
+        )
+    with needs_extra("training"):
+        from nunatak_training.data.files import read_file
+    rows = read_file(Path(file).expanduser())
+    return (PlacedInput(where=it.where, source=_row_input(it.values, it.where)) for it in rows)
 
 
 def _placed(lines: TextIO, kind: InputFormat, name: str) -> Iterator[PlacedInput]:
@@ -304,10 +328,10 @@ def _rows(
             yield number, _json_row(text, f"{name}:{number}") if is_json else {"text": text}
 
 
-def _columns(
-    lines: TextIO, delimiter: str, name: str
-) -> Iterator[tuple[int, Mapping[str, object]]]:
-    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+def _columns(lines: TextIO, usual: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+    header = next(iter(lines), "")
+    delimiter = delimiter_of(header, usual)
+    reader = csv.DictReader(chain([header], lines), delimiter=delimiter, strict=True)
     for row in reader:
         # The reader puts surplus fields under the name None, and gives None for a missing field.
         if None in row or None in row.values():

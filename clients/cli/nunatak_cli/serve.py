@@ -11,12 +11,13 @@ import typer
 from nunatak_cli.failures import print_failure
 from nunatak_cli.options import (
     BackboneOption,
+    CreateOption,
     RegistryOption,
     assignments,
 )
 from nunatak_cli.output import print_text
 from nunatak_contract.enums import LogFormat, ServingDtype
-from nunatak_contract.errors import needs_extra
+from nunatak_contract.errors import NunatakError, needs_extra
 
 LIMITS = "Limits (each also has an environment variable: NUNATAK_MAX_INPUTS, ...)"
 
@@ -37,6 +38,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option("--show-config", help="Print every setting with its origin, then exit."),
     ] = False,
     registry: RegistryOption = None,
+    create: CreateOption = False,
     backbone: BackboneOption = None,
     backbone_layers: Annotated[
         int | None,
@@ -214,7 +216,8 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_server.errors import EngineFailedError
         from nunatak_server.serving import START_AGAIN
         from nunatak_server.serving import serve as run_server
-        from nunatak_server.settings import as_toml, configure
+        from nunatak_server.settings import Origin, as_toml, configure
+        from nunatak_server.telemetry.logs import log_failure, log_uncaught
     # A setting's own option overrides --set.
     named = {name: value for name, value in given.items() if value is not None}
     others = assignments("--set", settings, may_be_empty=True)
@@ -222,8 +225,21 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     if show_config:
         print_text(as_toml(configuration))
         return
+    is_default = configuration.origins["registry"] is Origin.DEFAULT
+    is_text = configuration.settings.log_format is LogFormat.TEXT
     try:
-        run_server(configuration.settings, origins=configuration.origins)
-    except EngineFailedError as error:
-        print_failure(error.code, str(error))
-        raise typer.Exit(START_AGAIN) from error
+        run_server(
+            configuration.settings,
+            origins=configuration.origins,
+            create_registry=create or is_default,
+        )
+    except NunatakError as error:
+        report = print_failure if is_text else log_failure
+        report(error.code, str(error))
+        status = START_AGAIN if isinstance(error, EngineFailedError) else 1
+        raise typer.Exit(status) from error
+    except Exception as error:
+        if is_text:
+            raise
+        log_uncaught(error)
+        raise typer.Exit(1) from error

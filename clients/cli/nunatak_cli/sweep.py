@@ -12,15 +12,16 @@ from pydantic import JsonValue
 
 from nunatak_cli.options import (
     BackboneOption,
+    CreateOption,
     JsonOption,
     NewAliasOption,
     RegistryOption,
     ThreadsOption,
     assignments,
-    created_registry,
     example,
 )
 from nunatak_cli.output import console, error_console, print_json, print_text
+from nunatak_cli.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name
 
@@ -233,6 +234,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     registry: RegistryOption = None,
+    create: CreateOption = False,
     promote: NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
     as_json: JsonOption = False,
@@ -257,7 +259,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     recorded = best.environment.get("threads")
     compute_with(threads or (recorded if isinstance(recorded, int) else None))
     error_console().print(f"best by dev score: {run_text(best.run)}; trained again")
-    with created_registry(registry) as opened:
+    with publishing_registry(registry, create=create) as opened:
         found = publish_best(best, opened, RunContext(device=device), task=task, note=note)
         if promote is not None:
             opened.promote(task, promote, found.manifest.version)

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 from rich.table import Table
 from rich.text import Text
 
+from nunatak_cli import registries
 from nunatak_cli.options import (
     AliasOption,
     BackboneOption,
@@ -22,16 +23,15 @@ from nunatak_cli.options import (
     RegistryOption,
     UnprobedOption,
     example,
-    existing_registry,
 )
 from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.registries import existing_registry
 from nunatak_cli.task_exchange import export, import_, pull, push
 from nunatak_cli.task_rollout import canary, candidate_json, shadow
-from nunatak_cli.task_show import diff, labels_text, moment, show
+from nunatak_cli.task_show import diff, labels_text, moment, score_of, show, versions
 from nunatak_cli.task_verify import prove_version, verify
 
 if TYPE_CHECKING:
-    from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import AliasEvent, CandidateEvent, ListedTask
 
 VersionArgument = Annotated[
@@ -41,6 +41,7 @@ VersionArgument = Annotated[
 EXAMPLES = {
     "list": "nunatak task list",
     "show": "nunatak task show tone@prod",
+    "versions": "nunatak task versions tone",
     "diff": "nunatak task diff tone/1 tone@prod",
     "history": "nunatak task history tone --alias prod",
     "promote": "nunatak task promote tone 3 --alias prod --expect 2",
@@ -68,6 +69,7 @@ def task_app() -> typer.Typer:
     commands = {
         "list": list_tasks,
         "show": show,
+        "versions": versions,
         "diff": diff,
         "history": history,
         "promote": promote,
@@ -150,11 +152,11 @@ def promote(  # noqa: PLR0913 - one parameter per option is how typer works
     with existing_registry(registry) as opened:
         if not unprobed:
             prove_version(opened, name, version, source=backbone)
-        move = opened.promote(name, alias, version, expected_version=expect)
+        move, has_moved = registries.promote(opened, name, alias, version, expect=expect)
     if as_json:
-        print_json(_event_json(move))
+        print_json({**_event_json(move), "moved": has_moved})
     else:
-        console().print(_moved_line(move))
+        console().print(registries.moved_line(move, has_moved=has_moved))
 
 
 def rollback(
@@ -177,7 +179,7 @@ def rollback(
     if as_json:
         print_json(_event_json(move))
     else:
-        console().print(_moved_line(move))
+        console().print(registries.moved_line(move, has_moved=True))
 
 
 def delete(
@@ -251,7 +253,7 @@ def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
             _aliases(task.aliases),
             manifest.method.text,
             shared_text(manifest),
-            _score(manifest),
+            score_of(manifest),
             Text(labels_text(manifest.head.labels), no_wrap=True, overflow="ellipsis"),
         )
     return table
@@ -281,13 +283,6 @@ def _history_cells(event: "AliasEvent | CandidateEvent") -> tuple[str, str, str,
             return candidate.alias, candidate.role.value, "-", share
         case CandidateEventKind.END:
             return candidate.alias, f"{candidate.role.value} end", str(candidate.version), "-"
-
-
-def _moved_line(event: "AliasEvent") -> Text:
-    before = "new" if event.from_version is None else f"was {event.from_version}"
-    return Text.assemble(
-        (f"{event.task}@{event.alias}", "cyan"), f" -> version {event.to_version} ({before})"
-    )
 
 
 def _summary_json(task: "ListedTask") -> dict[str, JsonValue]:
@@ -329,10 +324,3 @@ def _event_json(event: "AliasEvent") -> dict[str, JsonValue]:
 
 def _aliases(aliases: dict[str, int]) -> str:
     return ", ".join(f"{alias} = {version}" for alias, version in aliases.items()) or "-"
-
-
-def _score(manifest: "TaskManifest") -> str:
-    if not manifest.metrics:
-        return "-"
-    first = manifest.metrics[0]
-    return f"{first.name} {first.value:.4f}"

@@ -12,8 +12,10 @@ import typer
 from pydantic import JsonValue
 from rich.text import Text
 
+from nunatak_cli import registries
 from nunatak_cli.options import (
     BackboneOption,
+    CreateOption,
     ExportFormat,
     JsonOption,
     NewAliasOption,
@@ -21,10 +23,9 @@ from nunatak_cli.options import (
     RegistryOption,
     RevisionOption,
     assignments,
-    created_registry,
-    existing_registry,
 )
 from nunatak_cli.output import console, print_json
+from nunatak_cli.registries import existing_registry, publishing_registry
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError, needs_extra
 
@@ -63,6 +64,10 @@ class Published:
     manifest: "TaskManifest"
     found: str
     """The content of the folder, in words."""
+    is_new: bool
+    """Whether the version is new; False: the registry had its content already."""
+    moved: str | None
+    """The line about the alias; None without an alias."""
 
 
 def import_(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -143,6 +148,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
     promote: NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
     registry: RegistryOption = None,
+    create: CreateOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
@@ -167,7 +173,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         backbone=backbone,
         note=note,
     )
-    with created_registry(registry) as opened:
+    with publishing_registry(registry, create=create) as opened:
         published = _import_task(request, opened, alias=promote)
     _show(published, alias=promote, as_json=as_json)
 
@@ -218,7 +224,7 @@ def push(
         console().print(f"pushed {manifest.reference} to {pushed}", soft_wrap=True)
 
 
-def pull(
+def pull(  # noqa: PLR0913 - one parameter per option is how typer works
     place: PlaceArgument,
     *,
     task: Annotated[
@@ -233,6 +239,7 @@ def pull(
     backbone: BackboneOption = None,
     promote: NewAliasOption = None,
     registry: RegistryOption = None,
+    create: CreateOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Publish a version that was pushed, if it computes its recorded logits here too."""
@@ -245,15 +252,13 @@ def pull(
             read_hub_folder,
         )
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
-    with created_registry(registry) as opened:
+    with publishing_registry(registry, create=create) as opened:
         _check_alias(promote)
         with fetched(place, hub=HuggingFaceHub(), revision=revision, files=hub.FILES) as there:
             found = read_hub_folder(there.folder)
             loaded = load_backbone(backbone or DEFAULT_BACKBONE)
             draft = draft_pulled(found, loaded, task=task, origin=there.origin)
-        published = Published(
-            manifest=_publish(draft, opened, promote), found=f"{found.manifest.reference} there"
-        )
+        published = _publish(draft, opened, promote, found=f"{found.manifest.reference} there")
     _show(published, alias=promote, as_json=as_json)
 
 
@@ -285,7 +290,7 @@ def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | N
             note=request.note,
             choices=request.choices,
         )
-    return Published(manifest=_publish(draft, registry, alias), found=imported.source)
+    return _publish(draft, registry, alias, found=imported.source)
 
 
 def _export_task(
@@ -347,21 +352,26 @@ def _check_alias(alias: str | None) -> None:
         check_alias_name(alias)
 
 
-def _publish(draft: "VersionDraft", registry: "Registry", alias: str | None) -> "TaskManifest":
+def _publish(
+    draft: "VersionDraft", registry: "Registry", alias: str | None, *, found: str
+) -> Published:
+    known = registry.version_of(draft.manifest)
     manifest = registry.publish(draft.manifest, draft.blobs)
+    moved: str | None = None
     if alias is not None:
-        registry.promote(manifest.task, alias, manifest.version)
-    return manifest
+        move, has_moved = registries.promote(registry, manifest.task, alias, manifest.version)
+        moved = registries.moved_line(move, has_moved=has_moved)
+    return Published(manifest=manifest, found=found, is_new=manifest.version != known, moved=moved)
 
 
 def _show(published: Published, *, alias: str | None, as_json: bool) -> None:
     if as_json:
         print_json(_published_json(published, alias=alias))
     else:
-        console().print(_published_lines(published, alias=alias))
+        console().print(_published_lines(published))
 
 
-def _published_lines(published: Published, *, alias: str | None) -> Text:
+def _published_lines(published: Published) -> Text:
     from nunatak_registry.cards import shared_text
 
     manifest = published.manifest
@@ -369,9 +379,9 @@ def _published_lines(published: Published, *, alias: str | None) -> Text:
     lines = [
         published.found,
         f"method {manifest.method.text}; shared layers {shared_text(manifest)}",
-        f"published {manifest.reference}",
+        registries.published_line(manifest.reference, is_new=published.is_new),
         *([] if default is None else [f"default label {default}"]),
-        *([] if alias is None else [f"{manifest.task}@{alias} -> version {manifest.version}"]),
+        *([] if published.moved is None else [published.moved]),
     ]
     return Text("\n".join(lines))
 
@@ -382,6 +392,7 @@ def _published_json(published: Published, *, alias: str | None) -> dict[str, Jso
         "reference": manifest.reference,
         "task": manifest.task,
         "version": manifest.version,
+        "is_new": published.is_new,
         "alias": alias,
         "found": published.found,
         "method": manifest.method.kind,

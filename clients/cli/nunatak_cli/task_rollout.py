@@ -15,9 +15,9 @@ from nunatak_cli.options import (
     NameArgument,
     RegistryOption,
     UnprobedOption,
-    existing_registry,
 )
 from nunatak_cli.output import console, print_json
+from nunatak_cli.registries import existing_registry
 from nunatak_cli.task_verify import prove_version
 from nunatak_contract.errors import NunatakError
 
@@ -73,7 +73,7 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
     """Start a canary, which answers a share of an alias's requests, or end it."""
     from nunatak_registry import Candidate, CandidateRole
 
-    role = CandidateRole.CANARY
+    role, is_new = CandidateRole.CANARY, True
     if end:
         _refuse_with_end(version, share)
         event = _end(name, alias, role, expect=expect, registry=registry)
@@ -83,10 +83,10 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
                 "invalid_option", problem="a canary needs --version and --share, or --end"
             )
         candidate = Candidate(task=name, alias=alias, role=role, version=version, share=share)
-        event = _set(
+        event, is_new = _set(
             candidate, expect=expect, backbone=backbone, is_probed=not unprobed, registry=registry
         )
-    _show(event, as_json=as_json)
+    _show(event, is_new=is_new, as_json=as_json)
 
 
 def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -122,7 +122,7 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
     """Start a shadow, which runs without answering, show its report, or end it."""
     from nunatak_registry import Candidate, CandidateRole
 
-    role = CandidateRole.SHADOW
+    role, is_new = CandidateRole.SHADOW, True
     if report:
         _report(name, alias, server=server, as_json=as_json)
         return
@@ -136,10 +136,10 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
             )
         full = 1.0 if share is None else share
         candidate = Candidate(task=name, alias=alias, role=role, version=version, share=full)
-        event = _set(
+        event, is_new = _set(
             candidate, expect=expect, backbone=backbone, is_probed=not unprobed, registry=registry
         )
-    _show(event, as_json=as_json)
+    _show(event, is_new=is_new, as_json=as_json)
 
 
 def _refuse_with_end(version: int | None, share: float | None) -> None:
@@ -154,11 +154,14 @@ def _set(
     backbone: str | None,
     is_probed: bool,
     registry: str | None,
-) -> "CandidateEvent":
+) -> tuple["CandidateEvent", bool]:
+    """Set a candidate; also return whether this call changed it."""
     with existing_registry(registry) as opened:
         if is_probed:
             prove_version(opened, candidate.task, candidate.version, source=backbone)
-        return opened.rollouts.set(candidate, expected_version=expect)
+        earlier = opened.rollouts.history(candidate.task, candidate.alias)
+        event = opened.rollouts.set(candidate, expected_version=expect)
+    return event, event not in earlier
 
 
 def _end(
@@ -168,11 +171,11 @@ def _end(
         return opened.rollouts.end(name, alias, role, expected_version=expect)
 
 
-def _show(event: "CandidateEvent", *, as_json: bool) -> None:
+def _show(event: "CandidateEvent", *, is_new: bool, as_json: bool) -> None:
     if as_json:
-        print_json(candidate_json(event))
+        print_json({**candidate_json(event), "changed": is_new})
     else:
-        console().print(_candidate_line(event))
+        console().print(_candidate_line(event, is_new=is_new))
 
 
 def _report(name: str, alias: str, *, server: str | None, as_json: bool) -> None:
@@ -191,7 +194,7 @@ def _report(name: str, alias: str, *, server: str | None, as_json: bool) -> None
         console().print(_report_table(found))
 
 
-def _candidate_line(event: "CandidateEvent") -> Text:
+def _candidate_line(event: "CandidateEvent", *, is_new: bool) -> Text:
     from nunatak_registry import CandidateEventKind
 
     candidate = event.candidate
@@ -199,7 +202,9 @@ def _candidate_line(event: "CandidateEvent") -> Text:
     match event.kind:
         case CandidateEventKind.SET:
             run = f"{candidate.role} version {candidate.version}"
-            return Text.assemble(name, f" has {run} on {candidate.share:.2%} of its requests")
+            already = "" if is_new else " already; nothing changed"
+            share = f"{candidate.share:.2%} of its requests"
+            return Text.assemble(name, f" has {run} on {share}{already}")
         case CandidateEventKind.END:
             return Text.assemble(
                 name, f" has no {candidate.role} any more (was version {candidate.version})"

@@ -1,4 +1,4 @@
-"""`nunatak task show` and `diff`: everything about one version, and two versions compared."""
+"""`nunatak task show`, `versions` and `diff`: one version, all versions of a task, two compared."""
 
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
@@ -14,13 +14,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.options import JsonOption, ReferenceArgument, RegistryOption, existing_registry
+from nunatak_cli.options import JsonOption, NameArgument, ReferenceArgument, RegistryOption
 from nunatak_cli.output import console, print_json, print_text
+from nunatak_cli.registries import existing_registry
 
 if TYPE_CHECKING:
     from nunatak_contract.evidence import MetricRecord
     from nunatak_contract.manifest import TaskManifest
-    from nunatak_registry import Compared, Matrix
+    from nunatak_registry import Compared, ListedVersion, Matrix
 
 SHOWN_LABELS = 5
 """Most labels in a panel; JSON has all labels."""
@@ -47,6 +48,18 @@ def show(
         print_text(task_card(manifest))
     else:
         console().print(_card(manifest, aliases))
+
+
+def versions(
+    name: NameArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
+) -> None:
+    """List all versions of a task: when each was published, its score, size and aliases."""
+    with existing_registry(registry) as opened:
+        listed = opened.listed_versions(name)
+    if as_json:
+        print_json({"task": name, "versions": [_version_json(it) for it in listed]})
+    else:
+        console().print(_versions_table(listed))
 
 
 def diff(
@@ -78,6 +91,61 @@ def labels_text(labels: Sequence[str]) -> str:
 def moment(at: datetime) -> str:
     """Return a time to the second."""
     return at.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def score_of(manifest: "TaskManifest") -> str:
+    """Return the first score on the dev examples."""
+    if not manifest.metrics:
+        return "-"
+    first = manifest.metrics[0]
+    return f"{first.name} {first.value:.4f}"
+
+
+def _versions_table(listed: "Iterable[ListedVersion]") -> Table:
+    """Return one row per version, the newest last."""
+    from nunatak_registry.cards import shared_text, stored_bytes
+
+    table = Table(box=None, header_style="bold")
+    table.add_column("version", justify="right", style="cyan")
+    for heading in ("published", "aliases", "moved by", "method", "shared", "dev score"):
+        table.add_column(heading)
+    table.add_column("stored", justify="right")
+    for it in listed:
+        names = [move.alias for move in it.moves]
+        names += [f"{c.alias} {c.role} {c.share:.2%}" for c in it.candidates]
+        movers = dict.fromkeys(move.by for move in it.moves)
+        facts = ("damaged; run `nunatak task verify`", "-", "-", "-")
+        if (manifest := it.manifest) is not None:
+            facts = (
+                manifest.method.text,
+                shared_text(manifest),
+                score_of(manifest),
+                decimal(stored_bytes(manifest)),
+            )
+        aliases, moved_by = ", ".join(names) or "-", ", ".join(movers) or "-"
+        table.add_row(str(it.version), moment(it.published_at), aliases, moved_by, *facts)
+    return table
+
+
+def _version_json(listed: "ListedVersion") -> dict[str, JsonValue]:
+    """Return one version; a damaged manifest is null."""
+    from nunatak_registry.cards import stored_bytes
+
+    manifest = listed.manifest
+    return {
+        "version": listed.version,
+        "published_at": listed.published_at.isoformat(),
+        "aliases": [
+            {"alias": move.alias, "since": move.at.isoformat(), "by": move.by}
+            for move in listed.moves
+        ],
+        "candidates": [
+            {"alias": it.alias, "role": it.role.value, "share": it.share}
+            for it in listed.candidates
+        ],
+        "stored_bytes": None if manifest is None else stored_bytes(manifest),
+        "manifest": None if manifest is None else manifest.model_dump(mode="json"),
+    }
 
 
 def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:

@@ -10,8 +10,9 @@ import typer
 from pydantic import JsonValue
 from rich.table import Table
 
-from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption, existing_registry
+from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
 from nunatak_cli.output import console, print_json
+from nunatak_cli.registries import existing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from nunatak_cli.options import (
     BackboneOption,
     CacheOption,
+    CreateOption,
     DelimiterOption,
     DeviceName,
     DeviceOption,
@@ -33,10 +34,10 @@ from nunatak_cli.options import (
     StrictOption,
     TextColumnOption,
     ThreadsOption,
-    created_registry,
     settings_given,
 )
 from nunatak_cli.output import console, print_json
+from nunatak_cli.registries import publishing_registry
 from nunatak_contract.enums import MethodKind, OnLong
 from nunatak_contract.errors import MissingExtraError, needs_extra
 
@@ -91,6 +92,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     delimiter: DelimiterOption = None,
     strict: StrictOption = False,
     registry: RegistryOption = None,
+    create: CreateOption = False,
     promote: NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
     as_json: JsonOption = False,
@@ -199,6 +201,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             outcome_json,
             outcome_table,
             prepare_device,
+            published_text,
             row_format,
             train_and_promote,
         )
@@ -222,15 +225,15 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         strict=strict,
     )
     prepare_device(device, threads)
-    with created_registry(registry) as opened:
-        outcome = train_and_promote(request, opened)
+    with publishing_registry(registry, create=create) as opened:
+        outcome, moved = train_and_promote(request, opened)
     if as_json:
         print_json(outcome_json(outcome, alias=promote))
     else:
         console().print(outcome_table(outcome))
-        console().print(f"published {outcome.manifest.reference}")
-        if promote is not None:
-            console().print(f"{task}@{promote} -> version {outcome.manifest.version}")
+        console().print(published_text(outcome))
+        if moved is not None:
+            console().print(moved)
 
 
 def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -242,6 +245,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     ],
     *,
     registry: RegistryOption = None,
+    create: CreateOption = False,
     as_json: JsonOption = False,
     cache: CacheOption = True,
     resume: ResumeOption = True,
@@ -262,7 +266,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     listed = read_task_file(file)
     prepare_device(device, threads)
     requests = requests_of(listed, file, cache=cache, resume=resume, device=device, strict=strict)
-    with created_registry(registry) as opened:
+    with publishing_registry(registry, create=create) as opened:
         results = train_in_turn(requests, opened)
     if as_json:
         print_json(results_json(results))

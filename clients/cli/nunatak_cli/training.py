@@ -11,6 +11,7 @@ from rich.text import Text
 
 from nunatak_cli.options import DeviceName
 from nunatak_cli.output import error_console
+from nunatak_cli.registries import moved_line, promote, published_line
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import DEFAULT_BACKBONE, Backbone, compute_with, has_cuda, load_backbone
@@ -63,8 +64,10 @@ def train_and_promote(
     *,
     backbone: Backbone | None = None,
     trunks: TrunkStore | None = None,
-) -> TrainOutcome:
+) -> tuple[TrainOutcome, str | None]:
     """Train, publish, and point the request's alias, if given, at the new version.
+
+    Returns the outcome, and the line about the alias.
 
     Several requests may share one loaded `backbone` and one store of trunk states, `trunks`.
     """
@@ -99,8 +102,14 @@ def train_and_promote(
         warn=lambda found: error_console().print(warnings_table(found, request.task)),
     )
     if request.alias is not None:
-        registry.promote(request.task, request.alias, outcome.manifest.version)
-    return outcome
+        move, has_moved = promote(registry, request.task, request.alias, outcome.manifest.version)
+        return outcome, moved_line(move, has_moved=has_moved)
+    return outcome, None
+
+
+def published_text(outcome: TrainOutcome) -> str:
+    """Return the line about the publication of a trained version."""
+    return published_line(outcome.manifest.reference, is_new=outcome.is_new)
 
 
 def row_format(
@@ -215,6 +224,7 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "reference": outcome.manifest.reference,
         "task": outcome.manifest.task,
         "version": outcome.manifest.version,
+        "is_new": outcome.is_new,
         "alias": alias,
         "default_label": outcome.manifest.head.default_label,
         "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,

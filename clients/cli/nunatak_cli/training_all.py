@@ -23,6 +23,7 @@ from nunatak_cli.training import (
     TrainRequest,
     check_names,
     outcome_json,
+    published_text,
     row_format,
     train_and_promote,
 )
@@ -243,7 +244,7 @@ def _trained(
 ) -> TrainResult:
     trunks = DiskTrunkStore() if request.cache else memory
     try:
-        outcome = train_and_promote(request, registry, backbone=backbone, trunks=trunks)
+        outcome, _ = train_and_promote(request, registry, backbone=backbone, trunks=trunks)
     except NunatakError as error:
         failure = Failure(code=error.code, message=str(error))
         return TrainResult(task=request.task, alias=request.alias, failure=failure)
@@ -255,7 +256,7 @@ def _print_progress(result: TrainResult, number: int, count: int) -> None:
         line = f"failed [{result.failure.code}]: {result.failure.message}"
     elif result.outcome is not None:
         metric, value = next(iter(result.outcome.metrics.items()))
-        line = f"published {result.outcome.manifest.reference}, dev {metric} {value:.4f}"
+        line = f"{published_text(result.outcome)}, dev {metric} {value:.4f}"
     else:
         line = ""
     error_console().print(f"[{number}/{count}] {result.task}: {line}", soft_wrap=True)

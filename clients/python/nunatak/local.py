@@ -49,8 +49,8 @@ def load(
     """
     with needs_extra("server"):
         loaded = loaded_backbone(backbone, device)
-        from nunatak_registry import Registry, existing_location
-    return LocalTasks(Registry.open(existing_location(registry)), loaded)
+        from nunatak_registry import Registry, default_location
+    return LocalTasks(Registry.open(registry or default_location(), create=False), loaded)
 
 
 def loaded_backbone(backbone: str | Path, device: str) -> "Backbone":

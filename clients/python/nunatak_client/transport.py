@@ -16,11 +16,11 @@ from nunatak_client.errors import (
     NunatakClientError,
 )
 from nunatak_client.replies import Reply
+from nunatak_contract.names import API_KEY_VARIABLE
 from nunatak_contract.wire import DEADLINE_HEADER
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_TIMEOUT_S = 30.0
-API_KEY_VARIABLE = "NUNATAK_API_KEY"
 # After the deadline the server answers 504. The client waits this long for that answer.
 DEADLINE_SLACK_S = 1.0
 

@@ -34,6 +34,7 @@ from sqlalchemy import (
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from nunatak_contract.errors import NunatakError
 from nunatak_registry.errors import StoreReadOnlyError, StoreUnavailableError
 from nunatak_registry.index.schema import SCHEMA_VERSION, Base, StateRow
 
@@ -68,6 +69,10 @@ class IndexFile:
         if database.startswith("file:"):
             raise StoreUnavailableError("a SQLite index must be named by its path, got a URI")
         return cls(Path(database).absolute())
+
+    def exists(self) -> bool:
+        """Return whether there is a file."""
+        return self._path.exists()
 
     def create(self) -> None:
         """Make an empty file if there is none."""
@@ -134,21 +139,24 @@ class Database:
         self._marking = threading.Lock()
 
     @classmethod
-    def open(cls, url: URL) -> Self:
-        """Connect, and create missing tables.
+    def open(cls, url: URL, *, missing: NunatakError | None = None) -> Self:
+        """Connect, and create missing tables; raise `missing`, if given, instead of creating them.
 
         Raises:
+            NunatakError: `missing`, there is no index.
             StoreUnavailableError: the database is unreachable, of another kind, or of another
                 schema version.
         """
         with _refusals():
             file = IndexFile.of(url) if url.get_backend_name() == "sqlite" else None
             if file is not None:
+                if missing is not None and not file.exists():
+                    raise missing
                 file.create()
             reader, writer = _engines(url if file is None else file.url(url))
             try:
                 database = cls(reader=reader, writer=writer, file=file)
-                _prepare(reader, writer)
+                _prepare(reader, writer, missing)
             except BaseException:
                 reader.dispose()
                 raise
@@ -271,10 +279,12 @@ def _engines(url: URL) -> tuple[Engine, Engine]:
             )
 
 
-def _prepare(reader: Engine, writer: Engine) -> None:
+def _prepare(reader: Engine, writer: Engine, missing: NunatakError | None) -> None:
     with reader.connect() as connection, connection.begin():
         is_new = not inspect(connection).has_table(StateRow.__tablename__)
     if is_new:
+        if missing is not None:
+            raise missing
         _create_tables(writer)
     _check_schema_version(reader)
 

@@ -5,7 +5,7 @@ only writer. All writes of a change become visible together, or none does. The f
 `Change` look up a fact in a snapshot, and raise if it is missing.
 """
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Self
@@ -172,9 +172,29 @@ class Change(Snapshot):
         )
         return version
 
-    def add_version(self, manifest: TaskManifest, content_digest: str, at: datetime) -> None:
-        """Record a version under a number that `take_version` gave."""
-        document = manifest.model_dump_json()
+    def reserve_numbers(self, task: str, next_version: int) -> None:
+        """Give out no number of a task below `next_version`; add the task if it is new."""
+        known = self.next_versions().get(task)
+        if known is None:
+            self._connection.execute(insert(TaskRow).values(name=task, next_version=next_version))
+        elif known < next_version:
+            self._connection.execute(
+                update(TaskRow).where(TaskRow.name == task).values(next_version=next_version)
+            )
+
+    def add_version(
+        self,
+        manifest: TaskManifest,
+        content_digest: str,
+        at: datetime,
+        *,
+        document: str | None = None,
+    ) -> None:
+        """Record a version under a number that `take_version` gave or `reserve_numbers` took.
+
+        `document` is the text of a manifest that was published before; absent: a new one.
+        """
+        document = document or manifest.model_dump_json()
         key = {"task": manifest.task, "version": manifest.version}
         self._connection.execute(
             insert(VersionRow).values(
@@ -192,26 +212,34 @@ class Change(Snapshot):
 
     def move_alias(self, event: AliasEvent) -> None:
         """Move the alias to the version of the event, and append the event to its history."""
-        key = (AliasRow.task == event.task, AliasRow.alias == event.alias)
-        if event.from_version is None:
-            self._connection.execute(
-                insert(AliasRow).values(
-                    task=event.task, alias=event.alias, version=event.to_version
-                )
-            )
-        else:
-            self._connection.execute(update(AliasRow).where(*key).values(version=event.to_version))
+        self._point(event, is_new=event.from_version is None)
+        self._connection.execute(insert(AliasEventRow).values(**_move_values(event)))
+        raise_generation(self._connection)
+
+    def bring_forward(
+        self,
+        task: str,
+        alias: str,
+        *,
+        moves: Sequence[AliasEvent],
+        changes: Sequence[CandidateEvent],
+        candidates: Collection[Candidate],
+    ) -> None:
+        """Append what happened to an alias in another registry, in its order.
+
+        The alias then points where the last move led, and has these candidates only.
+        """
         self._connection.execute(
-            insert(AliasEventRow).values(
-                task=event.task,
-                alias=event.alias,
-                kind=event.kind.value,
-                from_version=event.from_version,
-                to_version=event.to_version,
-                at=event.at.isoformat(),
-                by=event.by,
-            )
+            delete(CandidateRow).where(CandidateRow.task == task, CandidateRow.alias == alias)
         )
+        for move in moves[-1:]:
+            self._point(move, is_new=alias not in self.aliases(task).get(task, {}))
+        for move in moves:
+            self._connection.execute(insert(AliasEventRow).values(**_move_values(move)))
+        for candidate in candidates:
+            self._connection.execute(insert(CandidateRow).values(**_candidate_values(candidate)))
+        for change in changes:
+            self._add_candidate_event(change)
         raise_generation(self._connection)
 
     def set_candidate(self, event: CandidateEvent) -> None:
@@ -267,6 +295,17 @@ class Change(Snapshot):
             delete(RetiredBlobRow).where(RetiredBlobRow.digest.in_(sorted(digests)))
         )
 
+    def _point(self, event: AliasEvent, *, is_new: bool) -> None:
+        if is_new:
+            self._connection.execute(
+                insert(AliasRow).values(
+                    task=event.task, alias=event.alias, version=event.to_version
+                )
+            )
+            return
+        key = (AliasRow.task == event.task, AliasRow.alias == event.alias)
+        self._connection.execute(update(AliasRow).where(*key).values(version=event.to_version))
+
     def _add_candidate_event(self, event: CandidateEvent) -> None:
         self._connection.execute(
             insert(CandidateEventRow).values(
@@ -277,6 +316,18 @@ class Change(Snapshot):
             )
         )
         raise_generation(self._connection)
+
+
+def _move_values(event: AliasEvent) -> dict[str, str | int | None]:
+    return {
+        "task": event.task,
+        "alias": event.alias,
+        "kind": event.kind.value,
+        "from_version": event.from_version,
+        "to_version": event.to_version,
+        "at": event.at.isoformat(),
+        "by": event.by,
+    }
 
 
 def _candidate_values(candidate: Candidate) -> dict[str, str | int | float]:
@@ -305,14 +356,15 @@ class Index:
         self._seen: tuple[tuple[FileIdentity, int], Generation] | None = None
 
     @classmethod
-    def open(cls, url: URL) -> Self:
-        """Connect to the database, and create missing tables.
+    def open(cls, url: URL, *, missing: NunatakError | None = None) -> Self:
+        """Connect to the database, and create missing tables; raise `missing`, if given, instead.
 
         Raises:
+            NunatakError: `missing`, there is no index.
             StoreUnavailableError: the database is unreachable, of another kind, or of another
                 release.
         """
-        return cls(Database.open(url))
+        return cls(Database.open(url, missing=missing))
 
     def close(self) -> None:
         """Close all idle connections."""

@@ -149,6 +149,13 @@ class Snapshot:
         query = _VERSIONS.order_by(VersionRow.task, VersionRow.version)
         return self._all(query if task is None else query.where(VersionRow.task == task))
 
+    def publication_times(self, task: str) -> dict[int, datetime]:
+        """Return when each version of a task was published, by number."""
+        query = select(VersionRow.version, VersionRow.published_at).where(VersionRow.task == task)
+        rows = self._connection.execute(query)
+        with _damage_of(f"the times of the versions of task {task!r}"):
+            return {version: datetime.fromisoformat(at) for version, at in rows}
+
     def version_numbers(self, task: str | None = None) -> dict[str, tuple[int, ...]]:
         """Return the numbers of the versions, ascending, of one task or of all."""
         # One row per task, because rows cost more than the numbers in them.
@@ -409,3 +416,42 @@ def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[ListedTas
             )
         except InvalidManifestError as error:
             yield DamagedTask(name=record.task, version=record.version, error=error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedVersion:
+    """One version of a task, for a list of all its versions."""
+
+    version: int
+    published_at: datetime
+    manifest: TaskManifest | None
+    """None if the stored manifest is damaged."""
+    moves: tuple[AliasEvent, ...]
+    """The last move of each alias that points to the version."""
+    candidates: tuple[Candidate, ...]
+    """Where the version is a canary or a shadow."""
+
+
+def list_versions(snapshot: Snapshot, task: str) -> list[ListedVersion]:
+    """Return every version of a task, ascending."""
+    times = snapshot.publication_times(task)
+    aliases = snapshot.aliases(task).get(task, {})
+    moves = [move for alias in aliases for move in snapshot.history(task, alias)[-1:]]
+    candidates = snapshot.candidates(task)
+    return [
+        ListedVersion(
+            version=record.version,
+            published_at=times[record.version],
+            manifest=_readable(record),
+            moves=tuple(it for it in moves if it.to_version == record.version),
+            candidates=tuple(it for it in candidates if it.version == record.version),
+        )
+        for record in snapshot.all_versions(task)
+    ]
+
+
+def _readable(record: VersionRecord) -> TaskManifest | None:
+    try:
+        return record.parse()
+    except InvalidManifestError:
+        return None

@@ -84,9 +84,15 @@ class RequestObserver:
         """Record an answered request."""
         route = _route_of(scope)
         seconds = time.perf_counter() - exchange.started
-        state_of(scope).runtime.metrics.observe_http(
+        metrics = state_of(scope).runtime.metrics
+        metrics.observe_http(
             route=route, method=exchange.method, status=exchange.status, seconds=seconds
         )
+        caller = find_caller(scope)
+        if caller is not None:
+            metrics.observe_caller(
+                caller.name, status=exchange.status, predictions=exchange.notes.predictions
+            )
         if exchange.span is not None:
             exchange.span.end(route=route, status=exchange.status)
         level = logging.DEBUG if route in PROBES else logging.INFO
@@ -100,7 +106,6 @@ class RequestObserver:
             }
             if exchange.span is not None:
                 values["trace_id"] = exchange.span.trace_id
-            caller = find_caller(scope)
             if caller is not None:
                 values["caller"] = caller.name
             values |= note_fields(exchange.notes)

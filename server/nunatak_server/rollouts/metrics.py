@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from nunatak_server.rollouts.choice import Arm
 from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, Comparison
-from nunatak_server.telemetry.metrics import MAX_TASK_LABELS, OTHER_TASK
+from nunatak_server.telemetry.metrics import LabelValues
 
 AGREED: Final = "agreed"
 DIFFERED: Final = "differed"
@@ -20,7 +20,7 @@ class RolloutMetrics:
     """Counts answers of aliases with a canary, and shadow inputs; any thread may call it."""
 
     def __init__(self) -> None:
-        self._tasks: set[str] = set()
+        self._tasks = LabelValues()
         self._split = Counter(
             "nunatak_split_requests",
             "Answers of tasks whose alias has a canary, by the version that answered",
@@ -47,25 +47,19 @@ class RolloutMetrics:
 
     def observe_answer(self, task: str, arm: Arm, outcome: str) -> None:
         """Count one answer of a task whose alias has a canary."""
-        self._split.labels(self._label(task), arm.value, outcome).inc()
+        self._split.labels(self._tasks.of(task), arm.value, outcome).inc()
 
     def observe_comparison(self, task: str, comparison: Comparison) -> None:
         """Count one input on which the shadow was compared."""
         outcome = AGREED if comparison.agreement == 1.0 else DIFFERED
-        label = self._label(task)
+        label = self._tasks.of(task)
         self._shadow.labels(label, outcome).inc()
         self._drift.labels(label).observe(comparison.max_drift)
 
     def observe_errors(self, task: str, num_inputs: int) -> None:
         """Count inputs on which the shadow failed."""
-        self._shadow.labels(self._label(task), ERROR).inc(num_inputs)
+        self._shadow.labels(self._tasks.of(task), ERROR).inc(num_inputs)
 
     def observe_dropped(self, task: str, num_inputs: int) -> None:
         """Count inputs on which the shadow did not run."""
-        self._shadow.labels(self._label(task), DROPPED).inc(num_inputs)
-
-    def _label(self, task: str) -> str:
-        if task not in self._tasks and len(self._tasks) >= MAX_TASK_LABELS:
-            return OTHER_TASK
-        self._tasks.add(task)
-        return task
+        self._shadow.labels(self._tasks.of(task), DROPPED).inc(num_inputs)

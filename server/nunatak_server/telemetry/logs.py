@@ -9,8 +9,11 @@ separate write of each line would wait for the system, and then for the interpre
 
 import contextlib
 import copy
+import io
 import json
 import logging
+import logging.config
+import sys
 import threading
 import time
 import traceback
@@ -29,6 +32,7 @@ ExceptionInfo = (
 
 FIELDS: Final = "nunatak_fields"
 """The attribute of a log record that holds the values of its event."""
+OWN_LOGGERS: Final = ("nunatak_server", "uvicorn")
 CONTINUED: Final = "  | "
 """Prefix of each line of a traceback, so that no line looks like an event."""
 
@@ -163,7 +167,8 @@ def logging_config(log_format: LogFormat) -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": formatter_of(log_format)}},
         "handlers": {"stderr": {"()": JoiningHandler, "formatter": "line"}},
-        "loggers": {"nunatak_server": own, "uvicorn": own},
+        "root": {"handlers": ["stderr"], "level": "WARNING"},
+        "loggers": dict.fromkeys(OWN_LOGGERS, own),
     }
 
 
@@ -171,6 +176,98 @@ def write_log() -> None:
     """Write the lines of all kept events."""
     for handler in logging.getLogger("nunatak_server").handlers:
         handler.flush()
+
+
+def log_everything(log_format: LogFormat) -> None:
+    """Let this process write its log in a format.
+
+    The log also has the events of libraries and the warnings of Python. With JSON, the log has
+    everything that Python code writes to the standard streams too, and uncaught exceptions.
+    """
+    logging.config.dictConfig(logging_config(log_format))
+    logging.captureWarnings(capture=True)
+    if log_format is LogFormat.JSON:
+        _give_up_own_handlers()
+        sys.stdout, sys.stderr = LoggedText("stdout"), LoggedText("stderr")
+        sys.excepthook = lambda _kind, error, _trace: log_uncaught(error)
+        threading.excepthook = _log_uncaught_in_thread
+        sys.unraisablehook = _log_unraisable
+
+
+class LoggedText(io.TextIOBase):
+    """A standard stream whose lines become events of the log."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+        self._begun = threading.local()
+        """By thread, the text of a line that has not ended."""
+
+    def writable(self) -> bool:
+        """Return that it takes text."""
+        return True
+
+    def write(self, text: str, /) -> int:
+        """Log each line that ends."""
+        *lines, rest = (getattr(self._begun, "text", "") + text).split("\n")
+        self._begun.text = rest
+        # A handler that fails writes its error here. The error must not reach the handler again.
+        if not getattr(self._begun, "is_logging", False):
+            self._begun.is_logging = True
+            try:
+                for line in filter(str.strip, lines):
+                    self._logger.warning("%s", line)
+            finally:
+                self._begun.is_logging = False
+        return len(text)
+
+
+def ready_line(address: str, log_format: LogFormat) -> str:
+    """Return the line that says where the server is ready."""
+    if log_format is LogFormat.TEXT:
+        return f"Nunatak is ready on {address}\n"
+    ready = logging.LogRecord(__name__, logging.INFO, "", 0, "ready", None, None)
+    setattr(ready, FIELDS, {"address": address})
+    return JsonFormatter().format(ready) + "\n"
+
+
+def log_failure(code: str, message: str) -> None:
+    """Log the error that ends the server."""
+    logging.getLogger("nunatak_server").error(
+        "the server ends: %s", message, extra=fields(code=code)
+    )
+
+
+def log_uncaught(error: BaseException) -> None:
+    """Log the exception that ends the process."""
+    logging.getLogger("nunatak_server").critical("uncaught exception: %s", error, exc_info=error)
+
+
+def _give_up_own_handlers() -> None:
+    """Let the loggers of imported libraries write to our log instead of their own handlers."""
+    for name in list(logging.root.manager.loggerDict):
+        logger = logging.getLogger(name)
+        if name not in OWN_LOGGERS and logger.handlers:
+            logger.handlers.clear()
+            logger.propagate = True
+
+
+def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
+    name = "a thread" if failed.thread is None else failed.thread.name
+    error = failed.exc_value
+    logging.getLogger("nunatak_server").critical(
+        "uncaught exception in %s",
+        name,
+        exc_info=None if error is None else (failed.exc_type, error, failed.exc_traceback),
+    )
+
+
+def _log_unraisable(failed: "sys.UnraisableHookArgs") -> None:
+    error = failed.exc_value
+    logging.getLogger("nunatak_server").error(
+        "%s",
+        failed.err_msg or "exception in code that cannot raise it",
+        exc_info=None if error is None else (failed.exc_type, error, failed.exc_traceback),
+    )
 
 
 def leave_out_places() -> None:

@@ -1,7 +1,7 @@
 """Metrics in the Prometheus text format.
 
-Labels are bounded: task names come from the registry and never from a request, routes are
-templates, and outcomes are error codes. Any thread may call the methods.
+Labels are bounded: task names come from the registry and never from a request, callers are names of
+keys, routes are templates, and outcomes are error codes. Any thread may call the methods.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,9 +25,10 @@ from nunatak_server.telemetry.memory import ServerState, StateCollector
 from nunatak_server.telemetry.records import OK, PredictionRecord
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-MAX_TASK_LABELS: Final = 1000
+MAX_LABEL_VALUES: Final = 1000
+"""Most values of a label that names tasks or callers."""
 UNKNOWN_TASK: Final = "unknown"
-OTHER_TASK: Final = "other"
+OTHER: Final = "other"
 
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -41,7 +42,8 @@ class Metrics:
         # The children are cached by label, because a look-up takes longer than an increment.
         registry = CollectorRegistry()
         self._registry = registry
-        self._task_labels: set[str] = set()
+        self._task_labels = LabelValues()
+        self._caller_labels = LabelValues()
         ProcessCollector(registry=registry)
         http_requests = Counter(
             "nunatak_http_requests",
@@ -62,6 +64,20 @@ class Metrics:
             "nunatak_requests", "Answers by task", ["task", "outcome"], registry=registry
         )
         self._requests = cache(requests.labels)
+        callers = Counter(
+            "nunatak_caller_requests",
+            "Requests by caller",
+            ["caller", "status"],
+            registry=registry,
+        )
+        self._caller_requests = cache(callers.labels)
+        caller_tokens = Counter(
+            "nunatak_caller_tokens",
+            "Tokens of the rows computed for a caller",
+            ["caller"],
+            registry=registry,
+        )
+        self._caller_tokens = cache(caller_tokens.labels)
         self._task_rows = _by_task("task_rows", "Rows computed for a task", registry)
         self._task_tokens = _by_task(
             "task_tokens", "Tokens of the rows computed for a task", registry
@@ -133,6 +149,15 @@ class Metrics:
         """Count one answer of one task; None stands for a task that may not exist."""
         self._requests(self._task_label(task), outcome).inc()
 
+    def observe_caller(
+        self, caller: str, *, status: int, predictions: Sequence[PredictionRecord]
+    ) -> None:
+        """Count one answered request of a caller, and its work."""
+        label = self._caller_labels.of(caller)
+        self._caller_requests(label, status).inc()
+        num_tokens = sum(version.num_tokens for it in predictions for version in it.versions)
+        self._caller_tokens(label).inc(num_tokens)
+
     def observe_prediction(self, record: PredictionRecord) -> None:
         """Count the work of each task version for one request."""
         for version in record.versions:
@@ -192,13 +217,22 @@ class Metrics:
         return generate_latest(self._registry) + generate_latest(held)
 
     def _task_label(self, task: str | None) -> str:
-        if task is None:
-            return UNKNOWN_TASK
-        if task not in self._task_labels:
-            if len(self._task_labels) >= MAX_TASK_LABELS:
-                return OTHER_TASK
-            self._task_labels.add(task)
-        return task
+        return UNKNOWN_TASK if task is None else self._task_labels.of(task)
+
+
+class LabelValues:
+    """The values of one label, bounded in number."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def of(self, name: str) -> str:
+        """Return the name itself; `other` for new names beyond the bound."""
+        if name not in self._known:
+            if len(self._known) >= MAX_LABEL_VALUES:
+                return OTHER
+            self._known.add(name)
+        return name
 
 
 def _seconds(stage: str, documentation: str, registry: CollectorRegistry) -> Histogram:

@@ -174,6 +174,11 @@ def evaluate_cases(world: World) -> Iterator[Case]:
 def task_cases(world: World) -> Iterator[Case]:
     for options in ((), ("--json",)):
         yield ("task", "list", *world.registry, *options)
+        yield ("task", "versions", "tone", *world.registry, *options)
+        yield ("task", "versions", HOSTILE, *world.registry, *options)
+        yield ("registry", "copy", world.registry[1], str(world.new()), *options)
+        copied = ("registry", "copy", world.registry[1], world.registry[1])
+        yield (*copied, "--task", HOSTILE, "--task", "tone", *options)
         yield ("task", "diff", "tone/1", "tone/2", *world.registry, *options)
         yield ("task", "history", "tone", "--alias", HOSTILE, *world.registry, *options)
         yield ("task", "shadow", "tone", "--report", "--server", world.answering, *options)

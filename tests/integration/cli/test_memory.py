@@ -29,7 +29,7 @@ def memory(server: str, *arguments: str) -> str:
 
 
 def test_versions_are_loaded_pinned_shown_and_dropped_by_command(server: str) -> None:
-    assert "evicted: none" in memory(server, "evict", "tone")
+    assert "no version of tone was in memory" in memory(server, "evict", "tone")
     assert "tone/1 is in memory" in memory(server, "preload", "tone")
     assert "tone/1 is pinned" in memory(server, "pin", "tone")
 

@@ -27,7 +27,7 @@ def trained(folder: Path, tasks: dict[str, JsonValue], *options: str) -> Ran:
     content = {"backbone": str(folder / "backbone"), "shared": shared, "tasks": tasks}
     # JSON is YAML too.
     (folder / "tasks.yaml").write_text(json.dumps(content), encoding="utf-8")
-    registry = ("--registry", str(folder / "registry"))
+    registry = ("--registry", str(folder / "registry"), "--create")
     return nunatak("train-all", str(folder / "tasks.yaml"), "--json", *registry, *options)
 
 

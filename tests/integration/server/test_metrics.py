@@ -191,6 +191,26 @@ def test_every_metric_that_is_queried_exists(families: dict[str, Metric], source
     assert wanted - names_of(families) == set()
 
 
+@pytest.mark.parametrize("kind", ["caller", "split", "shadow"])
+def test_the_dashboard_shows_callers_canaries_and_shadows(
+    families: dict[str, Metric], kind: str
+) -> None:
+    queries = " ".join(expressions(dashboard()))
+    wanted = [name for name in families if name.startswith(f"nunatak_{kind}_")]
+
+    assert wanted
+    assert [name for name in wanted if name not in queries] == []
+
+
+def test_work_is_counted_by_caller(families: dict[str, Metric]) -> None:
+    # A server without keys has one caller.
+    name = "nunatak_caller_tokens_total"
+
+    assert value_of(families, name, caller="anonymous") > value_of(
+        families, "nunatak_task_tokens_total", task="tone"
+    )
+
+
 def test_queries_name_only_labels_that_exist() -> None:
     known = set(itertools.chain(*(labels for _, labels in documented().values())))
     queries = expressions(dashboard()) + expressions(alerts())

@@ -1,13 +1,21 @@
 """Laws of `nunatak predict` against a server that gives canned answers."""
 
+# pyarrow ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
+import gzip
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from pydantic import JsonValue
 
 from doubles.terminals import nunatak
@@ -266,6 +274,48 @@ FILES = {
     "texts.csv": 'label,text\nx,one\nx,"three more"\n',
     "texts.tsv": "text\tlabel\none\tx\nthree more\tx\n",
 }
+
+
+def test_rows_of_the_formats_of_training_are_asked_about_too(
+    server: CannedServer, tmp_path: Path
+) -> None:
+    texts = {"text": ["one", "three more"], "label": ["x", "y"]}
+    parquet.write_table(pa.table(texts), tmp_path / "texts.parquet")
+    with gzip.open(tmp_path / "texts.jsonl.gz", "wt") as file:
+        file.writelines(f'{{"text": "{text}"}}\n' for text in texts["text"])
+    (tmp_path / "texts.csv").write_text("label;text\nx;one\nx;three more\n")
+
+    for name in ("texts.parquet", "texts.jsonl.gz", "texts.csv"):
+        ran = nunatak("predict", "--file", str(tmp_path / name), "--task", "tone", *at(server))
+
+        lines = [json.loads(line) for line in ran.stdout.splitlines()]
+        assert (ran.exit_code, ran.stderr) == (0, "")
+        assert [line["results"][0]["predicted"] for line in lines] == [
+            "3 characters",
+            "10 characters",
+        ]
+
+
+def test_parquet_without_the_extra_names_the_extra_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "texts.parquet").write_bytes(b"")
+    monkeypatch.delitem(sys.modules, "nunatak_training.data.files", raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    ran = nunatak("predict", "--file", str(tmp_path / "texts.parquet"), "--task", "tone")
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [missing_extra]: ")
+    assert "nunatak[training]" in ran.stderr
+
+
+@pytest.mark.parametrize("file", ["-", "rows.bin"])
+def test_a_binary_format_needs_a_file_of_its_name(server: CannedServer, file: str) -> None:
+    ran = nunatak("predict", "--file", file, "--format", "parquet", "--task", "tone", *at(server))
+
+    assert ran.stderr.startswith("error [invalid_input_file]: ")
+    assert ".parquet" in ran.stderr
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -40,6 +40,8 @@ def test_list_as_json_has_the_shape_of_the_server(place: tuple[str, str]) -> Non
 
 
 def test_empty_registry_says_what_to_do(tmp_path: Path) -> None:
+    Registry.open(tmp_path).close()
+
     ran = nunatak("task", "list", "--registry", str(tmp_path))
 
     assert ran.exit_code == 0
@@ -83,6 +85,19 @@ def test_promote_moves_the_alias(place: tuple[str, str], registry: Registry) -> 
 
     assert ran.stdout == "intent@prod -> version 3 (was 2)\n"
     assert registry.task("intent").aliases == {"prod": 3}
+
+
+def test_promote_to_the_version_that_the_alias_has_says_that_nothing_moved(
+    place: tuple[str, str], registry: Registry
+) -> None:
+    before = registry.generation()
+
+    shown = nunatak("task", "promote", "intent", "2", "--unprobed", *place)
+    told = nunatak("task", "promote", "intent", "2", "--unprobed", "--json", *place)
+
+    assert shown.stdout == "intent@prod -> version 2 (it was there already; nothing moved)\n"
+    assert told.json()["moved"] is False
+    assert registry.generation() == before
 
 
 def test_promote_that_expects_another_version_changes_nothing(

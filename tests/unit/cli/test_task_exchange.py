@@ -41,6 +41,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(tmp_path: Path, base: Path) -> tuple[str, ...]:
     """A registry to publish to, and the backbone."""
+    Registry.open(tmp_path / "mine").close()
     return ("--registry", str(tmp_path / "mine"), "--backbone", str(base / "backbone"))
 
 
@@ -69,6 +70,7 @@ def test_import_again_finds_the_version_that_is_there(base: Path, place: tuple[s
 
     first, second = (nunatak(*words).json() for _ in range(2))
 
+    assert (first.pop("is_new"), second.pop("is_new")) == (True, False)
     assert first == second
     assert (first["reference"], first["method"], first["split_depth"]) == ("mood/1", "topk", 2)
 
@@ -220,7 +222,7 @@ def test_what_was_pushed_to_a_folder_is_pulled_from_it(
 
     assert pushed.stdout == f"pushed tone/1 to {target}\n"
     assert pulled.exit_code == 0
-    assert "published mood/1\nmood@prod -> version 1\n" in pulled.stdout
+    assert "published mood/1\nmood@prod -> version 1 (new)\n" in pulled.stdout
     shown = nunatak("task", "show", "mood", "--json", *place[:2]).json()
     assert isinstance(shown["manifest"], dict)
     assert shown["manifest"]["note"] == "pulled from pushed, where it was tone/1"
@@ -268,7 +270,7 @@ def test_a_refused_import_publishes_nothing(base: Path, tmp_path: Path) -> None:
     other = tmp_path / "registry"
     ran = nunatak(
         *("task", "import", str(base / "tuned"), "--task", "mood", "--labels", "a"),
-        *("--registry", str(other), "--backbone", str(base / "backbone")),
+        *("--registry", str(other), "--create", "--backbone", str(base / "backbone")),
     )
 
     assert ran.stderr.startswith("error [unknown_labels]: ")

@@ -37,6 +37,8 @@ def test_a_candidate_is_set_and_ended(
         0,
         f"intent@prod has {role} version 3 on 10.00% of its requests\n",
     )
+    again = nunatak("task", role, "intent", *OPTIONS, *place)
+    assert again.stdout.endswith("on 10.00% of its requests already; nothing changed\n")
     (found,) = registry.task("intent").candidates
     assert (found.role, found.version, found.share) == (role, 3, 0.1)
 

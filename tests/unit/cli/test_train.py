@@ -80,7 +80,7 @@ def test_broken_data_is_one_line_with_its_place(tmp_path: Path) -> None:
 
     ran = nunatak(
         *("train", "--task", "tone", "--data", str(data)),
-        *("--registry", str(tmp_path / "registry")),
+        *("--registry", str(tmp_path / "registry"), "--create"),
     )
 
     assert ran.exit_code == 1
@@ -92,7 +92,7 @@ def test_broken_data_is_one_line_with_its_place(tmp_path: Path) -> None:
 def test_malformed_alias_fails_before_any_work(tmp_path: Path) -> None:
     ran = nunatak(
         *("train", "--task", "tone", "--data", "absent.jsonl", "--promote", "../prod"),
-        *("--registry", str(tmp_path / "registry")),
+        *("--registry", str(tmp_path / "registry"), "--create"),
     )
 
     assert ran.stderr.startswith("error [invalid_name]: ")
@@ -103,7 +103,13 @@ def test_senseless_regularizer_is_refused_with_the_reason(tmp_path: Path) -> Non
 
     ran = nunatak(
         *("train", "--task", "tone", "--data", str(data), "--method", "head"),
-        *("--set", "regularizer.name=graddrop", "--registry", str(tmp_path / "registry")),
+        *(
+            "--set",
+            "regularizer.name=graddrop",
+            "--registry",
+            str(tmp_path / "registry"),
+            "--create",
+        ),
     )
 
     assert ran.exit_code == 1
@@ -118,7 +124,7 @@ def test_a_cuda_device_that_does_not_exist_is_refused_before_anything_is_read(
 
     ran = nunatak(
         *("train", "--task", "tone", "--data", "absent.jsonl", "--device", "cuda"),
-        *("--registry", str(tmp_path / "registry")),
+        *("--registry", str(tmp_path / "registry"), "--create"),
     )
 
     assert ran.exit_code == 1
@@ -151,7 +157,7 @@ def test_so_many_threads_compute_as_were_named_or_are_free(
 def test_a_delimiter_is_one_character(tmp_path: Path, delimiter: str) -> None:
     ran = nunatak(
         *("train", "--task", "tone", "--data", "absent.csv", "--delimiter", delimiter),
-        *("--registry", str(tmp_path / "registry")),
+        *("--registry", str(tmp_path / "registry"), "--create"),
     )
 
     assert ran.exit_code == 1
@@ -172,7 +178,7 @@ def test_strict_shows_the_warnings_and_trains_nothing(tmp_path: Path) -> None:
     ran = nunatak(
         *("train", "--task", "tone", "--data", str(data), "--method", "head", "--strict"),
         *("--text-column", "body", "--label-column", "class"),
-        *("--registry", str(tmp_path / "registry")),
+        *("--registry", str(tmp_path / "registry"), "--create"),
     )
 
     assert ran.exit_code == 1

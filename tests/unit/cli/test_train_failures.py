@@ -15,7 +15,7 @@ GOOD = rows_of(toy_examples(12))
 def trained(folder: Path, *options: str) -> Ran:
     save_tiny_backbone(folder / "backbone", num_layers=2)
     place = ("--registry", str(folder / "registry"), "--backbone", str(folder / "backbone"))
-    return nunatak("train", "--task", "tone", "--max-length", "16", *place, *options)
+    return nunatak("train", "--task", "tone", "--max-length", "16", "--create", *place, *options)
 
 
 def assert_refused(ran: Ran, folder: Path, code: str, *parts: str) -> None:

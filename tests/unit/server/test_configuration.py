@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from doubles.refusals import raises
+from nunatak_contract.names import API_KEY_VARIABLE, CACHE_VARIABLE
 from nunatak_server.settings import Origin, ServerSettings, as_toml, configure, unread_variables
 
 
@@ -113,3 +114,7 @@ def test_variables_that_set_nothing_are_found() -> None:
     environment = {"NUNATAK_MAX_INPUT": "3", "NUNATAK_MAX_INPUTS": "3", "NUNATAK_CONFIG": "x"}
 
     assert unread_variables(environment | {"PATH": "/bin"}) == ["NUNATAK_MAX_INPUT"]
+
+
+def test_a_variable_of_another_command_is_no_typing_error() -> None:
+    assert unread_variables({API_KEY_VARIABLE: "x", CACHE_VARIABLE: "y"}) == []

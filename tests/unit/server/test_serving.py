@@ -41,4 +41,11 @@ def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_se
     monkeypatch.setattr(serving, "load_serving_backbone", load)
 
     with raises("invalid_settings", match="max_batch_tokens"):
-        serve(make_settings(registry=str(tmp_path), max_batch_tokens=1))
+        serve(make_settings(registry=str(tmp_path), max_batch_tokens=1), create_registry=True)
+
+
+def test_a_server_makes_no_registry_from_a_typing_error(tmp_path: Path) -> None:
+    with raises("registry_missing"):
+        serve(make_settings(registry=str(tmp_path / "tpyo")))
+
+    assert list(tmp_path.iterdir()) == []

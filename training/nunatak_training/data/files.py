@@ -20,6 +20,7 @@ from typing import cast
 from pyarrow import ArrowException, parquet
 
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import delimiter_of
 from nunatak_training.data.rows import FileRow
 
 
@@ -33,15 +34,11 @@ class FileFormat(StrEnum):
     PARQUET = ".parquet"
 
 
-DELIMITERS = (",", "\t", ";")
-"""Possible delimiters of a CSV or TSV file; the header line decides."""
-
-
 def read_file(path: Path, *, delimiter: str | None = None) -> Iterator[FileRow]:
     """Read the rows of one file, by the format its suffix names.
 
-    `delimiter` separates the fields of CSV and TSV files. Without it, the delimiter of `DELIMITERS`
-    that gives the header line the most fields; among equals, the delimiter of the suffix.
+    `delimiter` separates the fields of CSV and TSV files; absent: comma, tab
+    or semicolon, whichever gives the header line the most fields.
 
     Raises:
         NunatakError: the file is missing, unreadable or holds a broken row.
@@ -119,15 +116,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _sniffed(path: Path, usual: str) -> str:
     header = next((line for _, line in _lines(path) if line.strip()), "")
-    num_fields = dict[str, int]()
-    for delimiter in (usual, *DELIMITERS):
-        try:
-            fields = [len(row) for row in csv.reader([header], delimiter=delimiter)]
-            num_fields[delimiter] = max(fields, default=0)
-        except csv.Error:
-            num_fields[delimiter] = 0
-    # Among equal numbers, `max` returns the first, which is the usual delimiter.
-    return max(num_fields, key=lambda delimiter: num_fields[delimiter])
+    return delimiter_of(header, usual)
 
 
 def _read_delimited(path: Path, delimiter: str) -> Iterator[FileRow]:

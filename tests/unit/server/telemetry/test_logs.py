@@ -12,6 +12,7 @@ from nunatak_server.telemetry.logs import (
     TextFormatter,
     fields,
     logging_config,
+    ready_line,
 )
 
 FORGED = "name\r\n2026-01-01 INFO forged\x1b[2J\u2028\u202e\ud800"
@@ -79,6 +80,15 @@ def test_the_transport_writes_as_we_do(log_format: LogFormat) -> None:
     config = logging_config(log_format)
 
     assert config["loggers"]["uvicorn"] == config["loggers"]["nunatak_server"]
+
+
+def test_the_line_that_the_server_is_ready_has_the_format_of_the_log() -> None:
+    address = "http://127.0.0.1:8080"
+
+    told = json.loads(ready_line(address, LogFormat.JSON))
+
+    assert ready_line(address, LogFormat.TEXT) == f"Nunatak is ready on {address}\n"
+    assert (told["event"], told["address"]) == ("ready", address)
 
 
 @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])

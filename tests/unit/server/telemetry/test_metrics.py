@@ -6,7 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from doubles.rendering import STATE, rendered
 from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.telemetry.memory import ServerState
-from nunatak_server.telemetry.metrics import MAX_TASK_LABELS, Metrics
+from nunatak_server.telemetry.metrics import MAX_LABEL_VALUES, Metrics
+from nunatak_server.telemetry.records import PredictionRecord, VersionWork
 
 LOADED, EVICTED, MOVED, HELD = (
     "nunatak_loads_total",
@@ -41,12 +42,42 @@ def test_requests_are_counted_by_task_and_outcome() -> None:
 def test_task_labels_are_bounded() -> None:
     metrics = Metrics()
 
-    for index in range(MAX_TASK_LABELS + 500):
+    for index in range(MAX_LABEL_VALUES + 500):
         metrics.observe_request(f"task-{index}", "ok")
 
     text = rendered(metrics)
-    assert text.count("nunatak_requests_total{") == MAX_TASK_LABELS + 1
+    assert text.count("nunatak_requests_total{") == MAX_LABEL_VALUES + 1
     assert 'nunatak_requests_total{outcome="ok",task="other"} 500.0' in text
+
+
+def record(num_tokens: int) -> PredictionRecord:
+    work = VersionWork(
+        task="tone", version=1, outcome="ok", num_rows=1, num_tokens=num_tokens, slowest=None
+    )
+    return PredictionRecord(tokenize_started_at=0.0, tokenize_s=0.0, versions=(work, work))
+
+
+def test_requests_and_tokens_are_counted_by_caller() -> None:
+    metrics = Metrics()
+
+    metrics.observe_caller("support", status=200, predictions=[record(3), record(4)])
+    metrics.observe_caller("support", status=429, predictions=[])
+
+    text = rendered(metrics)
+    assert 'nunatak_caller_requests_total{caller="support",status="200"} 1.0' in text
+    assert 'nunatak_caller_requests_total{caller="support",status="429"} 1.0' in text
+    assert 'nunatak_caller_tokens_total{caller="support"} 14.0' in text
+
+
+def test_callers_beyond_the_bound_are_one_sum() -> None:
+    metrics = Metrics()
+
+    for index in range(MAX_LABEL_VALUES + 500):
+        metrics.observe_caller(f"key-{index}", status=200, predictions=[])
+
+    text = rendered(metrics)
+    assert text.count("nunatak_caller_requests_total{") == MAX_LABEL_VALUES + 1
+    assert 'nunatak_caller_requests_total{caller="other",status="200"} 500.0' in text
 
 
 def test_batches_and_memory_are_shown() -> None:
@@ -115,7 +146,7 @@ def test_a_task_out_of_memory_has_no_line() -> None:
 
 def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
     metrics = Metrics()
-    names = [f"task-{index}" for index in range(MAX_TASK_LABELS + 500)]
+    names = [f"task-{index}" for index in range(MAX_LABEL_VALUES + 500)]
 
     for name in names:
         metrics.observe_load(name, seconds=0.0, succeeded=True)
@@ -127,7 +158,7 @@ def test_tasks_beyond_the_bound_are_one_sum_and_nothing_is_lost() -> None:
     for name, each in ((LOADED, 1), (EVICTED, 1), (MOVED, 1), (HELD, 3)):
         found = by_task(name, metrics, state)
         assert found.pop("other") == 500 * each
-        assert found == dict.fromkeys(names[:MAX_TASK_LABELS], each)
+        assert found == dict.fromkeys(names[:MAX_LABEL_VALUES], each)
     assert rendered(metrics, state).count('nunatak_task_resident_bytes{task="other"}') == 1
 
 

@@ -1,0 +1,195 @@
+"""`nunatak registry`, and opening the registry that the options of a command name."""
+
+# ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import JsonValue
+from rich.filesize import decimal
+
+from nunatak_cli.failures import print_failure
+from nunatak_cli.options import CreateOption, JsonOption, example
+from nunatak_cli.output import console, error_console, print_json
+from nunatak_contract.errors import NunatakError
+
+if TYPE_CHECKING:
+    from nunatak_registry import AliasEvent, Registry, TaskCopy
+
+EXAMPLES = {
+    "copy": "nunatak registry copy ./registry 'postgresql+psycopg://nunatak@db/registry"
+    "?blobs=s3://bucket/tasks' --create",
+}
+
+
+def registry_app() -> typer.Typer:
+    """Return the group with its commands."""
+    app = typer.Typer(
+        name="registry",
+        help="Copy whole registries.",
+        no_args_is_help=True,
+        epilog=example(EXAMPLES["copy"]),
+    )
+    app.command("copy", epilog=example(EXAMPLES["copy"]))(copy)
+    return app
+
+
+def copy(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Registry folder or database URL to copy.")
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="Registry folder or database URL to copy to.")
+    ],
+    *,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Copy only this task. Repeatable.", show_default=False),
+    ] = None,
+    create: CreateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy tasks with versions, aliases and history to another registry; repeat to go on."""
+    outcomes: list[TaskCopy | FailedCopy] = []
+    with (
+        existing_registry(source) as opened,
+        publishing_registry(target, create=create) as receiver,
+    ):
+        for name in task or opened.copies.tasks():
+            outcomes.append(_copied(name, opened, receiver))
+            if not as_json:
+                _print_outcome(outcomes[-1])
+    failed = [it for it in outcomes if isinstance(it, FailedCopy)]
+    if as_json:
+        copied = [_copy_json(it) for it in outcomes if not isinstance(it, FailedCopy)]
+        print_json({"copied": [*copied], "failed": [it.json() for it in failed]})
+    elif not outcomes:
+        error_console().print("the source has no tasks")
+    if failed:
+        raise typer.Exit(1)
+
+
+FAILURES_OF_A_TASK = {"copy_conflict", "task_not_found", "invalid_manifest", "corrupt_blob"}
+"""Errors that concern one task; the copy goes on with the next task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedCopy:
+    """A task that was not copied, and the reason."""
+
+    task: str
+    error: NunatakError
+
+    def json(self) -> dict[str, JsonValue]:
+        """Return the failure for programs."""
+        return {"task": self.task, "code": self.error.code, "detail": str(self.error)}
+
+
+@contextmanager
+def existing_registry(location: str | None) -> Generator["Registry"]:
+    """Open a registry that exists: a mistyped place must not become a new, empty registry.
+
+    Raises:
+        NunatakError: `registry_missing`, there is no registry.
+    """
+    from nunatak_registry import Registry, default_location
+
+    with Registry.open(location or default_location(), create=False) as registry:
+        yield registry
+
+
+@contextmanager
+def publishing_registry(location: str | None, *, create: bool) -> Generator["Registry"]:
+    """Open a registry to publish to.
+
+    The default registry is made at its first use. A registry that the user names is made only with
+    `create`.
+
+    Raises:
+        NunatakError: `registry_missing`, there is no registry at the place that the user names.
+    """
+    from nunatak_registry import Registry, default_location
+
+    place = location or default_location()
+    with Registry.open(place, create=create or not location) as registry:
+        yield registry
+
+
+def promote(
+    registry: "Registry", task: str, alias: str, version: int, *, expect: int | None = None
+) -> tuple["AliasEvent", bool]:
+    """Let an alias point to a version; return its last move, and whether this call moved it.
+
+    Raises:
+        NunatakError: as `Registry.promote`.
+    """
+    earlier = _moves(registry, task, alias)
+    move = registry.promote(task, alias, version, expected_version=expect)
+    return move, move not in earlier
+
+
+def moved_line(move: "AliasEvent", *, has_moved: bool) -> str:
+    """Return the line about a promotion."""
+    before = "new" if move.from_version is None else f"was {move.from_version}"
+    state = before if has_moved else "it was there already; nothing moved"
+    return f"{move.task}@{move.alias} -> version {move.to_version} ({state})"
+
+
+def published_line(reference: str, *, is_new: bool) -> str:
+    """Return the line about a publication."""
+    return (
+        f"published {reference}"
+        if is_new
+        else f"{reference} was there already with the same content; nothing was published"
+    )
+
+
+def _moves(registry: "Registry", task: str, alias: str) -> "list[AliasEvent]":
+    try:
+        return registry.history(task, alias)
+    except NunatakError as error:
+        if error.code != "alias_not_found":
+            raise
+        return []
+
+
+def _copied(task: str, source: "Registry", target: "Registry") -> "TaskCopy | FailedCopy":
+    try:
+        return target.copies.take(task, source.copies)
+    except NunatakError as error:
+        if error.code not in FAILURES_OF_A_TASK:
+            raise
+        return FailedCopy(task=task, error=error)
+
+
+def _print_outcome(outcome: "TaskCopy | FailedCopy") -> None:
+    if isinstance(outcome, FailedCopy):
+        print_failure(outcome.error.code, str(outcome.error))
+    else:
+        console().print(_copied_line(outcome), soft_wrap=True)
+
+
+def _copied_line(done: "TaskCopy") -> str:
+    new = ", ".join(map(str, done.versions))
+    if not new and not done.num_events:
+        return f"{done.task}: everything was there already"
+    parts = [
+        f"copied version{'s' if len(done.versions) > 1 else ''} {new}" if new else "no new version",
+        *([f"{len(done.present)} there already"] if done.present else []),
+        f"{done.num_events} event{'' if done.num_events == 1 else 's'} of aliases",
+        decimal(done.num_bytes),
+    ]
+    return f"{done.task}: {'; '.join(parts)}"
+
+
+def _copy_json(done: "TaskCopy") -> dict[str, JsonValue]:
+    return {
+        "task": done.task,
+        "versions": list(done.versions),
+        "present": list(done.present),
+        "events": done.num_events,
+        "written_bytes": done.num_bytes,
+    }

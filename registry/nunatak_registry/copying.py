@@ -1,0 +1,265 @@
+"""Copies of tasks from one registry to another: versions, aliases, candidates and their history.
+
+A copy adds what is missing and changes nothing that is there. The blobs of a task are written
+first. Then one transaction adds all its rows, so a killed copy leaves whole tasks, and at most some
+blobs without a version. A repeated copy skips what is there already.
+
+Two registries may both have changed since an earlier copy. The copy of a task is refused if its
+target says anything else than its source: then only a person can say which of them is right.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.manifest import BlobRecord, TaskManifest
+from nunatak_registry.aliases import AliasEvent, Candidate, CandidateEvent
+from nunatak_registry.blobs.blobs import BlobStore
+from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError
+from nunatak_registry.index.index import Change, Index
+from nunatak_registry.index.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionState:
+    """One version as an index stores it."""
+
+    manifest: TaskManifest
+    document: str
+    """The exact text of the manifest, which the index keeps with its digest."""
+    published_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AliasState:
+    """One alias with everything that ever happened to it, oldest first."""
+
+    moves: tuple[AliasEvent, ...] = ()
+    changes: tuple[CandidateEvent, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+
+    def begins_with(self, other: "AliasState") -> bool:
+        """Return whether everything that happened to `other` happened first to this one."""
+        return (
+            self.moves[: len(other.moves)] == other.moves
+            and self.changes[: len(other.changes)] == other.changes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskState:
+    """Everything that an index says about one task."""
+
+    next_version: int
+    """The number of the next version, above all numbers that were ever given out."""
+    versions: Mapping[int, VersionState]
+    aliases: Mapping[str, AliasState]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyPlan:
+    """What a target lacks of a task."""
+
+    next_version: int
+    versions: tuple[VersionState, ...]
+    present: tuple[int, ...]
+    """Numbers of the versions that the target has already."""
+    aliases: Mapping[str, AliasState]
+    """The aliases to bring forward; only new moves and changes, and all present candidates."""
+
+    @property
+    def blobs(self) -> dict[str, BlobRecord]:
+        """The blobs of the missing versions, by digest."""
+        return {it.sha256: it for version in self.versions for it in version.manifest.blobs}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCopy:
+    """The outcome of the copy of one task."""
+
+    task: str
+    versions: tuple[int, ...]
+    """Numbers of the versions that were copied."""
+    present: tuple[int, ...]
+    """Numbers of the versions that were there already."""
+    num_events: int
+    """Moves of aliases and changes of candidates that were copied."""
+    num_bytes: int
+    """Bytes of blobs that were written; blobs that were there already are not counted."""
+
+
+def plan_copy(task: str, source: TaskState, target: TaskState) -> CopyPlan:
+    """Return what `target` lacks of `source`.
+
+    Raises:
+        NunatakError: `copy_conflict`, the target contradicts the source.
+    """
+    missing, present = list[VersionState](), list[int]()
+    numbers = {it.manifest.content: number for number, it in target.versions.items()}
+    for number, version in source.versions.items():
+        there = target.versions.get(number)
+        if there is None:
+            _check_free(task, number, target, same=numbers.get(version.manifest.content))
+            missing.append(version)
+        elif there.manifest.content == version.manifest.content:
+            present.append(number)
+        else:
+            raise _conflict(task, f"version {number} has other content there")
+    aliases = dict[str, AliasState]()
+    for alias, ours in source.aliases.items():
+        theirs = target.aliases.get(alias, AliasState())
+        if theirs.begins_with(ours):
+            continue
+        if not ours.begins_with(theirs):
+            raise _conflict(task, f"alias {alias!r} has another history there")
+        aliases[alias] = AliasState(
+            moves=ours.moves[len(theirs.moves) :],
+            changes=ours.changes[len(theirs.changes) :],
+            candidates=ours.candidates,
+        )
+    return CopyPlan(
+        next_version=max(source.next_version, target.next_version),
+        versions=tuple(missing),
+        present=tuple(present),
+        aliases=aliases,
+    )
+
+
+def _check_free(task: str, number: int, target: TaskState, *, same: int | None) -> None:
+    """Refuse a number that the target gave out before, and content that it has under another."""
+    if number < target.next_version:
+        raise _conflict(task, f"version {number} was deleted there, and no number is used twice")
+    if same is not None:
+        raise _conflict(task, f"version {number} has the content of version {same} there")
+
+
+def _conflict(task: str, reason: str) -> NunatakError:
+    return NunatakError("copy_conflict", task=task, reason=reason)
+
+
+class Copies:
+    """The tasks of one registry, to copy from and to. Threads and processes may share it."""
+
+    def __init__(
+        self,
+        *,
+        index: Index,
+        blobs: BlobStore,
+        writing: Callable[[], AbstractContextManager[Change]],
+    ) -> None:
+        self._index = index
+        self._blobs = blobs
+        self._writing = writing
+
+    def tasks(self) -> list[str]:
+        """Return the names of all tasks, also of those whose versions are all deleted."""
+        with self._index.reading() as snapshot:
+            return sorted(snapshot.next_versions())
+
+    def state(self, task: str) -> TaskState:
+        """Return everything about one task, as of one moment.
+
+        Raises:
+            TaskNotFoundError: no such task.
+            InvalidManifestError: a stored manifest is damaged.
+        """
+        with self._index.reading() as snapshot:
+            if task not in snapshot.next_versions():
+                raise TaskNotFoundError(task)
+            return _state_in(snapshot, task)
+
+    def read(self, blob: BlobRecord) -> bytes:
+        """Return the bytes of a blob; size and digest are checked.
+
+        Raises:
+            CorruptBlobError: the stored bytes are missing or damaged.
+        """
+        return self._blobs.get(blob.sha256, blob.size_bytes)
+
+    def take(self, task: str, source: "Copies") -> TaskCopy:
+        """Copy one task from another registry into this one, whole or not at all.
+
+        Raises:
+            TaskNotFoundError: the source has no such task.
+            NunatakError: `copy_conflict`, this registry contradicts the source.
+            InvalidManifestError: a manifest is damaged, in the source or here.
+            CorruptBlobError: a blob of the source is missing or damaged.
+        """
+        wanted = source.state(task)
+        with self._index.reading() as snapshot:
+            plan = plan_copy(task, wanted, _state_in(snapshot, task))
+        num_bytes = sum(self._fetch(blob, source) for blob in plan.blobs.values())
+        if plan.versions or plan.aliases or not self._has_reserved(task, plan):
+            with self._writing() as change:
+                # Another process may have changed the task meanwhile, and `gc` may have removed a
+                # blob. Under this lock neither can.
+                plan = plan_copy(task, wanted, _state_in(change, task))
+                for blob in plan.blobs.values():
+                    if not self._blobs.exists(blob.sha256):
+                        num_bytes += self._fetch(blob, source)
+                _add(change, task, plan)
+        return TaskCopy(
+            task=task,
+            versions=tuple(it.manifest.version for it in plan.versions),
+            present=plan.present,
+            num_events=sum(len(it.moves) + len(it.changes) for it in plan.aliases.values()),
+            num_bytes=num_bytes,
+        )
+
+    def _has_reserved(self, task: str, plan: CopyPlan) -> bool:
+        with self._index.reading() as snapshot:
+            return snapshot.next_versions().get(task) == plan.next_version
+
+    def _fetch(self, blob: BlobRecord, source: "Copies") -> int:
+        """Write a blob unless it is here undamaged; return the bytes that were written."""
+        try:
+            self.read(blob)
+        except CorruptBlobError:
+            self._blobs.put(source.read(blob))
+            return blob.size_bytes
+        return 0
+
+
+def _state_in(snapshot: Snapshot, task: str) -> TaskState:
+    times = snapshot.publication_times(task)
+    candidates = snapshot.candidates(task)
+    return TaskState(
+        next_version=snapshot.next_versions().get(task, 1),
+        versions={
+            record.version: VersionState(
+                manifest=record.parse(),
+                document=record.manifest,
+                published_at=times[record.version],
+            )
+            for record in snapshot.all_versions(task)
+        },
+        aliases={
+            alias: AliasState(
+                moves=tuple(snapshot.history(task, alias)),
+                changes=tuple(snapshot.candidate_history(task, alias)),
+                candidates=tuple(it for it in candidates if it.alias == alias),
+            )
+            for alias in snapshot.aliases(task).get(task, {})
+        },
+    )
+
+
+def _add(change: Change, task: str, plan: CopyPlan) -> None:
+    change.reserve_numbers(task, plan.next_version)
+    for version in plan.versions:
+        change.add_version(
+            version.manifest,
+            version.manifest.content,
+            version.published_at,
+            document=version.document,
+        )
+    for alias, state in plan.aliases.items():
+        change.bring_forward(
+            task,
+            alias,
+            moves=state.moves,
+            changes=state.changes,
+            candidates=state.candidates,
+        )

@@ -1,0 +1,138 @@
+"""Laws of `nunatak registry copy`, and of the places that a command makes a registry at."""
+
+from pathlib import Path
+
+import pytest
+
+from doubles.drafts import publish_one
+from doubles.terminals import nunatak
+from nunatak_registry import Registry
+
+
+def test_copy_says_what_it_copied_and_what_was_there(
+    folder: Path, registry: Registry, tmp_path: Path
+) -> None:
+    target = str(tmp_path / "target")
+
+    first = nunatak("registry", "copy", str(folder), target, "--create")
+    again = nunatak("registry", "copy", str(folder), target)
+    registry.promote("intent", "prod", 3)
+    publish_one(registry, seed=9)
+    later = nunatak("registry", "copy", str(folder), target)
+
+    size = sum(blob.size_bytes for it in registry.versions("intent")[:3] for blob in it.blobs)
+    assert first.stdout == f"intent: copied versions 1, 2, 3; 2 events of aliases; {size} bytes\n"
+    assert again.stdout == "intent: everything was there already\n"
+    assert later.stdout.startswith(
+        "intent: copied version 4; 3 there already; 1 event of aliases; "
+    )
+    with Registry.open(target) as copied:
+        assert copied.task("intent").aliases == {"prod": 3}
+
+
+def test_copy_goes_on_after_a_task_that_it_refuses(
+    folder: Path, registry: Registry, tmp_path: Path
+) -> None:
+    publish_one(registry, "mood", seed=5)
+    with Registry.open(tmp_path / "target") as target:
+        publish_one(target, "intent", seed=50)
+
+    ran = nunatak("registry", "copy", str(folder), str(tmp_path / "target"), "--json")
+
+    assert ran.exit_code == 1
+    failures = ran.json()["failed"]
+    assert isinstance(failures, list)
+    assert [(it["task"], it["code"]) for it in failures if isinstance(it, dict)] == [
+        ("intent", "copy_conflict")
+    ]
+    with Registry.open(tmp_path / "target") as target:
+        assert target.task("mood").versions == (1,)
+
+
+def test_copy_of_named_tasks_leaves_the_others_behind(
+    folder: Path, registry: Registry, tmp_path: Path
+) -> None:
+    publish_one(registry, "mood", seed=5)
+
+    nunatak("registry", "copy", str(folder), str(tmp_path / "b"), "--task", "mood", "--create")
+
+    with Registry.open(tmp_path / "b") as target:
+        assert [it.name for it in target.tasks()] == ["mood"]
+
+
+@pytest.mark.parametrize("mistyped", ["source", "target"])
+def test_copy_makes_no_registry_from_a_typing_error(
+    folder: Path, registry: Registry, tmp_path: Path, mistyped: str
+) -> None:
+    assert registry.tasks()
+    places = {"source": str(folder), "target": str(folder)} | {mistyped: str(tmp_path / "tpyo")}
+
+    ran = nunatak("registry", "copy", places["source"], places["target"])
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [registry_missing]: ")
+    assert not (tmp_path / "tpyo").exists()
+
+
+READING = [
+    ("task", "list"),
+    ("task", "versions", "intent"),
+    ("task", "promote", "intent", "1", "--unprobed"),
+    ("task", "gc"),
+    ("predict", "Come.", "--task", "tone"),
+]
+PUBLISHING = [
+    ("train", "--task", "tone", "--data", "demo/data/tone"),
+    ("task", "import", "./nowhere", "--task", "tone"),
+    ("task", "pull", "./nowhere"),
+    ("serve", "--port", "0"),
+]
+
+
+@pytest.mark.parametrize("command", [*READING, *PUBLISHING], ids=" ".join)
+@pytest.mark.parametrize("place", ["folder", "empty", "database"])
+def test_a_place_without_a_registry_is_an_error_and_stays_as_it_is(
+    tmp_path: Path, command: tuple[str, ...], place: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    named = {
+        "folder": str(tmp_path / "tpyo"),
+        "empty": str(tmp_path / "empty"),
+        "database": f"sqlite:///{tmp_path}/index.db?blobs={tmp_path}/blobs",
+    }
+
+    ran = nunatak(*command, "--registry", named[place])
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [registry_missing]: there is no registry at ")
+    assert "--create" in ran.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_default_registry_is_made_at_its_first_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+    missing = nunatak("task", "list")
+    # The command opens the registry before it looks for the folder to pull.
+    nunatak("task", "pull", str(tmp_path / "absent"))
+    made = nunatak("task", "list")
+
+    assert missing.stderr.startswith("error [registry_missing]: ")
+    assert (made.exit_code, made.stderr.startswith("no tasks yet")) == (0, True)
+
+
+def test_a_named_registry_is_made_only_when_that_is_asked_for(tmp_path: Path) -> None:
+    place = ("--registry", str(tmp_path / "new"))
+
+    nunatak("task", "pull", str(tmp_path / "absent"), "--create", *place)
+
+    assert nunatak("task", "list", *place).exit_code == 0
+
+
+def test_a_password_is_in_no_message_about_a_missing_registry(tmp_path: Path) -> None:
+    url = f"sqlite://ann:swordfish@/{tmp_path}/index.db?blobs=b&key=swordfish"
+
+    assert "swordfish" not in nunatak("task", "list", "--registry", url).stderr
