@@ -128,7 +128,9 @@ def test_a_researcher_scores_the_best_run_of_a_sweep_on_test_examples(tmp_path: 
 
     command("sweep", "run", str(tmp_path / "sweep.yaml"), "--results", str(tmp_path / "results"))
     published = json.loads(
-        command("sweep", "publish", str(tmp_path / "results"), "--task", "tone", "--json")
+        command(
+            "sweep", "publish", str(tmp_path / "results"), "--task", "tone", "--create", "--json"
+        )
     )
     scored = json.loads(command("evaluate", "tone", "--data", str(TONE / "dev.jsonl"), "--json"))
 

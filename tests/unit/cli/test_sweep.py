@@ -143,7 +143,7 @@ def test_publish_trains_the_best_run_again_and_says_so(folder: Path, tmp_path: P
 
     ran = nunatak(
         "sweep", "publish", str(results), "--task", "tone", "--registry", registry,
-        "--promote", "prod",
+        "--promote", "prod", "--create",
     )  # fmt: skip
     again = nunatak(
         "sweep", "publish", str(results), "--task", "tone", "--registry", registry, "--json"
