@@ -231,6 +231,10 @@ def file_cases(world: World) -> Iterator[Case]:
     results, sweep = str(world.folder / "results"), str(world.folder / "sweep.yaml")
     yield ("sweep", "run", sweep, "--results", str(world.folder / "r"), *world.backbone)
     yield ("sweep", "report", results)
+    yield ("sweep", "publish", results, "--task", "tone", "--of", f"{HOSTILE} gone")
+    yield ("sweep", "publish", results, "--task", "tone", *world.registry)
+    for data in (str(world.folder / "labels.jsonl"), str(broken), str(world.new())):
+        yield ("doubts", "--data", data, *world.backbone)
     for name in ("show", "clear"):
         yield ("cache", name)
     keys = ("--file", str(world.folder / "keys"))

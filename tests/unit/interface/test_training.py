@@ -30,7 +30,7 @@ def make_places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     ran = run_command(
         "train", "--task", "tone", "--data", str(data), "--backbone", str(backbone),
         "--method", "head", "--epochs", "2", "--max-length", "32",
-        "--registry", str(folder / "registry"),
+        "--registry", str(folder / "registry"), "--create",
     )  # fmt: skip
     assert ran.exit_code == 0, ran.stderr
     return folder / "registry", backbone
