@@ -42,7 +42,7 @@ screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `m
 test: $(VENV)/.dev  ## run the tests on two workers (WORKERS=0: in one process)
 	$(PYTEST) -m "not slow"
 
-test-slow: $(VENV)/.dev  ## run the tests that take long: the demo, the savings report, kills and faults
+test-slow: $(VENV)/.dev  ## run the tests that take long: the demo, the savings report, walks of users
 	$(PYTEST) -m slow
 
 check: $(VENV)/.dev  ## formatting, lint, types and layers

@@ -1,7 +1,5 @@
 """Rules of every test: the marker is the folder, and nothing reaches the network.
 
-Tests that inject faults are slow tests.
-
 Tests of the model check the shape of each tensor in the arguments and results of its functions.
 """
 
@@ -56,8 +54,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, folder))
-        if folder == "torture":
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
