@@ -53,7 +53,8 @@ class Trained:
         if self._tasks is None:
             from nunatak_registry import Registry
 
-            self._tasks = LocalTasks(Registry.open(self._registry), self._backbone)
+            registry = Registry.open(self._registry, create=False)
+            self._tasks = LocalTasks(registry, self._backbone)
         return self._tasks.predict(self.reference, inputs, **options)
 
     def close(self) -> None:
@@ -101,8 +102,8 @@ def train(  # noqa: PLR0913 - the arguments of one training
             name of a data set; or any of these by part: `{"train": ..., "dev": ..., "test": ...}`.
             Without dev examples, a tenth of the train examples becomes dev.
         labels: one label for each text: a name, a number or a list of names.
-        registry: a folder or a database URL; absent: NUNATAK_REGISTRY, else a folder in the user's
-            data directory.
+        registry: a folder or a database URL, which is made if there is none; absent:
+            NUNATAK_REGISTRY, else a folder in the user's data directory.
         promote: an alias that then points at the new version, such as `prod`.
         kind: the kind of task; absent: the first row decides (docs/training.md).
         text_column: the column of the text, if it is not `text`.
