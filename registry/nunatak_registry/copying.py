@@ -4,8 +4,8 @@ A copy adds what is missing and changes nothing that is there. The blobs of a ta
 first. Then one transaction adds all its rows, so a killed copy leaves whole tasks, and at most some
 blobs without a version. A repeated copy skips what is there already.
 
-Two registries may both have changed since an earlier copy. The copy of a task is refused if its
-target says anything else than its source: then only a person can say which of them is right.
+Two registries may both have changed since an earlier copy. The copy of a task is refused if the
+target contradicts the source. An operator must then decide which registry is right.
 """
 
 from collections.abc import Callable, Mapping

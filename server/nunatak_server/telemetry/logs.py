@@ -203,7 +203,7 @@ class LoggedText(io.TextIOBase):
         """By thread, the text of a line that has not ended."""
 
     def writable(self) -> bool:
-        """Return that it takes text."""
+        """Return True: the stream accepts text."""
         return True
 
     def write(self, text: str, /) -> int:

@@ -5,10 +5,10 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, ViewportSize, expect
+from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 
 from doubles.backbones import tiny_backbone
-from doubles.browsers import CONTRAST, NEEDS_CHROMIUM, open_page, running_browser
+from doubles.browsers import CONTRAST, NEEDS_CHROMIUM
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind, ProblemType, Reads
@@ -85,18 +85,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
             publish_tiny_task(registry, backbone, task="topic", labels=("a", "b"), seed=version)
         with running_server(backbone, registry, make_settings(max_batch_rows=1)) as url:
             yield url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
-    with running_browser() as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(browser: Browser, address: str) -> Generator[Page]:
-    with open_page(browser, address) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from doubles.backbones import tiny_backbone
-from doubles.browsers import CONTRAST, NEEDS_CHROMIUM, open_page, running_browser
+from doubles.browsers import CONTRAST, NEEDS_CHROMIUM
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_contract.enums import CandidateRole, HeadKind, IntervalMethod, ProblemType
@@ -87,18 +87,6 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         )
         with running_server(backbone, registry, make_settings()) as url:
             yield url
-
-
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
-    with running_browser() as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(browser: Browser, address: str) -> Generator[Page]:
-    with open_page(browser, address) as opened:
-        yield opened
 
 
 @pytest.fixture
