@@ -49,6 +49,11 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|outputs here are: "
     # A path that names an alias, and a version in the query.
     r"|alias must be "
+    # Sides of different lengths, and a task for another route.
+    r"|the first side must have one text"
+    r"|this route is for "
+    # A request without a name, from a key with several tasks.
+    r"|the request names no task"
     # A question for a task that reads texts.
     r"|input \d+ is a \w+, and this [\w ]+ task reads "
 )
@@ -83,6 +88,8 @@ def refusal_in(content: object) -> Refusal:
             return Refusal(code=code, faults=faults)
         case {"error": {"code": str(code), "message": str(text)}}:
             return Refusal(code=code, text=text, faults=faults_in(text))
+        case {"error": {"message": str(text)}}:
+            return Refusal(text=text, faults=faults_in(text))
         case {"error": str(text)}:
             return Refusal(text=text, faults=faults_in(text))
         case _:

@@ -23,13 +23,14 @@ COMPUTING = [
     if needed == PREDICT and not path.startswith(("/v1/predict", "/v1/tasks"))
 ]
 """Every route of another protocol that computes."""
-BY_NAME = [path for path in COMPUTING if "{task}" in path and "{version}" not in path]
+OF_BACKBONE = {"/v1/embeddings", "/tei/backbone", "/tei/backbone/embed"}
+BY_NAME = [path for path in COMPUTING if path not in OF_BACKBONE and "{version}" not in path]
 BY_VERSION = [path for path in COMPUTING if "{version}" in path]
 KEYS = [f"user-{number}" for number in range(16)]
 
 
 def task_of(path: str) -> str:
-    return "ranks" if path.endswith("/rerank") else "topic"
+    return "ranks" if path.endswith(("/rerank", "/score")) else "topic"
 
 
 def address_of(path: str) -> str:
@@ -37,13 +38,22 @@ def address_of(path: str) -> str:
 
 
 def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
-    if path == "/v1/embeddings":
-        return {"input": text, "model": backbone.name}
-    if path.endswith("/rerank"):
-        return {"query": text, "texts": DOCUMENTS[:1]}
+    ranking = {"model": "ranks", "query": text, "documents": DOCUMENTS[:1]}
+    scoring = {"model": "ranks", "text_1": text, "text_2": DOCUMENTS[0]}
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": text, "model": backbone.name},
+        "/classify": {"input": text, "model": "topic"},
+        **dict.fromkeys(("/score", "/v1/score"), scoring),
+        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ranking),
+    }
     if path.endswith("/infer"):
-        return {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}
-    return {"inputs": text}
+        return {"inputs": [tensor]}
+    if path.endswith(":predict"):
+        return {"instances": [text]}
+    if path.startswith("/tei/") and path.endswith("/rerank"):
+        return {"query": text, "texts": DOCUMENTS[:1]}
+    return bodies.get(path, {"inputs": text})
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +169,7 @@ def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
 
         assert refused.status_code == 422
         error = refused.json()["error"]
-        text = error["message"] if path == "/v1/embeddings" else error
+        text = error if isinstance(error, str) else error["message"]
         assert text.startswith("the request does not follow its schema: header.x-priority: ")
 
     run(scenario)
