@@ -46,6 +46,7 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     # Parameters for other tensors. If no parameters are possible, the schema itself forbids them.
     r"|parameters here may be: (?!none)"
     # Parameters of another kind of task.
+    r"|parameters of [\w ]+ may be: "
     r"|outputs here are: "
     # A path that names an alias, and a version in the query.
     r"|alias must be "

@@ -13,8 +13,7 @@ from pydantic import Field
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.requests import MAX_ITEMS, Item, Message
 from nunatak_server.access.keys import Scope
-from nunatak_server.compat.open_inference import OpenInferenceProblem
-from nunatak_server.compat.translation import Problem, TranslatedRoute, explained
+from nunatak_server.compat.translation import LINE_PROBLEMS, LineRoute
 from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
@@ -30,15 +29,6 @@ from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.scheduler.rows import Priority
 
 
-class KServeRoute(TranslatedRoute):
-    """A route whose failures have the shape of KServe."""
-
-    @classmethod
-    def shape(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem as one line."""
-        return {"error": explained(problem)}
-
-
 class KServeRequest(Message):
     """Inputs for one task."""
 
@@ -51,11 +41,7 @@ class KServeResponse(Message):
     predictions: list[Any]
 
 
-router = APIRouter(
-    route_class=KServeRoute,
-    tags=["KServe 1"],
-    responses={"default": {"model": OpenInferenceProblem}, 422: {"model": OpenInferenceProblem}},
-)
+router = APIRouter(route_class=LineRoute, tags=["KServe 1"], responses=LINE_PROBLEMS)
 
 
 @router.post(

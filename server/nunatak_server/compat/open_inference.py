@@ -36,12 +36,7 @@ from nunatak_server.compat.tensors import (
     output_tensors,
     with_binary_data,
 )
-from nunatak_server.compat.translation import (
-    Problem,
-    TranslatedRoute,
-    explained,
-    find_task,
-)
+from nunatak_server.compat.translation import LINE_PROBLEMS, LineRoute, find_task
 from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
@@ -66,19 +61,8 @@ Single = Annotated[list[Text], Field(min_length=1, max_length=1)]
 Rows = Annotated[list[Single], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
 
-class OpenInferenceProblem(Message):
-    """An error in the shape of the protocol."""
-
-    error: str
-
-
-class OpenInferenceRoute(TranslatedRoute):
-    """A route whose failures have the shape of the protocol."""
-
-    @classmethod
-    def shape(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem as one line."""
-        return {"error": explained(problem)}
+class OpenInferenceRoute(LineRoute):
+    """A route that also reads binary tensors."""
 
     def parse(self, scope: AsgiScope, body: bytes) -> object:
         """Parse a body of JSON, or of JSON and binary tensors.
@@ -202,7 +186,7 @@ router = APIRouter(
     prefix="/v2",
     route_class=OpenInferenceRoute,
     tags=["Open Inference Protocol"],
-    responses={"default": {"model": OpenInferenceProblem}, 422: {"model": OpenInferenceProblem}},
+    responses=LINE_PROBLEMS,
 )
 
 

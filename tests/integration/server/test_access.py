@@ -33,6 +33,7 @@ HEALTH = {
 PUBLIC = {*HEALTH, "/", "/docs", "/page/{name}"}
 NEIGHBOURS = (
     "/tei/",
+    "/hf/",
     "/v2",
     "/v1/embeddings",
     "/v1/models",
@@ -55,7 +56,13 @@ TENSORS: dict[str, Any] = {
 
 ACCESS = access_by_route()
 # The tasks have names of one length, so that equal answers also have equal lengths.
-OF_NO_TASK = {"/v1/embeddings", "/tei/backbone", "/tei/backbone/embed", "/v1/predict"}
+OF_NO_TASK = {
+    "/v1/embeddings",
+    "/tei/backbone",
+    "/tei/backbone/embed",
+    "/hf/backbone",
+    "/v1/predict",
+}
 """Routes for the backbone, and the route that answers for each task separately."""
 MINE, HIDDEN, UNKNOWN = "tone", "intent", "nobody"
 BODIES: dict[tuple[str, str], list[Any]] = {
@@ -85,6 +92,8 @@ BODIES: dict[tuple[str, str], list[Any]] = {
     ("GET", "/v2/models/{task}/ready"): [None],
     ("GET", "/v2/models/{task}/versions/{version}/ready"): [None],
     ("POST", "/v2/models/{task}/infer"): [TENSORS, {}],
+    ("POST", "/hf/tasks/{task}"): [QUERY, {}],
+    ("POST", "/hf/tasks/{task}/{version}"): [QUERY, {}],
     ("POST", "/v1/models/{task}:predict"): [{"instances": ["where is it?"]}, {}],
     ("POST", "/v2/models/{task}/versions/{version}/infer"): [TENSORS, {}],
 }

@@ -23,7 +23,7 @@ COMPUTING = [
     if needed == PREDICT and not path.startswith(("/v1/predict", "/v1/tasks"))
 ]
 """Every route of another protocol that computes."""
-OF_BACKBONE = {"/v1/embeddings", "/tei/backbone", "/tei/backbone/embed"}
+OF_BACKBONE = {"/v1/embeddings", "/tei/backbone", "/tei/backbone/embed", "/hf/backbone"}
 BY_NAME = [path for path in COMPUTING if path not in OF_BACKBONE and "{version}" not in path]
 BY_VERSION = [path for path in COMPUTING if "{version}" in path]
 KEYS = [f"user-{number}" for number in range(16)]
@@ -43,6 +43,7 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
     bodies: dict[str, dict[str, Any]] = {
         "/v1/embeddings": {"input": text, "model": backbone.name},
+        "/hf/backbone": {"inputs": {"source_sentence": text, "sentences": ["a"]}},
         "/classify": {"input": text, "model": "topic"},
         **dict.fromkeys(("/score", "/v1/score"), scoring),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ranking),
