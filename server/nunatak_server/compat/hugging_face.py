@@ -64,7 +64,7 @@ class HfRequest(Message):
     """One or more inputs for one task."""
 
     inputs: Inputs
-    parameters: HfParameters = HfParameters()
+    parameters: HfParameters = HfParameters.model_validate({})
 
 
 class Sentences(Message):
