@@ -29,11 +29,13 @@ HEALTH = {
     "/v2/health/live",
     "/v2/health/ready",
     "/tei/backbone/health",
+    "/srun/health/live",
 }
 PUBLIC = {*HEALTH, "/", "/docs", "/page/{name}"}
 NEIGHBOURS = (
     "/tei/",
     "/hf/",
+    "/srun/",
     "/v2",
     "/v1/embeddings",
     "/v1/models",
@@ -62,6 +64,7 @@ OF_NO_TASK = {
     "/tei/backbone/embed",
     "/hf/backbone",
     "/v1/predict",
+    "/srun/v1/bundle",
 }
 """Routes for the backbone, and the route that answers for each task separately."""
 MINE, HIDDEN, UNKNOWN = "tone", "intent", "nobody"
@@ -99,6 +102,8 @@ BODIES: dict[tuple[str, str], list[Any]] = {
 }
 """The bodies for each route that names a task; a new route must be added here."""
 NAMING_BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "/srun/v1/classify": lambda task: {"model": task, "input": "where is it?"},
+    "/srun/v1/rerank": lambda task: {"model": task, "query": "where?", "documents": ["here"]},
     "/classify": lambda task: {"model": task, "input": "where is it?"},
     "/score": lambda task: {"model": task, "text_1": "where?", "text_2": "here"},
     "/v1/score": lambda task: {"model": task, "text_1": "where?", "text_2": "here"},

@@ -24,7 +24,11 @@ COMPUTING = [
 ]
 """Every route of another protocol that computes."""
 OF_BACKBONE = {"/v1/embeddings", "/tei/backbone", "/tei/backbone/embed", "/hf/backbone"}
-BY_NAME = [path for path in COMPUTING if path not in OF_BACKBONE and "{version}" not in path]
+SEVERAL = {"/srun/v1/bundle"}
+"""Routes whose answer has no header for the one version that answered."""
+BY_NAME = [
+    path for path in COMPUTING if path not in OF_BACKBONE | SEVERAL and "{version}" not in path
+]
 BY_VERSION = [path for path in COMPUTING if "{version}" in path]
 KEYS = [f"user-{number}" for number in range(16)]
 
@@ -40,11 +44,14 @@ def address_of(path: str) -> str:
 def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
     ranking = {"model": "ranks", "query": text, "documents": DOCUMENTS[:1]}
     scoring = {"model": "ranks", "text_1": text, "text_2": DOCUMENTS[0]}
+    classifying = {"input": text, "model": "topic"}
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
     bodies: dict[str, dict[str, Any]] = {
         "/v1/embeddings": {"input": text, "model": backbone.name},
         "/hf/backbone": {"inputs": {"source_sentence": text, "sentences": ["a"]}},
-        "/classify": {"input": text, "model": "topic"},
+        **dict.fromkeys(("/srun/v1/classify", "/classify"), classifying),
+        "/srun/v1/rerank": ranking,
+        "/srun/v1/bundle": {"tasks": [{"id": "a", "rerank": ranking}]},
         **dict.fromkeys(("/score", "/v1/score"), scoring),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ranking),
     }
