@@ -153,8 +153,8 @@ def _head_runs(
     for branch in pairs_of:
         slots = branches[branch].slots
         # A branch that runs alone gets a unique number, which no page has.
-        runs_alone = slots is None or plan_groups is None
-        pages[-1 - branch if runs_alone else slots.head.page.number].append(branch)
+        is_grouped = slots is not None and plan_groups is not None
+        pages[slots.head.page.number if is_grouped else -1 - branch].append(branch)
     runs = list[_HeadRun]()
     for members in pages.values():
         ordered = sorted(members, key=lambda it: _slot(branches[it]))

@@ -9,7 +9,7 @@ the host reads, and the number of launches. The tests see no results.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -106,16 +106,24 @@ def _indexed(tensor: Tensor, index: Any) -> Tensor:
     return tensor
 
 
-def _write(tensor: Tensor, index: Any, values: Tensor) -> None:
+def _write(tensor: Tensor, index: Any, values: Tensor | float) -> None:
     if isinstance(values, Tensor):
         torch.ops.aten.copy_(_indexed(tensor, index), values)
     else:
         torch.ops.aten.fill_(_indexed(tensor, index), values)
 
 
+def _as_fake(numbers: Sequence[int], *, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(list(numbers), dtype=dtype)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 WITHOUT_A_DEVICE: Mapping[Any, Callable[..., Any]] = {
-    torch.asarray: lambda numbers, **options: torch.tensor(list(numbers), **options),
-    torch.Tensor.pin_memory: lambda tensor: tensor,
+    torch.asarray: _as_fake,
+    torch.Tensor.pin_memory: _same,
     torch.Tensor.contiguous: partial(torch.clone, memory_format=torch.contiguous_format),
     torch.Tensor.copy_: torch.ops.aten.copy_,
     torch.Tensor.__getitem__: _indexed,

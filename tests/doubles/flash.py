@@ -42,8 +42,8 @@ def _attend_by_operator(
         raise ValueError(f"stands in for the kernel as this project calls it, got {options}")
     arguments = (query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
     window = [window_size_left, window_size_right]
-    out, *others = _attend(*arguments, *options[1:2], scale, window)
-    return (out, *others, torch.empty(0), torch.empty(0))
+    out, sums, state = _attend(*arguments, *options[1:2], scale, window)
+    return out, sums, state, torch.empty(0), torch.empty(0)
 
 
 def _attend_by_function(*arguments: object) -> tuple[Tensor, Tensor, Tensor]:

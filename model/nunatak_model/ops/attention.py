@@ -169,7 +169,9 @@ class PaddedAttention:
     padding: Padding
     plan: AttentionPlan
     """A run for each block of padded rows, with a mask over the padding."""
-    additive: dict[torch.dtype, AttentionPlan] = field(default_factory=dict)
+    additive: dict[torch.dtype, AttentionPlan] = field(
+        default_factory=dict[torch.dtype, AttentionPlan]
+    )
     """The plan as the kernels read it, with masks in the number format of the scores. torch would
     convert the masks in each layer."""
 

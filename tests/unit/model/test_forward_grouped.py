@@ -250,7 +250,9 @@ def num_products(backbone: Backbone, branches: list[Branch], encoding: Encoding)
     rows = [Row(encoding=encoding, branch=branch) for branch in branches]
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as seen:
         forward(backbone, rows)
-    products = {"aten::_grouped_mm", "aten::linear", "aten::addmm_", "aten::bmm", "aten::baddbmm"}
+    products = {"aten::_grouped_mm", "aten::linear", "aten::addmm_"}
+    if backbone.ops.groups is padded_groups:
+        products |= {"aten::bmm", "aten::baddbmm"}
     return sum(it.count for it in seen.key_averages() if it.key in products)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]
 
 
