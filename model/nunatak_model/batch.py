@@ -152,9 +152,11 @@ def _head_runs(
     pages: dict[int, list[int]] = defaultdict(list)
     for branch in pairs_of:
         slots = branches[branch].slots
-        # A branch that runs alone gets a unique number, which no page has.
-        is_grouped = slots is not None and plan_groups is not None
-        pages[slots.head.page.number if is_grouped else -1 - branch].append(branch)
+        if slots is None or plan_groups is None:
+            # A branch that runs alone gets a unique number, which no page has.
+            pages[-1 - branch].append(branch)
+        else:
+            pages[slots.head.page.number].append(branch)
     runs = list[_HeadRun]()
     for members in pages.values():
         ordered = sorted(members, key=lambda it: _slot(branches[it]))

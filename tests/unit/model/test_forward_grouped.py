@@ -33,6 +33,7 @@ from nunatak_model import (
     forward,
     initial_parameters,
 )
+from nunatak_model.ops import attention, grouped
 from nunatak_model.ops.choice import PLAIN_OPS
 from nunatak_model.ops.grouped import (
     ALIGNMENT_BYTES,
@@ -126,6 +127,30 @@ def test_grouped_tasks_answer_as_each_by_itself(
     for (index, _), one, other in zip(questions, seen, expected, strict=True):
         assert one.shape == other.shape
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4, msg=str(methods[index // 3]))
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_many_small_blocks_answer_as_few_large_ones(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If launches were cheap, every skew and every gap would divide the products."""
+    plain = tiny_backbone(family=family)
+    served = with_gpu_kernels(plain, groups=padded_groups)
+    stored = [
+        stored_branch(plain, METHODS[index // COPIES], index)
+        for index in range(COPIES * len(METHODS))
+    ]
+    branches = [convert_branch(it, served) for it in stored]
+    questions = mixed_questions(METHODS, seed=7)
+    few = answers(served, branches, questions)
+    for module in (attention, grouped):
+        monkeypatch.setattr(module, "LAUNCH_CELLS", 3)
+    monkeypatch.setattr(grouped, "SLOT_CELLS", 1)
+
+    many = answers(served, branches, questions)
+
+    for one, other in zip(many, few, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
 
 def test_grouped_tasks_answer_in_bfloat16_as_near_as_each_by_itself(groups: PlanGroups) -> None:
