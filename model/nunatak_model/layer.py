@@ -365,5 +365,9 @@ def add_adapters(
 
 
 def _adapter_update(x: Tensor, adapter: Adapter, groups: SlotGroups | None) -> Tensor:
-    inner = apply_linear(x, adapter.down, activation=adapter.activation, groups=groups)
-    return apply_linear(inner, adapter.up, groups=groups)
+    down, up = adapter.down, adapter.up
+    if groups is None:
+        return apply_linear(apply_linear(x, down, activation=adapter.activation), up)
+    inner = groups.product(groups.pad(x), down.weight, down.bias)
+    inner = activate(inner, adapter.activation)
+    return groups.unpad(groups.product(inner, up.weight, up.bias))

@@ -8,6 +8,7 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from jaxtyping import Float
@@ -21,7 +22,7 @@ from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
 from nunatak_model.ops.attention import Attention
-from nunatak_model.ops.device import flattened
+from nunatak_model.ops.device import to_device_at_once
 from nunatak_model.ops.linear import layer_norm
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
@@ -168,10 +169,12 @@ def embed(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
 ) -> Float[Tensor, "tokens width"]:
     """Sum of word, token type and position embeddings, normalised."""
-    device = tables.word.device
-    ids = flattened((encoding.token_ids for encoding in encodings), device)
-    types = flattened((encoding.type_ids for encoding in encodings), device)
-    positions = flattened((_positions(encoding, config) for encoding in encodings), device)
+    lists = (
+        chain.from_iterable(encoding.token_ids for encoding in encodings),
+        chain.from_iterable(encoding.type_ids for encoding in encodings),
+        chain.from_iterable(_positions(encoding, config) for encoding in encodings),
+    )
+    ids, types, positions = to_device_at_once([list(it) for it in lists], tables.word.device)
     summed = functional.embedding(ids, tables.word)
     for table, indices in ((tables.token_type, types), (tables.position, positions)):
         if table is not None:
