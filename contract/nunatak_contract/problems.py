@@ -86,7 +86,8 @@ REGISTRY: Mapping[str, Reason] = {
 
 MODEL: Mapping[str, Reason] = {
     "backbone_not_found": Reason(
-        "no backbone at {source!r}: {reason}; expected 'minilm', a checkpoint folder or a hub id",
+        "no backbone at {source!r}: {reason}; expected 'minilm', the name of an added backbone, a "
+        "folder or a hub id",
         _UNAVAILABLE,
     ),
     "unsupported_backbone": Reason("{problem}", _UNAVAILABLE),
