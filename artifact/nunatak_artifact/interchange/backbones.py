@@ -288,7 +288,7 @@ def _transformers_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - untyped ther
     return tokenizer
 
 
-def _write_tokenizer(folder: Path, made: Path, raw: dict[str, JsonValue], tokenizer: Any) -> None:
+def _write_tokenizer(folder: Path, made: Path, raw: dict[str, JsonValue], tokenizer: Any) -> None:  # noqa: ANN401
     settings = read_settings(folder)
 
     def read(name: str) -> bytes | None:

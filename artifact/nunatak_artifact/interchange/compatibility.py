@@ -271,11 +271,16 @@ def read_json(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonVa
         NunatakError: `invalid_folder`, the file is missing, leads out of the folder, or is no JSON.
     """
     try:
-        return json.loads(read_bytes(folder, name, limit=limit))
+        data = read_bytes(folder, name, limit=limit)
+        return json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise NunatakError(
             "corrupt_file", folder=folder.name, file=name, problem=f"is no JSON: {error}"
         ) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it has the number {name}")
 
 
 @contextmanager
