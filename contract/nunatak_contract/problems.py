@@ -132,7 +132,8 @@ ARTIFACT: Mapping[str, Reason] = {
         "folder with its links followed (cp -rL) and import the copy"
     ),
     "tensor_mismatch": Reason(
-        "cannot import {folder!r}: its tensors do not fit its configuration: {found}"
+        "cannot import {folder!r}: its tensors do not fit its configuration: {found}; name the "
+        "backbone it was trained from, or save it again"
     ),
     "unknown_labels": Reason(
         "cannot import {folder!r}: expected {num_labels} different labels in the order of the "

@@ -1,14 +1,6 @@
 """Exchange with other programs: import of their folders, and export of our tasks."""
 
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
-from nunatak_artifact.interchange.backbones import (
-    AddedBackbone,
-    add_backbone,
-    list_backbones,
-    read_backbone,
-    verify_backbone,
-    write_backbone,
-)
 from nunatak_artifact.interchange.compatibility import ImportChoices, ImportedTask
 from nunatak_artifact.interchange.folders import check_new
 from nunatak_artifact.interchange.hub import (
@@ -38,14 +30,12 @@ from nunatak_artifact.interchange.transformers_export import (
 from nunatak_artifact.interchange.transformers_import import import_transformers
 
 __all__ = [
-    "AddedBackbone",
     "Fetched",
     "Hub",
     "HubTask",
     "HuggingFaceHub",
     "ImportChoices",
     "ImportedTask",
-    "add_backbone",
     "check_exportable",
     "check_new",
     "draft_imported",
@@ -60,11 +50,7 @@ __all__ = [
     "import_transformers",
     "is_folder",
     "kind_of",
-    "list_backbones",
     "push",
-    "read_backbone",
     "read_hub_folder",
-    "verify_backbone",
-    "write_backbone",
     "write_hub_folder",
 ]

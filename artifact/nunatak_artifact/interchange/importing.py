@@ -21,9 +21,9 @@ from nunatak_artifact.interchange.folders import has_file, read_model
 from nunatak_artifact.interchange.hub import MANIFEST
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
-from nunatak_artifact.interchange.reference import PROBE_INPUTS
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
+from nunatak_artifact.reference import PROBE_INPUTS
 from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name

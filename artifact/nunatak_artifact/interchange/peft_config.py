@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 from pydantic import JsonValue
 
 from nunatak_artifact.interchange.compatibility import read_object
-from nunatak_artifact.interchange.reference import quiet, refused_by
 from nunatak_artifact.interchange.transformers_layout import kind_of_class
+from nunatak_artifact.reference import quiet, refused_by
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import NunatakError, needs_extra
 

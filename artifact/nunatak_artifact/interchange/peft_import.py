@@ -5,11 +5,10 @@ Then peft merges the adapter into the weights. If LoRA or IA3 here gives the sam
 is LoRA or IA3; otherwise the task owns the layers from the lowest changed layer up.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from pydantic import JsonValue
@@ -45,16 +44,6 @@ from nunatak_artifact.interchange.peft_config import (
     read_fields,
 )
 from nunatak_artifact.interchange.peft_methods import ADAPTER, kind_of, native_method
-from nunatak_artifact.interchange.reference import (
-    answers_of,
-    check_answers,
-    class_named,
-    config_of,
-    load_model,
-    probe_encodings,
-    quiet,
-    refused_by,
-)
 from nunatak_artifact.interchange.transformers_export import merged_weights
 from nunatak_artifact.interchange.transformers_import import find_divergence
 from nunatak_artifact.interchange.transformers_layout import (
@@ -68,6 +57,16 @@ from nunatak_artifact.interchange.transformers_layout import (
     head_spec,
     map_places,
 )
+from nunatak_artifact.reference import (
+    answers_of,
+    check_answers,
+    class_named,
+    config_of,
+    load_model,
+    probe_encodings,
+    quiet,
+    refused_by,
+)
 from nunatak_contract.enums import HeadKind, Pooling, RankingScore
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.methods import Method
@@ -79,7 +78,6 @@ from nunatak_model import (
     parameter_shapes,
 )
 from nunatak_model.architectures import architecture_of, encoder_shapes
-from nunatak_model.errors import mismatch_of
 from nunatak_model.heads import head_shapes
 
 if TYPE_CHECKING:
@@ -87,7 +85,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PREFIX: Final = "base_model.model."
-Value = TypeVar("Value")
 PICKLE_ADVICE: Final = (
     "save it again with a current peft (save_pretrained), which writes safetensors"
 )
@@ -123,7 +120,6 @@ def import_peft(
     if read_settings(folder):
         check_reading(folder, backbone)
     stored = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
-    _check_names(folder, stored, family, backbone)
     cross_encoder = read_cross_encoder(folder, backbone)
     num_outputs = _num_outputs(stored, family, kind)
     ranks = kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
@@ -174,33 +170,6 @@ def _check_types(folder: Path, kind: HeadKind, backbone: Backbone) -> None:
             advice="merge the adapter (merge_and_unload), check that the merged model answers "
             "well with token types, and import it whole",
         )
-
-
-def _check_names(
-    folder: Path, stored: Mapping[str, Tensor], family: Family, backbone: Backbone
-) -> None:
-    """Refuse an adapter of another architecture, or of a deeper model, by names of tensors."""
-    strange = sorted(name for name in stored if not name.startswith("base_model."))
-    if strange:
-        found = mismatch_of({"that nothing reads": strange})
-        raise NunatakError("tensor_mismatch", folder=folder.name, found=found)
-    encoders = {it.encoder for it in FAMILIES.values()} - {family.encoder}
-    for name in stored:
-        first = name.removeprefix(PREFIX).partition(".")[0]
-        layer = re.search(r"\.layers?\.(\d+)\.", name)
-        difference = None
-        if name.startswith(PREFIX) and first in encoders:
-            difference = f"it adapts a {first} model, the backbone is a {family.encoder} model"
-        elif layer is not None and int(layer[1]) >= backbone.config.num_layers:
-            layers = backbone.config.num_layers
-            difference = f"it adapts layer {layer[1]}, the backbone has {layers} layers"
-        if difference is not None:
-            raise NunatakError(
-                "foreign_backbone",
-                folder=folder.name,
-                backbone=backbone.name,
-                difference=difference,
-            )
 
 
 def _num_outputs(stored: Mapping[str, Tensor], family: Family, kind: HeadKind) -> int:
@@ -340,9 +309,8 @@ def _set_weights(
         expected.setdefault(PREFIX + name, shape)
     if kind_of(adapted) in SHAPED_BY_TRAINING:
         expected |= {name: tuple(it.shape) for name, it in stored.items() if name in expected}
-    _check_widths(folder, stored, expected, backbone)
     _check_pooler(folder, stored, expected, base, backbone)
-    check_tensors(folder, _bare(stored), _bare(expected))
+    check_tensors(folder, stored, expected)
     with refused_by(folder, "peft", "load its tensors"), quiet():
         set_peft_model_state_dict(adapted, dict(stored))
 
@@ -354,32 +322,6 @@ def _unwrap(model: Any) -> None:  # noqa: ANN401 - a model of transformers
     for name, module in list(model.named_modules()):
         if isinstance(module, ModulesToSaveWrapper):
             model.set_submodule(name, module.modules_to_save[ADAPTER])
-
-
-def _bare(named: Mapping[str, Value]) -> dict[str, Value]:
-    return {name.removeprefix(PREFIX): it for name, it in named.items()}
-
-
-def _check_widths(
-    folder: Path,
-    stored: Mapping[str, Tensor],
-    expected: Mapping[str, tuple[int, ...]],
-    backbone: Backbone,
-) -> None:
-    """Distinguish a base of another width from a damaged folder."""
-    widths = {backbone.config.hidden_width, backbone.config.intermediate_width}
-    for name, wanted in expected.items():
-        found = tuple(stored[name].shape) if name in stored else wanted
-        pairs = zip(found, wanted, strict=False)
-        is_turned = sorted(found) == sorted(wanted)
-        if len(found) == len(wanted) and not is_turned and any(a != b in widths for a, b in pairs):
-            raise NunatakError(
-                "foreign_backbone",
-                folder=folder.name,
-                backbone=backbone.name,
-                difference=f"{name.removeprefix(PREFIX)} is {list(found)} there, {list(wanted)} on "
-                "this backbone",
-            )
 
 
 def _check_pooler(

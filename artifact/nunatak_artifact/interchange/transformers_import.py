@@ -32,15 +32,6 @@ from nunatak_artifact.interchange.folders import (
     read_model,
     read_problem_type,
 )
-from nunatak_artifact.interchange.reference import (
-    answers_of,
-    check_answers,
-    check_names,
-    class_named,
-    config_of,
-    load_model,
-    probe_encodings,
-)
 from nunatak_artifact.interchange.transformers_layout import (
     CLASS_SUFFIXES,
     FAMILIES,
@@ -49,6 +40,15 @@ from nunatak_artifact.interchange.transformers_layout import (
     head_names,
     head_spec,
     unread_names,
+)
+from nunatak_artifact.reference import (
+    answers_of,
+    check_answers,
+    check_names,
+    class_named,
+    config_of,
+    load_model,
+    probe_encodings,
 )
 from nunatak_contract.enums import HeadKind, RankingScore
 from nunatak_contract.errors import NunatakError

@@ -13,7 +13,7 @@ from nunatak_cli.output import console, print_json
 from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
-    from nunatak_artifact.interchange import AddedBackbone
+    from nunatak_artifact.backbones import AddedBackbone
 
 EXAMPLES = {
     "add": "nunatak backbone add google-bert/bert-base-uncased --name bert-base",
@@ -63,7 +63,8 @@ def add(
 ) -> None:
     """Read a checkpoint with transformers, compare its vectors, and keep it for --backbone."""
     with needs_extra("training"):
-        from nunatak_artifact.interchange import HuggingFaceHub, add_backbone
+        from nunatak_artifact.backbones import add_backbone
+        from nunatak_artifact.interchange import HuggingFaceHub
     added = add_backbone(place, name=name, hub=HuggingFaceHub(), revision=revision)
     if as_json:
         print_json(_json(added))
@@ -79,7 +80,7 @@ def add(
 def list_(*, as_json: JsonOption = False) -> None:
     """List the added backbones."""
     with needs_extra("model"):
-        from nunatak_artifact.interchange import list_backbones
+        from nunatak_artifact.backbones import list_backbones
     found = list_backbones()
     if as_json:
         print_json({"backbones": [_json(it) for it in found]})
@@ -96,7 +97,7 @@ def list_(*, as_json: JsonOption = False) -> None:
 def show(name: AddedArgument, *, as_json: JsonOption = False) -> None:
     """Show the origin, the shape and the digest of an added backbone."""
     with needs_extra("model"):
-        from nunatak_artifact.interchange import read_backbone
+        from nunatak_artifact.backbones import read_backbone
         from nunatak_model.checkpoint import added_backbones
     found = read_backbone(name)
     folder = str(added_backbones() / name)
@@ -128,7 +129,7 @@ def verify(
 ) -> None:
     """Load the added backbones and compare their digests; exit 1 if one is damaged."""
     with needs_extra("model"):
-        from nunatak_artifact.interchange import list_backbones, verify_backbone
+        from nunatak_artifact.backbones import list_backbones, verify_backbone
     names = [it.name for it in list_backbones()] if name is None else [name]
     problems = {it: verify_backbone(it) for it in names}
     if as_json:

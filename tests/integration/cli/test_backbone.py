@@ -1,6 +1,8 @@
 """`nunatak backbone`, and the commands that find an added backbone by its name."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,30 @@ def test_a_refused_checkpoint_is_one_line_with_the_reason(tmp_path: Path, data: 
     )
     assert "got 'funnel'; take a checkpoint without it" in failed.stderr
     assert not (data / "tiny").exists()
+
+
+@pytest.mark.parametrize("words", [("backbone", "add"), ("task", "import", "--task", "tone")])
+def test_without_transformers_the_error_names_the_extra(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    folder = save_tiny_backbone(tmp_path / "tiny")
+    raw = json.loads((folder / "config.json").read_text())
+    named = {**raw, "architectures": ["BertForTokenClassification"]}
+    (folder / "config.json").write_text(json.dumps(named))
+    registry = ("--registry", str(tmp_path / "registry"), "--create")
+    options = ("--backbone", str(folder), *registry) if words[0] == "task" else ()
+    code = (
+        "import sys\nsys.modules['transformers'] = None\n"  # as without the installed package
+        f"from nunatak_cli.main import app\napp({[*words, str(folder), *options]!r})"
+    )
+
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 1
+    assert "error [missing_extra]" in done.stderr
+    assert "training" in done.stderr

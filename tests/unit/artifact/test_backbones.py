@@ -15,15 +15,15 @@ from doubles.adapter_folders import edit_json
 from doubles.backbones import Family, save_tiny_backbone
 from doubles.hubs import running_hub
 from doubles.refusals import raises
-from nunatak_artifact.interchange import (
+from nunatak_artifact.backbones import (
     AddedBackbone,
-    HuggingFaceHub,
     add_backbone,
     list_backbones,
     read_backbone,
     verify_backbone,
 )
-from nunatak_artifact.interchange.reference import (
+from nunatak_artifact.interchange import HuggingFaceHub
+from nunatak_artifact.reference import (
     answers_of,
     check_answers,
     config_of,

@@ -269,7 +269,8 @@ def refused_by(folder: Path, library: str, action: str) -> Generator[None]:
             "unsupported_import",
             folder=folder.name,
             found=f"{library} cannot {action} ({reason})",
-            advice=f"check that it loads with the installed {library}",
+            advice="name the backbone it was trained from, and check that the installed "
+            f"{library} loads it",
         ) from error
 
 

@@ -45,7 +45,7 @@ from nunatak_artifact.interchange.folders import (
     write_json,
 )
 from nunatak_artifact.interchange.hub import Fetched, Hub, fetched, is_folder
-from nunatak_artifact.interchange.reference import (
+from nunatak_artifact.reference import (
     LONG_TEXT,
     PROBE_INPUTS,
     answers_of,
