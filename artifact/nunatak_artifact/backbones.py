@@ -275,7 +275,7 @@ def _transformers_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - untyped ther
             for path in sorted(folder.glob(pattern)):
                 _copy(folder, clean, path.name)
         with refused_by(folder, "transformers", "read its tokenizer"):
-            tokenizer: Any = AutoTokenizer.from_pretrained(  # pyright: ignore[reportUnknownMemberType]
+            tokenizer = cast("Any", AutoTokenizer).from_pretrained(
                 clean, trust_remote_code=False, local_files_only=True
             )
     if not tokenizer.is_fast:

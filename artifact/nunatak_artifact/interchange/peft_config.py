@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import JsonValue
 
@@ -149,7 +149,7 @@ def peft_config(folder: Path, fields: Mapping[str, JsonValue]) -> "PeftConfig":
     # Older releases write null for some defaults.
     given = {name: value for name, value in fields.items() if name in kept and value is not None}
     with refused_by(folder, "peft", f"read its {CONFIG_FILE}"), quiet():
-        return config_class(**given)
+        return cast("Any", config_class)(**given)
 
 
 def head_kind(folder: Path, fields: Mapping[str, JsonValue]) -> HeadKind:

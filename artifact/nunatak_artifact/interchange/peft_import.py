@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from pydantic import JsonValue
-from torch import Tensor
+from torch import Tensor, nn
 
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
@@ -260,7 +260,7 @@ def _branch(
     backbone: Backbone,
 ) -> _Imported:
     """The adapter as a branch whose answers equal peft's own."""
-    check_patterns(folder, fields, [name for name, _ in base.model.named_modules()])
+    check_patterns(folder, fields, [name for name, _ in nn.Module.named_modules(base.model)])
     adapted = _adapted(folder, fields, base)
     _set_weights(folder, adapted, stored, base, backbone)
     encodings = probe_encodings(backbone)
@@ -296,13 +296,11 @@ def _set_weights(
     backbone: Backbone,
 ) -> None:
     """Load the stored tensors, which must be exactly the adapter's own."""
-    from peft import (  # noqa: PLC0415 - takes seconds
-        get_peft_model_state_dict,
-        set_peft_model_state_dict,
-    )
+    import peft  # noqa: PLC0415 - takes seconds
 
+    library = cast("Any", peft)
     with refused_by(folder, "peft", "name its tensors"), quiet():
-        own = cast("dict[str, Tensor]", get_peft_model_state_dict(adapted))
+        own = cast("dict[str, Tensor]", library.get_peft_model_state_dict(adapted))
     expected = {name: tuple(it.shape) for name, it in own.items()}
     for name, shape in base.random.items():
         # The head must come from the folder, whether the configuration says so or not.
@@ -312,7 +310,7 @@ def _set_weights(
     _check_pooler(folder, stored, expected, base, backbone)
     check_tensors(folder, stored, expected)
     with refused_by(folder, "peft", "load its tensors"), quiet():
-        set_peft_model_state_dict(adapted, dict(stored))
+        library.set_peft_model_state_dict(adapted, dict(stored))
 
 
 def _unwrap(model: Any) -> None:  # noqa: ANN401 - a model of transformers

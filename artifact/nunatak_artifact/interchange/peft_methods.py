@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from pydantic import JsonValue
-from torch import Tensor
+from torch import Tensor, nn
 
 from nunatak_artifact.interchange.transformers_layout import Place
 from nunatak_contract.enums import LinearMap
@@ -44,7 +44,7 @@ def native_method(
     """
     kind = kind_of(adapted)
     changes = dict[Site, MapChange]()
-    for name, module in adapted.get_base_model().named_modules():
+    for name, module in nn.Module.named_modules(adapted.get_base_model()):
         for place in places.get(name, ()):
             change = _change(kind, module, place)
             if change is not None:

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ NAMES = [
     "bert.pooler.dense",
 ]
 ENDLESS = "(.|.)*(.|.)*x"
-FIELDS = {
+FIELDS: dict[str, Any] = {
     "target_modules": ENDLESS,
     "exclude_modules": ENDLESS,
     "feedforward_modules": ENDLESS,
