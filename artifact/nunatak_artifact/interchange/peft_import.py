@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from pydantic import JsonValue
-from torch import Tensor, nn
+from torch import Tensor
 
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
@@ -260,7 +260,7 @@ def _branch(
     backbone: Backbone,
 ) -> _Imported:
     """The adapter as a branch whose answers equal peft's own."""
-    check_patterns(folder, fields, [name for name, _ in nn.Module.named_modules(base.model)])
+    check_patterns(folder, fields, [name for name, _ in cast("Any", base.model).named_modules()])
     adapted = _adapted(folder, fields, base)
     _set_weights(folder, adapted, stored, base, backbone)
     encodings = probe_encodings(backbone)

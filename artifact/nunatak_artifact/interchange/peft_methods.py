@@ -10,13 +10,13 @@ Axes: rank, in, out = of one update.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from pydantic import JsonValue
-from torch import Tensor, nn
+from torch import Tensor
 
-from nunatak_artifact.interchange.transformers_layout import Place
+from nunatak_artifact.interchange.transformers_layout import HeldMap
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Ia3, Lora, Method
@@ -35,7 +35,7 @@ Site = tuple[int, LinearMap]
 
 
 def native_method(
-    adapted: "PeftModel", places: Mapping[str, tuple[Place, ...]], config: BackboneConfig
+    adapted: "PeftModel", places: Mapping[str, tuple[HeldMap, ...]], config: BackboneConfig
 ) -> tuple[Method, dict[str, Tensor]] | None:
     """The adapter as LoRA or IA3 here, with its parameters; None if it is more than that.
 
@@ -44,7 +44,7 @@ def native_method(
     """
     kind = kind_of(adapted)
     changes = dict[Site, MapChange]()
-    for name, module in nn.Module.named_modules(adapted.get_base_model()):
+    for name, module in cast("Any", adapted.get_base_model()).named_modules():
         for place in places.get(name, ()):
             change = _change(kind, module, place)
             if change is not None:
@@ -63,7 +63,7 @@ def kind_of(adapted: "PeftModel") -> str:
     return str(config.peft_type.value)
 
 
-def _change(kind: str, module: Any, place: Place) -> MapChange | None:  # noqa: ANN401 - a module
+def _change(kind: str, module: Any, place: HeldMap) -> MapChange | None:  # noqa: ANN401 - a module
     if kind == "LORA" and ADAPTER in getattr(module, "lora_A", ()):
         return LoraUpdate(
             down=module.lora_A[ADAPTER].weight.detach().float(),

@@ -157,7 +157,7 @@ def encoder_names(family: Family, config: BackboneConfig) -> dict[str, tuple[str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class HeldMap:
     """A linear map of a layer, and the rows of a module of transformers that are its rows."""
 
     layer: int
@@ -165,14 +165,14 @@ class Place:
     rows: slice
 
 
-def map_places(family: Family, config: BackboneConfig) -> dict[str, tuple[Place, ...]]:
+def map_places(family: Family, config: BackboneConfig) -> dict[str, tuple[HeldMap, ...]]:
     """The linear maps that each module of transformers holds, by the module's name.
 
     A module may hold query, key and value, or serve several layers. A module that is only a part of
     a map has no place.
     """
     source_names = architecture_of(config).source_names
-    places = defaultdict[str, list[Place]](list)
+    places = defaultdict[str, list[HeldMap]](list)
     for layer in range(config.num_layers):
         for target in LinearMap:
             part = "qkv" if target in QKV_ROWS else target.value
@@ -187,7 +187,7 @@ def map_places(family: Family, config: BackboneConfig) -> dict[str, tuple[Place,
                 continue
             name = f"{family.encoder}.{source.removesuffix('.weight')}"
             rows = slice(first, first + width)
-            places[name].append(Place(layer=layer, target=target, rows=rows))
+            places[name].append(HeldMap(layer=layer, target=target, rows=rows))
     return {name: tuple(own) for name, own in places.items()}
 
 
