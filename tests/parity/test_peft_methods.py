@@ -8,7 +8,8 @@ import peft
 import pytest
 import torch
 
-from doubles.backbones import Family
+from doubles.adapter_folders import edit_json
+from doubles.backbones import Family, save_tiny_backbone
 from doubles.peft_folders import PeftBase, id2label, logits_of, save
 from doubles.refusals import raises
 from nunatak_artifact.interchange import import_peft
@@ -169,3 +170,27 @@ def test_every_method_of_peft_is_imported_or_refused_by_name(
 
     with raises("unsupported_import", match=kind):
         import_peft(tmp_path, bert.backbone)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("targets", [["Wqkv"], ["Wqkv", "Wo", "Wi"]])
+def test_adapters_of_modernbert_answer_as_in_peft(
+    tmp_path: Path, pooling: str, targets: list[str]
+) -> None:
+    """Query, key and value are one module there, and the base decides the pooling of the head."""
+    folder = save_tiny_backbone(tmp_path / "base", family="modernbert")
+    edit_json(folder / "config.json", {"classifier_pooling": pooling})
+    base = PeftBase.of(folder)
+    config = peft.LoraConfig(
+        target_modules=targets, r=3, modules_to_save=["head"], task_type="SEQ_CLS"
+    )
+    meaning = {**id2label(3), "classifier_pooling": pooling}
+    save(base.train(config, num_labels=3, seed=1), tmp_path / "it", meaning=meaning)
+    theirs = base.load(tmp_path / "it", "SEQ_CLS", 3)
+
+    assert difference(tmp_path / "it", base.backbone, theirs) <= TOLERANCE
+    assert isinstance(import_peft(tmp_path / "it", base.backbone).spec.method, Lora)
+
+    edit_json(tmp_path / "it" / "config.json", {"classifier_pooling": None})
+    with raises("unsupported_import", match="classifier_pooling"):
+        import_peft(tmp_path / "it", base.backbone)
