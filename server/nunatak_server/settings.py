@@ -57,7 +57,10 @@ class ServerSettings(BaseSettings):
     )
     backbone: str = Field(
         default=DEFAULT_BACKBONE,
-        description="`minilm` (built in), a local folder, or a hub id; suffix `+int8` quantizes",
+        description=(
+            "`minilm` (built in), an added backbone, a local folder, or a hub id; suffix `+int8` "
+            "quantizes"
+        ),
     )
     backbone_layers: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,

@@ -12,6 +12,7 @@ from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.folders import new_folder
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
+    QKV_ROWS,
     Family,
     class_name,
     config_fields,
@@ -19,21 +20,15 @@ from nunatak_artifact.interchange.transformers_layout import (
     to_stored,
 )
 from nunatak_artifact.loading import LoadedTask
-from nunatak_contract.enums import HeadKind, LinearMap, Pooling
+from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_model import Backbone
+from nunatak_model import Backbone, Branch
 from nunatak_model.architectures import architecture_of, bert, encoder_shapes
 from nunatak_model.branch import HEAD_PREFIX
 from nunatak_model.layer import BottleneckLayer, ChangedMaps
 from nunatak_model.weights import Linear
 
-QKV_ROWS: Mapping[LinearMap, int] = {
-    LinearMap.QUERY: 0,
-    LinearMap.KEY: 1,
-    LinearMap.VALUE: 2,
-}
-"""The position of a target in the stacked map of query, key and value."""
 KEEP_IT = "write it with --format hub, which keeps every method and head"
 
 
@@ -112,7 +107,8 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     """
     check_exact(backbone)
     family = _family(task, backbone)
-    weights = to_stored(_merged(task, backbone), family, task.branch.spec.head, backbone.config)
+    merged = merged_weights(task.branch, backbone)
+    weights = to_stored(merged, family, task.branch.spec.head, backbone.config)
     with new_folder(folder) as made:
         config = _config(task.manifest, family, backbone)
         write_model(made, config, weights, backbone, max_length=task.manifest.max_length)
@@ -148,15 +144,15 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
     return FAMILIES[model_type]
 
 
-def _merged(task: LoadedTask, backbone: Backbone) -> dict[str, Tensor]:
-    """Return all weights of the task's full model, under our names."""
+def merged_weights(branch: Branch, backbone: Backbone) -> dict[str, Tensor]:
+    """Return all weights of a task's full model, under our names, in float32."""
     own = {
         name: it
-        for name, it in task.branch.parameters.items()
+        for name, it in branch.parameters.items()
         if name in backbone.parameters or name.startswith(HEAD_PREFIX)
     }
     weights = {name: it.to(torch.float32) for name, it in {**backbone.parameters, **own}.items()}
-    for index, layer in task.branch.layers.items():
+    for index, layer in branch.layers.items():
         if isinstance(layer, ChangedMaps):
             weights |= _changed(layer, f"layers.{index}", weights)
     return weights

@@ -5,6 +5,7 @@ their names only. ModernBERT has one head for all kinds, and reads sequences by 
 first token.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -13,17 +14,24 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling
 from nunatak_model import BackboneConfig, HeadSpec
 from nunatak_model.architectures import architecture_of, encoder_shapes
 from nunatak_model.architectures.modernbert import GLOBAL, LOCAL, ModernBertConfig
 from nunatak_model.heads import head_shapes
+from nunatak_model.methods.base import map_widths
 
 CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
     "ForSequenceClassification": HeadKind.SEQUENCE_CLASSIFICATION,
     "ForTokenClassification": HeadKind.TOKEN_CLASSIFICATION,
     "ForQuestionAnswering": HeadKind.QUESTION_ANSWERING,
 }
+QKV_ROWS: Final[Mapping[LinearMap, int]] = {
+    LinearMap.QUERY: 0,
+    LinearMap.KEY: 1,
+    LinearMap.VALUE: 2,
+}
+"""The position of a target in the stacked map of query, key and value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +89,13 @@ def class_name(family: Family, kind: HeadKind) -> str:
     wanted = HeadKind.SEQUENCE_CLASSIFICATION if kind is HeadKind.RANKING else kind
     (suffix,) = (suffix for suffix, it in CLASS_SUFFIXES.items() if it is wanted)
     return family.class_prefix + suffix
+
+
+def kind_of_class(model_class: str) -> HeadKind | None:
+    """Return the kind of head of a class of transformers, by the end of its name."""
+    return next(
+        (kind for suffix, kind in CLASS_SUFFIXES.items() if model_class.endswith(suffix)), None
+    )
 
 
 def has_class(spec: HeadSpec, config: BackboneConfig) -> bool:
@@ -141,32 +156,61 @@ def encoder_names(family: Family, config: BackboneConfig) -> dict[str, tuple[str
     }
 
 
-def stored_shapes(
-    family: Family, head: HeadSpec, config: BackboneConfig
-) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a model with this head, by stored name."""
-    encoder, names = encoder_shapes(config), encoder_names(family, config)
-    shapes = {
-        source: (shape[0] // len(names[name]), *shape[1:])
-        for name, shape in encoder.items()
-        for source in names[name]
-    }
-    of_head = head_names(family, head.kind)
-    return {**shapes, **{of_head[name]: it for name, it in head_shapes(head, config).items()}}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMap:
+    """A linear map of a layer, and the rows of a module of transformers that are its rows."""
+
+    layer: int
+    target: LinearMap
+    rows: slice
+
+
+def map_places(family: Family, config: BackboneConfig) -> dict[str, tuple[HeldMap, ...]]:
+    """The linear maps that each module of transformers holds, by the module's name.
+
+    A module may hold query, key and value, or serve several layers. A module that is only a part of
+    a map has no place.
+    """
+    source_names = architecture_of(config).source_names
+    places = defaultdict[str, list[HeldMap]](list)
+    for layer in range(config.num_layers):
+        for target in LinearMap:
+            part = "qkv" if target in QKV_ROWS else target.value
+            sources = source_names(f"layers.{layer}.{part}.weight")
+            width, _ = map_widths(target, layer, config)
+            index = QKV_ROWS.get(target, 0)
+            if len(sources) == 1:
+                source, first = sources[0], index * width
+            elif len(sources) == len(QKV_ROWS) and target in QKV_ROWS:
+                source, first = sources[index], 0
+            else:
+                continue
+            name = f"{family.encoder}.{source.removesuffix('.weight')}"
+            rows = slice(first, first + width)
+            places[name].append(HeldMap(layer=layer, target=target, rows=rows))
+    return {name: tuple(own) for name, own in places.items()}
 
 
 def to_stored(
     tensors: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
 ) -> dict[str, Tensor]:
     """Rename the tensors of a whole model to transformers' names."""
-    names = encoder_names(family, config)
-    stored = {
+    of_head = head_names(family, head.kind)
+    return {
+        **encoder_to_stored(tensors, family, config),
+        **{of_head[name]: tensors[name] for name in head_shapes(head, config)},
+    }
+
+
+def encoder_to_stored(
+    tensors: Mapping[str, Tensor], family: Family, config: BackboneConfig
+) -> dict[str, Tensor]:
+    """Rename the tensors of an encoder to transformers' names in the classes with a head."""
+    return {
         source: part
-        for name, sources in names.items()
+        for name, sources in encoder_names(family, config).items()
         for source, part in zip(sources, tensors[name].chunk(len(sources)), strict=True)
     }
-    of_head = head_names(family, head.kind)
-    return {**stored, **{of_head[name]: tensors[name] for name in head_shapes(head, config)}}
 
 
 def from_stored(
