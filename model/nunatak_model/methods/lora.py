@@ -55,7 +55,9 @@ class LoraUpdate:
         groups: SlotGroups | None,
     ) -> None:
         """Add the update to the outputs of the map, in place."""
-        down, up = self.down.to(x.dtype), self.up.to(x.dtype)
+        down, up = self.down, self.up
+        if down.dtype is not x.dtype:
+            down, up = down.to(x.dtype), up.to(x.dtype)
         if groups is None:
             y.addmm_(functional.linear(x, down), up.t(), alpha=self.scale)
         else:
