@@ -311,16 +311,21 @@ def _changed_inputs(
     return x
 
 
+def change_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The number format of the changes of outputs, in a batch of format `dtype`.
+
+    It is float32 on the CPU, whose bfloat16 products cost more to call than to compute at these
+    sizes.
+    """
+    return torch.float32 if device.type == "cpu" else dtype
+
+
 def _change_outputs(
     outputs: Mapping[LinearMap, Float[Tensor, "tokens out"]],
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
 ) -> None:
-    """Change the outputs of maps of one input for the tasks that do, in place.
-
-    The changes are computed in float32 on the CPU: its bfloat16 products cost more to call than to
-    compute at these sizes.
-    """
+    """Change the outputs of maps of one input for the tasks that do, in place."""
     changed = [
         target
         for target in outputs
@@ -331,7 +336,7 @@ def _change_outputs(
     # Rows of one lane are adjacent, so that one copy serves all their tasks.
     spans = [span for span, _ in layer.changed]
     lane = slice(spans[0].tokens.start, spans[-1].tokens.stop)
-    dtype = torch.float32 if x.device.type == "cpu" else x.dtype
+    dtype = change_dtype(x.dtype, x.device)
     inputs = x[lane].to(dtype).split([span.num_tokens for span in spans])
     for target in changed:
         rows = outputs[target][lane]
