@@ -283,7 +283,7 @@ def mixed_norm(
             own = pick_bottleneck(override)
             pieces.append((TokenSpan(tokens=span.tokens), frozen) if own is None else (span, own))
     pieces += [(span, pick(weights)) for span, weights in layer.own]
-    rows = x.split([span.num_tokens for span, _ in pieces])
+    rows = torch.split(x, [span.num_tokens for span, _ in pieces])
     # Either all rows of a layer have the norm or none; the filter only narrows the type.
     normed = [
         layer_norm(own, norm, epsilon=epsilon, groups=span.groups)
@@ -337,7 +337,7 @@ def _change_outputs(
     spans = [span for span, _ in layer.changed]
     lane = slice(spans[0].tokens.start, spans[-1].tokens.stop)
     dtype = change_dtype(x.dtype, x.device)
-    inputs = x[lane].to(dtype).split([span.num_tokens for span in spans])
+    inputs = torch.split(x[lane].to(dtype), [span.num_tokens for span in spans])
     for target in changed:
         rows = outputs[target][lane]
         exact = rows.to(dtype)
@@ -388,7 +388,7 @@ def add_adapters(
         # Each call of an activation waits for all cores, so one call serves the whole run.
         joined = inner[0] if len(inner) == 1 else torch.cat(inner)
         active = activate(joined, run[0][1].activation, in_place=not joined.requires_grad)
-        parts = active.split([span.num_tokens for span, _ in run])
+        parts = torch.split(active, [span.num_tokens for span, _ in run])
         for (span, adapter), x in zip(run, parts, strict=True):
             summed[span.tokens].add_(apply_linear(x, adapter.up, groups=span.groups))
 

@@ -64,7 +64,7 @@ def test_neighbours_of_any_widths_and_activations_keep_to_their_own_adapters() -
     add_adapters(found, block, layer, lambda own: own.attention_adapter, norm=None, epsilon=EPSILON)
 
     updates = list[Tensor]()
-    for adapter, x in zip(adapters, block.split(2), strict=True):
+    for adapter, x in zip(adapters, torch.split(block, 2), strict=True):
         inner = x @ adapter.down.weight.T
         is_gelu = adapter.activation is Activation.GELU
         inner = functional.gelu(inner) if is_gelu else torch.tanh(inner)
