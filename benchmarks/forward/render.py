@@ -85,8 +85,7 @@ shrinks.
         """Bytes that one more task takes, as a multiple of the bytes of its parameters. Each figure
 is a slope over many tasks in a fresh process; each task is loaded from bytes as a server loads
 it, and asked once. The figures with a goal count the live tensors, that is, what lies on the
-device. On a CPU, the factors of LoRA lie in float32, so on a bfloat16 backbone they take twice the
-bytes. `resident` counts the whole process: the Python objects around a tensor matter more for
+device. `resident` counts the whole process: the Python objects around a tensor matter more for
 small tensors. torch's profiler counts the peak activations, with half of the rows `head` and half
 `lora`. They depend only on the tokens of a batch, so the lines of short and long rows coincide in
 the plot.
