@@ -1,9 +1,13 @@
 """The shape of a backbone: one description for all architectures."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from nunatak_contract.enums import Activation
+from nunatak_contract.enums import Activation, LinearMap
 from nunatak_model.errors import UnsupportedBackboneError
+
+QKV: Final = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
+"""The maps that are stacked into one, in this order."""
 
 SPELLINGS = {
     "gelu_python": Activation.GELU,
@@ -45,11 +49,29 @@ class BackboneConfig:
     """Whether padding tokens in a text all share one position, as in RoBERTa."""
     reach: int | None
     """Tokens to either side that a token of a local layer sees; None without local layers."""
+    num_shared_heads: int | None = None
+    """Heads of keys and of values, each shared by a group of query heads; None: one per query
+    head."""
+    own_head_width: int | None = None
+    """Width of one attention head; None: the hidden width divided by the number of heads."""
+    is_causal: bool = False
+    """Whether a token sees only itself and earlier tokens, as in decoders."""
 
     @property
     def head_width(self) -> int:
         """Width of one attention head."""
-        return self.hidden_width // self.num_heads
+        return self.own_head_width or self.hidden_width // self.num_heads
+
+    @property
+    def num_key_heads(self) -> int:
+        """Number of heads of keys, and of values."""
+        return self.num_shared_heads or self.num_heads
+
+    @property
+    def qkv_widths(self) -> tuple[int, int, int]:
+        """Widths of query, key and value, which form one map in this order."""
+        shared = self.num_key_heads * self.head_width
+        return self.num_heads * self.head_width, shared, shared
 
     @property
     def max_tokens(self) -> int:

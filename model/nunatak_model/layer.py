@@ -5,7 +5,7 @@ Weights that tasks share with the backbone run as one product over all tokens. A
 run on the task's span alone.
 
 Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map,
-three_width = query, key and value side by side.
+qkv_width = query, key and value side by side.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nunatak_contract.enums import Activation, AdapterInput, LinearMap
 from nunatak_contract.errors import NunatakError
+from nunatak_model.config import QKV
 from nunatak_model.ops.grouped import SlotGroups
 from nunatak_model.ops.linear import activate, apply_linear, layer_norm
 from nunatak_model.plan import Lane
@@ -184,7 +185,7 @@ def mix_layer(
 
 def mixed_qkv(
     x: Float[Tensor, "tokens width"], layer: MixedLayer
-) -> Float[Tensor, "tokens three_width"]:
+) -> Float[Tensor, "tokens qkv_width"]:
     """Project to query, key and value, with the changes of tasks.
 
     Semantics:
@@ -194,10 +195,22 @@ def mixed_qkv(
                 change.apply(qkv[token, part], x[token])
     """
     qkv = _linear(x, layer, lambda weights: weights.qkv, None)
-    width = qkv.shape[1] // 3
-    for part, target in enumerate((LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)):
-        _change_outputs(qkv[:, part * width : (part + 1) * width], x, layer, target)
+    begin = 0
+    for width, target in zip(_qkv_widths(qkv, layer), QKV, strict=True):
+        # A slice, because autograd refuses to change the results of a split in place.
+        _change_outputs(qkv[:, begin : begin + width], x, layer, target)
+        begin += width
     return qkv
+
+
+def _qkv_widths(
+    qkv: Float[Tensor, "tokens qkv_width"], layer: MixedLayer
+) -> tuple[int, int, int]:
+    """Widths of query, key and value. Keys and values may have fewer heads than queries."""
+    # The output map reads one value for each value of the query.
+    query = layer.frozen.attention_output.weight.shape[-1]
+    shared = (qkv.shape[1] - query) // 2
+    return query, shared, shared
 
 
 def mixed_linear(
