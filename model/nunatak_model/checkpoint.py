@@ -121,7 +121,7 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     if definition is None:
         raise _missing(folder / TOKENIZER)
     tokenizer = _tokenizer(definition, raw, settings, config)
-    embedding = _embedding(folder, raw, json.loads(definition), settings)
+    embedding = _embedding(folder, raw, json.loads(definition), settings, config)
     digest = hashlib.sha256(
         f"{architecture_of(config).identity(config)}\n{tokenizer.digest}\n".encode()
     )
@@ -300,9 +300,16 @@ def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[st
 
 
 def _embedding(
-    folder: Path, raw: Mapping[str, Any], definition: dict[str, Any], settings: dict[str, Any]
+    folder: Path,
+    raw: Mapping[str, Any],
+    definition: dict[str, Any],
+    settings: dict[str, Any],
+    config: BackboneConfig,
 ) -> Embedding:
-    """The pooling in the sentence-transformers files or the configuration, else the first token."""
+    """The pooling in the sentence-transformers files or the configuration.
+
+    If neither names one: the first token, or in decoders the last, which alone sees all others.
+    """
 
     def read(name: str) -> object:
         return _parsed(folder / name) if (folder / name).exists() else None
@@ -310,5 +317,7 @@ def _embedding(
     found = read_embedding(read, definition, settings)
     if found is not None:
         return found
+    if config.is_causal:
+        return Embedding(pooling=Pooling.LAST, max_tokens=None)
     is_mean = raw.get("classifier_pooling") == "mean"
     return Embedding(pooling=Pooling.MEAN if is_mean else Pooling.FIRST, max_tokens=None)

@@ -43,6 +43,7 @@ class BackboneConfig:
     """Position of the first token: 0 in BERT, padding id + 1 in RoBERTa."""
     num_token_types: int
     padding_id: int
+    """-1 if there is no padding token."""
     layer_norm_epsilon: float
     activation: Activation
     counts_positions_from_padding: bool
@@ -56,6 +57,8 @@ class BackboneConfig:
     """Width of one attention head; None: the hidden width divided by the number of heads."""
     is_causal: bool = False
     """Whether a token sees only itself and earlier tokens, as in decoders."""
+    has_score_bias: bool = True
+    """Whether the logits of transformers' sequence heads have a bias."""
 
     @property
     def head_width(self) -> int:
@@ -72,6 +75,11 @@ class BackboneConfig:
         """Widths of query, key and value, which form one map in this order."""
         shared = self.num_key_heads * self.head_width
         return self.num_heads * self.head_width, shared, shared
+
+    @property
+    def known_padding_id(self) -> int | None:
+        """The padding token, if there is one."""
+        return self.padding_id if self.padding_id >= 0 else None
 
     @property
     def max_tokens(self) -> int:

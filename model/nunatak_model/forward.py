@@ -152,6 +152,7 @@ def forward(
         layout,
         batch.branches,
         row_of,
+        inputs=batch.inputs,
         sum_rows=backbone.ops.sum_rows,
         dropout=dropout,
     )

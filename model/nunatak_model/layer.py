@@ -20,7 +20,7 @@ from nunatak_contract.enums import Activation, AdapterInput, LinearMap
 from nunatak_contract.errors import NunatakError
 from nunatak_model.config import QKV
 from nunatak_model.ops.grouped import SlotGroups
-from nunatak_model.ops.linear import activate, apply_linear, layer_norm
+from nunatak_model.ops.linear import ApplyNorm, activate, apply_linear, layer_norm
 from nunatak_model.plan import Lane
 from nunatak_model.weights import LayerWeights, Linear, Norm
 
@@ -203,9 +203,7 @@ def mixed_qkv(
     return qkv
 
 
-def _qkv_widths(
-    qkv: Float[Tensor, "tokens qkv_width"], layer: MixedLayer
-) -> tuple[int, int, int]:
+def _qkv_widths(qkv: Float[Tensor, "tokens qkv_width"], layer: MixedLayer) -> tuple[int, int, int]:
     """Widths of query, key and value. Keys and values may have fewer heads than queries."""
     # The output map reads one value for each value of the query.
     query = layer.frozen.attention_output.weight.shape[-1]
@@ -260,21 +258,22 @@ def _linear(
 
 
 def mixed_norm(
-    x: Float[Tensor, "tokens width"],
+    x: Float[Tensor, "tokens *width"],
     layer: MixedLayer,
     pick: Callable[[LayerWeights], Norm | None],
     pick_bottleneck: Callable[[BottleneckLayer], Norm | None] | None,
     *,
     epsilon: float,
-) -> Float[Tensor, "tokens width"]:
-    """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
+    apply: ApplyNorm = layer_norm,
+) -> Float[Tensor, "tokens *width"]:
+    """Run a norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
 
     If bottlenecks do not own this norm (`pick_bottleneck` is None), their tokens run the frozen
     norm.
 
     Semantics:
         for token in tokens:
-            y[token] = layer_norm(x[token]) with the norm of the token's own layer, else of its
+            y[token] = apply(x[token]) with the norm of the token's own layer, else of its
                 bottleneck, else the frozen one
     """
     frozen = pick(layer.frozen)
@@ -291,7 +290,7 @@ def mixed_norm(
     pieces += [(span, pick(weights)) for span, weights in layer.own]
     # Either all rows of a layer have the norm or none; the filter only narrows the type.
     normed = [
-        layer_norm(x[span.tokens], norm, epsilon=epsilon, groups=span.groups)
+        apply(x[span.tokens], norm, epsilon=epsilon, groups=span.groups)
         for span, norm in pieces
         if norm
     ]

@@ -8,19 +8,29 @@ from typing import Literal, SupportsIndex, overload
 
 import torch
 from safetensors.torch import save
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE, WordPiece
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
+from tokenizers.normalizers import NFC, BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
 from nunatak_model import Backbone, BackboneConfig, load_backbone
-from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
+from nunatak_model.architectures import (
+    architecture_of,
+    config_from,
+    encoder_shapes,
+    source_rows,
+)
+from nunatak_model.tokenizer_settings import QWEN_WORDS
 from nunatak_model.weights import LayerWeights
 
-Family = Literal["bert", "roberta", "modernbert"]
+Family = Literal["bert", "roberta", "modernbert", "llama", "qwen3"]
+DECODERS: tuple[Family, ...] = ("llama", "qwen3")
+BYTES: tuple[Family, ...] = ("modernbert", *DECODERS)
+"""Families whose tokens are bytes."""
 
 WIDTH, NUM_HEADS, INTERMEDIATE_WIDTH, NUM_POSITIONS = 32, 4, 48, 66
 WINDOW = 8
@@ -29,11 +39,15 @@ SPECIAL = {
     "bert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     "roberta": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
     "modernbert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "llama": ("<pad>", "<s>", "</s>", "<unk>", "<mask>"),
+    "qwen3": ("<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim|>"),
 }
 POOLER: dict[str, dict[str, tuple[int, ...]]] = {
     "bert": {"pooler.dense.weight": (WIDTH, WIDTH), "pooler.dense.bias": (WIDTH,)},
     "roberta": {"pooler.dense.weight": (WIDTH, WIDTH), "pooler.dense.bias": (WIDTH,)},
     "modernbert": {"head.dense.weight": (WIDTH, WIDTH), "head.norm.weight": (WIDTH,)},
+    "llama": {},
+    "qwen3": {},
 }
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-:;()@#"
 
@@ -88,6 +102,8 @@ def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
     """The `config.json` of a tiny backbone."""
     if family == "modernbert":
         return _tiny_modernbert_config(num_layers)
+    if family in DECODERS:
+        return _tiny_decoder_config(num_layers, family)
     return {
         "model_type": family,
         "vocab_size": len(_vocabulary(family)),
@@ -122,10 +138,29 @@ def _tiny_modernbert_config(num_layers: int) -> dict[str, object]:
     }
 
 
+def _tiny_decoder_config(num_layers: int, family: Family) -> dict[str, object]:
+    return {
+        "model_type": family,
+        "vocab_size": len(_vocabulary(family)),
+        "hidden_size": WIDTH,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": NUM_HEADS // 2,
+        # Wider than the hidden width divided by the heads, as in small Qwen3 models.
+        **({"head_dim": 2 * WIDTH // NUM_HEADS} if family == "qwen3" else {}),
+        "intermediate_size": INTERMEDIATE_WIDTH,
+        "max_position_embeddings": NUM_POSITIONS,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    }
+
+
 def tiny_tokenizer(family: Family) -> Tokenizer:
     """A tokenizer with one token per character, or per byte in ModernBERT."""
-    if family == "modernbert":
-        return _byte_tokenizer()
+    if family in BYTES:
+        return _byte_tokenizer(family)
     padding_first = family == "bert"
     start, end = ("[CLS]", "[SEP]") if padding_first else ("<s>", "</s>")
     vocabulary = _vocabulary(family)
@@ -141,20 +176,35 @@ def tiny_tokenizer(family: Family) -> Tokenizer:
     return tokenizer
 
 
-def _byte_tokenizer() -> Tokenizer:
-    vocabulary = _vocabulary("modernbert")
+TEMPLATES: dict[str, tuple[str, str]] = {
+    "modernbert": ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]"),
+    "llama": ("<s> $A", "<s> $A <s> $B"),
+    "qwen3": ("$A <|endoftext|>", "$A $B <|endoftext|>"),
+}
+"""Special tokens around a text and around a pair, in families whose tokens are bytes."""
+
+
+def _byte_tokenizer(family: Family) -> Tokenizer:
+    vocabulary = _vocabulary(family)
     tokenizer = Tokenizer(BPE(vocabulary, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    if family == "qwen3":
+        # As transformers' Qwen2Tokenizer, which builds these parts itself.
+        words = Split(Regex(QWEN_WORDS), behavior="isolated")
+        tokenizer.normalizer = NFC()
+        tokenizer.pre_tokenizer = PreTokenizers(
+            [words, ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+    single, pair = TEMPLATES[family]
+    special = [it for it in SPECIAL[family] if it in single]
     tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B [SEP]",
-        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+        single=single, pair=pair, special_tokens=[(it, vocabulary[it]) for it in special]
     )
     return tokenizer
 
 
 def _vocabulary(family: Family) -> dict[str, int]:
-    if family == "modernbert":
+    if family in BYTES:
         tokens = [*SPECIAL[family], *sorted(ByteLevel.alphabet())]
         return {token: index for index, token in enumerate(tokens)}
     tokens = [*SPECIAL[family], *CHARACTERS, *(f"##{character}" for character in CHARACTERS)]
@@ -166,8 +216,7 @@ def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
     stored = dict[str, Tensor]()
     for target, shape in encoder_shapes(config).items():
         names = architecture_of(config).source_names(target)
-        rows = shape[0] // len(names)
-        for name in names:
+        for name, rows in zip(names, source_rows(target, shape[0], config), strict=True):
             tensor = torch.randn((rows, *shape[1:]), generator=generator) * 0.3
             # Gains of norms are near one, so that signals stay finite and visible through all
             # layers.

@@ -5,6 +5,7 @@ the same parameters. The published implementations are transformers' classes, pe
 transformers' modules with the adapter equation of He et al. written into them.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,20 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    LlamaConfig,
+    LlamaForQuestionAnswering,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
     ModernBertConfig,
     ModernBertForQuestionAnswering,
     ModernBertForSequenceClassification,
     ModernBertForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForQuestionAnswering,
+    Qwen3ForSequenceClassification,
+    Qwen3ForTokenClassification,
     RobertaConfig,
     RobertaForQuestionAnswering,
     RobertaForSequenceClassification,
@@ -30,7 +39,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-from doubles.backbones import Family, tiny_config, tiny_tokenizer
+from doubles.backbones import BYTES, DECODERS, Family, tiny_config, tiny_tokenizer
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
@@ -65,23 +74,50 @@ MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
         HeadKind.QUESTION_ANSWERING: ModernBertForQuestionAnswering,
         HeadKind.RANKING: ModernBertForSequenceClassification,
     },
+    "llama": {
+        HeadKind.SEQUENCE_CLASSIFICATION: LlamaForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: LlamaForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: LlamaForQuestionAnswering,
+        HeadKind.RANKING: LlamaForSequenceClassification,
+    },
+    "qwen3": {
+        HeadKind.SEQUENCE_CLASSIFICATION: Qwen3ForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: Qwen3ForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: Qwen3ForQuestionAnswering,
+        HeadKind.RANKING: Qwen3ForSequenceClassification,
+    },
 }
 CONFIG_CLASSES: dict[Family, type[PreTrainedConfig]] = {
     "bert": BertConfig,
     "roberta": RobertaConfig,
     "modernbert": ModernBertConfig,
+    "llama": LlamaConfig,
+    "qwen3": Qwen3Config,
 }
 LAYERS: dict[Family, str] = {
     "bert": "bert.encoder.layer",
     "roberta": "roberta.encoder.layer",
-    "modernbert": "model.layers",
+    **dict.fromkeys(BYTES, "model.layers"),
 }
 BLOCKS: dict[Family, tuple[str, str]] = {
     "bert": ("attention.output", "output"),
     "roberta": ("attention.output", "output"),
     "modernbert": ("attn", "mlp"),
+    **dict.fromkeys(DECODERS, ("self_attn", "mlp")),
 }
 """The modules that give the output of the attention and of the feed-forward block."""
+NORMS: dict[Family, tuple[str, ...]] = {
+    "modernbert": ("attn_norm", "mlp_norm"),
+    **dict.fromkeys(DECODERS, ("input_layernorm", "post_attention_layernorm")),
+}
+"""The norms before the blocks of a layer, in families that have them there."""
+FINAL_NORMS: dict[Family, str] = {
+    "modernbert": "model.final_norm",
+    **dict.fromkeys(DECODERS, "model.norm"),
+}
+"""The norm over the output of all layers."""
+ANSWERS: dict[str, str] = {"model": "transformer"}
+"""The encoder's name in most classes of decoders, and in the class that answers questions."""
 PEFT_TASKS = {
     HeadKind.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
     HeadKind.TOKEN_CLASSIFICATION: "TOKEN_CLS",
@@ -106,7 +142,19 @@ PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
         LinearMap.FEEDFORWARD_IN: "mlp.Wi",
         LinearMap.FEEDFORWARD_OUT: "mlp.Wo",
     },
+    **dict.fromkeys(
+        DECODERS,
+        {
+            LinearMap.QUERY: "self_attn.q_proj",
+            LinearMap.KEY: "self_attn.k_proj",
+            LinearMap.VALUE: "self_attn.v_proj",
+            LinearMap.ATTENTION_OUTPUT: "self_attn.o_proj",
+            LinearMap.FEEDFORWARD_IN: "mlp.gate_proj|mlp.up_proj",
+            LinearMap.FEEDFORWARD_OUT: "mlp.down_proj",
+        },
+    ),
 }
+"""Paths of the modules of a map; two modules with a bar between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -168,17 +216,17 @@ class TwinFactory:
             case HeadOnly():
                 pass
             case TopK(num_layers=count):
-                for layer in self._layers(model)[self.num_layers - count :]:
+                for layer in self._layers(model, kind)[self.num_layers - count :]:
                     _randomise(layer, self._generator, deviation=0.3)
-                if self.family == "modernbert":
-                    final_norm = model.get_submodule("model.final_norm")
-                    _randomise(final_norm, self._generator, deviation=0.3)
+                if self.family in FINAL_NORMS:
+                    name = self._renamed(FINAL_NORMS[self.family], kind)
+                    _randomise(model.get_submodule(name), self._generator, deviation=0.3)
             case Full():
                 _randomise(model, self._generator, deviation=0.3)
             case Lora() | Ia3():
                 return self._peft_twin(model, method, head)
             case Bottleneck():
-                self._add_adapters(model, method)
+                self._add_adapters(model, method, kind)
         return self._twin(model, method, head, _stored(model))
 
     def _model(self, head: HeadSpec) -> PreTrainedModel:
@@ -190,12 +238,20 @@ class TwinFactory:
     def _copy_of_base(self, head: HeadSpec) -> PreTrainedModel:
         model = self._model(head)
         shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        same = {n: t.clone() for n, t in self._base.items() if t.shape == shapes.get(n)}
+        base = {self._renamed(name, head.kind): it for name, it in self._base.items()}
+        same = {n: t.clone() for n, t in base.items() if t.shape == shapes.get(n)}
         model.load_state_dict(same, strict=False)
         return model
 
-    def _layers(self, model: PreTrainedModel) -> nn.ModuleList:
-        return model.get_submodule(LAYERS[self.family])  # pyright: ignore[reportReturnType]
+    def _renamed(self, name: str, kind: HeadKind) -> str:
+        """The name of a module or tensor of the base, in the class for this kind."""
+        prefix, dot, rest = name.partition(".")
+        if self.family in DECODERS and kind is HeadKind.QUESTION_ANSWERING:
+            prefix = ANSWERS.get(prefix, prefix)
+        return prefix + dot + rest
+
+    def _layers(self, model: PreTrainedModel, kind: HeadKind) -> nn.ModuleList:
+        return model.get_submodule(self._renamed(LAYERS[self.family], kind))  # pyright: ignore[reportReturnType]
 
     def _with_lora(self, model: PreTrainedModel, method: Lora, head: HeadSpec) -> PeftModel:
         # Three independent updates of one map are one update of three times the rank, in blocks.
@@ -205,7 +261,7 @@ class TwinFactory:
             r=method.rank,
             lora_alpha=int(method.alpha),
             lora_dropout=0.0,
-            target_modules=self._pattern(method.targets, method.first_layer),
+            target_modules=self._pattern(method.targets, method.first_layer, head.kind),
             rank_pattern=wide if self.family == "modernbert" else {},
             alpha_pattern=alpha if self.family == "modernbert" else {},
         )
@@ -215,14 +271,15 @@ class TwinFactory:
                 parameter.data = torch.randn(parameter.shape, generator=self._generator) * 0.3
             if "Wqkv.lora_B" in name:
                 parameter.data *= _blocks(method, self.backbone.config.hidden_width)
+        _share(adapted, "gate_proj.lora_A", "up_proj.lora_A")
         return adapted
 
     def _with_ia3(self, model: PreTrainedModel, method: Ia3, head: HeadSpec) -> PeftModel:
         scaled = (*method.scaled_outputs, *method.scaled_inputs)
         config = IA3Config(
             task_type=PEFT_TASKS[head.kind],
-            target_modules=self._pattern(scaled, method.first_layer),
-            feedforward_modules=self._pattern(method.scaled_inputs, method.first_layer),
+            target_modules=self._pattern(scaled, method.first_layer, head.kind),
+            feedforward_modules=self._pattern(method.scaled_inputs, method.first_layer, head.kind),
         )
         adapted = get_peft_model(model, config)
         for name, parameter in adapted.named_parameters():
@@ -233,12 +290,14 @@ class TwinFactory:
                 for part, target in enumerate(FUSED):
                     if target not in method.scaled_outputs:
                         parameter.data.chunk(3)[part].fill_(1.0)
+        if LinearMap.FEEDFORWARD_IN in method.scaled_inputs:
+            _share(adapted, "gate_proj.ia3_l", "up_proj.ia3_l")
         return adapted
 
-    def _pattern(self, targets: Sequence[LinearMap], first_layer: int) -> str:
+    def _pattern(self, targets: Sequence[LinearMap], first_layer: int, kind: HeadKind) -> str:
         layers = "|".join(str(index) for index in range(first_layer, self.num_layers))
         paths = "|".join(PEFT_TARGETS[self.family][target] for target in targets)
-        return rf".*{LAYERS[self.family]}\.({layers})\.({paths})"
+        return rf".*{self._renamed(LAYERS[self.family], kind)}\.({layers})\.({paths})"
 
     def _peft_twin(self, model: PreTrainedModel, method: Lora | Ia3, head: HeadSpec) -> Twin:
         if isinstance(method, Lora):
@@ -254,31 +313,32 @@ class TwinFactory:
         inner = adapted.get_base_model().eval()
         return self._twin(inner, method, head, stored)
 
-    def _add_adapters(self, model: PreTrainedModel, method: Bottleneck) -> None:
-        for layer in list(self._layers(model))[method.first_layer :]:
+    def _add_adapters(self, model: PreTrainedModel, method: Bottleneck, kind: HeadKind) -> None:
+        for layer in list(self._layers(model, kind))[method.first_layer :]:
             for block in (layer.get_submodule(name) for name in BLOCKS[self.family]):
                 width = self.backbone.config.hidden_width
                 block.add_module("down", nn.Linear(width, method.size))
                 block.add_module("up", nn.Linear(method.size, width))
-                if self.family == "modernbert":
+                if self.family in NORMS:
                     block.forward = _adapted_output(block)
                 else:
                     block.forward = _adapted_forward(block)
                     _randomise(block.get_submodule("LayerNorm"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("down"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("up"), self._generator, deviation=0.3)
-            if self.family == "modernbert":
-                for name in ("attn_norm", "mlp_norm"):
-                    _randomise(layer.get_submodule(name), self._generator, deviation=0.3)
+            for name in NORMS.get(self.family, ()):
+                _randomise(layer.get_submodule(name), self._generator, deviation=0.3)
 
     def _twin(
         self, model: nn.Module, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]
     ) -> Twin:
         branch = self._branch(method, head, stored)
-        return Twin(model=model.eval(), branch=branch, has_types=self.family != "modernbert")
+        return Twin(model=model.eval(), branch=branch, has_types=self.family not in BYTES)
 
     def _branch(self, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]) -> Branch:
         spec = BranchSpec(method=method, head=head)
+        for usual, prefix in ANSWERS.items():
+            stored = {re.sub(rf"^{prefix}\.", f"{usual}.", name): it for name, it in stored.items()}
         parameters = {
             name: _find(stored, name, self.family, spec)
             for name in parameter_shapes(spec, self.backbone.config)
@@ -335,14 +395,17 @@ def _find(stored: Mapping[str, Tensor], name: str, family: Family, spec: BranchS
             return stored[f"{_head_name(part, family, spec.head.kind)}.{kind}"]
         case ["layers", layer, "lora", target, side]:
             letter = "A" if side == "down" else "B"
-            path = f"{LAYERS[family]}.{layer}.{PEFT_TARGETS[family][LinearMap(target)]}"
-            tensor = stored[f"{path}.lora_{letter}.default.weight"]
-            return _third(tensor, LinearMap(target), spec) if path.endswith("Wqkv") else tensor
-        case ["layers", layer, "ia3", target, _]:
-            path = f"{LAYERS[family]}.{layer}.{PEFT_TARGETS[family][LinearMap(target)]}"
-            scale = stored[f"{path}.ia3_l.default"].flatten()
-            is_fused = path.endswith("Wqkv")
-            return scale.chunk(3)[FUSED.index(LinearMap(target))] if is_fused else scale
+            paths = _paths(family, layer, target)
+            tensors = [stored[f"{path}.lora_{letter}.default.weight"] for path in paths]
+            if paths[0].endswith("Wqkv"):
+                return _third(tensors[0], LinearMap(target), spec)
+            return tensors[0] if side == "down" else torch.cat(tensors)
+        case ["layers", layer, "ia3", target, side]:
+            paths = _paths(family, layer, target)
+            scales = [stored[f"{path}.ia3_l.default"].flatten() for path in paths]
+            if paths[0].endswith("Wqkv"):
+                return scales[0].chunk(3)[FUSED.index(LinearMap(target))]
+            return scales[0] if side == "input" else torch.cat(scales)
         case ["layers", layer, "attention_adapter", side, kind]:
             return stored[f"{LAYERS[family]}.{layer}.{BLOCKS[family][0]}.{side}.{kind}"]
         case ["layers", layer, "feedforward_adapter", side, kind]:
@@ -353,8 +416,16 @@ def _find(stored: Mapping[str, Tensor], name: str, family: Family, spec: BranchS
             return torch.cat([stored[f"{prefix}.{source}"] for source in sources])
 
 
+def _paths(family: Family, layer: str, target: str) -> list[str]:
+    """The modules of a map."""
+    paths = PEFT_TARGETS[family][LinearMap(target)].split("|")
+    return [f"{LAYERS[family]}.{layer}.{path}" for path in paths]
+
+
 def _head_name(part: str, family: Family, kind: HeadKind) -> str:
     match family:
+        case "llama" | "qwen3":
+            return "qa_outputs" if kind is HeadKind.QUESTION_ANSWERING else "score"
         case "modernbert":
             return {"dense": "head.dense", "norm": "head.norm", "output": "classifier"}[part]
         case "bert" | "roberta" if kind.reads_tokens:
@@ -375,6 +446,14 @@ def _third(update: Tensor, target: LinearMap, spec: BranchSpec) -> Tensor:
     return update.chunk(3)[part][:, columns].contiguous()
 
 
+def _share(adapted: PeftModel, one: str, other: str) -> None:
+    """Give each module `other` the parameter of the module `one` of its layer: one map here."""
+    parameters = dict(adapted.named_parameters())
+    for name, parameter in parameters.items():
+        if other in name:
+            parameter.data = parameters[name.replace(other, one)].data.clone()
+
+
 def _randomise(module: nn.Module, generator: torch.Generator, *, deviation: float) -> None:
     for name, parameter in module.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator) * deviation
@@ -384,5 +463,5 @@ def _randomise(module: nn.Module, generator: torch.Generator, *, deviation: floa
 
 def _randomise_head(model: nn.Module, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
-        if any(part in name for part in ("classifier", "pooler", "qa_outputs", "head.")):
+        if any(part in name for part in ("classifier", "pooler", "qa_outputs", "head.", "score")):
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3

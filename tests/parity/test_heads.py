@@ -37,7 +37,7 @@ METHODS: dict[str, Method] = {
 NAMES = [f"{kind}-{method}" for kind in HeadKind for method in METHODS]
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
+@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert", "llama", "qwen3"])
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:

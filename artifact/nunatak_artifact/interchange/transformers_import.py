@@ -223,8 +223,8 @@ def _stored_tensors(folder: Path, family: Family, kind: HeadKind) -> dict[str, T
 
 def _num_outputs(stored: Mapping[str, Tensor], family: Family, kind: HeadKind) -> int:
     """The number of logits by the configuration. A later check covers the tensors."""
-    bias = stored.get(head_names(family, kind)["head.output.bias"])
-    return kind.fixed_outputs or (1 if bias is None else bias.numel())
+    weight = stored.get(head_names(family, kind)["head.output.weight"])
+    return kind.fixed_outputs or (len(weight) if weight is not None and weight.dim() else 1)
 
 
 def _stored_labels(settings: _Settings, head: HeadSpec) -> Mapping[int, str]:

@@ -6,7 +6,7 @@ first token.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_model import BackboneConfig, HeadSpec
-from nunatak_model.architectures import architecture_of, encoder_shapes
+from nunatak_model.architectures import architecture_of, encoder_shapes, source_rows
+from nunatak_model.architectures.decoder import DecoderConfig
 from nunatak_model.architectures.modernbert import GLOBAL, LOCAL, ModernBertConfig
 from nunatak_model.heads import head_shapes
 
@@ -32,12 +33,22 @@ class Family:
 
     class_prefix: str
     encoder: str
-    dense: str
-    """The dense layer of the sequence classification head; in ModernBERT, of every head."""
+    dense: str | None
+    """The dense layer of the sequence classification head; in ModernBERT, of every head. None in
+    decoders."""
     sequence_output: str
+    token_output: str = "classifier"
     answer_output: str = "qa_outputs"
+    answer_encoder: str | None = None
+    """The encoder's name in the class that answers questions, if it has another there."""
     norm: str | None = None
     """The norm after the dense layer, if there is one."""
+
+    def encoder_of(self, kind: HeadKind) -> str:
+        """The encoder's name in the class of this kind."""
+        if kind is HeadKind.QUESTION_ANSWERING and self.answer_encoder is not None:
+            return self.answer_encoder
+        return self.encoder
 
     @property
     def has_dense_tokens(self) -> bool:
@@ -51,6 +62,17 @@ def _roberta(class_prefix: str) -> Family:
         encoder="roberta",
         dense="classifier.dense",
         sequence_output="classifier.out_proj",
+    )
+
+
+def _decoder(class_prefix: str) -> Family:
+    return Family(
+        class_prefix=class_prefix,
+        encoder="model",
+        answer_encoder="transformer",
+        dense=None,
+        sequence_output="score",
+        token_output="score",  # noqa: S106 - a name, no secret
     )
 
 
@@ -72,6 +94,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         sequence_output="classifier",
         answer_output="classifier",
     ),
+    "llama": _decoder("Llama"),
+    "qwen3": _decoder("Qwen3"),
 }
 """Families by `model_type`."""
 
@@ -86,7 +110,9 @@ def class_name(family: Family, kind: HeadKind) -> str:
 def has_class(spec: HeadSpec, config: BackboneConfig) -> bool:
     """Whether a class of transformers computes this head on this encoder."""
     is_mean = spec.pooling is Pooling.MEAN
-    return spec == head_spec(spec.kind, config, num_outputs=spec.num_labels, is_mean=is_mean)
+    usual = head_spec(spec.kind, config, num_outputs=spec.num_labels, is_mean=is_mean)
+    # `config.json` of the export names the padding token of the head.
+    return spec == replace(usual, padding_id=spec.padding_id)
 
 
 def head_spec(
@@ -96,8 +122,18 @@ def head_spec(
 
     In the BERT family, sequence heads read the first token through a dense layer with tanh, and
     token heads have neither. In ModernBERT every head has the dense block of the configuration,
-    and sequence heads read the mean if the configuration says so.
+    and sequence heads read the mean if the configuration says so. In decoders, sequence heads read
+    the last token that is not the padding token, and have no bias.
     """
+    if config.is_causal:
+        padding_id = None if kind.reads_tokens else config.known_padding_id
+        return HeadSpec(
+            kind=kind,
+            num_labels=num_outputs,
+            pooling=None if kind.reads_tokens else Pooling.LAST,
+            bias=kind.reads_tokens,
+            padding_id=padding_id,
+        )
     pooling = None if kind.reads_tokens else Pooling.FIRST
     if isinstance(config, ModernBertConfig):
         if pooling is not None and is_mean:
@@ -118,10 +154,10 @@ def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
         case HeadKind.QUESTION_ANSWERING:
             modules = {"head.output": family.answer_output}
         case HeadKind.TOKEN_CLASSIFICATION:
-            modules = {"head.output": "classifier"}
+            modules = {"head.output": family.token_output}
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
             modules = {"head.output": family.sequence_output}
-    if family.has_dense_tokens or not kind.reads_tokens:
+    if family.dense is not None and (family.has_dense_tokens or not kind.reads_tokens):
         modules["head.dense"] = family.dense
     if family.norm is not None:
         modules["head.norm"] = family.norm
@@ -132,11 +168,13 @@ def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
     }
 
 
-def encoder_names(family: Family, config: BackboneConfig) -> dict[str, tuple[str, ...]]:
+def encoder_names(
+    family: Family, kind: HeadKind, config: BackboneConfig
+) -> dict[str, tuple[str, ...]]:
     """Our names of the encoder's tensors, each with the stored tensors that it stacks."""
-    sources = architecture_of(config).source_names
+    sources, encoder = architecture_of(config).source_names, family.encoder_of(kind)
     return {
-        name: tuple(f"{family.encoder}.{source}" for source in sources(name))
+        name: tuple(f"{encoder}.{source}" for source in sources(name))
         for name in encoder_shapes(config)
     }
 
@@ -145,11 +183,11 @@ def stored_shapes(
     family: Family, head: HeadSpec, config: BackboneConfig
 ) -> dict[str, tuple[int, ...]]:
     """Every tensor of a model with this head, by stored name."""
-    encoder, names = encoder_shapes(config), encoder_names(family, config)
+    names = encoder_names(family, head.kind, config)
     shapes = {
-        source: (shape[0] // len(names[name]), *shape[1:])
-        for name, shape in encoder.items()
-        for source in names[name]
+        source: (rows, *shape[1:])
+        for name, shape in encoder_shapes(config).items()
+        for source, rows in zip(names[name], source_rows(name, shape[0], config), strict=True)
     }
     of_head = head_names(family, head.kind)
     return {**shapes, **{of_head[name]: it for name, it in head_shapes(head, config).items()}}
@@ -159,11 +197,11 @@ def to_stored(
     tensors: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
 ) -> dict[str, Tensor]:
     """Rename the tensors of a whole model to transformers' names."""
-    names = encoder_names(family, config)
+    names = encoder_names(family, head.kind, config)
     stored = {
         source: part
         for name, sources in names.items()
-        for source, part in zip(sources, tensors[name].chunk(len(sources)), strict=True)
+        for source, part in zip(sources, source_parts(name, tensors[name], config), strict=True)
     }
     of_head = head_names(family, head.kind)
     return {**stored, **{of_head[name]: tensors[name] for name in head_shapes(head, config)}}
@@ -173,12 +211,17 @@ def from_stored(
     stored: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
 ) -> dict[str, Tensor]:
     """Rename the tensors of a whole model to ours."""
-    names = encoder_names(family, config)
+    names = encoder_names(family, head.kind, config)
     encoder = {
         name: torch.cat([stored[source] for source in sources]) for name, sources in names.items()
     }
     of_head = head_names(family, head.kind)
     return {**encoder, **{name: stored[of_head[name]] for name in head_shapes(head, config)}}
+
+
+def source_parts(name: str, tensor: Tensor, config: BackboneConfig) -> tuple[Tensor, ...]:
+    """The stored tensors that our tensor `name` stacks."""
+    return tensor.split(source_rows(name, len(tensor), config))
 
 
 def unread_names(family: Family) -> frozenset[str]:
@@ -190,6 +233,8 @@ def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
     """The fields of `config.json` that describe the encoder."""
     if isinstance(config, ModernBertConfig):
         return _modernbert_fields(config)
+    if isinstance(config, DecoderConfig):
+        return _decoder_fields(config)
     return {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
@@ -206,7 +251,7 @@ def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
 
 
 def _modernbert_fields(config: ModernBertConfig) -> dict[str, JsonValue]:
-    bases = {GLOBAL: config.global_base, LOCAL: config.local_base}
+    ropes = {GLOBAL: config.global_rope, LOCAL: config.local_rope}
     return {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
@@ -223,9 +268,27 @@ def _modernbert_fields(config: ModernBertConfig) -> dict[str, JsonValue]:
         "mlp_bias": config.feedforward_bias,
         "local_attention": 2 * config.reach,
         "layer_types": [LOCAL if is_local else GLOBAL for is_local in config.is_local],
-        "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
-        },
+        "rope_parameters": {kind: {**rope.facts()} for kind, rope in ropes.items()},
         "classifier_activation": config.dense_block.activation.value,
         "classifier_bias": config.dense_block.bias,
+    }
+
+
+def _decoder_fields(config: DecoderConfig) -> dict[str, JsonValue]:
+    return {
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_width,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_key_heads,
+        "head_dim": config.head_width,
+        "intermediate_size": config.intermediate_width,
+        "max_position_embeddings": config.num_positions,
+        "pad_token_id": config.known_padding_id,
+        "rms_norm_eps": config.layer_norm_epsilon,
+        "hidden_act": config.activation.value,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.feedforward_bias,
+        "rope_parameters": {**config.rope.facts()},
     }

@@ -7,7 +7,7 @@ A new architecture is a file with the functions of `base.Architecture`, and a li
 from collections.abc import Mapping
 from typing import Any
 
-from nunatak_model.architectures import bert, modernbert
+from nunatak_model.architectures import bert, decoder, modernbert
 from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
@@ -16,6 +16,7 @@ from nunatak_model.weights import Shapes
 ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     **dict.fromkeys(bert.MODEL_TYPES, bert),
     **dict.fromkeys(modernbert.MODEL_TYPES, modernbert),
+    **dict.fromkeys(decoder.MODEL_TYPES, decoder),
 }
 """transformers' `model_type` -> architecture."""
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "config_from",
     "encoder_shapes",
     "layer_shapes",
+    "source_rows",
 ]
 
 
@@ -45,6 +47,11 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         raise UnsupportedBackboneError(
             f"model_type must be one of {', '.join(ARCHITECTURES)}, got {raw.get('model_type')!r}"
         )
+    if raw.get("quantization_config"):
+        raise UnsupportedBackboneError(
+            "expected weights in floating point, got a checkpoint with a quantization_config; take "
+            "the original, and quantize it here with +int8"
+        )
     return architecture.config_from(raw)
 
 
@@ -60,3 +67,11 @@ def encoder_shapes(config: BackboneConfig) -> Shapes:
     for layer in range(config.num_layers):
         shapes |= architecture.layer_shapes(layer, config)
     return shapes
+
+
+def source_rows(target: str, rows: int, config: BackboneConfig) -> list[int]:
+    """Rows of each stored tensor in our tensor `target`, which has this many rows."""
+    num_sources = len(architecture_of(config).source_names(target))
+    if num_sources == len(config.qkv_widths):
+        return list(config.qkv_widths)
+    return [rows // num_sources] * num_sources

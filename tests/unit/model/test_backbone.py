@@ -26,7 +26,7 @@ from nunatak_model import (
 TEXTS = ["where is my parcel?", "it is late, and nobody answers"]
 
 
-@pytest.fixture(scope="module", params=["bert", "modernbert"])
+@pytest.fixture(scope="module", params=["bert", "modernbert", "qwen3"])
 def whole(request: pytest.FixtureRequest) -> Backbone:
     return tiny_backbone(num_layers=4, family=request.param)
 

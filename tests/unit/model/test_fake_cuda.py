@@ -92,6 +92,8 @@ DEVICES: tuple[tuple[tuple[int, int], Family, torch.dtype], ...] = (
     ((9, 0), "bert", HALF),
     ((9, 0), "modernbert", HALF),
     ((10, 0), "roberta", HALF),
+    ((8, 0), "llama", HALF),
+    ((9, 0), "qwen3", HALF),
     ((10, 0), "bert", WHOLE),
 )
 CASES = [
@@ -264,7 +266,7 @@ class RefuseHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
 def test_what_is_recorded_takes_nothing_from_the_host(family: Family) -> None:
     num_recorded = 0
 

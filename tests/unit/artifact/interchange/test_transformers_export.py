@@ -49,7 +49,7 @@ METHODS: tuple[Method, ...] = (
 )
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
+@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert", "llama", "qwen3"])
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:

@@ -33,7 +33,7 @@ def prove(backbone: Backbone, ops: Ops) -> Ops:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
 def test_kernels_that_are_right_serve(
     family: Family, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -34,7 +34,7 @@ from nunatak_model.ops.int8 import int8_product, quantized, restored
 from nunatak_model.weights import Linear, linear_from
 
 OUT, IN = 24, 16
-FAMILIES: tuple[Family, ...] = ("bert", "roberta", "modernbert")
+FAMILIES: tuple[Family, ...] = ("bert", "roberta", "modernbert", "llama", "qwen3")
 
 
 def quantized_map(*, bias: bool = True, seed: int = 0) -> Linear:
