@@ -66,7 +66,7 @@ class HeadRecord(Record, frozen=True):
     padding_id: Annotated[int, Field(ge=0)] | None = Field(
         default=None,
         exclude_if=lambda padding_id: padding_id is None,
-        description="only for pooling last: a token that never counts as the last",
+        description="only for pooling last: the padding token, which never counts as the last",
     )
     # Left out if default, so that content without a block keeps its digest.
     block: DenseBlock = Field(

@@ -40,6 +40,9 @@ MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Digest of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""
 
+DEFAULT_POOLINGS = {"eurobert": "late"}
+"""transformers' default `classifier_pooling`, if it is not the first token. A late mean is the mean
+of the tokens' logits. New heads of such a checkpoint read the mean of the tokens."""
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -319,5 +322,6 @@ def _embedding(
         return found
     if config.is_causal:
         return Embedding(pooling=Pooling.LAST, max_tokens=None)
-    is_mean = raw.get("classifier_pooling") == "mean"
+    named = raw.get("classifier_pooling", DEFAULT_POOLINGS.get(config.model_type))
+    is_mean = named in {"mean", "late"}
     return Embedding(pooling=Pooling.MEAN if is_mean else Pooling.FIRST, max_tokens=None)

@@ -55,7 +55,7 @@ class HeadSpec:
     bias: bool = True
     """Whether the output layer has a bias. Sequence heads of decoders have none."""
     padding_id: int | None = None
-    """Only for pooling last: a token that never counts as the last, as in transformers' decoders."""
+    """Only for pooling last: the padding token, which never counts as the last."""
 
     def check(self) -> None:
         """Raise `invalid_head` unless the shape fits the kind."""

@@ -258,14 +258,14 @@ def _linear(
 
 
 def mixed_norm(
-    x: Float[Tensor, "tokens *width"],
+    x: Float[Tensor, "tokens *heads width"],
     layer: MixedLayer,
     pick: Callable[[LayerWeights], Norm | None],
     pick_bottleneck: Callable[[BottleneckLayer], Norm | None] | None,
     *,
     epsilon: float,
     apply: ApplyNorm = layer_norm,
-) -> Float[Tensor, "tokens *width"]:
+) -> Float[Tensor, "tokens *heads width"]:
     """Run a norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
 
     If bottlenecks do not own this norm (`pick_bottleneck` is None), their tokens run the frozen

@@ -132,6 +132,14 @@ BERT_TARGETS = {
     LinearMap.FEEDFORWARD_IN: "intermediate.dense",
     LinearMap.FEEDFORWARD_OUT: "output.dense",
 }
+DECODER_TARGETS = {
+    LinearMap.QUERY: "self_attn.q_proj",
+    LinearMap.KEY: "self_attn.k_proj",
+    LinearMap.VALUE: "self_attn.v_proj",
+    LinearMap.ATTENTION_OUTPUT: "self_attn.o_proj",
+    LinearMap.FEEDFORWARD_IN: "mlp.gate_proj|mlp.up_proj",
+    LinearMap.FEEDFORWARD_OUT: "mlp.down_proj",
+}
 FUSED = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
 PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
     "bert": BERT_TARGETS,
@@ -142,17 +150,8 @@ PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
         LinearMap.FEEDFORWARD_IN: "mlp.Wi",
         LinearMap.FEEDFORWARD_OUT: "mlp.Wo",
     },
-    **dict.fromkeys(
-        DECODERS,
-        {
-            LinearMap.QUERY: "self_attn.q_proj",
-            LinearMap.KEY: "self_attn.k_proj",
-            LinearMap.VALUE: "self_attn.v_proj",
-            LinearMap.ATTENTION_OUTPUT: "self_attn.o_proj",
-            LinearMap.FEEDFORWARD_IN: "mlp.gate_proj|mlp.up_proj",
-            LinearMap.FEEDFORWARD_OUT: "mlp.down_proj",
-        },
-    ),
+    "llama": DECODER_TARGETS,
+    "qwen3": DECODER_TARGETS,
 }
 """Paths of the modules of a map; two modules with a bar between them."""
 
@@ -393,19 +392,8 @@ def _find(stored: Mapping[str, Tensor], name: str, family: Family, spec: BranchS
     match name.split("."):
         case ["head", part, kind]:
             return stored[f"{_head_name(part, family, spec.head.kind)}.{kind}"]
-        case ["layers", layer, "lora", target, side]:
-            letter = "A" if side == "down" else "B"
-            paths = _paths(family, layer, target)
-            tensors = [stored[f"{path}.lora_{letter}.default.weight"] for path in paths]
-            if paths[0].endswith("Wqkv"):
-                return _third(tensors[0], LinearMap(target), spec)
-            return tensors[0] if side == "down" else torch.cat(tensors)
-        case ["layers", layer, "ia3", target, side]:
-            paths = _paths(family, layer, target)
-            scales = [stored[f"{path}.ia3_l.default"].flatten() for path in paths]
-            if paths[0].endswith("Wqkv"):
-                return scales[0].chunk(3)[FUSED.index(LinearMap(target))]
-            return scales[0] if side == "input" else torch.cat(scales)
+        case ["layers", layer, "lora" | "ia3", target, side]:
+            return _find_change(stored, _paths(family, layer, target), target, side, spec)
         case ["layers", layer, "attention_adapter", side, kind]:
             return stored[f"{LAYERS[family]}.{layer}.{BLOCKS[family][0]}.{side}.{kind}"]
         case ["layers", layer, "feedforward_adapter", side, kind]:
@@ -414,6 +402,21 @@ def _find(stored: Mapping[str, Tensor], name: str, family: Family, spec: BranchS
             prefix = LAYERS[family].split(".")[0]
             sources = ARCHITECTURES[family].source_names(name)
             return torch.cat([stored[f"{prefix}.{source}"] for source in sources])
+
+
+def _find_change(
+    stored: Mapping[str, Tensor], paths: Sequence[str], target: str, side: str, spec: BranchSpec
+) -> Tensor:
+    """The factor or the scale of the map that these modules make up."""
+    name = {"down": "lora_A.default.weight", "up": "lora_B.default.weight"}.get(side)
+    tensors = [stored[f"{path}.{name or 'ia3_l.default'}"] for path in paths]
+    tensors = tensors if name else [it.flatten() for it in tensors]
+    if paths[0].endswith("Wqkv"):
+        if name:
+            return _third(tensors[0], LinearMap(target), spec)
+        return tensors[0].chunk(3)[FUSED.index(LinearMap(target))]
+    # All modules of a map read one input.
+    return tensors[0] if side in {"down", "input"} else torch.cat(tensors)
 
 
 def _paths(family: Family, layer: str, target: str) -> list[str]:

@@ -45,7 +45,15 @@ from nunatak_artifact.interchange.transformers_layout import (
 from nunatak_contract.enums import HeadKind, RankingScore
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Full, HeadOnly, TopK
-from nunatak_model import Backbone, BranchSpec, HeadSpec, dedicated_parameters, parameter_shapes
+from nunatak_model import (
+    Backbone,
+    BackboneConfig,
+    BranchSpec,
+    HeadSpec,
+    dedicated_parameters,
+    parameter_shapes,
+)
+from nunatak_model.architectures import eurobert
 
 EMBEDDINGS, LAYERS = "embeddings", "layers"
 
@@ -117,7 +125,7 @@ class _Settings(BaseModel):
     id2label: dict[int, str] | None = None
     problem_type: str | None = None
     classifier_pooling: str | None = None
-    """Only in ModernBERT: `mean` or `cls`, the first token."""
+    """In ModernBERT `mean` or `cls`, in EuroBERT `mean`, `bos` or `late`."""
 
 
 def import_transformers(
@@ -145,6 +153,7 @@ def import_transformers(
     class_name, kind = _head_class(folder, settings.architectures or ())
     check_shape(folder, backbone)
     check_tokenizer(folder, backbone)
+    _check_pooling(folder, backbone.config, kind, settings.classifier_pooling)
     family = FAMILIES[backbone.config.model_type]
     stored = _stored_tensors(folder, family, kind)
     cross_encoder = read_cross_encoder(folder, backbone)
@@ -205,6 +214,20 @@ def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
         advice=f"expected a class of transformers called {', '.join(prefixes)} with "
         f"{', '.join(CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
     )
+
+
+def _check_pooling(
+    folder: Path, config: BackboneConfig, kind: HeadKind, pooling: str | None
+) -> None:
+    """Refuse heads that give logits for each token and return their mean."""
+    is_late = pooling == "late" or (pooling is None and config.model_type in eurobert.MODEL_TYPES)
+    if is_late and not kind.reads_tokens:
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found="its classifier_pooling is 'late', the mean of the logits of all tokens",
+            advice="expected 'bos' or 'mean'; train the head again with one of them",
+        )
 
 
 def _modern(name: str) -> str:

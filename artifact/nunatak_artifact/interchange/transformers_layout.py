@@ -14,8 +14,14 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.heads import TANH_BLOCK
 from nunatak_model import BackboneConfig, HeadSpec
-from nunatak_model.architectures import architecture_of, encoder_shapes, source_rows
+from nunatak_model.architectures import (
+    architecture_of,
+    encoder_shapes,
+    eurobert,
+    source_rows,
+)
 from nunatak_model.architectures.decoder import DecoderConfig
 from nunatak_model.architectures.modernbert import GLOBAL, LOCAL, ModernBertConfig
 from nunatak_model.heads import head_shapes
@@ -37,8 +43,9 @@ class Family:
     """The dense layer of the sequence classification head; in ModernBERT, of every head. None in
     decoders."""
     sequence_output: str
-    token_output: str = "classifier"
-    answer_output: str = "qa_outputs"
+    token_output: str = "classifier"  # noqa: S105 - a name, no secret
+    answer_output: str | None = "qa_outputs"
+    """None if no class answers questions."""
     answer_encoder: str | None = None
     """The encoder's name in the class that answers questions, if it has another there."""
     norm: str | None = None
@@ -96,6 +103,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "llama": _decoder("Llama"),
     "qwen3": _decoder("Qwen3"),
+    "eurobert": Family(
+        class_prefix="EuroBert",
+        encoder="model",
+        dense="dense",
+        sequence_output="classifier",
+        answer_output=None,
+    ),
 }
 """Families by `model_type`."""
 
@@ -109,6 +123,9 @@ def class_name(family: Family, kind: HeadKind) -> str:
 
 def has_class(spec: HeadSpec, config: BackboneConfig) -> bool:
     """Whether a class of transformers computes this head on this encoder."""
+    answers = spec.kind is HeadKind.QUESTION_ANSWERING
+    if answers and FAMILIES[config.model_type].answer_output is None:
+        return False
     is_mean = spec.pooling is Pooling.MEAN
     usual = head_spec(spec.kind, config, num_outputs=spec.num_labels, is_mean=is_mean)
     # `config.json` of the export names the padding token of the head.
@@ -145,14 +162,23 @@ def head_spec(
             dense=True,
             block=config.dense_block,
         )
-    return HeadSpec(kind=kind, num_labels=num_outputs, pooling=pooling, dense=not kind.reads_tokens)
+    if pooling is not None and is_mean and config.model_type in eurobert.MODEL_TYPES:
+        pooling = Pooling.MEAN
+    block = architecture_of(config).dense_block(config, pooling)
+    return HeadSpec(
+        kind=kind,
+        num_labels=num_outputs,
+        pooling=pooling,
+        dense=block is not None,
+        block=block or TANH_BLOCK,
+    )
 
 
 def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
     """Return our names of the tensors that a head may have, each with its stored name."""
     match kind:
         case HeadKind.QUESTION_ANSWERING:
-            modules = {"head.output": family.answer_output}
+            modules = {"head.output": family.answer_output or "qa_outputs"}
         case HeadKind.TOKEN_CLASSIFICATION:
             modules = {"head.output": family.token_output}
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
@@ -275,7 +301,10 @@ def _modernbert_fields(config: ModernBertConfig) -> dict[str, JsonValue]:
 
 
 def _decoder_fields(config: DecoderConfig) -> dict[str, JsonValue]:
+    # EuroBERT reads the first token only if its configuration says so.
+    pooling: dict[str, JsonValue] = {} if config.is_causal else {"classifier_pooling": "bos"}
     return {
+        **pooling,
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_width,

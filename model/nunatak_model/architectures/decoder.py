@@ -97,12 +97,38 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
     Raises:
         UnsupportedBackboneError: a variant whose layers have different computations.
     """
-    model_type: str = raw["model_type"]
-    raw = {**SHARED_DEFAULTS, **DEFAULTS[model_type], **raw}
-    is_qwen = model_type == "qwen3"
-    _check_variant(raw)
+    is_qwen = raw["model_type"] == "qwen3"
+    fields = read_fields(raw, DEFAULTS[raw["model_type"]])
+    if raw.get("is_causal") is False:
+        raise UnsupportedBackboneError(
+            f"expected a {raw['model_type']} in which tokens see earlier tokens alone, got "
+            "is_causal=False"
+        )
     if is_qwen:
-        _check_windows(raw)
+        _check_windows(raw, fields["num_layers"])
+        # Qwen3 has no setting for these biases.
+        fields["feedforward_bias"] = False
+    return DecoderConfig(
+        **fields,
+        is_causal=True,
+        has_score_bias=False,
+        has_head_norms=is_qwen,
+    )
+
+
+def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of a `DecoderConfig` that all models with Llama's layers share.
+
+    Raises:
+        UnsupportedBackboneError: a variant whose layers have different computations.
+    """
+    raw = {**SHARED_DEFAULTS, **defaults, **raw}
+    if "AutoModel" in (raw.get("auto_map") or {}):
+        raise UnsupportedBackboneError(
+            f"expected transformers' own {raw['model_type']}, got a model with code of its own "
+            f"(auto_map names {raw['auto_map']['AutoModel']!r}), which is never run here and may "
+            "compute otherwise; remove auto_map in a copy of the folder if it does not"
+        )
     num_heads: int = raw["num_attention_heads"]
     num_shared: int = raw["num_key_value_heads"] or num_heads
     if num_heads % num_shared:
@@ -116,31 +142,27 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
             f"rotary positions need heads of an even width, got head_dim={head_width}"
         )
     padding_id: int | None = raw.get("pad_token_id")
-    return DecoderConfig(
-        model_type=model_type,
-        vocab_size=raw["vocab_size"],
-        hidden_width=raw["hidden_size"],
-        num_layers=raw["num_hidden_layers"],
-        num_heads=num_heads,
-        num_shared_heads=num_shared,
-        own_head_width=head_width,
-        intermediate_width=raw["intermediate_size"],
-        num_positions=raw["max_position_embeddings"],
-        position_offset=0,
-        num_token_types=1,
-        padding_id=-1 if padding_id is None else padding_id,
-        layer_norm_epsilon=raw["rms_norm_eps"],
-        activation=read_activation("hidden_act", raw["hidden_act"]),
-        counts_positions_from_padding=False,
-        reach=None,
-        is_causal=True,
-        has_score_bias=False,
-        rope=read_flat_rope(raw, default_theta=THETA),
-        attention_bias=raw["attention_bias"],
-        # Qwen3 has no setting for these biases.
-        feedforward_bias=raw["mlp_bias"] and not is_qwen,
-        has_head_norms=is_qwen,
-    )
+    return {
+        "model_type": raw["model_type"],
+        "vocab_size": raw["vocab_size"],
+        "hidden_width": raw["hidden_size"],
+        "num_layers": raw["num_hidden_layers"],
+        "num_heads": num_heads,
+        "num_shared_heads": num_shared,
+        "own_head_width": head_width,
+        "intermediate_width": raw["intermediate_size"],
+        "num_positions": raw["max_position_embeddings"],
+        "position_offset": 0,
+        "num_token_types": 1,
+        "padding_id": -1 if padding_id is None else padding_id,
+        "layer_norm_epsilon": raw["rms_norm_eps"],
+        "activation": read_activation("hidden_act", raw["hidden_act"]),
+        "counts_positions_from_padding": False,
+        "reach": None,
+        "rope": read_flat_rope(raw, default_theta=THETA),
+        "attention_bias": raw["attention_bias"],
+        "feedforward_bias": raw["mlp_bias"],
+    }
 
 
 def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
@@ -160,26 +182,12 @@ def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
     return read_rope(settings, theta=theta, num_positions=raw["max_position_embeddings"])
 
 
-def _check_variant(raw: Mapping[str, Any]) -> None:
-    if raw.get("is_causal") is False:
-        raise UnsupportedBackboneError(
-            f"expected a {raw['model_type']} in which tokens see earlier tokens alone, got "
-            "is_causal=False"
-        )
-    if "AutoModel" in (raw.get("auto_map") or {}):
-        raise UnsupportedBackboneError(
-            f"expected transformers' own {raw['model_type']}, got a model with code of its own "
-            f"(auto_map names {raw['auto_map']['AutoModel']!r}), which is never run here and may "
-            "compute otherwise; remove auto_map in a copy of the folder if it does not"
-        )
-
-
-def _check_windows(raw: Mapping[str, Any]) -> None:
+def _check_windows(raw: Mapping[str, Any], num_layers: int) -> None:
     window = raw.get("sliding_window", WINDOW) if raw.get("use_sliding_window") else None
     full_layers: int = raw.get("max_window_layers", FULL_LAYERS)
     kinds: list[str] = raw.get("layer_types") or [
         SLIDING if window is not None and index >= full_layers else WHOLE
-        for index in range(raw["num_hidden_layers"])
+        for index in range(num_layers)
     ]
     if set(kinds) != {WHOLE}:
         raise UnsupportedBackboneError(
@@ -194,9 +202,14 @@ def identity(config: DecoderConfig) -> str:
 
     The padding token is left out, because only heads read it.
     """
+    return layer_facts("decoder", config)
+
+
+def layer_facts(family: str, config: DecoderConfig) -> str:
+    """Return the facts that decide what Llama's layers compute."""
     return json.dumps(
         {
-            "family": "decoder",
+            "family": family,
             "num_heads": config.num_heads,
             "num_key_heads": config.num_key_heads,
             "rope": config.rope.facts(),

@@ -238,8 +238,8 @@ def _rope(raw: Mapping[str, Any], kind: str, old_name: str, default: float) -> R
     scaling: Mapping[str, Any] = raw.get("rope_scaling") or {}
     if scaling and "rope_type" not in scaling:
         raise UnsupportedBackboneError(
-            f"expected a rope_type in rope_scaling, got {dict(scaling)}; transformers does not read "
-            "'type' there, so write the type that the model was trained with as 'rope_type'"
+            f"expected a rope_type in rope_scaling, got {dict(scaling)}; transformers "
+            "ignores the field type there; write the type of the trained model as rope_type"
         )
     settings = {**(by_kind.get(kind) or {}), **scaling}
     if settings.get("truncate", True) is not True:

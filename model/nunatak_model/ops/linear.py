@@ -85,12 +85,12 @@ class ApplyNorm(Protocol):
 
     def __call__(
         self,
-        x: Float[Tensor, "tokens *width"],
+        x: Float[Tensor, "tokens *heads width"],
         norm: Norm,
         *,
         epsilon: float,
         groups: SlotGroups | None = None,
-    ) -> Float[Tensor, "tokens *width"]:
+    ) -> Float[Tensor, "tokens *heads width"]:
         """Normalise each token; with `groups`, by stacked parameters."""
         ...
 
