@@ -24,12 +24,15 @@ from nunatak_model.architectures import (
     encoder_shapes,
     source_rows,
 )
+from nunatak_model.sentence_folder import POOLINGS
 from nunatak_model.tokenizer_settings import QWEN_WORDS
 from nunatak_model.weights import LayerWeights
 
-Family = Literal["bert", "roberta", "modernbert", "llama", "qwen3"]
+Family = Literal["bert", "roberta", "modernbert", "llama", "qwen3", "eurobert"]
 DECODERS: tuple[Family, ...] = ("llama", "qwen3")
-BYTES: tuple[Family, ...] = ("modernbert", *DECODERS)
+LLAMA_LIKE: tuple[Family, ...] = (*DECODERS, "eurobert")
+"""Families with the layers of Llama."""
+BYTES: tuple[Family, ...] = ("modernbert", *LLAMA_LIKE)
 """Families whose tokens are bytes."""
 
 WIDTH, NUM_HEADS, INTERMEDIATE_WIDTH, NUM_POSITIONS = 32, 4, 48, 66
@@ -40,12 +43,14 @@ SPECIAL = {
     "roberta": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
     "modernbert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
     "llama": ("<pad>", "<s>", "</s>", "<unk>", "<mask>"),
+    "eurobert": ("<|pad|>", "<|begin|>", "<|end|>", "<|unknown|>", "<|mask|>"),
     "qwen3": ("<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim|>"),
 }
 POOLER: dict[str, dict[str, tuple[int, ...]]] = {
     "bert": {"pooler.dense.weight": (WIDTH, WIDTH), "pooler.dense.bias": (WIDTH,)},
     "roberta": {"pooler.dense.weight": (WIDTH, WIDTH), "pooler.dense.bias": (WIDTH,)},
     "modernbert": {"head.dense.weight": (WIDTH, WIDTH), "head.norm.weight": (WIDTH,)},
+    "eurobert": {"dense.weight": (WIDTH, WIDTH), "dense.bias": (WIDTH,)},
     "llama": {},
     "qwen3": {},
 }
@@ -57,11 +62,14 @@ def tiny_backbone(
     num_layers: int = 4,
     seed: int = 0,
     family: Family = "bert",
-    pooling: Pooling = Pooling.FIRST,
+    pooling: Pooling | None = None,
     dtype: torch.dtype = torch.float32,
     tokenizer: Tokenizer | None = None,
 ) -> Backbone:
-    """A random backbone of width 32; the same arguments give the same weights."""
+    """A random backbone of width 32; the same arguments give the same weights.
+
+    Without `pooling`, the backbone has the pooling of its family.
+    """
     with tempfile.TemporaryDirectory() as folder:
         save_tiny_backbone(
             Path(folder),
@@ -80,7 +88,7 @@ def save_tiny_backbone(
     num_layers: int = 4,
     seed: int = 0,
     family: Family = "bert",
-    pooling: Pooling = Pooling.FIRST,
+    pooling: Pooling | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Path:
     """Write a random backbone in transformers' layout; returns the folder."""
@@ -92,9 +100,10 @@ def save_tiny_backbone(
     tokenizer.save(str(folder / "tokenizer.json"))
     weights = _random_weights(config_from(raw), seed)
     (folder / "model.safetensors").write_bytes(save(weights))
-    if pooling is Pooling.MEAN:
+    if pooling is not None:
+        name = {it: name for name, it in POOLINGS.items()}[pooling]
         (folder / "1_Pooling").mkdir(exist_ok=True)
-        (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": name}))
     return folder
 
 
@@ -102,8 +111,8 @@ def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
     """The `config.json` of a tiny backbone."""
     if family == "modernbert":
         return _tiny_modernbert_config(num_layers)
-    if family in DECODERS:
-        return _tiny_decoder_config(num_layers, family)
+    if family in LLAMA_LIKE:
+        return _tiny_llama_config(num_layers, family)
     return {
         "model_type": family,
         "vocab_size": len(_vocabulary(family)),
@@ -138,7 +147,7 @@ def _tiny_modernbert_config(num_layers: int) -> dict[str, object]:
     }
 
 
-def _tiny_decoder_config(num_layers: int, family: Family) -> dict[str, object]:
+def _tiny_llama_config(num_layers: int, family: Family) -> dict[str, object]:
     return {
         "model_type": family,
         "vocab_size": len(_vocabulary(family)),
@@ -154,6 +163,7 @@ def _tiny_decoder_config(num_layers: int, family: Family) -> dict[str, object]:
         "bos_token_id": 1,
         "eos_token_id": 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        **({"classifier_pooling": "bos"} if family == "eurobert" else {}),
     }
 
 
@@ -178,6 +188,7 @@ def tiny_tokenizer(family: Family) -> Tokenizer:
 
 TEMPLATES: dict[str, tuple[str, str]] = {
     "modernbert": ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]"),
+    "eurobert": ("<|begin|> $A <|end|>", "<|begin|> $A <|end|> $B <|end|>"),
     "llama": ("<s> $A", "<s> $A <s> $B"),
     "qwen3": ("$A <|endoftext|>", "$A $B <|endoftext|>"),
 }

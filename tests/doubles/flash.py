@@ -39,7 +39,8 @@ def _attend(
         raise ValueError("the kernel takes int32 bounds; here queries and keys have the same ones")
     if max(end - begin for begin, end in pairwise(bounds)) > min(max_q, max_k):
         raise ValueError(f"a row is longer than {max_q}, the longest row by the kernel's argument")
-    is_causal, scale, window_size, shares_heads = options[:4]
+    # Arguments at their defaults are left out at the end.
+    is_causal, scale, window_size, shares_heads = (*options, False)[:4]
     if scale is not None or not isinstance(window_size, list):
         raise ValueError("stands in for the kernel as this project calls it, no further")
     left, right = cast("list[int]", window_size)

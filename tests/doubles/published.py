@@ -18,6 +18,9 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    EuroBertConfig,
+    EuroBertForSequenceClassification,
+    EuroBertForTokenClassification,
     LlamaConfig,
     LlamaForQuestionAnswering,
     LlamaForSequenceClassification,
@@ -39,7 +42,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-from doubles.backbones import BYTES, DECODERS, Family, tiny_config, tiny_tokenizer
+from doubles.backbones import BYTES, DECODERS, LLAMA_LIKE, Family, tiny_config, tiny_tokenizer
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
@@ -74,6 +77,11 @@ MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
         HeadKind.QUESTION_ANSWERING: ModernBertForQuestionAnswering,
         HeadKind.RANKING: ModernBertForSequenceClassification,
     },
+    "eurobert": {
+        HeadKind.SEQUENCE_CLASSIFICATION: EuroBertForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: EuroBertForTokenClassification,
+        HeadKind.RANKING: EuroBertForSequenceClassification,
+    },
     "llama": {
         HeadKind.SEQUENCE_CLASSIFICATION: LlamaForSequenceClassification,
         HeadKind.TOKEN_CLASSIFICATION: LlamaForTokenClassification,
@@ -91,6 +99,7 @@ CONFIG_CLASSES: dict[Family, type[PreTrainedConfig]] = {
     "bert": BertConfig,
     "roberta": RobertaConfig,
     "modernbert": ModernBertConfig,
+    "eurobert": EuroBertConfig,
     "llama": LlamaConfig,
     "qwen3": Qwen3Config,
 }
@@ -103,17 +112,17 @@ BLOCKS: dict[Family, tuple[str, str]] = {
     "bert": ("attention.output", "output"),
     "roberta": ("attention.output", "output"),
     "modernbert": ("attn", "mlp"),
-    **dict.fromkeys(DECODERS, ("self_attn", "mlp")),
+    **dict.fromkeys(LLAMA_LIKE, ("self_attn", "mlp")),
 }
 """The modules that give the output of the attention and of the feed-forward block."""
 NORMS: dict[Family, tuple[str, ...]] = {
     "modernbert": ("attn_norm", "mlp_norm"),
-    **dict.fromkeys(DECODERS, ("input_layernorm", "post_attention_layernorm")),
+    **dict.fromkeys(LLAMA_LIKE, ("input_layernorm", "post_attention_layernorm")),
 }
 """The norms before the blocks of a layer, in families that have them there."""
 FINAL_NORMS: dict[Family, str] = {
     "modernbert": "model.final_norm",
-    **dict.fromkeys(DECODERS, "model.norm"),
+    **dict.fromkeys(LLAMA_LIKE, "model.norm"),
 }
 """The norm over the output of all layers."""
 ANSWERS: dict[str, str] = {"model": "transformer"}
@@ -132,7 +141,7 @@ BERT_TARGETS = {
     LinearMap.FEEDFORWARD_IN: "intermediate.dense",
     LinearMap.FEEDFORWARD_OUT: "output.dense",
 }
-DECODER_TARGETS = {
+LLAMA_TARGETS = {
     LinearMap.QUERY: "self_attn.q_proj",
     LinearMap.KEY: "self_attn.k_proj",
     LinearMap.VALUE: "self_attn.v_proj",
@@ -150,8 +159,9 @@ PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
         LinearMap.FEEDFORWARD_IN: "mlp.Wi",
         LinearMap.FEEDFORWARD_OUT: "mlp.Wo",
     },
-    "llama": DECODER_TARGETS,
-    "qwen3": DECODER_TARGETS,
+    "eurobert": LLAMA_TARGETS,
+    "llama": LLAMA_TARGETS,
+    "qwen3": LLAMA_TARGETS,
 }
 """Paths of the modules of a map; two modules with a bar between them."""
 
@@ -429,6 +439,8 @@ def _head_name(part: str, family: Family, kind: HeadKind) -> str:
     match family:
         case "llama" | "qwen3":
             return "qa_outputs" if kind is HeadKind.QUESTION_ANSWERING else "score"
+        case "eurobert":
+            return {"dense": "dense", "output": "classifier"}[part]
         case "modernbert":
             return {"dense": "head.dense", "norm": "head.norm", "output": "classifier"}[part]
         case "bert" | "roberta" if kind.reads_tokens:
@@ -466,5 +478,6 @@ def _randomise(module: nn.Module, generator: torch.Generator, *, deviation: floa
 
 def _randomise_head(model: nn.Module, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
-        if any(part in name for part in ("classifier", "pooler", "qa_outputs", "head.", "score")):
+        parts = ("classifier", "pooler", "qa_outputs", "head.", "score")
+        if any(part in name for part in parts) or name.startswith("dense."):
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3

@@ -171,9 +171,7 @@ def qwen_config(**changes: object) -> object:
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}], ids=str)
-def test_a_language_model_is_the_same_backbone(
-    changes: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_language_model_is_the_same_backbone(changes: dict[str, object], tmp_path: Path) -> None:
     model = Qwen3ForCausalLM(qwen_config(**changes)).eval()  # pyright: ignore[reportArgumentType]
     backbone = load_backbone(saved(tmp_path, model))
     encoding = encoding_of(random.Random(8), 12)

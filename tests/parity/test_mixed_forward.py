@@ -49,7 +49,9 @@ METHODS: dict[str, Method] = {
 }
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert", "llama", "qwen3"])
+@pytest.fixture(
+    scope="module", params=["bert", "roberta", "modernbert", "llama", "qwen3", "eurobert"]
+)
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:
