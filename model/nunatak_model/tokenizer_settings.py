@@ -40,6 +40,8 @@ OWN_CLASSES = {
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
     "qwen3": "Qwen2Tokenizer",
+    "nomic_bert": "BertTokenizer",
+    "gte": "XLMRobertaTokenizer",
 }
 """transformers' default class for a `model_type`, if no file names a class."""
 QWEN_WORDS = (

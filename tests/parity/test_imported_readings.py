@@ -160,7 +160,18 @@ def test_the_general_class_takes_the_tokenizer_as_it_is(
 
 @pytest.mark.parametrize(
     "model_type",
-    ["bert", "roberta", "xlm-roberta", "camembert", "modernbert", "llama", "qwen3"],
+    [
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "modernbert",
+        "llama",
+        "qwen3",
+        "eurobert",
+        "nomic_bert",
+        "gte",
+    ],
 )
 def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type: str) -> None:
     whole = {**CONFIGS.for_model(model_type).to_dict(), "position_embedding_type": None}

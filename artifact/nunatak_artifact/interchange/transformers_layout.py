@@ -24,6 +24,7 @@ from nunatak_model.architectures import (
 )
 from nunatak_model.architectures.decoder import DecoderConfig
 from nunatak_model.architectures.modernbert import GLOBAL, LOCAL, ModernBertConfig
+from nunatak_model.architectures.nomic import NomicConfig
 from nunatak_model.heads import head_shapes
 
 CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
@@ -83,6 +84,16 @@ def _decoder(class_prefix: str) -> Family:
     )
 
 
+def _nomic(class_prefix: str, encoder: str) -> Family:
+    return Family(
+        class_prefix=class_prefix,
+        encoder=encoder,
+        dense=f"{encoder}.pooler.dense",
+        sequence_output="classifier",
+        answer_output=None,
+    )
+
+
 FAMILIES: Final[Mapping[str, Family]] = {
     "bert": Family(
         class_prefix="Bert",
@@ -103,6 +114,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "llama": _decoder("Llama"),
     "qwen3": _decoder("Qwen3"),
+    "nomic_bert": _nomic("NomicBert", "nomic_bert"),
+    "gte": _nomic("Gte", "gte"),
     "eurobert": Family(
         class_prefix="EuroBert",
         encoder="model",
@@ -261,6 +274,8 @@ def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
         return _modernbert_fields(config)
     if isinstance(config, DecoderConfig):
         return _decoder_fields(config)
+    if isinstance(config, NomicConfig):
+        return _nomic_fields(config)
     return {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
@@ -319,5 +334,22 @@ def _decoder_fields(config: DecoderConfig) -> dict[str, JsonValue]:
         "hidden_act": config.activation.value,
         "attention_bias": config.attention_bias,
         "mlp_bias": config.feedforward_bias,
+        "rope_parameters": {**config.rope.facts()},
+    }
+
+
+def _nomic_fields(config: NomicConfig) -> dict[str, JsonValue]:
+    return {
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_width,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.intermediate_width,
+        "max_position_embeddings": config.num_positions,
+        "type_vocab_size": config.num_token_types if config.has_token_types else 0,
+        "pad_token_id": config.padding_id,
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "hidden_act": config.activation.value,
         "rope_parameters": {**config.rope.facts()},
     }

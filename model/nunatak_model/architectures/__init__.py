@@ -7,7 +7,7 @@ A new architecture is a file with the functions of `base.Architecture`, and a li
 from collections.abc import Mapping
 from typing import Any
 
-from nunatak_model.architectures import bert, decoder, eurobert, modernbert
+from nunatak_model.architectures import bert, decoder, eurobert, modernbert, nomic
 from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
@@ -18,6 +18,7 @@ ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     **dict.fromkeys(modernbert.MODEL_TYPES, modernbert),
     **dict.fromkeys(decoder.MODEL_TYPES, decoder),
     **dict.fromkeys(eurobert.MODEL_TYPES, eurobert),
+    **{name: nomic.NomicArchitecture(name) for name in nomic.MODEL_TYPES},
 }
 """transformers' `model_type` -> architecture."""
 __all__ = [

@@ -67,11 +67,18 @@ def run_prenorm_layer(
 
 
 def run_gated_block(
-    x: Float[Tensor, "tokens width"], layer: MixedLayer, config: BackboneConfig
+    x: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    config: BackboneConfig,
+    *,
+    is_reversed: bool = False,
 ) -> Float[Tensor, "tokens width"]:
-    """The feed-forward block, whose first map gives the values and their gates."""
+    """The feed-forward block, whose first map gives the values and, behind them, the gates.
+
+    With `is_reversed`, the gates stand in front of the values.
+    """
     inner = mixed_linear(x, layer, lambda weights: weights.feedforward_in, LinearMap.FEEDFORWARD_IN)
-    value, gate = inner.chunk(2, dim=1)
+    value, gate = reversed(inner.chunk(2, dim=1)) if is_reversed else inner.chunk(2, dim=1)
     return mixed_linear(
         activate(value, config.activation) * gate,
         layer,
