@@ -163,7 +163,7 @@ def random_branch(backbone: Backbone, method: Method) -> Branch:
     spec = BranchSpec(method=method, head=default_head(backbone, kind=kind, num_labels=3))
     generator = torch.Generator().manual_seed(2)
     parameters = {
-        name: it + 0.3 * torch.randn(it.shape, generator=generator)
+        name: it + 0.1 * torch.randn(it.shape, generator=generator)
         for name, it in initial_parameters(spec, backbone, generator=generator).items()
     }
     return build_branch(spec, backbone.config, parameters)

@@ -24,7 +24,7 @@ from nunatak_contract.enums import Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.architectures.prenorm import run_prenorm_layer
-from nunatak_model.architectures.rotary import Rope, read_rope, rotary
+from nunatak_model.architectures.rotary import Rope, read_flat_rope, rotary
 from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer
@@ -163,23 +163,6 @@ def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[
         "attention_bias": raw["attention_bias"],
         "feedforward_bias": raw["mlp_bias"],
     }
-
-
-def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
-    """The rotary positions of a configuration that has one kind of layers.
-
-    Raises:
-        UnsupportedBackboneError: rotary positions that are computed otherwise.
-    """
-    settings: Mapping[str, Any] = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    for name in ("partial_rotary_factor", "original_max_position_embeddings"):
-        if raw.get(name) not in {None, 1.0, settings.get(name)}:
-            raise UnsupportedBackboneError(
-                f"expected {name} among the settings of rotary positions alone, got "
-                f"{name}={raw[name]} next to {dict(settings)}"
-            )
-    theta = raw.get("rope_theta", default_theta)
-    return read_rope(settings, theta=theta, num_positions=raw["max_position_embeddings"])
 
 
 def _check_windows(raw: Mapping[str, Any], num_layers: int) -> None:

@@ -174,6 +174,23 @@ def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int)
     return kind(**{field: values[field] for field in wanted})
 
 
+def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
+    """The rotary positions of a configuration that has one kind of layers.
+
+    Raises:
+        UnsupportedBackboneError: rotary positions that are computed otherwise.
+    """
+    settings: Mapping[str, Any] = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    for name in ("partial_rotary_factor", "original_max_position_embeddings"):
+        if raw.get(name) not in {None, 1.0, settings.get(name)}:
+            raise UnsupportedBackboneError(
+                f"expected {name} among the settings of rotary positions alone, got "
+                f"{name}={raw[name]} next to {dict(settings)}"
+            )
+    theta = raw.get("rope_theta", default_theta)
+    return read_rope(settings, theta=theta, num_positions=raw["max_position_embeddings"])
+
+
 def _defaults(
     kind: type[Rope], given: Mapping[str, Any], *, theta: object, num_positions: int
 ) -> dict[str, Any]:
