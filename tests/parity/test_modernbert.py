@@ -165,7 +165,8 @@ def test_stretched_positions_are_read_in_their_old_spelling_too(tmp_path: Path) 
     del raw["rope_parameters"]
     raw |= {"global_rope_theta": 900.0, "local_rope_theta": 900.0, "rope_scaling": scaling}
     path.write_text(json.dumps(raw))
-    model = cast("ModernBertModel", ModernBertModel.from_pretrained(tmp_path / "old")).eval()
+    model = ModernBertModel.from_pretrained(tmp_path / "old")  # pyright: ignore[reportUnknownMemberType] - untyped options
+    model.eval()
 
     backbone = load_backbone(tmp_path / "old")
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from transformers import (
     AutoModelForTokenClassification,
     GteConfig,
     NomicBertConfig,
-    PreTrainedConfig,
 )
 
 from doubles.backbones import tiny_tokenizer
@@ -33,8 +33,9 @@ from nunatak_model import (
 )
 
 TOLERANCE = 1e-4
-CONFIGS: dict[str, type[PreTrainedConfig]] = {"nomic_bert": NomicBertConfig, "gte": GteConfig}
-AUTO_CLASSES = {
+CONFIGS: dict[str, Any] = {"nomic_bert": NomicBertConfig, "gte": GteConfig}
+AUTO_MODEL: Any = AutoModel
+AUTO_CLASSES: dict[HeadKind, Any] = {
     HeadKind.SEQUENCE_CLASSIFICATION: AutoModelForSequenceClassification,
     HeadKind.TOKEN_CLASSIFICATION: AutoModelForTokenClassification,
 }
@@ -49,7 +50,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
 
 
 def saved(
-    folder: Path, name: str, changes: dict[str, object], auto_class: type = AutoModel
+    folder: Path, name: str, changes: dict[str, object], kind: HeadKind | None = None
 ) -> Path:
     """Write a random model; the same arguments but the class give the same encoder."""
     config = CONFIGS[name](
@@ -65,7 +66,7 @@ def saved(
             **changes,
         }
     )
-    model = auto_class.from_config(config)  # pyright: ignore[reportAttributeAccessIssue]
+    model = (AUTO_MODEL if kind is None else AUTO_CLASSES[kind]).from_config(config)
     for key, parameter in sorted(model.named_parameters()):
         seed = sum(key.removeprefix(f"{name}.").encode())
         noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)) * 0.3
@@ -88,7 +89,7 @@ def saved(
 def test_every_variant_gives_transformers_hidden_states(variant: str, tmp_path: Path) -> None:
     name, changes = VARIANTS[variant]
     backbone = load_backbone(saved(tmp_path, name, changes))
-    model = AutoModel.from_pretrained(tmp_path).eval()  # pyright: ignore[reportUnknownMemberType]
+    model = AUTO_MODEL.from_pretrained(tmp_path).eval()
     num_types = backbone.config.num_token_types
     texts = [
         Encoding(
@@ -115,7 +116,7 @@ def test_a_fine_tuned_model_answers_alike_imported_and_exported_back(
 ) -> None:
     auto_class = AUTO_CLASSES[kind]
     backbone = load_backbone(saved(tmp_path / "base", name, {}))
-    there = saved(tmp_path / "tuned", name, {}, auto_class)
+    there = saved(tmp_path / "tuned", name, {}, kind)
     model = auto_class.from_pretrained(there)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -151,7 +152,8 @@ def test_changed_maps_answer_as_the_model_into_which_they_are_merged(
     branch = random_branch(backbone, method)
 
     export_transformers(loaded_task(backbone, branch), tmp_path / "out", backbone)
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    auto_class = AUTO_CLASSES[HeadKind.SEQUENCE_CLASSIFICATION]
+    model = auto_class.from_pretrained(tmp_path / "out").eval()
 
     for text in encodings(backbone):
         found = logits(backbone, branch, text)

@@ -171,9 +171,9 @@ def _changed(
                 merged[name] = weights[name].double()
         weight, bias = merged[f"{prefix}.{part}.weight"], merged.get(f"{prefix}.{part}.bias")
         if target in QKV:
-            own = QKV.index(target)
-            weight = weight.split(config.qkv_widths)[own]
-            bias = None if bias is None else bias.split(config.qkv_widths)[own]
+            widths, own = list(config.qkv_widths), QKV.index(target)
+            weight = torch.split(weight, widths)[own]
+            bias = None if bias is None else torch.split(bias, widths)[own]
         change.merge(weight, bias)
     return {name: tensor.float() for name, tensor in merged.items()}
 

@@ -260,7 +260,7 @@ def from_stored(
 
 def source_parts(name: str, tensor: Tensor, config: BackboneConfig) -> tuple[Tensor, ...]:
     """The stored tensors that our tensor `name` stacks."""
-    return tensor.split(source_rows(name, len(tensor), config))
+    return torch.split(tensor, source_rows(name, len(tensor), config))
 
 
 def unread_names(family: Family) -> frozenset[str]:

@@ -241,7 +241,8 @@ def _rope(raw: Mapping[str, Any], kind: str, old_name: str, default: float) -> R
             f"expected a rope_type in rope_scaling, got {dict(scaling)}; transformers "
             "ignores the field type there; write the type of the trained model as rope_type"
         )
-    settings = {**(by_kind.get(kind) or {}), **scaling}
+    own: Mapping[str, Any] = by_kind.get(kind) or {}
+    settings = {**own, **scaling}
     if settings.get("truncate", True) is not True:
         raise UnsupportedBackboneError(
             "expected truncate true in the rotary positions of a modernbert, whose false "

@@ -131,16 +131,12 @@ class NomicConfig(BackboneConfig):
         return self.model_type == GTE
 
 
-@dataclass(frozen=True, slots=True)
 class NomicArchitecture:
     """One of the two architectures, which differ in names and biases."""
 
-    model_type: str
-
-    @property
-    def HEAD_SOURCES(self) -> Mapping[str, str]:  # noqa: N802 - a constant of the protocol
-        """See `Architecture`."""
-        return {"head.dense": "pooler.dense"}
+    def __init__(self, model_type: str) -> None:
+        self._model_type = model_type
+        self.HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
 
     def config_from(self, raw: dict[str, Any]) -> NomicConfig:
         """Read transformers' `config.json`.
@@ -148,7 +144,7 @@ class NomicArchitecture:
         Raises:
             UnsupportedBackboneError: a variant whose layers have different computations.
         """
-        raw = {**SHARED_DEFAULTS, **DEFAULTS[self.model_type], **raw}
+        raw = {**SHARED_DEFAULTS, **DEFAULTS[self._model_type], **raw}
         _check_old_settings(raw)
         width, num_heads = raw["hidden_size"], raw["num_attention_heads"]
         if raw["head_dim"] not in {None, width // num_heads}:
@@ -156,7 +152,7 @@ class NomicArchitecture:
                 f"expected heads of width {width // num_heads}, got head_dim={raw['head_dim']}"
             )
         return NomicConfig(
-            model_type=self.model_type,
+            model_type=self._model_type,
             vocab_size=raw["vocab_size"],
             hidden_width=width,
             num_layers=raw["num_hidden_layers"],
@@ -170,7 +166,7 @@ class NomicArchitecture:
             activation=read_activation("hidden_act", raw["hidden_act"]),
             counts_positions_from_padding=False,
             reach=None,
-            rope=read_flat_rope(raw, default_theta=THETAS[self.model_type]),
+            rope=read_flat_rope(raw, default_theta=THETAS[self._model_type]),
             has_token_types=raw["type_vocab_size"] > 0,
         )
 
@@ -189,7 +185,7 @@ class NomicArchitecture:
 
     def source_names(self, target: str) -> tuple[str, ...]:
         """Names, without prefix, of the stored tensors that make up our tensor `target`."""
-        norm, layers, parts = LAYERS[self.model_type]
+        norm, layers, parts = LAYERS[self._model_type]
         if target in EMBEDDINGS:
             return (EMBEDDINGS[target],)
         if target.startswith("embeddings.norm."):
@@ -242,7 +238,8 @@ class NomicArchitecture:
 
 
 def _check_old_settings(raw: Mapping[str, Any]) -> None:
-    used = {old: raw[new] for old, new in OLD_NAMES.items()} | OLD_SETTINGS
+    used: dict[str, object] = {old: raw[new] for old, new in OLD_NAMES.items()}
+    used |= OLD_SETTINGS
     other = {name: raw[name] for name, it in used.items() if name in raw and raw[name] != it}
     if other:
         raise UnsupportedBackboneError(

@@ -145,7 +145,9 @@ def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int)
         UnsupportedBackboneError: another type, a setting that no type here has, or no number where
             one is needed.
     """
-    given = {n: it for n, it in settings.items() if it is not None or n == "rope_theta"}
+    given: dict[str, Any] = {
+        n: it for n, it in settings.items() if it is not None or n == "rope_theta"
+    }
     name = given.pop("rope_type", given.get("type", Rope.TYPE))
     given.pop("type", None)
     if name not in ROPES:
@@ -159,7 +161,8 @@ def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int)
         )
     given.pop("partial_rotary_factor", None)
     kind = ROPES[name]
-    values = _defaults(kind, given, theta=theta, num_positions=num_positions) | given
+    values = _defaults(kind, theta=theta, num_positions=num_positions)
+    values |= given
     if kind is YarnRope:
         values["attention_factor"] = _amplitude(values)
     wanted = {field.name for field in fields(kind)}
@@ -170,7 +173,7 @@ def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int)
             f"got {dict(settings)}; remove what the model does not use"
         )
     for field in wanted - {"truncate"}:
-        _check_number(field, values.get(field))
+        _number(field, values.get(field))
     return kind(**{field: values[field] for field in wanted})
 
 
@@ -191,9 +194,7 @@ def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
     return read_rope(settings, theta=theta, num_positions=raw["max_position_embeddings"])
 
 
-def _defaults(
-    kind: type[Rope], given: Mapping[str, Any], *, theta: object, num_positions: int
-) -> dict[str, Any]:
+def _defaults(kind: type[Rope], *, theta: object, num_positions: int) -> dict[str, Any]:
     found: dict[str, Any] = {"rope_theta": theta}
     if kind in (Llama3Rope, YarnRope):
         found["original_max_position_embeddings"] = num_positions
@@ -206,23 +207,23 @@ def _amplitude(settings: Mapping[str, Any]) -> object:
     """Transformers' default `attention_factor` (Peng et al. 2023, eq. 22)."""
     if "attention_factor" in settings:
         return settings["attention_factor"]
-    factor, scale = settings.get("factor"), settings.get("mscale")
-    scale_all = settings.get("mscale_all_dim")
-    _check_number("factor", factor)
+    factor = _number("factor", settings.get("factor"))
+    scale, scale_all = settings.get("mscale"), settings.get("mscale_all_dim")
 
     def amplitude(of: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * of * math.log(factor) + 1.0
 
     if scale and scale_all:
-        return float(amplitude(scale) / amplitude(scale_all))
+        return amplitude(_number("mscale", scale)) / amplitude(_number("mscale_all_dim", scale_all))
     return amplitude(1.0)
 
 
-def _check_number(name: str, value: object) -> None:
+def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise UnsupportedBackboneError(
             f"{name} of rotary positions must be a positive number, got {value!r}"
         )
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +245,7 @@ class RotaryAttention:
         """Normalise the heads if the layer has norms for heads, turn them, and attend."""
         query, key, _ = config.qkv_widths
         both, value = qkv.tensor_split((query + key,), dim=1)
-        heads = both.unflatten(1, (-1, config.head_width))
+        heads = both.view(len(qkv), -1, config.head_width)
         if layer.frozen.query_norm is not None:
             heads = _normed_heads(heads, layer, config)
         turned = self._turned(heads).flatten(1).to(qkv.dtype)
@@ -285,7 +286,7 @@ def rotary(
 def _normed_heads(
     heads: Float[Tensor, "tokens heads head_width"], layer: MixedLayer, config: BackboneConfig
 ) -> Float[Tensor, "tokens heads head_width"]:
-    query, key = heads.split((config.num_heads, config.num_key_heads), dim=1)
+    query, key = torch.split(heads, [config.num_heads, config.num_key_heads], dim=1)
     epsilon = config.layer_norm_epsilon
     return torch.cat(
         (

@@ -17,7 +17,7 @@ value of all heads side by side, width = the query heads side by side.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Int32
@@ -165,7 +165,7 @@ def attend(
     parts = torch.split(qkv, [run.num_tokens for run in plan])
     for run, rows in zip(plan, parts, strict=True):
         heads = rows.view(run.num_rows, run.length, -1, width).transpose(1, 2)
-        query, key, value = heads.split((num_heads, shared, shared), dim=1)
+        query, key, value = torch.split(heads, [num_heads, shared, shared], dim=1)
         if shared != num_heads:
             # On the CPU, the fast kernel takes no shared heads.
             group = num_heads // shared
@@ -234,10 +234,10 @@ class VarlenAttention:
 
         shared = num_key_heads or num_heads
         heads = qkv.view(len(qkv), num_heads + 2 * shared, -1)
-        query, key, value = heads.split((num_heads, shared, shared), dim=1)
+        query, key, value = torch.split(heads, [num_heads, shared, shared], dim=1)
         # The arguments of torch 2.11, which all later versions accept. A version without shared
         # heads raises an error for them, and attention by runs serves instead.
-        options = {} if shared == num_heads else {"enable_gqa": True}
+        options: dict[str, Any] = {} if shared == num_heads else {"enable_gqa": True}
         context = varlen_attn(
             query,
             key,

@@ -48,7 +48,7 @@ def test_a_causal_token_sees_itself_and_earlier_tokens_by_shared_heads(num_share
 
     seen = plan(qkv, num_heads=num_heads, num_key_heads=num_shared, dropout=0.0)
 
-    for rows, found in zip(qkv.split(lengths), seen.split(lengths), strict=True):
+    for rows, found in zip(torch.split(qkv, lengths), torch.split(seen, lengths), strict=True):
         heads = rows.view(len(rows), -1, HEAD_WIDTH)
         for place in range(len(rows)):
             for head in range(num_heads):
