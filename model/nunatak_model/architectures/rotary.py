@@ -25,6 +25,7 @@ from nunatak_model.layer import MixedLayer, mixed_norm
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.linear import rms_norm
 
+THETA, CONTEXT, TRUNCATE = "rope_theta", "original_max_position_embeddings", "truncate"
 YARN_FAST, YARN_SLOW = 32.0, 1.0
 """Peng et al. 2023, sec. 3.2: turns over the original context, between which the ramp lies."""
 
@@ -145,36 +146,40 @@ def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int)
         UnsupportedBackboneError: another type, a setting that no type here has, or no number where
             one is needed.
     """
-    given: dict[str, Any] = {
-        n: it for n, it in settings.items() if it is not None or n == "rope_theta"
-    }
-    name = given.pop("rope_type", given.get("type", Rope.TYPE))
-    given.pop("type", None)
-    if name not in ROPES:
-        raise UnsupportedBackboneError(
-            f"expected rotary positions of rope_type {', '.join(ROPES)}, got {dict(settings)}"
-        )
-    if given.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedBackboneError(
-            "expected rotary positions over whole heads, got partial_rotary_factor="
-            f"{given['partial_rotary_factor']}"
-        )
-    given.pop("partial_rotary_factor", None)
-    kind = ROPES[name]
-    values = _defaults(kind, theta=theta, num_positions=num_positions)
-    values |= given
+    kind, given = _read_type(settings)
+    values = {**_defaults(kind, theta=theta, num_positions=num_positions), **given}
     if kind is YarnRope:
         values["attention_factor"] = _amplitude(values)
     wanted = {field.name for field in fields(kind)}
     unknown = given.keys() - wanted - ({"mscale", "mscale_all_dim"} if kind is YarnRope else set())
     if unknown:
         raise UnsupportedBackboneError(
-            f"rotary positions of rope_type {name} have no {', '.join(sorted(unknown))}, "
+            f"rotary positions of rope_type {kind.TYPE} have no {', '.join(sorted(unknown))}, "
             f"got {dict(settings)}; remove what the model does not use"
         )
-    for field in wanted - {"truncate"}:
-        _number(field, values.get(field))
-    return kind(**{field: values[field] for field in wanted})
+    # As floats, because the same setting must have the same digest in every spelling.
+    read: dict[str, Any] = {name: _number(name, values.get(name)) for name in wanted - {TRUNCATE}}
+    if CONTEXT in read:
+        read[CONTEXT] = int(read[CONTEXT])
+    if TRUNCATE in wanted:
+        read[TRUNCATE] = bool(values[TRUNCATE])
+    return kind(**read)
+
+
+def _read_type(settings: Mapping[str, Any]) -> tuple[type[Rope], dict[str, Any]]:
+    """The type, and the settings that have a value."""
+    given = {name: it for name, it in settings.items() if it is not None or name == THETA}
+    old = given.pop("type", Rope.TYPE)
+    name, share = given.pop("rope_type", old), given.pop("partial_rotary_factor", 1.0)
+    if name not in ROPES:
+        raise UnsupportedBackboneError(
+            f"expected rotary positions of rope_type {', '.join(ROPES)}, got {dict(settings)}"
+        )
+    if share != 1.0:
+        raise UnsupportedBackboneError(
+            f"expected rotary positions over whole heads, got partial_rotary_factor={share}"
+        )
+    return ROPES[name], given
 
 
 def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
@@ -195,11 +200,11 @@ def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
 
 
 def _defaults(kind: type[Rope], *, theta: object, num_positions: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_theta": theta}
+    found: dict[str, Any] = {THETA: theta}
     if kind in (Llama3Rope, YarnRope):
-        found["original_max_position_embeddings"] = num_positions
+        found[CONTEXT] = num_positions
     if kind is YarnRope:
-        found |= {"beta_fast": YARN_FAST, "beta_slow": YARN_SLOW, "truncate": True}
+        found |= {"beta_fast": YARN_FAST, "beta_slow": YARN_SLOW, TRUNCATE: True}
     return found
 
 
@@ -223,7 +228,7 @@ def _number(name: str, value: object) -> float:
         raise UnsupportedBackboneError(
             f"{name} of rotary positions must be a positive number, got {value!r}"
         )
-    return value
+    return float(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
