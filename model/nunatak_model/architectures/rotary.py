@@ -168,7 +168,9 @@ def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int)
 
 def _read_type(settings: Mapping[str, Any]) -> tuple[type[Rope], dict[str, Any]]:
     """The type, and the settings that have a value."""
-    given = {name: it for name, it in settings.items() if it is not None or name == THETA}
+    given: dict[str, Any] = {
+        name: it for name, it in settings.items() if it is not None or name == THETA
+    }
     old = given.pop("type", Rope.TYPE)
     name, share = given.pop("rope_type", old), given.pop("partial_rotary_factor", 1.0)
     if name not in ROPES:
