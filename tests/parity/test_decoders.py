@@ -3,10 +3,11 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen3ForCausalLM, Qwen3Model
+from transformers import AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM, Qwen3Model
 
 from doubles.backbones import DECODERS, Family, save_tiny_backbone, tiny_config, tiny_tokenizer
 from doubles.published import CONFIG_CLASSES, TwinFactory
@@ -236,3 +237,53 @@ def test_a_variant_that_is_computed_differently_is_refused(
 
     with pytest.raises(UnsupportedBackboneError, match="got"):
         load_backbone(tmp_path)
+
+
+TEXTS = ("where is it?", "It's  1234 caf\u00e9s,\n\n isn't it", "a")
+LLAMA_ENDS = {"add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
+
+
+def folder_with(folder: Path, family: Family, settings: dict[str, object]) -> Path:
+    save_tiny_backbone(folder, family=family, num_layers=1)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen3", {"tokenizer_class": "Qwen2Tokenizer"}),
+        ("llama", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("llama", {"tokenizer_class": "PreTrainedTokenizerFast", **LLAMA_ENDS}),
+    ],
+    ids=str,
+)
+def test_texts_and_pairs_have_the_tokens_of_transformers(
+    family: Family, settings: dict[str, object], tmp_path: Path
+) -> None:
+    folder = folder_with(tmp_path, family, settings)
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType]
+    inputs = [*TEXTS, (TEXTS[0], TEXTS[1])]
+
+    ours = load_backbone(folder).tokenizer.encode(inputs, max_length=500)
+
+    for text, encoding in zip(inputs, ours, strict=True):
+        theirs = tokenizer(*((text,) if isinstance(text, str) else text))["input_ids"]
+        assert list(encoding.token_ids) == theirs
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen3", {"tokenizer_class": "LlamaTokenizer"}),
+        ("llama", {"tokenizer_class": "Qwen2Tokenizer"}),
+        ("llama", {**LLAMA_ENDS, "add_bos_token": False}),
+        ("qwen3", {"add_eos_token": True, "eos_token": "<|endoftext|>"}),
+    ],
+    ids=str,
+)
+def test_settings_by_which_transformers_reads_other_tokens_are_refused(
+    family: Family, settings: dict[str, object], tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedBackboneError, match=r"TokenizersBackend|tokenizer\.json has"):
+        load_backbone(folder_with(tmp_path, family, settings))
