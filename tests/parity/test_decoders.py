@@ -262,13 +262,13 @@ def test_texts_and_pairs_have_the_tokens_of_transformers(
     family: Family, settings: dict[str, object], tmp_path: Path
 ) -> None:
     folder = folder_with(tmp_path, family, settings)
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType]
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     inputs = [*TEXTS, (TEXTS[0], TEXTS[1])]
 
     ours = load_backbone(folder).tokenizer.encode(inputs, max_length=500)
 
     for text, encoding in zip(inputs, ours, strict=True):
-        theirs = tokenizer(*((text,) if isinstance(text, str) else text))["input_ids"]
+        theirs: list[int] = tokenizer(*((text,) if isinstance(text, str) else text))["input_ids"]
         assert list(encoding.token_ids) == theirs
 
 
