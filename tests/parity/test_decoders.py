@@ -240,6 +240,7 @@ def test_a_variant_that_is_computed_differently_is_refused(
 
 
 TEXTS = ("where is it?", "It's  1234 caf\u00e9s,\n\n isn't it", "a")
+TOKENIZERS: Any = AutoTokenizer
 LLAMA_ENDS = {"add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
 
 
@@ -262,13 +263,13 @@ def test_texts_and_pairs_have_the_tokens_of_transformers(
     family: Family, settings: dict[str, object], tmp_path: Path
 ) -> None:
     folder = folder_with(tmp_path, family, settings)
-    tokenizer: Any = AutoTokenizer.from_pretrained(str(folder))  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    tokenizer = TOKENIZERS.from_pretrained(str(folder))
     inputs = [*TEXTS, (TEXTS[0], TEXTS[1])]
 
     ours = load_backbone(folder).tokenizer.encode(inputs, max_length=500)
 
     for text, encoding in zip(inputs, ours, strict=True):
-        theirs: list[int] = tokenizer(*((text,) if isinstance(text, str) else text))["input_ids"]
+        theirs = tokenizer(*((text,) if isinstance(text, str) else text))["input_ids"]
         assert list(encoding.token_ids) == theirs
 
 
