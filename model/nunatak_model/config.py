@@ -45,6 +45,10 @@ class BackboneConfig:
     """Whether padding tokens in a text all share one position, as in RoBERTa."""
     reach: int | None
     """Tokens to either side that a token of a local layer sees; None without local layers."""
+    embedding_width: int | None = None
+    """Width of the embedding tables if a linear map follows; None: the hidden width."""
+    has_pair_terms: bool = False
+    """Whether the attention adds a term to the score of each pair of tokens."""
 
     @property
     def head_width(self) -> int:

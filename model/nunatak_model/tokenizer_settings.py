@@ -39,8 +39,14 @@ OWN_CLASSES = {
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "mpnet": "MPNetTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
 }
 """transformers' default class for a `model_type`, if no file names a class."""
+BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer")
+"""Classes that read `vocab.txt` alike."""
 GIVES_TYPES = {
     **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer"), True),
     **dict.fromkeys(("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"), False),
@@ -88,7 +94,7 @@ def check_settings(
     """
     _check_truncation(settings, definition)
     tokenizer_class = _class_of(config, settings)
-    if tokenizer_class == "BertTokenizer":
+    if tokenizer_class in {*BERT_CLASSES, "MPNetTokenizer"}:
         _check_normalizer(settings, _section(definition, "normalizer"))
     if tokenizer_class == "RobertaTokenizer":
         _check_prefix_space(settings, _section(definition, "pre_tokenizer"))
@@ -115,7 +121,7 @@ def definition_of(
     if stored is not None:
         return stored
     vocabulary = read(VOCABULARY)
-    if vocabulary is None or _class_of(config, settings) != "BertTokenizer":
+    if vocabulary is None or _class_of(config, settings) not in BERT_CLASSES:
         return None
     named = {**_json_in(read, SPECIAL_TOKENS_FILE), **settings}
     try:
@@ -255,7 +261,7 @@ def _check_normalizer(settings: Mapping[str, Any], stored: Mapping[str, Any]) ->
     if stored.get("type") != "BertNormalizer":
         raise UnsupportedBackboneError(
             f"expected a BertNormalizer in tokenizer.json, got {stored.get('type')!r}: "
-            "transformers' BertTokenizer puts a BertNormalizer in its place; set tokenizer_class "
+            "transformers' class puts a BertNormalizer in its place; set tokenizer_class "
             f"to 'TokenizersBackend' in {TOKENIZER_CONFIG} if tokenizer.json is right"
         )
     for name, value in wanted.items():

@@ -17,10 +17,26 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    DebertaV2Config,
+    DebertaV2ForQuestionAnswering,
+    DebertaV2ForSequenceClassification,
+    DebertaV2ForTokenClassification,
+    DistilBertConfig,
+    DistilBertForQuestionAnswering,
+    DistilBertForSequenceClassification,
+    DistilBertForTokenClassification,
+    ElectraConfig,
+    ElectraForQuestionAnswering,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
     ModernBertConfig,
     ModernBertForQuestionAnswering,
     ModernBertForSequenceClassification,
     ModernBertForTokenClassification,
+    MPNetConfig,
+    MPNetForQuestionAnswering,
+    MPNetForSequenceClassification,
+    MPNetForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
     RobertaConfig,
@@ -59,6 +75,30 @@ MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
         HeadKind.QUESTION_ANSWERING: RobertaForQuestionAnswering,
         HeadKind.RANKING: RobertaForSequenceClassification,
     },
+    "distilbert": {
+        HeadKind.SEQUENCE_CLASSIFICATION: DistilBertForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: DistilBertForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: DistilBertForQuestionAnswering,
+        HeadKind.RANKING: DistilBertForSequenceClassification,
+    },
+    "electra": {
+        HeadKind.SEQUENCE_CLASSIFICATION: ElectraForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: ElectraForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: ElectraForQuestionAnswering,
+        HeadKind.RANKING: ElectraForSequenceClassification,
+    },
+    "deberta-v2": {
+        HeadKind.SEQUENCE_CLASSIFICATION: DebertaV2ForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: DebertaV2ForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: DebertaV2ForQuestionAnswering,
+        HeadKind.RANKING: DebertaV2ForSequenceClassification,
+    },
+    "mpnet": {
+        HeadKind.SEQUENCE_CLASSIFICATION: MPNetForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: MPNetForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: MPNetForQuestionAnswering,
+        HeadKind.RANKING: MPNetForSequenceClassification,
+    },
     "modernbert": {
         HeadKind.SEQUENCE_CLASSIFICATION: ModernBertForSequenceClassification,
         HeadKind.TOKEN_CLASSIFICATION: ModernBertForTokenClassification,
@@ -69,19 +109,39 @@ MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
 CONFIG_CLASSES: dict[Family, type[PreTrainedConfig]] = {
     "bert": BertConfig,
     "roberta": RobertaConfig,
+    "distilbert": DistilBertConfig,
+    "electra": ElectraConfig,
+    "deberta-v2": DebertaV2Config,
+    "mpnet": MPNetConfig,
     "modernbert": ModernBertConfig,
 }
 LAYERS: dict[Family, str] = {
     "bert": "bert.encoder.layer",
     "roberta": "roberta.encoder.layer",
+    "distilbert": "distilbert.transformer.layer",
+    "electra": "electra.encoder.layer",
+    "deberta-v2": "deberta.encoder.layer",
+    "mpnet": "mpnet.encoder.layer",
     "modernbert": "model.layers",
 }
 BLOCKS: dict[Family, tuple[str, str]] = {
     "bert": ("attention.output", "output"),
     "roberta": ("attention.output", "output"),
+    "distilbert": ("attention", "ffn"),
+    "electra": ("attention.output", "output"),
+    "deberta-v2": ("attention.output", "output"),
+    "mpnet": ("attention.attn", "output"),
     "modernbert": ("attn", "mlp"),
 }
 """The modules that give the output of the attention and of the feed-forward block."""
+OTHER_NORMS: dict[Family, tuple[str, ...]] = {
+    "distilbert": ("sa_layer_norm", "output_layer_norm"),
+    "mpnet": ("attention.LayerNorm",),
+    "modernbert": ("attn_norm", "mlp_norm"),
+}
+"""Norms of a layer that are no part of these modules."""
+WITHOUT_TYPES: tuple[Family, ...] = ("distilbert", "mpnet", "modernbert")
+"""Families whose classes take no token types."""
 PEFT_TASKS = {
     HeadKind.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
     HeadKind.TOKEN_CLASSIFICATION: "TOKEN_CLS",
@@ -100,6 +160,28 @@ FUSED = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
 PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
     "bert": BERT_TARGETS,
     "roberta": BERT_TARGETS,
+    "distilbert": {
+        LinearMap.QUERY: "attention.q_lin",
+        LinearMap.KEY: "attention.k_lin",
+        LinearMap.VALUE: "attention.v_lin",
+        LinearMap.ATTENTION_OUTPUT: "attention.out_lin",
+        LinearMap.FEEDFORWARD_IN: "ffn.lin1",
+        LinearMap.FEEDFORWARD_OUT: "ffn.lin2",
+    },
+    "electra": BERT_TARGETS,
+    "deberta-v2": {
+        **BERT_TARGETS,
+        LinearMap.QUERY: "attention.self.query_proj",
+        LinearMap.KEY: "attention.self.key_proj",
+        LinearMap.VALUE: "attention.self.value_proj",
+    },
+    "mpnet": {
+        **BERT_TARGETS,
+        LinearMap.QUERY: "attention.attn.q",
+        LinearMap.KEY: "attention.attn.k",
+        LinearMap.VALUE: "attention.attn.v",
+        LinearMap.ATTENTION_OUTPUT: "attention.attn.o",
+    },
     "modernbert": {
         **dict.fromkeys(FUSED, "attn.Wqkv"),
         LinearMap.ATTENTION_OUTPUT: "attn.Wo",
@@ -120,11 +202,15 @@ class Twin:
     def expected(self, encoding: Encoding) -> Tensor:
         """Logits of the published implementation for this input alone."""
         with torch.inference_mode():
-            output = self.model(
-                input_ids=torch.tensor([encoding.token_ids]),
-                attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
-                **({"token_type_ids": torch.tensor([encoding.type_ids])} if self.has_types else {}),
-            )
+            return self.logits(encoding)
+
+    def logits(self, encoding: Encoding) -> Tensor:
+        """The same logits, with gradients."""
+        output = self.model(
+            input_ids=torch.tensor([encoding.token_ids]),
+            attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+            **({"token_type_ids": torch.tensor([encoding.type_ids])} if self.has_types else {}),
+        )
         if isinstance(output, QuestionAnsweringModelOutput):
             return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
         return output.logits[0]
@@ -180,6 +266,19 @@ class TwinFactory:
             case Bottleneck():
                 self._add_adapters(model, method)
         return self._twin(model, method, head, _stored(model))
+
+    def gradients(self, twin: Twin, encodings: Sequence[Encoding]) -> dict[str, Tensor]:
+        """Gradients of the sum of all squared logits, by our names of the branch's parameters."""
+        twin.model.requires_grad_(requires_grad=True).zero_grad()
+        total = torch.stack([twin.logits(it).square().sum() for it in encodings]).sum()
+        total.backward()  # pyright: ignore[reportUnknownMemberType]
+        stored = dict[str, Tensor]()
+        for name, parameter in twin.model.named_parameters():
+            plain = name.replace(".base_layer", "").replace(".modules_to_save.default", "")
+            if parameter.grad is not None:
+                stored[plain] = parameter.grad
+        spec = twin.branch.spec
+        return {name: _find(stored, name, self.family, spec) for name in twin.branch.parameters}
 
     def _model(self, head: HeadSpec) -> PreTrainedModel:
         raw = tiny_config(num_layers=self.num_layers, family=self.family)
@@ -260,22 +359,21 @@ class TwinFactory:
                 width = self.backbone.config.hidden_width
                 block.add_module("down", nn.Linear(width, method.size))
                 block.add_module("up", nn.Linear(method.size, width))
-                if self.family == "modernbert":
+                if "LayerNorm" not in dict(block.named_children()):
                     block.forward = _adapted_output(block)
                 else:
                     block.forward = _adapted_forward(block)
                     _randomise(block.get_submodule("LayerNorm"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("down"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("up"), self._generator, deviation=0.3)
-            if self.family == "modernbert":
-                for name in ("attn_norm", "mlp_norm"):
-                    _randomise(layer.get_submodule(name), self._generator, deviation=0.3)
+            for name in OTHER_NORMS.get(self.family, ()):
+                _randomise(layer.get_submodule(name), self._generator, deviation=0.3)
 
     def _twin(
         self, model: nn.Module, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]
     ) -> Twin:
         branch = self._branch(method, head, stored)
-        return Twin(model=model.eval(), branch=branch, has_types=self.family != "modernbert")
+        return Twin(model=model.eval(), branch=branch, has_types=self.family not in WITHOUT_TYPES)
 
     def _branch(self, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]) -> Branch:
         spec = BranchSpec(method=method, head=head)
@@ -357,11 +455,15 @@ def _head_name(part: str, family: Family, kind: HeadKind) -> str:
     match family:
         case "modernbert":
             return {"dense": "head.dense", "norm": "head.norm", "output": "classifier"}[part]
-        case "bert" | "roberta" if kind.reads_tokens:
+        case _ if kind.reads_tokens:
             return "qa_outputs" if kind is HeadKind.QUESTION_ANSWERING else "classifier"
         case "bert":
             return {"dense": "bert.pooler.dense", "output": "classifier"}[part]
-        case "roberta":
+        case "deberta-v2":
+            return {"dense": "pooler.dense", "output": "classifier"}[part]
+        case "distilbert":
+            return {"dense": "pre_classifier", "output": "classifier"}[part]
+        case "roberta" | "electra" | "mpnet":
             return {"dense": "classifier.dense", "output": "classifier.out_proj"}[part]
 
 

@@ -172,7 +172,7 @@ def read_config(folder: Path) -> BackboneConfig:
 def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
     """Return the fields of both shapes that describe the encoder, so without the dense block."""
     both = fields(ours) if type(theirs) is type(ours) else fields(BackboneConfig)
-    return [field.name for field in both if field.name != "dense_block"]
+    return [field.name for field in both if field.compare and field.name != "dense_block"]
 
 
 def check_tokenizer(folder: Path, backbone: Backbone) -> None:

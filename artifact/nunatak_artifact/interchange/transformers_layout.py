@@ -1,8 +1,8 @@
 """Names of classes, configuration fields and tensors in transformers' encoders, with a head.
 
-Import and export share this description. The classes of RoBERTa, XLM-R and CamemBERT differ in
-their names only. ModernBERT has one head for all kinds, and reads sequences by their mean or their
-first token.
+Import and export share this description, for whole models and for adapters. The classes of
+RoBERTa, XLM-R and CamemBERT differ in their names only. ModernBERT has one head for all kinds, and
+reads sequences by their mean or their first token. The dense block of a head is the architecture's.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,14 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling
+from nunatak_contract.heads import TANH_BLOCK
 from nunatak_model import BackboneConfig, HeadSpec
 from nunatak_model.architectures import architecture_of, encoder_shapes
+from nunatak_model.architectures.deberta import DebertaConfig
 from nunatak_model.architectures.modernbert import GLOBAL, LOCAL, ModernBertConfig
 from nunatak_model.heads import head_shapes
+from nunatak_model.weights import PROJECTION
 
 CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
     "ForSequenceClassification": HeadKind.SEQUENCE_CLASSIFICATION,
@@ -33,11 +36,22 @@ class Family:
     class_prefix: str
     encoder: str
     dense: str
-    """The dense layer of the sequence classification head; in ModernBERT, of every head."""
+    """The dense layer of the sequence classification head; in ModernBERT, of every head.
+
+    The layer is part of the module `classifier`, or a module of its own, which a checkpoint of the
+    encoder may hold too.
+    """
     sequence_output: str
     answer_output: str = "qa_outputs"
     norm: str | None = None
     """The norm after the dense layer, if there is one."""
+
+    @property
+    def own_dense(self) -> str | None:
+        """The module that holds the dense layer, if the layer is no part of `classifier`."""
+        if self.dense.startswith(f"{CLASSIFIER}."):
+            return None
+        return self.dense.removesuffix(".dense")
 
     @property
     def has_dense_tokens(self) -> bool:
@@ -45,10 +59,15 @@ class Family:
         return self.norm is not None
 
 
-def _roberta(class_prefix: str) -> Family:
+CLASSIFIER: Final = "classifier"
+QKV: Final = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
+"""The targets in the stacked map `qkv`, in the order of the stack."""
+
+
+def _roberta(class_prefix: str, encoder: str = "roberta") -> Family:
     return Family(
         class_prefix=class_prefix,
-        encoder="roberta",
+        encoder=encoder,
         dense="classifier.dense",
         sequence_output="classifier.out_proj",
     )
@@ -64,6 +83,20 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "roberta": _roberta("Roberta"),
     "xlm-roberta": _roberta("XLMRoberta"),
     "camembert": _roberta("Camembert"),
+    "distilbert": Family(
+        class_prefix="DistilBert",
+        encoder="distilbert",
+        dense="pre_classifier",
+        sequence_output="classifier",
+    ),
+    "electra": _roberta("Electra", "electra"),
+    "deberta-v2": Family(
+        class_prefix="DebertaV2",
+        encoder="deberta",
+        dense="pooler.dense",
+        sequence_output="classifier",
+    ),
+    "mpnet": _roberta("MPNet", "mpnet"),
     "modernbert": Family(
         class_prefix="ModernBert",
         encoder="model",
@@ -94,22 +127,20 @@ def head_spec(
 ) -> HeadSpec:
     """Return the head that transformers' class of this kind has.
 
-    In the BERT family, sequence heads read the first token through a dense layer with tanh, and
-    token heads have neither. In ModernBERT every head has the dense block of the configuration,
-    and sequence heads read the mean if the configuration says so.
+    Sequence heads read the first token; those of ModernBERT read the mean if the configuration says
+    so.
     """
     pooling = None if kind.reads_tokens else Pooling.FIRST
-    if isinstance(config, ModernBertConfig):
-        if pooling is not None and is_mean:
-            pooling = Pooling.MEAN
-        return HeadSpec(
-            kind=kind,
-            num_labels=num_outputs,
-            pooling=pooling,
-            dense=True,
-            block=config.dense_block,
-        )
-    return HeadSpec(kind=kind, num_labels=num_outputs, pooling=pooling, dense=not kind.reads_tokens)
+    if isinstance(config, ModernBertConfig) and pooling is not None and is_mean:
+        pooling = Pooling.MEAN
+    block = architecture_of(config).dense_block(config, pooling)
+    return HeadSpec(
+        kind=kind,
+        num_labels=num_outputs,
+        pooling=pooling,
+        dense=block is not None,
+        block=block or TANH_BLOCK,
+    )
 
 
 def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
@@ -138,6 +169,31 @@ def encoder_names(family: Family, config: BackboneConfig) -> dict[str, tuple[str
     return {
         name: tuple(f"{family.encoder}.{source}" for source in sources(name))
         for name in encoder_shapes(config)
+    }
+
+
+def linear_module(target: LinearMap, layer: int, config: BackboneConfig) -> str:
+    """The name, in transformers' classes with a head, of the module that is a linear map.
+
+    Raises:
+        ValueError: query, key and value are one module.
+    """
+    part = "qkv" if target in QKV else target.value
+    sources = architecture_of(config).source_names(f"layers.{layer}.{part}.weight")
+    if target in QKV and len(sources) != len(QKV):
+        raise ValueError(f"query, key and value of a {config.model_type} are one module")
+    source = sources[QKV.index(target)] if target in QKV else sources[0]
+    return f"{FAMILIES[config.model_type].encoder}.{source.removesuffix('.weight')}"
+
+
+def embedding_modules(config: BackboneConfig) -> dict[str, bool]:
+    """The modules with embeddings, and whether each is a linear map; norms are left out."""
+    architecture, encoder = architecture_of(config), FAMILIES[config.model_type].encoder
+    return {
+        f"{encoder}.{source.removesuffix('.weight')}": name.startswith(PROJECTION)
+        for name, shape in architecture.embedding_shapes(config).items()
+        for source in architecture.source_names(name)
+        if len(shape) > 1
     }
 
 
@@ -181,15 +237,26 @@ def from_stored(
     return {**encoder, **{name: stored[of_head[name]] for name in head_shapes(head, config)}}
 
 
-def unread_names(family: Family) -> frozenset[str]:
-    """Tensors that checkpoints may hold, but that no head reads."""
-    return frozenset(f"{family.encoder}.pooler.dense.{part}" for part in ("weight", "bias"))
+def unread_names(family: Family, config: BackboneConfig) -> frozenset[str]:
+    """Tensors that checkpoints may hold, but that this encoder does not read."""
+    names = {f"{family.encoder}.pooler.dense.{part}" for part in ("weight", "bias")}
+    if isinstance(config, DebertaConfig):
+        names.add(f"{family.encoder}.embeddings.position_embeddings.weight")
+    read = encoder_names(family, config).values()
+    return frozenset(names.difference(*read))
 
 
 def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
     """The fields of `config.json` that describe the encoder."""
     if isinstance(config, ModernBertConfig):
         return _modernbert_fields(config)
+    if config.model_type == "distilbert":
+        return _distilbert_fields(config)
+    more: dict[str, JsonValue] = {}
+    if config.model_type == "electra":
+        more = {"embedding_size": config.embedding_width or config.hidden_width}
+    elif isinstance(config, DebertaConfig):
+        more = _deberta_fields(config)
     return {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
@@ -202,6 +269,37 @@ def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
         "pad_token_id": config.padding_id,
         "layer_norm_eps": config.layer_norm_epsilon,
         "hidden_act": config.activation.value,
+        **more,
+    }
+
+
+def _distilbert_fields(config: BackboneConfig) -> dict[str, JsonValue]:
+    return {
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "dim": config.hidden_width,
+        "n_layers": config.num_layers,
+        "n_heads": config.num_heads,
+        "hidden_dim": config.intermediate_width,
+        "max_position_embeddings": config.num_positions,
+        "pad_token_id": config.padding_id,
+        "activation": config.activation.value,
+    }
+
+
+def _deberta_fields(config: DebertaConfig) -> dict[str, JsonValue]:
+    products = {"p2c": config.position_to_content, "c2p": config.content_to_position}
+    return {
+        "type_vocab_size": config.num_token_types if config.has_token_types else 0,
+        "embedding_size": config.embedding_width or config.hidden_width,
+        "position_biased_input": config.has_positions,
+        "relative_attention": config.is_relative,
+        "pos_att_type": [name for name, is_read in products.items() if is_read],
+        "share_att_key": True,
+        "position_buckets": config.position_buckets or -1,
+        "max_relative_positions": config.farthest,
+        "norm_rel_ebd": "layer_norm" if config.norms_relative else "none",
+        "pooler_hidden_act": config.dense_block.activation.value,
     }
 
 

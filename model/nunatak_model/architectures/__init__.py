@@ -7,7 +7,7 @@ A new architecture is a file with the functions of `base.Architecture`, and a li
 from collections.abc import Mapping
 from typing import Any
 
-from nunatak_model.architectures import bert, modernbert
+from nunatak_model.architectures import bert, deberta, distilbert, electra, modernbert, mpnet
 from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
@@ -15,11 +15,24 @@ from nunatak_model.weights import Shapes
 
 ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     **dict.fromkeys(bert.MODEL_TYPES, bert),
+    **dict.fromkeys(distilbert.MODEL_TYPES, distilbert),
+    **dict.fromkeys(electra.MODEL_TYPES, electra),
+    **dict.fromkeys(deberta.MODEL_TYPES, deberta),
+    **dict.fromkeys(mpnet.MODEL_TYPES, mpnet),
     **dict.fromkeys(modernbert.MODEL_TYPES, modernbert),
 }
 """transformers' `model_type` -> architecture."""
+POST_NORM = (
+    *bert.MODEL_TYPES,
+    *distilbert.MODEL_TYPES,
+    *electra.MODEL_TYPES,
+    *deberta.MODEL_TYPES,
+    *mpnet.MODEL_TYPES,
+)
+"""Values of `model_type` whose norms follow the blocks of a layer."""
 __all__ = [
     "ARCHITECTURES",
+    "POST_NORM",
     "Architecture",
     "RunLayer",
     "architecture_of",
@@ -41,6 +54,11 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         UnsupportedBackboneError: another architecture, or a variant with different computations.
     """
     architecture = ARCHITECTURES.get(raw.get("model_type", ""))
+    if raw.get("model_type") == "albert":
+        raise UnsupportedBackboneError(
+            "an ALBERT has one layer that runs many times, so no task could own or adapt some of its "
+            f"layers; take a model_type out of {', '.join(ARCHITECTURES)}"
+        )
     if architecture is None:
         raise UnsupportedBackboneError(
             f"model_type must be one of {', '.join(ARCHITECTURES)}, got {raw.get('model_type')!r}"
