@@ -48,10 +48,11 @@ json.dump([[name for name in names if re.fullmatch(it, name)] for it in patterns
 """
 CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
 Names = tuple[str, ...] | str
-FUSED = ("modernbert",)
-"""Values of `model_type` whose query, key and value are one module."""
-SUPPORTED = tuple(name for name in FAMILIES if name not in FUSED)
-"""Values of `model_type` for which adapters are read and written."""
+SUPPORTED = (
+    *("bert", "roberta", "xlm-roberta", "camembert"),
+    *("distilbert", "electra", "deberta-v2", "mpnet"),
+)
+"""Values of `model_type` for which adapters are read and written; each map is one module there."""
 ALL_LINEAR = "all-linear"
 
 

@@ -176,12 +176,12 @@ def linear_module(target: LinearMap, layer: int, config: BackboneConfig) -> str:
     """The name, in transformers' classes with a head, of the module that is a linear map.
 
     Raises:
-        ValueError: query, key and value are one module.
+        ValueError: several maps are one module, or one map is several modules.
     """
     part = "qkv" if target in QKV else target.value
     sources = architecture_of(config).source_names(f"layers.{layer}.{part}.weight")
-    if target in QKV and len(sources) != len(QKV):
-        raise ValueError(f"query, key and value of a {config.model_type} are one module")
+    if len(sources) != (len(QKV) if target in QKV else 1):
+        raise ValueError(f"{target} of a {config.model_type} is not one module")
     source = sources[QKV.index(target)] if target in QKV else sources[0]
     return f"{FAMILIES[config.model_type].encoder}.{source.removesuffix('.weight')}"
 

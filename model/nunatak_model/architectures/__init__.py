@@ -56,8 +56,8 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     architecture = ARCHITECTURES.get(raw.get("model_type", ""))
     if raw.get("model_type") == "albert":
         raise UnsupportedBackboneError(
-            "an ALBERT has one layer that runs many times, so no task could own or adapt some of its "
-            f"layers; take a model_type out of {', '.join(ARCHITECTURES)}"
+            "an ALBERT runs one layer many times, so no task could own or adapt a single layer; "
+            f"take a model_type out of {', '.join(ARCHITECTURES)}"
         )
     if architecture is None:
         raise UnsupportedBackboneError(
