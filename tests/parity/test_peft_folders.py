@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peft import IA3Config, LoraConfig
 
 from doubles.adapter_folders import edit_json, edit_tensors, loaded_task
-from doubles.backbones import FAMILIES
+from doubles.backbones import FAMILIES, Family
 from doubles.peft_folders import NUM_LAYERS, PeftBase, id2label, logits_of, save
 from doubles.published import PEFT_TARGETS
 from doubles.refusals import raises
@@ -32,7 +32,7 @@ from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
 from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward
 
 TOLERANCE = 1e-5
-PEFT_FAMILIES = tuple(family for family in FAMILIES if family != "modernbert")
+PEFT_FAMILIES: tuple[Family, ...] = tuple(it for it in FAMILIES if it != "modernbert")
 READ_TYPES = ("bert", "electra")
 """Families whose question answering peft computes without token types."""
 ENCODINGS = [
@@ -245,11 +245,11 @@ def test_scales_answer_alike_in_peft_imported_and_exported_back(
 @pytest.mark.parametrize("method", ["lora", "ia3"])
 @pytest.mark.parametrize("family", PEFT_FAMILIES)
 def test_every_map_of_every_family_answers_alike_in_peft_imported_and_exported_back(
-    bases: dict[str, PeftBase], tmp_path: Path, family: str, method: str, kind: str
+    bases: dict[str, PeftBase], tmp_path: Path, family: Family, method: str, kind: str
 ) -> None:
     if kind == "QUESTION_ANS" and family in READ_TYPES:
         pytest.skip("refused: peft drops the token types")
-    base, maps = bases[family], PEFT_TARGETS[family]  # pyright: ignore[reportArgumentType]
+    base, maps = bases[family], PEFT_TARGETS[family]
     *_, last = maps.values()
     common: dict[str, Any] = {
         "task_type": kind,

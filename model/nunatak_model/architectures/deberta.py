@@ -132,7 +132,7 @@ def config_from(raw: dict[str, Any]) -> DebertaConfig:
         UnsupportedBackboneError: a variant with different computations.
     """
     raw = {**DEFAULTS, **raw}
-    named = raw.get("pos_att_type") or []
+    named: str | list[str] = raw.get("pos_att_type") or []
     products = [it.strip() for it in named.lower().split("|")] if isinstance(named, str) else named
     reads_distances = bool({"c2p", "p2c"} & set(products))
     _check(raw, reads_distances=reads_distances)
@@ -275,7 +275,7 @@ def _pieces(
         bottleneck=(),
         own=tuple(zip(of_tasks[len(changed) :], (it for _, it in layer.own), strict=True)),
     )
-    projected = mixed_qkv(torch.cat(found), rows).split(size)
+    projected = torch.split(mixed_qkv(torch.cat(found), rows), size)
     pieces = [(tokens, projected[0]) for tokens in frozen]
     pieces += zip((*changed, *own), projected[bool(frozen) :], strict=True)
     yield from sorted(pieces, key=lambda piece: piece[0].start)
@@ -348,7 +348,7 @@ def _buckets(num_buckets: int, farthest: int, longest: int) -> tuple[int, ...]:
     far = torch.where(distance < half, half - 1, distance)
     widest = torch.log(torch.tensor((farthest - 1) / half))
     bucket = torch.ceil(torch.log(far / half) / widest * (half - 1)) + half
-    return tuple(int(it) for it in torch.where(far <= half, distance, bucket.long()).tolist())
+    return tuple(int(it) for it in torch.where(far <= half, distance, bucket.long()))
 
 
 def _parts(setting: str) -> list[str]:

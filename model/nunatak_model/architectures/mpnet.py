@@ -168,7 +168,7 @@ def _near_buckets() -> tuple[int, ...]:
     share = torch.log(distance.float() / exact) / math.log(FARTHEST / exact)
     far = exact + (share * (half - exact)).to(torch.long)
     buckets = torch.where(distance < exact, distance, far.clamp(max=half - 1))
-    return tuple(int(it) for it in buckets.tolist())
+    return tuple(int(it) for it in buckets)
 
 
 BUCKETS = _near_buckets()

@@ -269,9 +269,9 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
         "it is a BertForMaskedLM",
     ),
     "another-architecture": (
-        lambda it: edit(it / "config.json", model_type="deberta-v2"),
+        lambda it: edit(it / "config.json", model_type="albert"),
         "unsupported_import",
-        "'deberta-v2'",
+        "'albert'",
     ),
     "missing-field": (
         lambda it: edit(it / "config.json", hidden_size=...),
