@@ -308,9 +308,9 @@ def saved_modules(
     saved = set(config.modules_to_save or ())
     if config.task_type is not None:
         saved |= set(HEAD_NAMES[task_type])
-    dense = FAMILIES[shape.model_type].own_dense
-    parts = () if dense is None else (dense, dense.rpartition(".")[2])
-    known = {CLASSIFIER, "score", "qa_outputs", *parts}
+    family = FAMILIES[shape.model_type]
+    poolers = ("pooler", f"{family.encoder}.pooler")
+    known = {CLASSIFIER, "score", "qa_outputs", *poolers, family.own_dense or CLASSIFIER}
     if not saved <= known:
         raise NunatakError(
             "unsupported_import",
