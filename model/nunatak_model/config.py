@@ -59,6 +59,10 @@ class BackboneConfig:
     """Whether a token sees only itself and earlier tokens, as in decoders."""
     has_score_bias: bool = True
     """Whether the logits of transformers' sequence heads have a bias."""
+    embedding_width: int | None = None
+    """Width of the embedding tables if a linear map follows; None: the hidden width."""
+    has_pair_terms: bool = False
+    """Whether the attention adds a term to the score of each pair of tokens."""
 
     @property
     def head_width(self) -> int:

@@ -22,7 +22,7 @@ from nunatak_model.config import QKV
 from nunatak_model.ops.grouped import SlotGroups
 from nunatak_model.ops.linear import ApplyNorm, activate, apply_linear, layer_norm
 from nunatak_model.plan import Lane
-from nunatak_model.weights import LayerWeights, Linear, Norm
+from nunatak_model.weights import LayerWeights, Linear, Norm, RelativePositions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +149,18 @@ class MixedLayer:
     changed: tuple[tuple[TokenSpan, ChangedMaps], ...]
     bottleneck: tuple[tuple[TokenSpan, BottleneckLayer], ...]
     own: tuple[tuple[TokenSpan, LayerWeights], ...]
+    relative: RelativePositions | None = None
+    """The backbone's relative positions; tasks that own their embeddings have others."""
+
+    def shared_relative(self) -> RelativePositions:
+        """The backbone's relative positions.
+
+        Raises:
+            ValueError: the backbone has none.
+        """
+        if self.relative is None:
+            raise ValueError(f"layer {self.index} was given no relative positions")
+        return self.relative
 
 
 def mix_layer(
@@ -157,6 +169,7 @@ def mix_layer(
     *,
     index: int,
     num_tokens: int,
+    relative: RelativePositions | None = None,
 ) -> MixedLayer:
     """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes.
 
@@ -180,6 +193,7 @@ def mix_layer(
         changed=changed,
         bottleneck=bottleneck,
         own=own,
+        relative=relative,
     )
 
 

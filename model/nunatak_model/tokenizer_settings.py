@@ -39,6 +39,10 @@ OWN_CLASSES = {
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "mpnet": "MPNetTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
     "nomic_bert": "BertTokenizer",
     "gte": "XLMRobertaTokenizer",
@@ -52,6 +56,8 @@ QWEN_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False
 """The parts of Qwen2Tokenizer in transformers, as tokenizer.json writes them."""
 MODEL_FLAGS = frozenset({"dropout", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges"})
 """Settings of the vocabulary that decide tokens."""
+BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer")
+"""Classes that read `vocab.txt` alike."""
 GIVES_TYPES = {
     **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer"), True),
     **dict.fromkeys(("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"), False),
@@ -99,7 +105,7 @@ def check_settings(
     """
     _check_truncation(settings, definition)
     tokenizer_class = _class_of(config, settings)
-    if tokenizer_class == "BertTokenizer":
+    if tokenizer_class in {*BERT_CLASSES, "MPNetTokenizer"}:
         _check_normalizer(settings, _section(definition, "normalizer"))
     if tokenizer_class == "RobertaTokenizer":
         _check_prefix_space(settings, _section(definition, "pre_tokenizer"))
@@ -130,7 +136,7 @@ def definition_of(
     if stored is not None:
         return stored
     vocabulary = read(VOCABULARY)
-    if vocabulary is None or _class_of(config, settings) != "BertTokenizer":
+    if vocabulary is None or _class_of(config, settings) not in BERT_CLASSES:
         return None
     named = {**_json_in(read, SPECIAL_TOKENS_FILE), **settings}
     try:
@@ -270,7 +276,7 @@ def _check_normalizer(settings: Mapping[str, Any], stored: Mapping[str, Any]) ->
     if stored.get("type") != "BertNormalizer":
         raise UnsupportedBackboneError(
             f"expected a BertNormalizer in tokenizer.json, got {stored.get('type')!r}: "
-            "transformers' BertTokenizer puts a BertNormalizer in its place; set tokenizer_class "
+            "transformers' class puts a BertNormalizer in its place; set tokenizer_class "
             f"to 'TokenizersBackend' in {TOKENIZER_CONFIG} if tokenizer.json is right"
         )
     for name, value in wanted.items():

@@ -16,6 +16,9 @@ from torch import Tensor
 from nunatak_model.errors import InvalidTensorsError
 
 Shapes = dict[str, tuple[int, ...]]
+PROJECTION = "embeddings.projection"
+RELATIVE, RELATIVE_NORM = "embeddings.relative", "embeddings.relative_norm"
+"""Stored names. Relative positions belong to the embeddings, because all layers share them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,15 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelativePositions:
+    """Parameters for the distance between two tokens, which the attention of all layers reads."""
+
+    table: Float[Tensor, "distances width"]
+    norm: Norm | None
+    """The norm over the rows of the table, if the architecture has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingWeights:
     """Embedding tables and their norm; some architectures have only the word table."""
 
@@ -44,6 +56,9 @@ class EmbeddingWeights:
     position: Float[Tensor, "positions width"] | None
     token_type: Float[Tensor, "types width"] | None
     norm: Norm | None
+    projection: Linear | None = None
+    """The map from the width of the tables to the hidden width, if there is one."""
+    relative: RelativePositions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +78,8 @@ class LayerWeights:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     """The norms of each head's query and key, if the architecture has them."""
+    relative: RelativePositions | None = None
+    """The relative positions of a task that owns its embeddings; None: the backbone's."""
 
 
 def linear_shapes(prefix: str, *, out: int, into: int, bias: bool = True) -> Shapes:
@@ -109,6 +126,7 @@ def layer_from(tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
         final_norm=norm_if_any(tensors, f"{prefix}.final_norm"),
         query_norm=norm_if_any(tensors, f"{prefix}.query_norm"),
         key_norm=norm_if_any(tensors, f"{prefix}.key_norm"),
+        relative=_relative_from(tensors),
     )
 
 
@@ -119,7 +137,16 @@ def embeddings_from(tensors: Mapping[str, Tensor]) -> EmbeddingWeights:
         position=tensors.get("embeddings.position"),
         token_type=tensors.get("embeddings.token_type"),
         norm=norm_if_any(tensors, "embeddings.norm"),
+        projection=linear_from(tensors, PROJECTION) if f"{PROJECTION}.weight" in tensors else None,
+        relative=_relative_from(tensors),
     )
+
+
+def _relative_from(tensors: Mapping[str, Tensor]) -> RelativePositions | None:
+    table = tensors.get(RELATIVE)
+    if table is None:
+        return None
+    return RelativePositions(table=table, norm=norm_if_any(tensors, RELATIVE_NORM))
 
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:

@@ -11,11 +11,13 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from doubles.backbones import Family, save_tiny_backbone
+from doubles.published import WITHOUT_TYPES
 from nunatak_model import Backbone, Encoding, load_backbone
 
 NUM_LAYERS = 4
@@ -66,11 +68,14 @@ def id2label(num_labels: int) -> dict[str, object]:
 
 def logits_of(model: nn.Module, encoding: Encoding) -> Tensor:
     """Logits of a model of transformers or peft for one input alone."""
+    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    config: PreTrainedConfig = inner.config  # pyright: ignore[reportAssignmentType]
+    types = {"token_type_ids": torch.tensor([encoding.type_ids])}
     with torch.inference_mode():
         output = model(
             input_ids=torch.tensor([encoding.token_ids]),
-            token_type_ids=torch.tensor([encoding.type_ids]),
             attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+            **({} if config.model_type in WITHOUT_TYPES else types),
         )
     if isinstance(output, QuestionAnsweringModelOutput):
         return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)

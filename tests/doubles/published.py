@@ -18,6 +18,18 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    DebertaV2Config,
+    DebertaV2ForQuestionAnswering,
+    DebertaV2ForSequenceClassification,
+    DebertaV2ForTokenClassification,
+    DistilBertConfig,
+    DistilBertForQuestionAnswering,
+    DistilBertForSequenceClassification,
+    DistilBertForTokenClassification,
+    ElectraConfig,
+    ElectraForQuestionAnswering,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
     EuroBertConfig,
     EuroBertForSequenceClassification,
     EuroBertForTokenClassification,
@@ -29,6 +41,10 @@ from transformers import (
     ModernBertForQuestionAnswering,
     ModernBertForSequenceClassification,
     ModernBertForTokenClassification,
+    MPNetConfig,
+    MPNetForQuestionAnswering,
+    MPNetForSequenceClassification,
+    MPNetForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen3Config,
@@ -71,6 +87,30 @@ MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
         HeadKind.QUESTION_ANSWERING: RobertaForQuestionAnswering,
         HeadKind.RANKING: RobertaForSequenceClassification,
     },
+    "distilbert": {
+        HeadKind.SEQUENCE_CLASSIFICATION: DistilBertForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: DistilBertForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: DistilBertForQuestionAnswering,
+        HeadKind.RANKING: DistilBertForSequenceClassification,
+    },
+    "electra": {
+        HeadKind.SEQUENCE_CLASSIFICATION: ElectraForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: ElectraForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: ElectraForQuestionAnswering,
+        HeadKind.RANKING: ElectraForSequenceClassification,
+    },
+    "deberta-v2": {
+        HeadKind.SEQUENCE_CLASSIFICATION: DebertaV2ForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: DebertaV2ForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: DebertaV2ForQuestionAnswering,
+        HeadKind.RANKING: DebertaV2ForSequenceClassification,
+    },
+    "mpnet": {
+        HeadKind.SEQUENCE_CLASSIFICATION: MPNetForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: MPNetForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: MPNetForQuestionAnswering,
+        HeadKind.RANKING: MPNetForSequenceClassification,
+    },
     "modernbert": {
         HeadKind.SEQUENCE_CLASSIFICATION: ModernBertForSequenceClassification,
         HeadKind.TOKEN_CLASSIFICATION: ModernBertForTokenClassification,
@@ -98,6 +138,10 @@ MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
 CONFIG_CLASSES: dict[Family, type[PreTrainedConfig]] = {
     "bert": BertConfig,
     "roberta": RobertaConfig,
+    "distilbert": DistilBertConfig,
+    "electra": ElectraConfig,
+    "deberta-v2": DebertaV2Config,
+    "mpnet": MPNetConfig,
     "modernbert": ModernBertConfig,
     "eurobert": EuroBertConfig,
     "llama": LlamaConfig,
@@ -106,20 +150,32 @@ CONFIG_CLASSES: dict[Family, type[PreTrainedConfig]] = {
 LAYERS: dict[Family, str] = {
     "bert": "bert.encoder.layer",
     "roberta": "roberta.encoder.layer",
+    "distilbert": "distilbert.transformer.layer",
+    "electra": "electra.encoder.layer",
+    "deberta-v2": "deberta.encoder.layer",
+    "mpnet": "mpnet.encoder.layer",
     **dict.fromkeys(BYTES, "model.layers"),
 }
 BLOCKS: dict[Family, tuple[str, str]] = {
     "bert": ("attention.output", "output"),
     "roberta": ("attention.output", "output"),
+    "distilbert": ("attention", "ffn"),
+    "electra": ("attention.output", "output"),
+    "deberta-v2": ("attention.output", "output"),
+    "mpnet": ("attention.attn", "output"),
     "modernbert": ("attn", "mlp"),
     **dict.fromkeys(LLAMA_LIKE, ("self_attn", "mlp")),
 }
 """The modules that give the output of the attention and of the feed-forward block."""
-NORMS: dict[Family, tuple[str, ...]] = {
+OTHER_NORMS: dict[Family, tuple[str, ...]] = {
+    "distilbert": ("sa_layer_norm", "output_layer_norm"),
+    "mpnet": ("attention.LayerNorm",),
     "modernbert": ("attn_norm", "mlp_norm"),
     **dict.fromkeys(LLAMA_LIKE, ("input_layernorm", "post_attention_layernorm")),
 }
-"""The norms before the blocks of a layer, in families that have them there."""
+"""Norms of a layer that are no part of these modules."""
+WITHOUT_TYPES: tuple[Family, ...] = ("distilbert", "mpnet", *BYTES)
+"""Families whose classes take no token types."""
 FINAL_NORMS: dict[Family, str] = {
     "modernbert": "model.final_norm",
     **dict.fromkeys(LLAMA_LIKE, "model.norm"),
@@ -153,6 +209,28 @@ FUSED = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
 PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
     "bert": BERT_TARGETS,
     "roberta": BERT_TARGETS,
+    "distilbert": {
+        LinearMap.QUERY: "attention.q_lin",
+        LinearMap.KEY: "attention.k_lin",
+        LinearMap.VALUE: "attention.v_lin",
+        LinearMap.ATTENTION_OUTPUT: "attention.out_lin",
+        LinearMap.FEEDFORWARD_IN: "ffn.lin1",
+        LinearMap.FEEDFORWARD_OUT: "ffn.lin2",
+    },
+    "electra": BERT_TARGETS,
+    "deberta-v2": {
+        **BERT_TARGETS,
+        LinearMap.QUERY: "attention.self.query_proj",
+        LinearMap.KEY: "attention.self.key_proj",
+        LinearMap.VALUE: "attention.self.value_proj",
+    },
+    "mpnet": {
+        **BERT_TARGETS,
+        LinearMap.QUERY: "attention.attn.q",
+        LinearMap.KEY: "attention.attn.k",
+        LinearMap.VALUE: "attention.attn.v",
+        LinearMap.ATTENTION_OUTPUT: "attention.attn.o",
+    },
     "modernbert": {
         **dict.fromkeys(FUSED, "attn.Wqkv"),
         LinearMap.ATTENTION_OUTPUT: "attn.Wo",
@@ -177,11 +255,15 @@ class Twin:
     def expected(self, encoding: Encoding) -> Tensor:
         """Logits of the published implementation for this input alone."""
         with torch.inference_mode():
-            output = self.model(
-                input_ids=torch.tensor([encoding.token_ids]),
-                attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
-                **({"token_type_ids": torch.tensor([encoding.type_ids])} if self.has_types else {}),
-            )
+            return self.logits(encoding)
+
+    def logits(self, encoding: Encoding) -> Tensor:
+        """The same logits, with gradients."""
+        output = self.model(
+            input_ids=torch.tensor([encoding.token_ids]),
+            attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+            **({"token_type_ids": torch.tensor([encoding.type_ids])} if self.has_types else {}),
+        )
         if isinstance(output, QuestionAnsweringModelOutput):
             return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
         return output.logits[0]
@@ -237,6 +319,19 @@ class TwinFactory:
             case Bottleneck():
                 self._add_adapters(model, method, kind)
         return self._twin(model, method, head, _stored(model))
+
+    def gradients(self, twin: Twin, encodings: Sequence[Encoding]) -> dict[str, Tensor]:
+        """Gradients of the sum of all squared logits, by our names of the branch's parameters."""
+        twin.model.requires_grad_(requires_grad=True).zero_grad()
+        total = torch.stack([twin.logits(it).square().sum() for it in encodings]).sum()
+        total.backward()  # pyright: ignore[reportUnknownMemberType]
+        stored = dict[str, Tensor]()
+        for name, parameter in twin.model.named_parameters(remove_duplicate=False):
+            plain = name.replace(".base_layer", "").replace(".modules_to_save.default", "")
+            if parameter.grad is not None:
+                stored[plain] = parameter.grad
+        spec = twin.branch.spec
+        return {name: _find(stored, name, self.family, spec) for name in twin.branch.parameters}
 
     def _model(self, head: HeadSpec) -> PreTrainedModel:
         raw = tiny_config(num_layers=self.num_layers, family=self.family)
@@ -328,21 +423,21 @@ class TwinFactory:
                 width = self.backbone.config.hidden_width
                 block.add_module("down", nn.Linear(width, method.size))
                 block.add_module("up", nn.Linear(method.size, width))
-                if self.family in NORMS:
+                if "LayerNorm" not in dict(block.named_children()):
                     block.forward = _adapted_output(block)
                 else:
                     block.forward = _adapted_forward(block)
                     _randomise(block.get_submodule("LayerNorm"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("down"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("up"), self._generator, deviation=0.3)
-            for name in NORMS.get(self.family, ()):
+            for name in OTHER_NORMS.get(self.family, ()):
                 _randomise(layer.get_submodule(name), self._generator, deviation=0.3)
 
     def _twin(
         self, model: nn.Module, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]
     ) -> Twin:
         branch = self._branch(method, head, stored)
-        return Twin(model=model.eval(), branch=branch, has_types=self.family not in BYTES)
+        return Twin(model=model.eval(), branch=branch, has_types=self.family not in WITHOUT_TYPES)
 
     def _branch(self, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]) -> Branch:
         spec = BranchSpec(method=method, head=head)
@@ -435,20 +530,28 @@ def _paths(family: Family, layer: str, target: str) -> list[str]:
     return [f"{LAYERS[family]}.{layer}.{path}" for path in paths]
 
 
+ROBERTA_HEAD = {"dense": "classifier.dense", "output": "classifier.out_proj"}
+HEADS: dict[Family, dict[str, str]] = {
+    "bert": {"dense": "bert.pooler.dense", "output": "classifier"},
+    "deberta-v2": {"dense": "pooler.dense", "output": "classifier"},
+    "distilbert": {"dense": "pre_classifier", "output": "classifier"},
+    "roberta": ROBERTA_HEAD,
+    "electra": ROBERTA_HEAD,
+    "mpnet": ROBERTA_HEAD,
+    "modernbert": {"dense": "head.dense", "norm": "head.norm", "output": "classifier"},
+    "eurobert": {"dense": "dense", "output": "classifier"},
+    "llama": {"output": "score"},
+    "qwen3": {"output": "score"},
+}
+"""The modules of a head that reads a pooled state."""
+
+
 def _head_name(part: str, family: Family, kind: HeadKind) -> str:
-    match family:
-        case "llama" | "qwen3":
-            return "qa_outputs" if kind is HeadKind.QUESTION_ANSWERING else "score"
-        case "eurobert":
-            return {"dense": "dense", "output": "classifier"}[part]
-        case "modernbert":
-            return {"dense": "head.dense", "norm": "head.norm", "output": "classifier"}[part]
-        case "bert" | "roberta" if kind.reads_tokens:
-            return "qa_outputs" if kind is HeadKind.QUESTION_ANSWERING else "classifier"
-        case "bert":
-            return {"dense": "bert.pooler.dense", "output": "classifier"}[part]
-        case "roberta":
-            return {"dense": "classifier.dense", "output": "classifier.out_proj"}[part]
+    if kind is HeadKind.QUESTION_ANSWERING and family != "modernbert":
+        return "qa_outputs"
+    if kind.reads_tokens and family not in BYTES:
+        return "classifier"
+    return HEADS[family][part]
 
 
 def _third(update: Tensor, target: LinearMap, spec: BranchSpec) -> Tensor:
@@ -464,9 +567,11 @@ def _third(update: Tensor, target: LinearMap, spec: BranchSpec) -> Tensor:
 def _share(adapted: PeftModel, one: str, other: str) -> None:
     """Give each module `other` the parameter of the module `one` of its layer: one map here."""
     parameters = dict(adapted.named_parameters())
-    for name, parameter in parameters.items():
+    for name in parameters:
         if other in name:
-            parameter.data = parameters[name.replace(other, one)].data.clone()
+            module, _, last = name.rpartition(".")
+            shared = parameters[name.replace(other, one)]
+            adapted.get_submodule(module).register_parameter(last, shared)
 
 
 def _randomise(module: nn.Module, generator: torch.Generator, *, deviation: float) -> None:

@@ -57,13 +57,14 @@ from nunatak_artifact.interchange.peft_config import task_type_of_class
 from nunatak_artifact.interchange.peft_import import (
     DENSE,
     OUTPUT,
-    encoder_of,
+    check_supported,
     head_parameters,
     head_spec,
     pooler_parameters,
     stored_head,
     stored_shapes,
 )
+from nunatak_artifact.interchange.transformers_layout import FAMILIES
 from nunatak_contract.enums import (
     AdaptedBlocks,
     AdapterInput,
@@ -75,6 +76,7 @@ from nunatak_contract.enums import (
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Bottleneck, HeadOnly
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
+from nunatak_model.architectures import bert
 from nunatak_model.weights import Linear
 
 HEAD_TYPES = {
@@ -132,7 +134,7 @@ def flexible_head(
 
 
 def class_head(
-    folder: Path, file: HeadFile, encoder: str, tensors: Mapping[str, Tensor], backbone: Backbone
+    folder: Path, file: HeadFile, tensors: Mapping[str, Tensor], backbone: Backbone
 ) -> ImportedHead:
     """Read the head of a model class of transformers.
 
@@ -148,8 +150,8 @@ def class_head(
         raise NunatakError(
             "invalid_folder", folder=folder.name, reason="its head_config.json has no num_labels"
         )
-    spec = head_spec(task_type, file.num_labels)
-    maps = stored_head(encoder, task_type, saved=())
+    spec = head_spec(task_type, file.num_labels, backbone.config)
+    maps = stored_head(task_type, (), backbone.config)
     check_tensors(folder, tensors, stored_shapes(maps, spec, width=backbone.config.hidden_width))
     parameters = head_parameters(maps, tensors)
     if spec.dense and DENSE not in maps:
@@ -264,7 +266,8 @@ def import_adapterhub(
         NunatakError: `foreign_backbone`, the adapter fits another backbone.
         NunatakError: `invalid_method`, a width exceeds our method's limit.
     """
-    encoder = encoder_of(folder, backbone)
+    check_supported(folder, backbone, bert.MODEL_TYPES)
+    encoder = FAMILIES[backbone.config.model_type].encoder
     file = read_model(folder, CONFIG_FILE, AdapterFile)
     config = read_bottleneck(folder, file)
     _check_backbone(folder, file, backbone)
@@ -283,7 +286,7 @@ def import_adapterhub(
         if adapters
         else (HeadOnly(), {})
     )
-    head = _head(folder, encoder, backbone)
+    head = _head(folder, backbone)
     meaning = read_model_config(folder)
     return ImportedTask(
         spec=BranchSpec(method=method, head=head.spec),
@@ -390,11 +393,11 @@ def _settings(config: BottleneckConfig) -> Bottleneck:
     )
 
 
-def _head(folder: Path, encoder: str, backbone: Backbone) -> ImportedHead:
+def _head(folder: Path, backbone: Backbone) -> ImportedHead:
     file = read_model(folder, HEAD_FILE, HeadFile)
     tensors = _read(folder, HEAD_STEM, HEAD_PICKLE)
     if file.config is None:
-        return class_head(folder, file, encoder, tensors, backbone)
+        return class_head(folder, file, tensors, backbone)
     return flexible_head(folder, file.config, file.name or "", tensors, backbone)
 
 

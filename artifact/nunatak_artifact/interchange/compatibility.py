@@ -173,7 +173,7 @@ def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
     """Return the fields of both shapes that describe the encoder, and not the head."""
     both = fields(ours) if type(theirs) is type(ours) else fields(BackboneConfig)
     of_head = {"dense_block", *(["padding_id"] if ours.is_causal else [])}
-    return [field.name for field in both if field.name not in of_head]
+    return [field.name for field in both if field.compare and field.name not in of_head]
 
 
 def check_tokenizer(folder: Path, backbone: Backbone) -> None:

@@ -21,6 +21,12 @@ from typing import ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict, JsonValue
 from torch import Tensor
 
+from nunatak_artifact.interchange.transformers_layout import (
+    CLASSIFIER,
+    FAMILIES,
+    embedding_modules,
+    linear_module,
+)
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Method
@@ -42,22 +48,11 @@ json.dump([[name for name in names if re.fullmatch(it, name)] for it in patterns
 """
 CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
 Names = tuple[str, ...] | str
-ENCODERS: Mapping[str, str] = {
-    "bert": "bert",
-    "roberta": "roberta",
-    "xlm-roberta": "roberta",
-    "camembert": "roberta",
-}
-"""`model_type` -> the attribute that holds the encoder in the classes with a head."""
-TARGETS: Mapping[LinearMap, str] = {
-    LinearMap.QUERY: "attention.self.query",
-    LinearMap.KEY: "attention.self.key",
-    LinearMap.VALUE: "attention.self.value",
-    LinearMap.ATTENTION_OUTPUT: "attention.output.dense",
-    LinearMap.FEEDFORWARD_IN: "intermediate.dense",
-    LinearMap.FEEDFORWARD_OUT: "output.dense",
-}
-EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+SUPPORTED = (
+    *("bert", "roberta", "xlm-roberta", "camembert"),
+    *("distilbert", "electra", "deberta-v2", "mpnet"),
+)
+"""Values of `model_type` for which adapters are read and written; each map is one module there."""
 ALL_LINEAR = "all-linear"
 
 
@@ -221,12 +216,12 @@ class PeftConfig(BaseModel, ABC):
 
     @classmethod
     @abstractmethod
-    def fields(cls, method: Method, encoder: str, num_layers: int) -> dict[str, JsonValue]:
+    def fields(cls, method: Method, config: BackboneConfig) -> dict[str, JsonValue]:
         """The fields of a configuration that describe one of our methods."""
 
     @classmethod
     @abstractmethod
-    def stored(cls, name: str, tensor: Tensor, encoder: str) -> tuple[str, Tensor]:
+    def stored(cls, name: str, tensor: Tensor, config: BackboneConfig) -> tuple[str, Tensor]:
         """Name, without prefix, and shape in which peft stores a tensor of a layer of ours."""
 
     def unsupported(self, folder: Path, found: str) -> NunatakError:
@@ -271,29 +266,27 @@ def task_type_of_class(model_class: str) -> TaskType | None:
     )
 
 
-def has_pooler(encoder: str, task_type: TaskType) -> bool:
-    """Whether the adapted model reads the encoder's pooler: only BERT for sequences does."""
-    return encoder == "bert" and task_type is TaskType.SEQUENCE_CLASSIFICATION
+def own_dense(task_type: TaskType, config: BackboneConfig) -> str | None:
+    """The module with the dense layer of the adapted model's head, if it is outside `classifier`.
+
+    Such a layer may belong to the base model, as BERT's pooler.
+    """
+    is_read = task_type is TaskType.SEQUENCE_CLASSIFICATION
+    return FAMILIES[config.model_type].own_dense if is_read else None
 
 
-def modules_of(encoder: str, task_type: TaskType, config: BackboneConfig) -> tuple[Module, ...]:
+def modules_of(task_type: TaskType, config: BackboneConfig) -> tuple[Module, ...]:
     """Every module of the adapted model that we can change."""
     modules = list[Module]()
     for layer in range(config.num_layers):
-        for target, path in TARGETS.items():
+        for target in LinearMap:
             out, into = map_widths(target, layer, config)
-            name = f"{encoder}.encoder.layer.{layer}.{path}"
+            name = linear_module(target, layer, config)
             modules.append(Module(name=name, out=out, into=into, layer=layer, target=target))
-    if has_pooler(encoder, task_type):
-        width = config.hidden_width
-        name = f"{encoder}.pooler.dense"
+    if own_dense(task_type, config) is not None:
+        width, name = config.hidden_width, FAMILIES[config.model_type].dense
         modules.append(Module(name=name, out=width, into=width, layer=None, target=None))
     return tuple(modules)
-
-
-def embeddings_of(encoder: str) -> tuple[str, ...]:
-    """Names of the embedding tables, for which there are no updates here."""
-    return tuple(f"{encoder}.embeddings.{table}" for table in EMBEDDINGS)
 
 
 HEAD_NAMES = {
@@ -304,29 +297,33 @@ HEAD_NAMES = {
 """Names that peft adds to `modules_to_save` for a task type, whether written down or not."""
 
 
-def saved_modules(folder: Path, config: PeftConfig, task_type: TaskType, encoder: str) -> set[str]:
+def saved_modules(
+    folder: Path, config: PeftConfig, task_type: TaskType, shape: BackboneConfig
+) -> set[str]:
     """Names of the modules that are stored whole.
 
     Raises:
-        NunatakError: `unsupported_import`, a stored module is neither head nor pooler.
+        NunatakError: `unsupported_import`, a stored module is no part of the head.
     """
     saved = set(config.modules_to_save or ())
     if config.task_type is not None:
         saved |= set(HEAD_NAMES[task_type])
-    known = {"classifier", "score", "qa_outputs", "pooler", f"{encoder}.pooler"}
+    family = FAMILIES[shape.model_type]
+    poolers = ("pooler", f"{family.encoder}.pooler")
+    known = {CLASSIFIER, "score", "qa_outputs", *poolers, family.own_dense or CLASSIFIER}
     if not saved <= known:
         raise NunatakError(
             "unsupported_import",
             folder=folder.name,
             found=f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
-            advice="expected nothing but the head and the pooler; merge the adapter "
+            advice="expected nothing but the head and its dense layer; merge the adapter "
             "(merge_and_unload) and import the whole model",
         )
     return saved
 
 
 def adapted_modules(
-    folder: Path, config: PeftConfig, task_type: TaskType, encoder: str, shape: BackboneConfig
+    folder: Path, config: PeftConfig, task_type: TaskType, shape: BackboneConfig
 ) -> tuple[AdaptedModule, ...]:
     """The modules that a configuration adapts, each with its change.
 
@@ -335,13 +332,14 @@ def adapted_modules(
         NunatakError: `unsupported_import`, an embedding table is adapted, or another module stored
             whole.
     """
-    modules = modules_of(encoder, task_type, shape)
-    names = (*(module.name for module in modules), *embeddings_of(encoder))
+    modules, embeddings = modules_of(task_type, shape), embedding_modules(shape)
+    names = (*(module.name for module in modules), *embeddings)
     excluded = _excluded(folder, config, names)
-    saved = saved_modules(folder, config, task_type, encoder)
+    saved = saved_modules(folder, config, task_type, shape)
     open_names = [name for name in names if name not in excluded and not _lies_in(name, saved)]
-    chosen = _targeted(folder, config, open_names)
-    tables = sorted(chosen & set(embeddings_of(encoder)))
+    linear = {name for name in open_names if embeddings.get(name, True)}
+    chosen = _targeted(folder, config, open_names, linear)
+    tables = sorted(chosen & embeddings.keys())
     if tables:
         raise NunatakError(
             "unsupported_import",
@@ -361,11 +359,11 @@ def _lies_in(name: str, modules: Iterable[str]) -> bool:
     return any(f".{module}." in f".{name}." for module in modules)
 
 
-def _targeted(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str]:
+def _targeted(folder: Path, config: PeftConfig, names: Sequence[str], linear: set[str]) -> set[str]:
     targets = config.target_modules or ()
     if isinstance(targets, str):
         if targets.lower() == ALL_LINEAR:
-            return {name for name in names if ".embeddings." not in name}
+            return linear
         return set(named(folder, targets, names))
     # A full name matches its module in any layer.
     layers = config.chosen_layers(folder, names)
@@ -393,9 +391,12 @@ def match_names(
 
 
 def target_pattern(
-    targets: Iterable[LinearMap], encoder: str, *, first_layer: int, num_layers: int
+    targets: Iterable[LinearMap], config: BackboneConfig, *, first_layer: int
 ) -> str:
     """A pattern for whole names: a list of last parts would confuse the two `output.dense`."""
-    layers = "|".join(map(str, range(first_layer, num_layers)))
-    paths = "|".join(TARGETS[target].replace(".", r"\.") for target in targets)
-    return rf"{encoder}\.encoder\.layer\.({layers})\.({paths})"
+    # The names of a map differ between the layers in the number of the layer alone.
+    around = [linear_module(target, 0, config).split(".0.") for target in targets]
+    layers = "|".join(map(str, range(first_layer, config.num_layers)))
+    stack = re.escape(around[0][0]) if around else ""
+    paths = "|".join(re.escape(path) for _, path in around)
+    return rf"{stack}\.({layers})\.({paths})"

@@ -16,20 +16,21 @@ from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.folders import new_folder, write_json
 from nunatak_artifact.interchange.peft_config import (
     CONFIG_FILE,
-    ENCODERS,
     HEAD_NAMES,
+    SUPPORTED,
     WEIGHTS_STEM,
     PeftConfig,
     TaskType,
-    has_pooler,
+    own_dense,
 )
 from nunatak_artifact.interchange.peft_import import DENSE, PEFT_CONFIGS, stored_head
+from nunatak_artifact.interchange.transformers_layout import has_class
 from nunatak_artifact.loading import LoadedTask
-from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.enums import HeadKind
 from nunatak_contract.enums import HeadKind as RecordedKind
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import HeadRecord
-from nunatak_model import Backbone, tensors_to_bytes
+from nunatak_model import Backbone, BackboneConfig, tensors_to_bytes
 
 PREFIX = "base_model.model."
 
@@ -46,19 +47,21 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         UnsupportedBackboneError: the backbone is quantized.
     """
     check_exact(backbone)
-    (peft_type, kind), encoder = _kind(task), _encoder(task, backbone)
-    task_type = _task_type(task)
+    _check_supported(task, backbone)
+    (peft_type, kind), config = _kind(task), backbone.config
+    task_type = _task_type(task, config)
     _check_types(task, task_type, backbone)
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
-    owns_pooler = has_pooler(encoder, task_type) and not _is_pooler(parameters, backbone)
-    saved = [*HEAD_NAMES[task_type], *(["pooler"] if owns_pooler else [])]
+    dense, saved = own_dense(task_type, config), [*HEAD_NAMES[task_type]]
+    if dense is not None and not _is_pooler(parameters, backbone):
+        saved.append(dense.rpartition(".")[2])
     tensors = {
         **dict(
-            kind.stored(name, tensor, encoder)
+            kind.stored(name, tensor, config)
             for name, tensor in parameters.items()
             if name.startswith("layers.")
         ),
-        **_head(stored_head(encoder, task_type, saved), parameters),
+        **_head(stored_head(task_type, saved, config), parameters),
     }
     fields = {
         "peft_type": peft_type,
@@ -66,7 +69,7 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         "base_model_name_or_path": backbone.name,
         "inference_mode": True,
         "modules_to_save": saved,
-        **kind.fields(task.branch.spec.method, encoder, backbone.config.num_layers),
+        **kind.fields(task.branch.spec.method, config),
     }
     with new_folder(folder) as made:
         (made / f"{WEIGHTS_STEM}.safetensors").write_bytes(
@@ -90,19 +93,17 @@ def _kind(task: LoadedTask) -> tuple[str, type[PeftConfig]]:
     )
 
 
-def _encoder(task: LoadedTask, backbone: Backbone) -> str:
-    encoder = ENCODERS.get(backbone.config.model_type)
-    if encoder is not None:
-        return encoder
-    raise NunatakError(
-        "unsupported_export",
-        reference=task.manifest.reference,
-        part=f"its backbone is a {backbone.config.model_type}",
-        advice=f"peft folders are written for {', '.join(ENCODERS)}",
-    )
+def _check_supported(task: LoadedTask, backbone: Backbone) -> None:
+    if backbone.config.model_type not in SUPPORTED:
+        raise NunatakError(
+            "unsupported_export",
+            reference=task.manifest.reference,
+            part=f"its backbone is a {backbone.config.model_type}",
+            advice=f"peft folders are written for {', '.join(SUPPORTED)}",
+        )
 
 
-def _task_type(task: LoadedTask) -> TaskType:
+def _task_type(task: LoadedTask, config: BackboneConfig) -> TaskType:
     head = task.branch.spec.head
     match head.kind:
         case HeadKind.TOKEN_CLASSIFICATION:
@@ -110,7 +111,7 @@ def _task_type(task: LoadedTask) -> TaskType:
         case HeadKind.QUESTION_ANSWERING:
             return TaskType.QUESTION_ANSWERING
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
-            if head.pooling is Pooling.FIRST and head.dense:
+            if has_class(head, config):
                 return TaskType.SEQUENCE_CLASSIFICATION
             raise NunatakError(
                 "unsupported_export",

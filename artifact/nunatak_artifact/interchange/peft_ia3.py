@@ -18,7 +18,6 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from nunatak_artifact.interchange.peft_config import (
-    TARGETS,
     Module,
     Names,
     PeftConfig,
@@ -26,6 +25,7 @@ from nunatak_artifact.interchange.peft_config import (
     match_names,
     target_pattern,
 )
+from nunatak_artifact.interchange.transformers_layout import linear_module
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import Ia3, Method
 from nunatak_model import BackboneConfig, maths_of
@@ -138,13 +138,13 @@ class Ia3Config(PeftConfig):
         return method, parameters
 
     @classmethod
-    def fields(cls, method: Method, encoder: str, num_layers: int) -> dict[str, JsonValue]:
+    def fields(cls, method: Method, config: BackboneConfig) -> dict[str, JsonValue]:
         """The fields that describe an `Ia3`."""
         if not isinstance(method, Ia3):
             raise TypeError(f"expected Ia3, got {method}")
         scaled = (*method.scaled_outputs, *method.scaled_inputs)
         targets, at_input = (
-            target_pattern(maps, encoder, first_layer=method.first_layer, num_layers=num_layers)
+            target_pattern(maps, config, first_layer=method.first_layer)
             for maps in (scaled, method.scaled_inputs)
         )
         return {
@@ -153,12 +153,12 @@ class Ia3Config(PeftConfig):
         }
 
     @classmethod
-    def stored(cls, name: str, tensor: Tensor, encoder: str) -> tuple[str, Tensor]:
+    def stored(cls, name: str, tensor: Tensor, config: BackboneConfig) -> tuple[str, Tensor]:
         """Peft's name of a vector, and the vector as a row or a column."""
         _, layer, _, target, side = name.split(".")
-        path = TARGETS[LinearMap(target)]
+        module = linear_module(LinearMap(target), int(layer), config)
         shape = (1, -1) if side == "input" else (-1, 1)
-        return f"{encoder}.encoder.layer.{layer}.{path}.ia3_l", tensor.reshape(shape)
+        return f"{module}.ia3_l", tensor.reshape(shape)
 
 
 def _targets(scales: Mapping[Place, MapChange]) -> tuple[LinearMap, ...]:

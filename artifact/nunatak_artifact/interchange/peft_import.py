@@ -1,8 +1,8 @@
 """Import of the adapter folders of peft.
 
-BERT reads sequences through its pooler, a dense layer with tanh over the first token. RoBERTa's
-`classifier` has such a layer of its own. Both become `head.dense` here. A change of BERT's pooler
-is merged into the pooler's weights.
+BERT reads sequences through its pooler, a dense layer with tanh over the first token; DistilBERT
+and DeBERTa have such a layer next to `classifier`. RoBERTa's `classifier` has one of its own. All
+become `head.dense` here. A change of a layer outside `classifier` is merged into its weights.
 """
 
 import re
@@ -33,19 +33,21 @@ from nunatak_artifact.interchange.folders import (
 )
 from nunatak_artifact.interchange.peft_config import (
     CONFIG_FILE,
-    ENCODERS,
+    SUPPORTED,
     WEIGHTS_STEM,
     AdaptedModule,
     PeftConfig,
     TaskType,
     adapted_modules,
-    has_pooler,
+    own_dense,
     saved_modules,
     task_type_of,
 )
 from nunatak_artifact.interchange.peft_ia3 import Ia3Config
 from nunatak_artifact.interchange.peft_lora import LoraConfig
-from nunatak_contract.enums import HeadKind, Pooling, RankingScore
+from nunatak_artifact.interchange.transformers_layout import CLASSIFIER, FAMILIES
+from nunatak_artifact.interchange.transformers_layout import head_spec as head_of_class
+from nunatak_contract.enums import HeadKind, RankingScore
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Method
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec
@@ -69,30 +71,33 @@ class _Kind(BaseModel):
     peft_type: str
 
 
-def stored_head(encoder: str, task_type: TaskType, saved: Collection[str]) -> dict[str, str]:
+def stored_head(
+    task_type: TaskType, saved: Collection[str], config: BackboneConfig
+) -> dict[str, str]:
     """Our name of each linear map of the head -> its module in the adapted model.
 
-    The pooler is among them if it was trained, that is, if `saved` names it.
+    A dense layer outside `classifier` is among them if it was trained, that is, if a name in
+    `saved` ends the name of its module, as peft compares them. `classifier` ends `pre_classifier`.
     """
+    family = FAMILIES[config.model_type]
     match task_type:
         case TaskType.QUESTION_ANSWERING:
-            return {OUTPUT: "qa_outputs"}
+            return {OUTPUT: family.answer_output}
         case TaskType.TOKEN_CLASSIFICATION:
-            return {OUTPUT: "classifier"}
+            return {OUTPUT: CLASSIFIER}
         case TaskType.SEQUENCE_CLASSIFICATION:
-            if not has_pooler(encoder, task_type):
-                return {OUTPUT: "classifier.out_proj", DENSE: "classifier.dense"}
-            pooler = f"{encoder}.pooler"
-            trained = not {"pooler", pooler}.isdisjoint(saved)
-            return {OUTPUT: "classifier"} | ({DENSE: f"{pooler}.dense"} if trained else {})
+            dense = own_dense(task_type, config)
+            is_stored = dense is None or any(dense.endswith(it) for it in saved)
+            head = {OUTPUT: family.sequence_output}
+            return {**head, DENSE: family.dense} if is_stored else head
 
 
-def head_spec(task_type: TaskType, num_labels: int, *, ranks: bool = False) -> HeadSpec:
+def head_spec(
+    task_type: TaskType, num_labels: int, config: BackboneConfig, *, ranks: bool = False
+) -> HeadSpec:
     """The shape of the head of a class of transformers; a ranking head if the one logit `ranks`."""
     kind = HeadKind.RANKING if ranks else HEAD_KINDS[task_type]
-    if kind.reads_tokens:
-        return HeadSpec(kind=kind, num_labels=num_labels)
-    return HeadSpec(kind=kind, num_labels=num_labels, pooling=Pooling.FIRST, dense=True)
+    return head_of_class(kind, config, num_outputs=num_labels)
 
 
 def stored_shapes(
@@ -154,11 +159,11 @@ def import_peft(
         NunatakError: `foreign_backbone`, the adapter fits another shape of backbone.
         NunatakError: `invalid_method`, a rank is beyond what our method takes.
     """
-    encoder = encoder_of(folder, backbone)
-    config = read_peft_config(folder)
+    check_supported(folder, backbone)
+    config, shape = read_peft_config(folder), backbone.config
     task_type = task_type_of(folder, config)
-    adapted = adapted_modules(folder, config, task_type, encoder, backbone.config)
-    head = stored_head(encoder, task_type, saved_modules(folder, config, task_type, encoder))
+    adapted = adapted_modules(folder, config, task_type, shape)
+    head = stored_head(task_type, saved_modules(folder, config, task_type, shape), shape)
     _check_types(folder, task_type, backbone)
     if read_settings(folder):
         check_reading(folder, backbone)
@@ -167,10 +172,10 @@ def import_peft(
     ranks = task_type is TaskType.SEQUENCE_CLASSIFICATION and is_ranking(
         folder, cross_encoder, choices, num_outputs=num_labels
     )
-    spec = head_spec(task_type, num_labels, ranks=ranks)
-    _check_backbone(folder, tensors, adapted, backbone, encoder)
-    check_tensors(folder, tensors, _shapes(adapted, head, spec, backbone.config))
-    method, parameters = _branch(config, adapted, tensors, backbone.config)
+    spec = head_spec(task_type, num_labels, shape, ranks=ranks)
+    _check_backbone(folder, tensors, adapted, backbone)
+    check_tensors(folder, tensors, _shapes(adapted, head, spec, shape))
+    method, parameters = _branch(config, adapted, tensors, shape)
     parameters |= head_parameters(head, tensors)
     if spec.dense and DENSE not in head:
         parameters |= pooler_parameters(folder, backbone)
@@ -223,21 +228,17 @@ def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
         )
 
 
-def encoder_of(folder: Path, backbone: Backbone) -> str:
-    """Return the name of an encoder like the backbone in transformers' classes with a head.
-
-    Raises:
-        NunatakError: `unsupported_import`, adapters of such a model cannot be imported.
-    """
-    encoder = ENCODERS.get(backbone.config.model_type)
-    if encoder is None:
+def check_supported(
+    folder: Path, backbone: Backbone, supported: Collection[str] = SUPPORTED
+) -> None:
+    """Raise `unsupported_import` unless adapters of such a model can be imported."""
+    if backbone.config.model_type not in supported:
         raise NunatakError(
             "unsupported_import",
             folder=folder.name,
             found=f"the backbone is a {backbone.config.model_type}",
-            advice=f"adapter folders are read for {', '.join(ENCODERS)}",
+            advice=f"adapter folders are read for {', '.join(supported)}",
         )
-    return encoder
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -258,11 +259,10 @@ def _check_backbone(
     tensors: Mapping[str, Tensor],
     adapted: Sequence[AdaptedModule],
     backbone: Backbone,
-    encoder: str,
 ) -> None:
     """Distinguish another base model from a damaged folder, by names and widths."""
     differences = [
-        *(_foreign_name(name, encoder, backbone.config) for name in tensors),
+        *(_foreign_name(name, backbone.config) for name in tensors),
         *(it.difference(tensors) for it in adapted),
     ]
     for difference in differences:
@@ -275,8 +275,9 @@ def _check_backbone(
             )
 
 
-def _foreign_name(name: str, encoder: str, config: BackboneConfig) -> str | None:
-    found = re.match(r"(\w+)\.encoder\.layer\.(\d+)\.", name)
+def _foreign_name(name: str, config: BackboneConfig) -> str | None:
+    encoder = FAMILIES[config.model_type].encoder
+    found = re.match(r"(\w+)\.(?:encoder|transformer)\.layer\.(\d+)\.", name)
     if found is None:
         return None
     if found[1] != encoder:

@@ -23,7 +23,6 @@ from pydantic import Field, JsonValue
 from torch import Tensor
 
 from nunatak_artifact.interchange.peft_config import (
-    TARGETS,
     Module,
     Names,
     PeftConfig,
@@ -31,6 +30,7 @@ from nunatak_artifact.interchange.peft_config import (
     match_names,
     target_pattern,
 )
+from nunatak_artifact.interchange.transformers_layout import linear_module
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import Lora, Method
 from nunatak_model import BackboneConfig, maths_of
@@ -172,7 +172,7 @@ class LoraConfig(PeftConfig):
         return normalised_lora(updates, config)
 
     @classmethod
-    def fields(cls, method: Method, encoder: str, num_layers: int) -> dict[str, JsonValue]:
+    def fields(cls, method: Method, config: BackboneConfig) -> dict[str, JsonValue]:
         """The fields that describe a `Lora`."""
         if not isinstance(method, Lora):
             raise TypeError(f"expected Lora, got {method}")
@@ -182,17 +182,17 @@ class LoraConfig(PeftConfig):
             "lora_dropout": 0.0,
             "bias": "none",
             "target_modules": target_pattern(
-                method.targets, encoder, first_layer=method.first_layer, num_layers=num_layers
+                method.targets, config, first_layer=method.first_layer
             ),
         }
 
     @classmethod
-    def stored(cls, name: str, tensor: Tensor, encoder: str) -> tuple[str, Tensor]:
+    def stored(cls, name: str, tensor: Tensor, config: BackboneConfig) -> tuple[str, Tensor]:
         """Peft's name of a factor, with the factor."""
         _, layer, _, target, side = name.split(".")
         half = "lora_A" if side == "down" else "lora_B"
-        path = TARGETS[LinearMap(target)]
-        return f"{encoder}.encoder.layer.{layer}.{path}.{half}.weight", tensor
+        module = linear_module(LinearMap(target), int(layer), config)
+        return f"{module}.{half}.weight", tensor
 
 
 def normalised_lora(

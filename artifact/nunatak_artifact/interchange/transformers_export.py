@@ -24,7 +24,7 @@ from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, BackboneConfig
-from nunatak_model.architectures import architecture_of, bert, encoder_shapes
+from nunatak_model.architectures import ARCHITECTURES, architecture_of, decoder, encoder_shapes
 from nunatak_model.branch import HEAD_PREFIX
 from nunatak_model.config import QKV
 from nunatak_model.layer import BottleneckLayer, ChangedMaps
@@ -71,12 +71,19 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
 def check_exportable(base: Backbone) -> None:
     """Raise `unsupported_export` unless backbones of this architecture can be written."""
     check_exact(base)
-    if base.config.model_type not in bert.MODEL_TYPES:
+    # A norm in the heads would be lost, because only the dense layer is written.
+    # Transformers' decoders have no field for the pooling, so the pooling would be lost, too.
+    written = [
+        name
+        for name in FAMILIES
+        if name not in decoder.MODEL_TYPES and "head.norm" not in ARCHITECTURES[name].HEAD_SOURCES
+    ]
+    if base.config.model_type not in written:
         raise NunatakError(
             "unsupported_export",
             reference=base.name,
             part=f"it is a {base.config.model_type}",
-            advice=f"start from one of {', '.join(bert.MODEL_TYPES)}",
+            advice=f"start from one of {', '.join(written)}",
         )
 
 

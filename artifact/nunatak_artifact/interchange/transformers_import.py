@@ -155,7 +155,7 @@ def import_transformers(
     check_tokenizer(folder, backbone)
     _check_pooling(folder, backbone.config, kind, settings.classifier_pooling)
     family = FAMILIES[backbone.config.model_type]
-    stored = _stored_tensors(folder, family, kind)
+    stored = _stored_tensors(folder, family, kind, backbone)
     cross_encoder = read_cross_encoder(folder, backbone)
     num_outputs = _num_outputs(stored, family, kind)
     if kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
@@ -237,9 +237,12 @@ def _modern(name: str) -> str:
     )
 
 
-def _stored_tensors(folder: Path, family: Family, kind: HeadKind) -> dict[str, Tensor]:
-    """The tensors of the checkpoint, without a pooler that the head does not read."""
-    ignored = unread_names(family).difference(head_names(family, kind).values())
+def _stored_tensors(
+    folder: Path, family: Family, kind: HeadKind, backbone: Backbone
+) -> dict[str, Tensor]:
+    """The tensors of the checkpoint, without those that neither encoder nor head reads."""
+    unread = unread_names(family, kind, backbone.config)
+    ignored = unread.difference(head_names(family, kind).values())
     stored = {_modern(name): tensor for name, tensor in read_checkpoint(folder).items()}
     return {name: tensor for name, tensor in stored.items() if name not in ignored}
 

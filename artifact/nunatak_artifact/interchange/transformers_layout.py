@@ -1,8 +1,8 @@
 """Names of classes, configuration fields and tensors in transformers' encoders, with a head.
 
-Import and export share this description. The classes of RoBERTa, XLM-R and CamemBERT differ in
-their names only. ModernBERT has one head for all kinds, and reads sequences by their mean or their
-first token.
+Import and export share this description, for whole models and for adapters. The classes of
+RoBERTa, XLM-R and CamemBERT differ in their names only. ModernBERT has one head for all kinds, and
+reads sequences by their mean or their first token. The dense block of a head is the architecture's.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling
 from nunatak_contract.heads import TANH_BLOCK
 from nunatak_model import BackboneConfig, HeadSpec
 from nunatak_model.architectures import (
@@ -22,10 +22,13 @@ from nunatak_model.architectures import (
     eurobert,
     source_rows,
 )
+from nunatak_model.architectures.deberta import DebertaConfig
 from nunatak_model.architectures.decoder import DecoderConfig
 from nunatak_model.architectures.modernbert import GLOBAL, LOCAL, ModernBertConfig
 from nunatak_model.architectures.nomic import NomicConfig
+from nunatak_model.config import QKV
 from nunatak_model.heads import head_shapes
+from nunatak_model.weights import PROJECTION
 
 CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
     "ForSequenceClassification": HeadKind.SEQUENCE_CLASSIFICATION,
@@ -41,8 +44,11 @@ class Family:
     class_prefix: str
     encoder: str
     dense: str | None
-    """The dense layer of the sequence classification head; in ModernBERT, of every head. None in
-    decoders."""
+    """The dense layer of the sequence classification head; in ModernBERT, of every head.
+
+    The layer is part of the module `classifier`, or a module of its own, which a checkpoint of the
+    encoder may hold too. None in decoders.
+    """
     sequence_output: str
     token_output: str = "classifier"  # noqa: S105 - a name, no secret
     answer_output: str | None = "qa_outputs"
@@ -59,15 +65,25 @@ class Family:
         return self.encoder
 
     @property
+    def own_dense(self) -> str | None:
+        """The module that holds the dense layer, if the layer is no part of `classifier`."""
+        if self.dense is None or self.dense.startswith(f"{CLASSIFIER}."):
+            return None
+        return self.dense.removesuffix(".dense")
+
+    @property
     def has_dense_tokens(self) -> bool:
         """Whether heads that read tokens have the dense layer too."""
         return self.norm is not None
 
 
-def _roberta(class_prefix: str) -> Family:
+CLASSIFIER: Final = "classifier"
+
+
+def _roberta(class_prefix: str, encoder: str = "roberta") -> Family:
     return Family(
         class_prefix=class_prefix,
-        encoder="roberta",
+        encoder=encoder,
         dense="classifier.dense",
         sequence_output="classifier.out_proj",
     )
@@ -104,6 +120,20 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "roberta": _roberta("Roberta"),
     "xlm-roberta": _roberta("XLMRoberta"),
     "camembert": _roberta("Camembert"),
+    "distilbert": Family(
+        class_prefix="DistilBert",
+        encoder="distilbert",
+        dense="pre_classifier",
+        sequence_output="classifier",
+    ),
+    "electra": _roberta("Electra", "electra"),
+    "deberta-v2": Family(
+        class_prefix="DebertaV2",
+        encoder="deberta",
+        dense="pooler.dense",
+        sequence_output="classifier",
+    ),
+    "mpnet": _roberta("MPNet", "mpnet"),
     "modernbert": Family(
         class_prefix="ModernBert",
         encoder="model",
@@ -150,10 +180,9 @@ def head_spec(
 ) -> HeadSpec:
     """Return the head that transformers' class of this kind has.
 
-    In the BERT family, sequence heads read the first token through a dense layer with tanh, and
-    token heads have neither. In ModernBERT every head has the dense block of the configuration,
-    and sequence heads read the mean if the configuration says so. In decoders, sequence heads read
-    the last token that is not the padding token, and have no bias.
+    Sequence heads read the first token; those of ModernBERT and EuroBERT read the mean if the
+    configuration says so. In decoders, sequence heads read the last token that is not the padding
+    token, and have no bias.
     """
     if config.is_causal:
         padding_id = None if kind.reads_tokens else config.known_padding_id
@@ -165,17 +194,8 @@ def head_spec(
             padding_id=padding_id,
         )
     pooling = None if kind.reads_tokens else Pooling.FIRST
-    if isinstance(config, ModernBertConfig):
-        if pooling is not None and is_mean:
-            pooling = Pooling.MEAN
-        return HeadSpec(
-            kind=kind,
-            num_labels=num_outputs,
-            pooling=pooling,
-            dense=True,
-            block=config.dense_block,
-        )
-    if pooling is not None and is_mean and config.model_type in eurobert.MODEL_TYPES:
+    has_mean = isinstance(config, ModernBertConfig) or config.model_type in eurobert.MODEL_TYPES
+    if has_mean and pooling is not None and is_mean:
         pooling = Pooling.MEAN
     block = architecture_of(config).dense_block(config, pooling)
     return HeadSpec(
@@ -215,6 +235,31 @@ def encoder_names(
     return {
         name: tuple(f"{encoder}.{source}" for source in sources(name))
         for name in encoder_shapes(config)
+    }
+
+
+def linear_module(target: LinearMap, layer: int, config: BackboneConfig) -> str:
+    """The name, in transformers' classes with a head, of the module that is a linear map.
+
+    Raises:
+        ValueError: several maps are one module, or one map is several modules.
+    """
+    part = "qkv" if target in QKV else target.value
+    sources = architecture_of(config).source_names(f"layers.{layer}.{part}.weight")
+    if len(sources) != (len(QKV) if target in QKV else 1):
+        raise ValueError(f"{target} of a {config.model_type} is not one module")
+    source = sources[QKV.index(target)] if target in QKV else sources[0]
+    return f"{FAMILIES[config.model_type].encoder}.{source.removesuffix('.weight')}"
+
+
+def embedding_modules(config: BackboneConfig) -> dict[str, bool]:
+    """The modules with embeddings, and whether each is a linear map; norms are left out."""
+    architecture, encoder = architecture_of(config), FAMILIES[config.model_type].encoder
+    return {
+        f"{encoder}.{source.removesuffix('.weight')}": name.startswith(PROJECTION)
+        for name, shape in architecture.embedding_shapes(config).items()
+        for source in architecture.source_names(name)
+        if len(shape) > 1
     }
 
 
@@ -263,9 +308,13 @@ def source_parts(name: str, tensor: Tensor, config: BackboneConfig) -> tuple[Ten
     return torch.split(tensor, source_rows(name, len(tensor), config))
 
 
-def unread_names(family: Family) -> frozenset[str]:
-    """Tensors that checkpoints may hold, but that no head reads."""
-    return frozenset(f"{family.encoder}.pooler.dense.{part}" for part in ("weight", "bias"))
+def unread_names(family: Family, kind: HeadKind, config: BackboneConfig) -> frozenset[str]:
+    """Tensors that checkpoints may hold, but that this encoder does not read."""
+    names = {f"{family.encoder}.pooler.dense.{part}" for part in ("weight", "bias")}
+    if isinstance(config, DebertaConfig):
+        names.add(f"{family.encoder}.embeddings.position_embeddings.weight")
+    read = encoder_names(family, kind, config).values()
+    return frozenset(names.difference(*read))
 
 
 def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
@@ -276,6 +325,13 @@ def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
         return _decoder_fields(config)
     if isinstance(config, NomicConfig):
         return _nomic_fields(config)
+    if config.model_type == "distilbert":
+        return _distilbert_fields(config)
+    more: dict[str, JsonValue] = {}
+    if config.model_type == "electra":
+        more = {"embedding_size": config.embedding_width or config.hidden_width}
+    elif isinstance(config, DebertaConfig):
+        more = _deberta_fields(config)
     return {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
@@ -288,6 +344,37 @@ def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
         "pad_token_id": config.padding_id,
         "layer_norm_eps": config.layer_norm_epsilon,
         "hidden_act": config.activation.value,
+        **more,
+    }
+
+
+def _distilbert_fields(config: BackboneConfig) -> dict[str, JsonValue]:
+    return {
+        "model_type": config.model_type,
+        "vocab_size": config.vocab_size,
+        "dim": config.hidden_width,
+        "n_layers": config.num_layers,
+        "n_heads": config.num_heads,
+        "hidden_dim": config.intermediate_width,
+        "max_position_embeddings": config.num_positions,
+        "pad_token_id": config.padding_id,
+        "activation": config.activation.value,
+    }
+
+
+def _deberta_fields(config: DebertaConfig) -> dict[str, JsonValue]:
+    products = {"p2c": config.position_to_content, "c2p": config.content_to_position}
+    return {
+        "type_vocab_size": config.num_token_types if config.has_token_types else 0,
+        "embedding_size": config.embedding_width or config.hidden_width,
+        "position_biased_input": config.has_positions,
+        "relative_attention": config.is_relative,
+        "pos_att_type": [name for name, is_read in products.items() if is_read],
+        "share_att_key": True,
+        "position_buckets": config.position_buckets or -1,
+        "max_relative_positions": config.farthest,
+        "norm_rel_ebd": "layer_norm" if config.norms_relative else "none",
+        "pooler_hidden_act": config.dense_block.activation.value,
     }
 
 

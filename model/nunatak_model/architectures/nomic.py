@@ -274,7 +274,12 @@ def _run_layer(
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
     add_adapters(
-        summed, block, layer, lambda own: own.attention_adapter, norm=None, epsilon=epsilon
+        summed,
+        block,
+        layer,
+        lambda own: own.attention_adapter,
+        norm=layer.frozen.attention_norm,
+        epsilon=epsilon,
     )
     hidden = mixed_norm(
         summed,
@@ -287,7 +292,12 @@ def _run_layer(
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
     add_adapters(
-        summed, block, layer, lambda own: own.feedforward_adapter, norm=None, epsilon=epsilon
+        summed,
+        block,
+        layer,
+        lambda own: own.feedforward_adapter,
+        norm=layer.frozen.output_norm,
+        epsilon=epsilon,
     )
     return mixed_norm(
         summed, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon

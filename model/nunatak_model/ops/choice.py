@@ -84,7 +84,9 @@ PLAIN_OPS = Ops()
 
 def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
     """The operations that should be the fastest for such a backbone on this device; unproven."""
-    varlen = can_attend_varlen(dtype, device, head_width=config.head_width)
+    varlen = not config.has_pair_terms and can_attend_varlen(
+        dtype, device, head_width=config.head_width
+    )
     banks = None
     if can_group(config, dtype=dtype, device=device):
         _, memory = torch.cuda.mem_get_info(device)

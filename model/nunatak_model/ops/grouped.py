@@ -244,6 +244,7 @@ def can_group(config: BackboneConfig, *, dtype: torch.dtype, device: torch.devic
     alignment = ALIGNMENT_BYTES // dtype.itemsize
     return (
         device.type == "cuda"
+        and not config.has_pair_terms
         and dtype is GROUPED_DTYPE
         and config.hidden_width % alignment == 0
         and config.intermediate_width % alignment == 0

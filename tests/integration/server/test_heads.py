@@ -52,7 +52,7 @@ QUESTION = {"question": "who came?", "context": LONG}
 QUERY = {"query": "who came?", "documents": ["ann", "bob and cy", "nobody"]}
 
 
-@pytest.fixture(scope="module", params=["bert", "modernbert", "qwen3"])
+@pytest.fixture(scope="module", params=["bert", "deberta-v2", "modernbert", "qwen3"])
 def backbone(request: pytest.FixtureRequest) -> Backbone:
     return tiny_backbone(family=request.param)
 

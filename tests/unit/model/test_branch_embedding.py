@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from doubles.backbones import Family, tiny_backbone
+from doubles.backbones import FAMILIES, Family, tiny_backbone
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import TopK
@@ -12,7 +12,7 @@ from nunatak_model import Row, TrunkCache, build_branch, embedding_branch, forwa
 TEXTS = ["where is my parcel?", "a", "no, not that one; the other one!"]
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "llama", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("pooling", Pooling)
 def test_an_embedding_is_the_pooled_state_above_the_last_layer(
     family: Family, pooling: Pooling

@@ -67,6 +67,8 @@ METHODS: tuple[Method, ...] = (
 )
 GROUPED = {(9, 0), (10, 0)}
 FLASH_FROM = (8, 0)
+WITH_PAIR_TERMS = ("deberta-v2", "mpnet")
+"""Families whose attention no fast kernel computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,11 @@ DEVICES: tuple[tuple[tuple[int, int], Family, torch.dtype], ...] = (
     ((8, 0), "llama", HALF),
     ((9, 0), "qwen3", HALF),
     ((10, 0), "bert", WHOLE),
+    ((8, 6), "distilbert", HALF),
+    ((9, 0), "electra", HALF),
+    ((9, 0), "deberta-v2", HALF),
+    ((8, 0), "deberta-v2", WHOLE),
+    ((9, 0), "mpnet", HALF),
 )
 CASES = [
     Case(capability=capability, family=family, dtype=dtype) for capability, family, dtype in DEVICES
@@ -175,11 +182,12 @@ def test_every_method_runs_on_every_device_without_waiting_for_it(case: Case) ->
                 assert (found.device, found.dtype) == (CUDA, torch.float32)
         assert trunk.stats.hits > 0
 
-    is_half = case.dtype is not WHOLE
+    is_half, has_terms = case.dtype is not WHOLE, case.family in WITH_PAIR_TERMS
+    is_grouped = case.dtype is HALF and case.capability in GROUPED
     expected = {
-        "flash_attention": is_half and case.capability >= FLASH_FROM,
+        "flash_attention": is_half and not has_terms and case.capability >= FLASH_FROM,
         "segment_sums": True,
-        "grouped_products": case.dtype is HALF and case.capability in GROUPED,
+        "grouped_products": is_grouped and not has_terms,
     }
     assert backbone.fast_kernels == tuple(name for name, is_fast in expected.items() if is_fast)
 
