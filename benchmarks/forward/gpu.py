@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import NormalDist, median
@@ -29,7 +29,7 @@ from benchmarks.harness.recording import ROOT, Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import BF16_TOLERANCE, System, local, race, ratios, seconds
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import Task, random_encodings, random_task
-from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
@@ -42,7 +42,9 @@ from nunatak_model import (
     load_backbone,
     pack_backbone,
     trunk_graphs,
+    without_fast_kernels,
 )
+from nunatak_model.ops.grouped import padded_groups
 from nunatak_model.ops.linear import plain
 
 NUM_TASKS, NUM_DRY_TASKS, DRAWN_TASKS = 64, 4, 8
@@ -51,13 +53,17 @@ of them takes too long."""
 MEAN_LENGTH, LENGTH_DEVIATION = 32, 8
 DTYPE = torch.bfloat16
 CEILING_WIDTH, CEILING_REPEATS = 8192, 20
+FORMS: dict[str, Method] = {
+    "lora": Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE),
+    "bottleneck": Bottleneck(size=64),
+}
 MODULE = "benchmarks.forward.gpu"
 TESTS = ROOT / "tests" / "gpu"
 DEVICE_VARIABLE = "NUNATAK_TEST_DEVICE"
 """Names the device of the checks, `cuda` or `cpu`."""
 
 
-CHECKS_LIMIT_S, MEASURE_LIMIT_S = 170.0, 140.0
+CHECKS_LIMIT_S, MEASURE_LIMIT_S = 170.0, 100.0
 """Seconds that the checks, and each measurement, may take from start to end."""
 
 
@@ -199,6 +205,31 @@ def measure_mixed(sheet: Sheet, setting: Setting) -> None:
     sheet.record(prefix, samples, unit="times faster than peft adapter_names", goal=">= 8")
     sheet.record_times(prefix, times)
     measure_trunk(sheet, setting, encodings)
+
+
+def measure_forms(sheet: Sheet, setting: Setting) -> None:
+    """64 texts, each to a task of its own, by each form of the products and task by task."""
+    encodings = random_encodings(
+        normal_lengths(setting.num_tasks), vocabulary=setting.host.config.vocab_size
+    )
+    alone = without_fast_kernels(setting.served)
+    padded = replace(setting.served, ops=replace(setting.served.ops, groups=padded_groups))
+    for name, method in FORMS.items():
+        tasks = drawn_tasks(setting, method, DRAWN_TASKS)
+        branches = [
+            on_device(tasks[index % len(tasks)], setting) for index in range(setting.num_tasks)
+        ]
+        rows = rows_of(encodings, branches)
+        systems = [
+            system(f"nunatak.{form}", partial(mixed, replace(setting, served=served), rows))
+            for form, served in (("served", setting.served), ("padded", padded), ("alone", alone))
+        ]
+        times = race(systems, rounds=sheet.rounds)
+        prefix = f"gpu.forward.{name}64.bf16"
+        for form in ("served", "padded"):
+            samples = ratios(times, "nunatak.alone", f"nunatak.{form}")
+            sheet.record(f"{prefix}.{form}", samples, unit="times faster than task by task")
+        sheet.record_times(prefix, times)
 
 
 def measure_trunk(sheet: Sheet, setting: Setting, encodings: Sequence[Encoding]) -> None:
@@ -357,7 +388,7 @@ def load_encoder(folder: Path) -> RobertaModel:
     return model.eval()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-MEASURES = {"mixed": measure_mixed, "fanout": measure_fanout}
+MEASURES = {"mixed": measure_mixed, "forms": measure_forms, "fanout": measure_fanout}
 
 
 if __name__ == "__main__":

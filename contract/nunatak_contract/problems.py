@@ -86,7 +86,8 @@ REGISTRY: Mapping[str, Reason] = {
 
 MODEL: Mapping[str, Reason] = {
     "backbone_not_found": Reason(
-        "no backbone at {source!r}: {reason}; expected 'minilm', a checkpoint folder or a hub id",
+        "no backbone at {source!r}: {reason}; expected 'minilm', the name of an added backbone, a "
+        "folder or a hub id",
         _UNAVAILABLE,
     ),
     "unsupported_backbone": Reason("{problem}", _UNAVAILABLE),
@@ -131,7 +132,8 @@ ARTIFACT: Mapping[str, Reason] = {
         "folder with its links followed (cp -rL) and import the copy"
     ),
     "tensor_mismatch": Reason(
-        "cannot import {folder!r}: its tensors do not fit its configuration: {found}"
+        "cannot import {folder!r}: its tensors do not fit its configuration: {found}; name the "
+        "backbone it was trained from, or save it again"
     ),
     "unknown_labels": Reason(
         "cannot import {folder!r}: expected {num_labels} different labels in the order of the "

@@ -82,11 +82,12 @@ def _input_kind(value: object) -> str:
         return "list"
     if isinstance(value, str):
         return "text"
-    names = _field_names(value)
+    names = field_names(value)
     return next((kind for kind, own in KIND_OF_FIELDS.items() if names & own), "pair")
 
 
-def _field_names(value: object) -> AbstractSet[str]:
+def field_names(value: object) -> AbstractSet[str]:
+    """Return the names of the fields of an object or a message; other values have none."""
     match value:
         case dict():
             return cast("dict[str, object]", value).keys()

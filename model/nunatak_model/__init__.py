@@ -8,6 +8,7 @@ from nunatak_model.backbone import (
     keep_lowest_layers,
     pack_backbone,
     quantize_backbone,
+    without_fast_kernels,
 )
 from nunatak_model.branch import (
     Branch,
@@ -105,4 +106,5 @@ __all__ = [
     "tensors_to_bytes",
     "trunk_graphs",
     "trunk_source",
+    "without_fast_kernels",
 ]

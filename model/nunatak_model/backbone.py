@@ -218,6 +218,11 @@ def pack_backbone(backbone: Backbone) -> Backbone:
     )
 
 
+def without_fast_kernels(backbone: Backbone) -> Backbone:
+    """The same backbone, with torch's own operations alone. Its branches can stay as they are."""
+    return replace(backbone, ops=PLAIN_OPS)
+
+
 def _map_widths(layer: LayerWeights) -> list[tuple[int, int]]:
     """Output and input width of each linear map of a layer."""
     maps = (layer.qkv, layer.attention_output, layer.feedforward_in, layer.feedforward_out)

@@ -1,7 +1,7 @@
 """The batch: the plan's rows of single branches become runs of a device.
 
-Branches in slots of one page run together, in the order of their slots. All other branches run
-alone.
+Branches in slots of one page run together, in the order of their slots, if the operations of the
+device have groups. All other branches run alone.
 
 Axes: tokens = packed tokens of the last layout, width = hidden width, vectors = pooled vectors or
 token vectors of some rows, labels = outputs of a task, *vectors = the tokens of a row for token
@@ -21,9 +21,10 @@ from nunatak_contract.enums import Pooling
 from nunatak_model.branch import Branch, Layers
 from nunatak_model.heads import Head, apply_head, pool, unpadded_length
 from nunatak_model.layer import TokenSpan
+from nunatak_model.ops.choice import Ops
 from nunatak_model.ops.device import to_device
-from nunatak_model.ops.grouped import SlotGroups, slot_groups
-from nunatak_model.ops.rows import SumRows, select_rows
+from nunatak_model.ops.grouped import PlanGroups, SlotGroups
+from nunatak_model.ops.rows import select_rows
 from nunatak_model.plan import Lane, Layout, Segment
 from nunatak_model.text.encoding import Encoding
 
@@ -49,29 +50,43 @@ def in_slot_order(branches: Iterable[Branch]) -> tuple[Branch, ...]:
 
 
 def layer_spans(
-    layout: Layout, branches: Sequence[Branch], device: torch.device
+    layout: Layout,
+    branches: Sequence[Branch],
+    plan_groups: PlanGroups | None,
+    device: torch.device,
 ) -> tuple[LayerSpan, ...]:
     """The spans of a stage's tokens that run overrides, in the order of the plan's lanes."""
     own = [span for span in layout.spans if span.lane is not Lane.TRUNK]
+    if plan_groups is None:
+        return tuple(_lone_span(span, branches[span.branch]) for span in own)
     found = list[LayerSpan]()
     for _, neighbours in groupby(own, lambda span: _page(span.branch, branches)):
         spans = list(neighbours)
-        found.append(_span(spans, [branches[it.branch] for it in spans], device))
+        found.append(_span(spans, [branches[it.branch] for it in spans], plan_groups, device))
     return tuple(found)
 
 
-def _span(spans: Sequence[Segment], branches: Sequence[Branch], device: torch.device) -> LayerSpan:
-    tokens = slice(spans[0].begin, spans[-1].end)
+def _lone_span(span: Segment, branch: Branch) -> LayerSpan:
+    return LayerSpan(span=TokenSpan(tokens=slice(span.begin, span.end)), layers=branch.layers)
+
+
+def _span(
+    spans: Sequence[Segment],
+    branches: Sequence[Branch],
+    plan_groups: PlanGroups,
+    device: torch.device,
+) -> LayerSpan:
     first = branches[0].slots
     if len(spans) == 1 or first is None or first.layers is None:
-        return LayerSpan(span=TokenSpan(tokens=tokens), layers=branches[0].layers)
+        return _lone_span(spans[0], branches[0])
     members = [
         (branch.slots.layers.index, span.end - span.begin)
         for span, branch in zip(spans, branches, strict=True)
         if branch.slots is not None and branch.slots.layers is not None
     ]
     page = first.layers.page
-    groups = slot_groups(members, num_slots=page.num_slots, device=device)
+    groups = plan_groups(members, page.num_slots, device)
+    tokens = slice(spans[0].begin, spans[-1].end)
     return LayerSpan(span=TokenSpan(tokens=tokens, groups=groups), layers=page.stack)
 
 
@@ -104,7 +119,7 @@ def run_heads(
     row_of: dict[Pair, int],
     *,
     inputs: Sequence[Encoding],
-    sum_rows: SumRows,
+    ops: Ops,
     dropout: float,
 ) -> dict[Pair, Float[Tensor, "*vectors labels"]]:
     """Logits of each pair, by the pair's row in the layout; `inputs` are indexed by pairs."""
@@ -114,10 +129,10 @@ def run_heads(
             encodings = [inputs[row.input] for row in layout.rows]
             ends = [unpadded_length(it.token_ids, padding_id) for it in encodings]
             pooled[pooling, padding_id] = pool(
-                hidden, layout.lengths, pooling, ends=ends, sum_rows=sum_rows
+                hidden, layout.lengths, pooling, ends=ends, sum_rows=ops.sum_rows
             )
     logits = dict[Pair, Tensor]()
-    for run in _head_runs(row_of, branches, layout, hidden.device):
+    for run in _head_runs(row_of, branches, layout, ops.groups, hidden.device):
         if run.head.pooling is None:
             features = select_rows(hidden, layout.offsets, run.rows)
             scores = apply_head(features, run.head, dropout=dropout, groups=run.groups)
@@ -136,7 +151,11 @@ def _reading(head: Head) -> _Reading:
 
 
 def _head_runs(
-    row_of: dict[Pair, int], branches: Sequence[Branch], layout: Layout, device: torch.device
+    row_of: dict[Pair, int],
+    branches: Sequence[Branch],
+    layout: Layout,
+    plan_groups: PlanGroups | None,
+    device: torch.device,
 ) -> list[_HeadRun]:
     pairs_of: dict[int, list[Pair]] = defaultdict(list)
     for pair in row_of:
@@ -144,23 +163,24 @@ def _head_runs(
     pages: dict[int, list[int]] = defaultdict(list)
     for branch in pairs_of:
         slots = branches[branch].slots
-        # A branch without a slot gets a unique number, which no page has.
-        pages[-1 - branch if slots is None else slots.head.page.number].append(branch)
+        if slots is None or plan_groups is None:
+            # A branch that runs alone gets a unique number, which no page has.
+            pages[-1 - branch].append(branch)
+        else:
+            pages[slots.head.page.number].append(branch)
     runs = list[_HeadRun]()
     for members in pages.values():
         ordered = sorted(members, key=lambda it: _slot(branches[it]))
         pairs = tuple(pair for branch in ordered for pair in pairs_of[branch])
         rows = tuple(row_of[pair] for pair in pairs)
         first = branches[ordered[0]]
-        if len(ordered) == 1 or first.slots is None:
+        if len(ordered) == 1 or first.slots is None or plan_groups is None:
             runs.append(_HeadRun(pairs=pairs, rows=rows, head=first.head))
             continue
         page = first.slots.head.page
         sizes = [layout.lengths[row] if first.head.pooling is None else 1 for row in rows]
         slots = [_slot(branches[branch]) for _, branch in pairs]
-        groups = slot_groups(
-            list(zip(slots, sizes, strict=True)), num_slots=page.num_slots, device=device
-        )
+        groups = plan_groups(list(zip(slots, sizes, strict=True)), page.num_slots, device)
         runs.append(_HeadRun(pairs=pairs, rows=rows, head=page.stack, groups=groups))
     return runs
 

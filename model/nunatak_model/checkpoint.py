@@ -1,4 +1,4 @@
-"""Loading a backbone: from a folder, the Hugging Face hub, or the embedded default.
+"""Loading a backbone: the embedded default, a folder, an added backbone, or the Hugging Face hub.
 
 Reads checkpoints of the supported architectures in transformers' layout: `config.json`,
 `tokenizer.json` and safetensors.
@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import platformdirs
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -55,8 +56,9 @@ def load_backbone(
     """Load a frozen backbone.
 
     Args:
-        source: `minilm` (the embedded default), a folder in transformers' layout, or a hub id; the
-            suffix `+int8` quantizes the backbone (see `quantize_backbone`).
+        source: `minilm` (the embedded default), a folder in transformers' layout, the name of an
+            added backbone, or a hub id; the suffix `+int8` quantizes the backbone (see
+            `quantize_backbone`).
         dtype: number format of the weights.
         device: the device of the weights.
 
@@ -73,10 +75,15 @@ def load_backbone(
         return quantize_backbone(plain)
     if name == DEFAULT_BACKBONE:
         return _load_folder(_minilm_folder(), MINILM_NAME, dtype, torch.device(device))
-    folder = Path(source)
-    if folder.is_dir():
-        return _load_folder(folder, folder.resolve().name, dtype, torch.device(device))
+    for folder in (Path(source), added_backbones() / name):
+        if folder.is_dir():
+            return _load_folder(folder, folder.resolve().name, dtype, torch.device(device))
     return _load_folder(_download(name), name, dtype, torch.device(device))
+
+
+def added_backbones() -> Path:
+    """The folder of the backbones that the user added, one folder each, by name."""
+    return platformdirs.user_data_path("nunatak") / "backbones"
 
 
 def _minilm_folder() -> Path:
@@ -221,8 +228,24 @@ class TensorFile(Protocol):
         ...
 
 
-Stored = Mapping[str, TensorFile]
-"""Stored tensor name -> open file that holds it."""
+Stored = Mapping[str, Tensor]
+"""Stored tensors by their names in the checkpoint."""
+
+
+class _OpenFiles(Stored):
+    """The tensors of open files; each access reads one tensor."""
+
+    def __init__(self, files: Mapping[str, TensorFile]) -> None:
+        self._files = files
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
 
 
 def _open_weights(folder: Path, stack: ExitStack) -> Stored:
@@ -235,7 +258,7 @@ def _open_weights(folder: Path, stack: ExitStack) -> Stored:
     for file in files:
         opened = stack.enter_context(_open(folder / file))
         stored |= dict.fromkeys(opened.keys(), opened)
-    return stored
+    return _OpenFiles(stored)
 
 
 def _weight_map(path: Path) -> dict[str, str]:
@@ -286,20 +309,41 @@ def _find(stored: Stored, name: str) -> Tensor:
     )
     for candidate in (name, old):
         if candidate in stored:
-            return stored[candidate].get_tensor(candidate)
+            return stored[candidate]
     raise CorruptBackboneError(f"the checkpoint has no tensor {name!r}")
 
 
 def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
     """Return the checkpoint's initial tensors of heads, under our names."""
-    prefix = _prefix(stored, config)
     for target, source in architecture_of(config).HEAD_SOURCES.items():
-        for part in ("weight", "bias"):
-            # Some architectures count this tensor as part of the encoder, others as part of a head.
-            names = (f"{prefix}{source}.{part}", f"{source}.{part}")
-            found = next((name for name in names if name in stored), None)
-            if found is not None:
-                yield f"{target}.{part}", _find(stored, found)
+        for name, tensor in _head_tensors(stored, config, source):
+            yield name.replace(source, target), tensor
+
+
+def _head_tensors(
+    stored: Stored, config: BackboneConfig, source: str
+) -> Iterator[tuple[str, Tensor]]:
+    prefix = _prefix(stored, config)
+    for part in ("weight", "bias"):
+        # Some architectures count this tensor as part of the encoder, others as part of a head.
+        names = (f"{prefix}{source}.{part}", f"{source}.{part}")
+        found = next((name for name in names if name in stored), None)
+        if found is not None:
+            yield f"{source}.{part}", _find(stored, found)
+
+
+def bare_tensors(stored: Stored, config: BackboneConfig) -> dict[str, Tensor]:
+    """The tensors of an encoder and the initial tensors of heads, without prefix, current names.
+
+    Raises:
+        CorruptBackboneError: a tensor of the encoder is missing.
+    """
+    architecture, prefix = architecture_of(config), _prefix(stored, config)
+    names = [name for it in encoder_shapes(config) for name in architecture.source_names(it)]
+    tensors = {name: _find(stored, prefix + name) for name in names}
+    for source in architecture.HEAD_SOURCES.values():
+        tensors |= dict(_head_tensors(stored, config, source))
+    return tensors
 
 
 def _embedding(

@@ -153,7 +153,7 @@ def forward(
         batch.branches,
         row_of,
         inputs=batch.inputs,
-        sum_rows=backbone.ops.sum_rows,
+        ops=backbone.ops,
         dropout=dropout,
     )
     return [logits[pair] for pair in batch.pairs]
@@ -248,7 +248,7 @@ def _run_stage(
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
     begin, end = stage.begin_layer, stage.end_layer
-    spans = layer_spans(layout, batch.branches, hidden.device)
+    spans = layer_spans(layout, batch.branches, backbone.ops.groups, hidden.device)
     if (
         graphs is not None
         and not spans

@@ -10,6 +10,7 @@ qkv_width = query, key and value side by side.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -134,6 +135,11 @@ class TokenSpan:
     groups: SlotGroups | None = None
     """The slot of each token in the stacked parameters; None for the parameters of one task."""
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of its tokens."""
+        return self.tokens.stop - self.tokens.start
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedLayer:
@@ -209,11 +215,12 @@ def mixed_qkv(
                 change.apply(qkv[token, part], x[token])
     """
     qkv = _linear(x, layer, lambda weights: weights.qkv, None)
-    begin = 0
+    outputs, begin = dict[LinearMap, Tensor](), 0
     for width, target in zip(_qkv_widths(qkv, layer), QKV, strict=True):
-        # A slice, because autograd refuses to change the results of a split in place.
-        _change_outputs(qkv[:, begin : begin + width], x, layer, target)
+        # `narrow`, because autograd refuses to change the results of a split in place.
+        outputs[target] = qkv.narrow(1, begin, width)
         begin += width
+    _change_outputs(outputs, x, layer)
     return qkv
 
 
@@ -249,7 +256,7 @@ def mixed_linear(
     if not any(target in override.outputs for _, override in layer.changed):
         return _linear(x, layer, pick, activation)
     y = _linear(x, layer, pick, None)
-    _change_outputs(y, x, layer, target)
+    _change_outputs({target: y}, x, layer)
     return y if activation is None else activate(y, activation)
 
 
@@ -302,10 +309,11 @@ def mixed_norm(
             own = pick_bottleneck(override)
             pieces.append((TokenSpan(tokens=span.tokens), frozen) if own is None else (span, own))
     pieces += [(span, pick(weights)) for span, weights in layer.own]
+    rows = x.split([span.num_tokens for span, _ in pieces])
     # Either all rows of a layer have the norm or none; the filter only narrows the type.
     normed = [
-        apply(x[span.tokens], norm, epsilon=epsilon, groups=span.groups)
-        for span, norm in pieces
+        apply(own, norm, epsilon=epsilon, groups=span.groups)
+        for own, (span, norm) in zip(rows, pieces, strict=True)
         if norm
     ]
     return normed[0] if len(normed) == 1 else torch.cat(normed)
@@ -330,32 +338,38 @@ def _changed_inputs(
 
 
 def _change_outputs(
-    y: Float[Tensor, "tokens out"],
+    outputs: Mapping[LinearMap, Float[Tensor, "tokens out"]],
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
-    target: LinearMap,
 ) -> None:
-    """Change the outputs of `target` for the tasks that do, in place.
+    """Change the outputs of maps of one input for the tasks that do, in place.
 
     The changes are computed in float32 on the CPU: its bfloat16 products cost more to call than to
     compute at these sizes.
     """
-    changes = [
-        (span, change)
-        for span, override in layer.changed
-        if (change := override.outputs.get(target)) is not None
+    changed = [
+        target
+        for target in outputs
+        if any(target in override.outputs for _, override in layer.changed)
     ]
-    if not changes:
+    if not changed:
         return
     # Rows of one lane are adjacent, so that one copy serves all their tasks.
-    lane = slice(changes[0][0].tokens.start, changes[-1][0].tokens.stop)
-    dtype = torch.float32 if y.device.type == "cpu" else y.dtype
-    inputs, outputs = x[lane].to(dtype), y[lane].to(dtype)
-    for span, change in changes:
-        rows = slice(span.tokens.start - lane.start, span.tokens.stop - lane.start)
-        change.apply(outputs[rows], inputs[rows], span.groups)
-    if dtype is not y.dtype:
-        y[lane] = outputs
+    spans = [span for span, _ in layer.changed]
+    lane = slice(spans[0].tokens.start, spans[-1].tokens.stop)
+    dtype = torch.float32 if x.device.type == "cpu" else x.dtype
+    inputs = x[lane].to(dtype).split([span.num_tokens for span in spans])
+    for target in changed:
+        rows = outputs[target][lane]
+        exact = rows.to(dtype)
+        for (span, override), own in zip(layer.changed, inputs, strict=True):
+            change = override.outputs.get(target)
+            if change is not None:
+                # Gradients forbid to change a part of `split` in place.
+                part = exact.narrow(0, span.tokens.start - lane.start, span.num_tokens)
+                change.apply(part, own, span.groups)
+        if dtype is not rows.dtype:
+            rows.copy_(exact)
 
 
 def add_adapters(
@@ -377,19 +391,53 @@ def add_adapters(
             x = norm(summed[token]) if the adapter reads NORMED_SUM else block[token]
             summed[token] += up(activation(down(x)))
     """
-    for span, override in layer.bottleneck:
-        adapter = pick(override)
-        if adapter is None:
-            continue
-        tokens = span.tokens
-        x = block[tokens]
-        if norm is not None and adapter.reads is AdapterInput.NORMED_SUM:
-            rows = summed[tokens]
-            # The gradient of the norm needs the sum without the adapter's output.
-            x = layer_norm(rows.clone() if rows.requires_grad else rows, norm, epsilon=epsilon)
-        summed[tokens].add_(_adapter_update(x, adapter, span.groups))
+    adapted = [
+        (span, adapter)
+        for span, override in layer.bottleneck
+        if (adapter := pick(override)) is not None
+    ]
+    for _, neighbours in groupby(adapted, _adapter_form):
+        run = list(neighbours)
+        inputs = list[Tensor]()
+        for span, adapter in run:
+            x = block[span.tokens]
+            if norm is not None and adapter.reads is AdapterInput.NORMED_SUM:
+                rows = summed[span.tokens]
+                # The gradient of the norm needs the sum without the adapter's output.
+                x = layer_norm(rows.clone() if rows.requires_grad else rows, norm, epsilon=epsilon)
+            inputs.append(x)
+        for (span, _), update in zip(run, _adapter_updates(run, inputs), strict=True):
+            summed[span.tokens].add_(update)
 
 
-def _adapter_update(x: Tensor, adapter: Adapter, groups: SlotGroups | None) -> Tensor:
-    inner = apply_linear(x, adapter.down, activation=adapter.activation, groups=groups)
-    return apply_linear(inner, adapter.up, groups=groups)
+_Adapted = tuple[TokenSpan, Adapter]
+
+
+def _adapter_form(adapted: _Adapted) -> tuple[bool, Activation, int]:
+    """The key of neighbours that share a call of their activation."""
+    span, adapter = adapted
+    return span.groups is None, adapter.activation, adapter.down.weight.shape[-2]
+
+
+def _adapter_updates(run: Sequence[_Adapted], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs of adapters of one form, without the residual sum."""
+    grouped = [
+        _grouped_update(x, adapter, span.groups)
+        for (span, adapter), x in zip(run, inputs, strict=True)
+        if span.groups is not None
+    ]
+    if grouped:
+        return grouped
+    # Each call of an activation waits for all cores, so one call serves the whole run.
+    inner = [apply_linear(x, adapter.down) for (_, adapter), x in zip(run, inputs, strict=True)]
+    joined = inner[0] if len(inner) == 1 else torch.cat(inner)
+    active = activate(joined, run[0][1].activation, in_place=not joined.requires_grad)
+    parts = active.split([len(x) for x in inputs])
+    return [apply_linear(x, adapter.up) for (_, adapter), x in zip(run, parts, strict=True)]
+
+
+def _grouped_update(x: Tensor, adapter: Adapter, groups: SlotGroups) -> Tensor:
+    down, up = adapter.down, adapter.up
+    inner = groups.product(groups.pad(x), down.weight, down.bias)
+    inner = activate(inner, adapter.activation)
+    return groups.unpad(groups.product(inner, up.weight, up.bias))

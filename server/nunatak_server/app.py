@@ -18,7 +18,15 @@ from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import authenticator_for, check_exposure
-from nunatak_server.compat import open_inference, openai, tei
+from nunatak_server.compat import (
+    hugging_face,
+    kserve,
+    open_inference,
+    openai,
+    semantic_router,
+    tei,
+    vllm,
+)
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http import admin, pages, routes
 from nunatak_server.http.limits import LoadShedder, StrictRoute
@@ -111,7 +119,8 @@ def create_app(
             stack.callback(following.cancel)
             yield
 
-    modules = (routes, admin, pages, tei, openai, open_inference)
+    neighbours = (tei, openai, open_inference, kserve, vllm, hugging_face, semantic_router)
+    modules = (routes, admin, pages, *neighbours)
     found = list(chain.from_iterable(module.router.routes for module in modules))
     return Application(
         AppState(settings=settings, authenticator=authenticator),

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -24,6 +25,7 @@ from nunatak_model import (
     BranchSpec,
     Encoding,
     TrunkCache,
+    TrunkGraphs,
     build_branch,
     convert_branch,
     default_head,
@@ -148,6 +150,17 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
     return backbone
 
 
+def _recorded_graphs(backbone: Backbone, settings: ServerSettings) -> TrunkGraphs | None:
+    """Record the layers of the trunk, on a thread that a failed recording cannot leave behind."""
+    graphs = trunk_graphs(backbone, max_rows=settings.max_batch_rows)
+    if graphs is None:
+        logger.warning("NUNATAK_CUDA_GRAPHS has no effect without flash attention on CUDA")
+        return None
+    with ThreadPoolExecutor(1) as recording:
+        recording.submit(graphs.record).result()
+    return graphs
+
+
 def _stopwatch_of(device: torch.device) -> Callable[[], float]:
     """Return the clock that the engine thread uses to time batches.
 
@@ -170,6 +183,7 @@ class Runtime:
         weights: Mapping[str, float] | None = None,
         tracing: Tracing | None = None,
     ) -> None:
+        settings = settings.for_device(backbone.device.type)
         self.settings = settings
         self.backbone = backbone
         self.registry = registry
@@ -187,15 +201,11 @@ class Runtime:
             dtype=str(backbone.dtype).removeprefix("torch."),
         )
         self._on_fatal = on_fatal
-        self._graphs = (
-            trunk_graphs(backbone, max_rows=settings.max_batch_rows)
-            if settings.cuda_graphs
-            else None
-        )
-        compute = BatchCompute(
+        # Recorded before the budget of task versions, which is a share of the memory that is left.
+        self._compute = compute = BatchCompute(
             backbone,
             trunk=self.trunk_cache if settings.trunk_cache_bytes else None,
-            graphs=self._graphs,
+            graphs=_recorded_graphs(backbone, settings) if settings.cuda_graphs else None,
         )
         self.tracing = tracing
         batch_limits = settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
@@ -308,10 +318,6 @@ class Runtime:
             self.backbone.device,
             self.host_tier.stats().budget_bytes,
         )
-        if self._graphs is not None:
-            await asyncio.to_thread(self._graphs.record)
-        elif self.settings.cuda_graphs:
-            logger.warning("NUNATAK_CUDA_GRAPHS has no effect without flash attention on CUDA")
         self._engine.start()
         await self._warm_up()
         await pin_at_start(
@@ -339,8 +345,7 @@ class Runtime:
 
     def kernels(self) -> tuple[str, ...]:
         """Return the names of the fast kernels in use."""
-        is_recorded = self._graphs is not None and self._graphs.is_on
-        return (*self.backbone.fast_kernels, *(("cuda_graphs",) if is_recorded else ()))
+        return self._compute.fast_kernels
 
     def warnings(self) -> list[str]:
         """Return the problems that do not keep the server from answering."""

@@ -108,6 +108,7 @@ def serve(
     tracing = find_tracing()
     with Registry.open(settings.registry, create=create_registry) as registry:
         backbone = load_serving_backbone(settings)
+        settings = settings.for_device(backbone.device.type)
         # Started here, because uvicorn hides errors of the start of the application.
         settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
         server = DrainingServer(

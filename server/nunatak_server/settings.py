@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
@@ -39,6 +39,9 @@ _ORIGIN: Final = re.compile(
     r"(?P<scheme>https?)://(?:[a-z0-9][a-z0-9.-]*|\[[0-9a-f:]+\])(?::(?P<port>[1-9][0-9]{0,4}))?"
 )
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+_CUDA_DEFAULTS: Final[Mapping[str, object]] = {"max_batch_rows": 256, "trunk_cache_bytes": 0}
+"""Defaults that are others on CUDA: 64 short texts take longer to launch than to compute, and each
+state of the trunk cache is a launch of its own. No device has measured them yet."""
 
 
 class ServerSettings(BaseSettings):
@@ -54,7 +57,10 @@ class ServerSettings(BaseSettings):
     )
     backbone: str = Field(
         default=DEFAULT_BACKBONE,
-        description="`minilm` (built in), a local folder, or a hub id; suffix `+int8` quantizes",
+        description=(
+            "`minilm` (built in), an added backbone, a local folder, or a hub id; suffix `+int8` "
+            "quantizes"
+        ),
     )
     backbone_layers: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
@@ -118,7 +124,9 @@ class ServerSettings(BaseSettings):
         description="tokens of one forward pass: distinct texts plus (text, task) rows; at least "
         "twice the longest text of the backbone",
     )
-    max_batch_rows: Count = Field(default=64, description="(text, task) rows of one forward pass")
+    max_batch_rows: Count = Field(
+        default=64, description="(text, task) rows of one forward pass; on CUDA 256 if not set"
+    )
     batch_overhead: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=FIXED_SHARE,
         description="share of the fixed time in the time of a batch. A lower value raises "
@@ -126,7 +134,8 @@ class ServerSettings(BaseSettings):
     )
     trunk_cache_bytes: Annotated[int, Field(ge=0, le=2**40)] = Field(
         default=256 * 1024**2,
-        description="bytes on the device for trunk states of earlier texts; 0 = no cache",
+        description="bytes on the device for trunk states of earlier texts; 0 = no cache. On CUDA "
+        "0 if not set",
     )
     task_memory_bytes: Annotated[int, Field(ge=1, le=2**50)] | None = Field(
         default=None,
@@ -229,6 +238,14 @@ class ServerSettings(BaseSettings):
     def pinned(self) -> tuple[TaskReference, ...]:
         """Return the task references in `pins`."""
         return references_in(self.pins)
+
+    def for_device(self, device_type: str) -> Self:
+        """Return the settings with the defaults of a type of device, such as `cuda`."""
+        if device_type != "cuda":
+            return self
+        given = self.model_fields_set
+        chosen = {name: it for name, it in _CUDA_DEFAULTS.items() if name not in given}
+        return self.model_copy(update=chosen)
 
     def batch_limits(self, *, longest_row_tokens: int) -> BatchLimits:
         """Return the limits of one batch, if every row fits an empty batch.

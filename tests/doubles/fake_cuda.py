@@ -9,21 +9,24 @@ the host reads, and the number of launches. The tests see no results.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nunatak_model import Backbone, BackboneConfig
 from nunatak_model.architectures import encoder_shapes
+from nunatak_model.ops.attention import MASK_ALIGNMENT
 from nunatak_model.weights import embeddings_from, layer_from
 
 MEMORY_BYTES = 80 * 2**30
@@ -58,20 +61,27 @@ class _Python(TorchFunctionMode):
     """The parts of torch's Python interface that need a real device even for fake tensors."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.tensor:
-            kwargs.pop("pin_memory", None)
-        if func is torch.Tensor.pin_memory:
-            return args[0]
-        if func is torch.Tensor.contiguous:
-            return torch.clone(args[0], memory_format=torch.contiguous_format)
-        if func is torch.Tensor.copy_:
-            return torch.ops.aten.copy_(*args, **kwargs)
-        if func is torch.Tensor.__getitem__:
-            return _indexed(args[0], args[1])
-        if func is torch.Tensor.__setitem__:
-            return torch.ops.aten.copy_(_indexed(args[0], args[1]), args[2])
-        return func(*args, **kwargs)
+        return WITHOUT_A_DEVICE.get(func, func)(*args, **(kwargs or {}))
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor | None, dropout_p: float
+) -> Tensor:
+    """Attention by the kernel that devices without flash kernels choose; fakes choose none."""
+    if not query.is_cuda:
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout_p
+        )
+    mask = attn_mask
+    if mask is not None:
+        if mask.dtype is torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask, 0.0)
+        if mask.shape[-1] % MASK_ALIGNMENT:
+            mask = mask.clone()
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    return torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001 - no public name
+        query, key, value, mask, compute_log_sumexp=False, dropout_p=dropout_p
+    )[0]
 
 
 def _indexed(tensor: Tensor, index: Any) -> Tensor:
@@ -94,6 +104,32 @@ def _indexed(tensor: Tensor, index: Any) -> Tensor:
             case _:
                 raise TypeError(f"an index by {type(each)} waits for the device")
     return tensor
+
+
+def _write(tensor: Tensor, index: Any, values: Tensor | float) -> None:
+    if isinstance(values, Tensor):
+        torch.ops.aten.copy_(_indexed(tensor, index), values)
+    else:
+        torch.ops.aten.fill_(_indexed(tensor, index), values)
+
+
+def _as_fake(numbers: Sequence[int], *, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(list(numbers), dtype=dtype)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+WITHOUT_A_DEVICE: Mapping[Any, Callable[..., Any]] = {
+    torch.asarray: _as_fake,
+    torch.Tensor.pin_memory: _same,
+    torch.Tensor.contiguous: partial(torch.clone, memory_format=torch.contiguous_format),
+    torch.Tensor.copy_: torch.ops.aten.copy_,
+    torch.Tensor.__getitem__: _indexed,
+    torch.Tensor.__setitem__: _write,
+    functional.scaled_dot_product_attention: _attend,
+}
 
 
 class trusting(TorchFunctionMode):  # noqa: N801 - a context
@@ -136,7 +172,7 @@ class Launches(TorchDispatchMode):
             self.count.copies += 1
         elif "cpu" in devices:
             raise AssertionError(f"{func} reads a tensor of the host")
-        elif name == "_varlen_attn":
+        elif name == "_flash_attention_forward":
             _check_flash(*args[:4])
         if not func.is_view and name not in NO_LAUNCHES:
             self.count.launches += 1

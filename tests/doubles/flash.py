@@ -1,6 +1,6 @@
 """A stand-in on the CPU for the flash kernel, which torch has for CUDA alone.
 
-The stand-in is registered for torch's own operator, so all code that calls the kernel runs
+The stand-in is registered for torch's own operators, so all code that calls the kernel runs
 unchanged. The stand-in computes the definition: every row alone, every token over the keys in its
 window.
 """
@@ -13,15 +13,42 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
-OPERATOR = "torch_attn::_varlen_attn"
+OPERATOR, FALLBACK = "aten::_flash_attention_forward", "torch_attn::_varlen_attn"
 
 
 @cache
 def install_flash_double() -> None:
-    """Let `varlen_attn` run on the CPU, from now on in this process."""
+    """Let torch's flash operators run on the CPU, from now on in this process."""
     if not callable(varlen.varlen_attn):
         raise TypeError("torch has no varlen_attn to stand in for")
-    torch.library.register_kernel(OPERATOR, "cpu", _attend)  # pyright: ignore[reportUnknownMemberType] - torch leaves the type open
+    torch.library.register_kernel(OPERATOR, "cpu", _attend_by_operator)  # pyright: ignore[reportUnknownMemberType] - torch leaves the type open
+    torch.library.register_kernel(FALLBACK, "cpu", _attend_by_function)  # pyright: ignore[reportUnknownMemberType] - the same
+
+
+def _attend_by_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor,
+    cum_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *options: object,
+    scale: float | None = None,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    if any(options):
+        raise ValueError(f"stands in for the kernel as this project calls it, got {options}")
+    arguments = (query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
+    window = [window_size_left, window_size_right]
+    # The operator has no option for shared heads: the shapes say so.
+    out, sums, state = _attend(*arguments, *options[1:2], scale, window, True)  # noqa: FBT003
+    return out, sums, state, torch.empty(0), torch.empty(0)
+
+
+def _attend_by_function(*arguments: object) -> tuple[Tensor, Tensor, Tensor]:
+    return _attend(*arguments)  # pyright: ignore[reportArgumentType] - torch checks them
 
 
 def _attend(

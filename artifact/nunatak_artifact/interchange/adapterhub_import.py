@@ -53,18 +53,13 @@ from nunatak_artifact.interchange.folders import (
     read_problem_type,
     read_weights,
 )
-from nunatak_artifact.interchange.peft_config import task_type_of_class
-from nunatak_artifact.interchange.peft_import import (
-    DENSE,
-    OUTPUT,
-    check_supported,
-    head_parameters,
+from nunatak_artifact.interchange.transformers_layout import (
+    FAMILIES,
+    Family,
+    head_names,
     head_spec,
-    pooler_parameters,
-    stored_head,
-    stored_shapes,
+    kind_of_class,
 )
-from nunatak_artifact.interchange.transformers_layout import FAMILIES
 from nunatak_contract.enums import (
     AdaptedBlocks,
     AdapterInput,
@@ -77,6 +72,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Bottleneck, HeadOnly
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
 from nunatak_model.architectures import bert
+from nunatak_model.heads import head_shapes
 from nunatak_model.weights import Linear
 
 HEAD_TYPES = {
@@ -85,6 +81,7 @@ HEAD_TYPES = {
     "tagging": HeadKind.TOKEN_CLASSIFICATION,
     "question_answering": HeadKind.QUESTION_ANSWERING,
 }
+OUTPUT, DENSE = "head.output", "head.dense"
 FIRST_LINEAR, SECOND_LINEAR = "1", "4"
 """Positions in the chain: dropout, linear, tanh, dropout, linear."""
 PICKLE_ADVICE = "save it again with save_adapter(..., use_safetensors=True)"
@@ -120,11 +117,12 @@ def flexible_head(
     positions = {OUTPUT: FIRST_LINEAR}
     if head.layers == 2:
         positions = {OUTPUT: SECOND_LINEAR, DENSE: FIRST_LINEAR}
-    maps = {ours: f"heads.{name}.{position}" for ours, position in positions.items()}
-    check_tensors(folder, tensors, stored_shapes(maps, spec, width=backbone.config.hidden_width))
-    parameters = head_parameters(maps, tensors)
-    if head.use_pooler:
-        parameters |= pooler_parameters(folder, backbone)
+    names = {
+        f"{ours}.{part}": f"heads.{name}.{position}.{part}"
+        for ours, position in positions.items()
+        for part in ("weight", "bias")
+    }
+    parameters = _head_parameters(folder, spec, names, tensors, backbone)
     return ImportedHead(
         spec=spec,
         parameters=parameters,
@@ -134,7 +132,7 @@ def flexible_head(
 
 
 def class_head(
-    folder: Path, file: HeadFile, tensors: Mapping[str, Tensor], backbone: Backbone
+    folder: Path, file: HeadFile, family: Family, tensors: Mapping[str, Tensor], backbone: Backbone
 ) -> ImportedHead:
     """Read the head of a model class of transformers.
 
@@ -143,25 +141,56 @@ def class_head(
         NunatakError: `invalid_folder`, the tensors do not fit the class.
         NunatakError: `foreign_backbone`, the head reads a pooler that the backbone does not have.
     """
-    task_type = task_type_of_class(file.model_class)
-    if task_type is None:
+    kind = kind_of_class(file.model_class)
+    if kind is None:
         raise _unsupported(folder, f"its head belongs to {file.model_class[:80]!r}")
     if file.num_labels is None:
         raise NunatakError(
             "invalid_folder", folder=folder.name, reason="its head_config.json has no num_labels"
         )
-    spec = head_spec(task_type, file.num_labels, backbone.config)
-    maps = stored_head(task_type, (), backbone.config)
-    check_tensors(folder, tensors, stored_shapes(maps, spec, width=backbone.config.hidden_width))
-    parameters = head_parameters(maps, tensors)
-    if spec.dense and DENSE not in maps:
-        parameters |= pooler_parameters(folder, backbone)
+    spec = head_spec(kind, backbone.config, num_outputs=file.num_labels)
+    of_base = f"{family.encoder}."
+    names = {
+        ours: theirs
+        for ours, theirs in head_names(family, kind).items()
+        if not theirs.startswith(of_base)
+    }
+    parameters = _head_parameters(folder, spec, names, tensors, backbone)
     return ImportedHead(
         spec=spec,
         parameters=parameters,
         problem_type=problem_type_of(folder, spec, None),
         id2label=_inverted(file.label2id),
     )
+
+
+def _head_parameters(
+    folder: Path,
+    spec: HeadSpec,
+    names: Mapping[str, str],
+    tensors: Mapping[str, Tensor],
+    backbone: Backbone,
+) -> dict[str, Tensor]:
+    """The stored tensors of a head. A dense layer without a name is the backbone's pooler."""
+    shapes = head_shapes(spec, backbone.config)
+    check_tensors(folder, tensors, {names[it]: shapes[it] for it in shapes if it in names})
+    pooler = {} if shapes.keys() <= names.keys() else _pooler_parameters(folder, backbone)
+    return {it: tensors[names[it]] if it in names else pooler[it] for it in shapes}
+
+
+def _pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
+    pooler = backbone.pooler
+    if pooler is None or pooler.bias is None:
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference="the head reads the pooler of its base, and this backbone has none",
+        )
+    return {
+        f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
+        f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
+    }
 
 
 def _spec(folder: Path, head: FlexibleHead) -> HeadSpec:
@@ -266,14 +295,13 @@ def import_adapterhub(
         NunatakError: `foreign_backbone`, the adapter fits another backbone.
         NunatakError: `invalid_method`, a width exceeds our method's limit.
     """
-    check_supported(folder, backbone, bert.MODEL_TYPES)
-    encoder = FAMILIES[backbone.config.model_type].encoder
+    family = _family(folder, backbone)
     file = read_model(folder, CONFIG_FILE, AdapterFile)
     config = read_bottleneck(folder, file)
     _check_backbone(folder, file, backbone)
     if read_settings(folder):
         check_reading(folder, backbone)
-    shapes = _shapes(folder, config, f"{encoder}.encoder.layer", file.name, backbone)
+    shapes = _shapes(folder, config, f"{family.encoder}.encoder.layer", file.name, backbone)
     tensors = _read(folder, WEIGHTS_STEM, PICKLE)
     check_tensors(
         folder,
@@ -286,7 +314,7 @@ def import_adapterhub(
         if adapters
         else (HeadOnly(), {})
     )
-    head = _head(folder, backbone)
+    head = _head(folder, family, backbone)
     meaning = read_model_config(folder)
     return ImportedTask(
         spec=BranchSpec(method=method, head=head.spec),
@@ -304,6 +332,17 @@ def import_adapterhub(
         source="AdapterHub bottleneck folder, "
         + (f"trained on {file.model_name}" if file.model_name else "no base named"),
         base=file.model_name,
+    )
+
+
+def _family(folder: Path, backbone: Backbone) -> Family:
+    if backbone.config.model_type in bert.MODEL_TYPES:
+        return FAMILIES[backbone.config.model_type]
+    raise NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=f"the backbone is a {backbone.config.model_type}",
+        advice=f"folders of AdapterHub are read for {', '.join(bert.MODEL_TYPES)}",
     )
 
 
@@ -393,11 +432,11 @@ def _settings(config: BottleneckConfig) -> Bottleneck:
     )
 
 
-def _head(folder: Path, backbone: Backbone) -> ImportedHead:
+def _head(folder: Path, family: Family, backbone: Backbone) -> ImportedHead:
     file = read_model(folder, HEAD_FILE, HeadFile)
     tensors = _read(folder, HEAD_STEM, HEAD_PICKLE)
     if file.config is None:
-        return class_head(folder, file, tensors, backbone)
+        return class_head(folder, file, family, tensors, backbone)
     return flexible_head(folder, file.config, file.name or "", tensors, backbone)
 
 

@@ -153,7 +153,7 @@ def read_config(folder: Path) -> BackboneConfig:
         NunatakError: `invalid_folder`, there is no sound `config.json`.
         UnsupportedBackboneError: a variant of the family whose layers are computed differently.
     """
-    raw = _read_object(folder, CONFIG)
+    raw = read_object(folder, CONFIG)
     if raw.get("model_type") not in FAMILIES:
         raise NunatakError(
             "unsupported_import",
@@ -186,7 +186,7 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
     """
     with import_errors(folder):
         data = definition_of(
-            partial(_read_if_any, folder), _read_object(folder, CONFIG), read_settings(folder)
+            partial(_read_if_any, folder), read_object(folder, CONFIG), read_settings(folder)
         )
     if data is None:
         raise NunatakError(
@@ -233,7 +233,7 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
             not available here.
     """
     settings = read_settings(folder)
-    config = _read_object(folder, CONFIG) if has_file(folder, CONFIG) else {}
+    config = read_object(folder, CONFIG) if has_file(folder, CONFIG) else {}
     config = {"model_type": backbone.config.model_type, **config}
     ours = backbone.tokenizer.tells_texts_apart
     with import_errors(folder):
@@ -254,7 +254,7 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
 
 def read_settings(folder: Path) -> dict[str, JsonValue]:
     """Read `tokenizer_config.json`; empty if there is no file."""
-    return _read_object(folder, TOKENIZER_CONFIG) if has_file(folder, TOKENIZER_CONFIG) else {}
+    return read_object(folder, TOKENIZER_CONFIG) if has_file(folder, TOKENIZER_CONFIG) else {}
 
 
 def read_definition(folder: Path, backbone: Backbone) -> Mapping[str, Any]:
@@ -272,11 +272,16 @@ def read_json(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonVa
         NunatakError: `invalid_folder`, the file is missing, leads out of the folder, or is no JSON.
     """
     try:
-        return json.loads(read_bytes(folder, name, limit=limit))
+        data = read_bytes(folder, name, limit=limit)
+        return json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise NunatakError(
             "corrupt_file", folder=folder.name, file=name, problem=f"is no JSON: {error}"
         ) from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it has the number {name}")
 
 
 @contextmanager
@@ -292,9 +297,12 @@ def import_errors(folder: Path) -> Generator[None]:
     except CorruptBackboneError as error:
         raise NunatakError("invalid_folder", folder=folder.name, reason=str(error)) from error
     except UnsupportedBackboneError as error:
-        found, _, advice = str(error).rpartition("; ")
+        found, _, advice = str(error).partition("; ")
         raise NunatakError(
-            "unsupported_import", folder=folder.name, found=found, advice=advice
+            "unsupported_import",
+            folder=folder.name,
+            found=found,
+            advice=advice or "take a checkpoint without it",
         ) from error
 
 
@@ -337,7 +345,12 @@ def _read_if_any(folder: Path, name: str) -> bytes | None:
     return read_bytes(folder, name, limit=MAX_TOKENIZER_BYTES)
 
 
-def _read_object(folder: Path, name: str) -> dict[str, JsonValue]:
+def read_object(folder: Path, name: str) -> dict[str, JsonValue]:
+    """Read a JSON object of the folder.
+
+    Raises:
+        NunatakError: as `read_json`; anything but an object is corrupt.
+    """
     found = read_json(folder, name)
     if not isinstance(found, dict):
         raise NunatakError(

@@ -57,9 +57,8 @@ def new_folder(target: Path) -> Generator[Path]:
     made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         yield made
-        for path in made.iterdir():
-            path.chmod(0o644)
-        made.chmod(0o755)
+        for path in (made, *made.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
         made.replace(target)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -78,12 +77,12 @@ class _Index(BaseModel):
     weight_map: dict[str, str]
 
 
-def read_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """Read every floating-point tensor, in its stored format.
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read every tensor of a safetensors checkpoint, in its stored format.
 
     Raises:
         NunatakError: `invalid_folder`, a file is missing, leads out of the folder, or is not sound.
-        NunatakError: `unsupported_import`, the weights are pickled, or numbers of another format.
+        NunatakError: `pickled_weights`, there are only pickled weights.
     """
     tensors = dict[str, Tensor]()
     for name in _weight_files(folder):
@@ -94,8 +93,19 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
             raise NunatakError(
                 "corrupt_file", folder=folder.name, file=name, problem=f"is no safetensors: {error}"
             ) from error
+    return tensors
+
+
+def read_checkpoint(folder: Path) -> dict[str, Tensor]:
+    """Read every floating-point tensor, in its stored format.
+
+    Raises:
+        NunatakError: as `read_tensors`; also `unsupported_import`, numbers of another format.
+    """
     # Old checkpoints also store the position ids, as integers.
-    floats = {name: it for name, it in tensors.items() if not name.endswith(".position_ids")}
+    floats = {
+        name: it for name, it in read_tensors(folder).items() if not name.endswith(".position_ids")
+    }
     for name, tensor in floats.items():
         if tensor.dtype not in FLOATS:
             raise NunatakError(

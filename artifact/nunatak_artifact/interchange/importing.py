@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -23,21 +23,14 @@ from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
+from nunatak_artifact.reference import PROBE_INPUTS
 from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
-from nunatak_model import Backbone, TextInput
+from nunatak_model import Backbone
 from nunatak_model.tokenizer_settings import VOCABULARY
 
 FILES = ("*.json", "*.safetensors", VOCABULARY)
-PROBE_INPUTS: Final[tuple[TextInput, ...]] = (
-    "Thanks!",
-    "Where is my parcel? It was due on Monday.",
-    ("Who wrote the report?", "The report was written by Ada Lovelace in London in 1843."),
-    "Third reminder: 3 of the 12 invoices (7, 9 and 11) are still open! Please call back at once.",
-)
-"""Probe inputs: two short texts, a pair and a longer text, because foreign folders bring no
-examples."""
 
 
 class _AdapterConfig(BaseModel):

@@ -1,402 +1,236 @@
-"""`adapter_config.json` of peft: fields of all methods, and the modules that an adapter changes.
+"""`adapter_config.json` of peft: what is handed to peft, and what is refused before.
 
-The rules for modules are peft 0.21's (`check_target_module_exists`, `get_pattern_key`); a test
-compares both. A module's name is its path in the adapted model, such as
-`bert.encoder.layer.3.attention.self.query`. A pattern from a stranger's file can keep `re` busy for
-years, so every pattern that is more than a plain name runs in a process of its own with a time
-limit.
+peft itself interprets the settings. Its code matches regular expressions of the file with the names
+of modules. A pattern from a stranger's file can keep `re` busy for years, so every pattern that is
+more than a plain name first runs in a process of its own with a time limit. A few settings make
+peft import modules or open other files; these settings are refused.
 """
 
 import json
 import re
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from pydantic import BaseModel, ConfigDict, JsonValue
-from torch import Tensor
+from pydantic import JsonValue
 
-from nunatak_artifact.interchange.transformers_layout import (
-    CLASSIFIER,
-    FAMILIES,
-    embedding_modules,
-    linear_module,
+from nunatak_artifact.interchange.compatibility import read_object
+from nunatak_artifact.interchange.transformers_layout import kind_of_class
+from nunatak_artifact.reference import quiet, refused_by
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.errors import NunatakError, needs_extra
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
+SUPPORTED: Final = (
+    *("bert", "roberta", "xlm-roberta", "camembert"),
+    *("distilbert", "electra", "deberta-v2", "mpnet", "modernbert"),
 )
-from nunatak_contract.enums import LinearMap
-from nunatak_contract.errors import NunatakError
-from nunatak_contract.methods import Method
-from nunatak_model import BackboneConfig
-from nunatak_model.layer import MapChange
-from nunatak_model.methods.base import map_widths
-from nunatak_model.weights import Shapes
+"""Values of `model_type` for which adapter folders are read and written."""
+NATIVE: Final[Mapping[str, str]] = {"LORA": "LoRA", "IA3": "IA3"}
+"""Methods that have a method here with the same maths, with their usual names."""
+MERGED: Final[Mapping[str, str]] = {
+    "ADALORA": "AdaLoRA",
+    "FOURIERFT": "FourierFT",
+    "HRA": "HRA",
+    "LN_TUNING": "LN tuning",
+    "LOHA": "LoHa",
+    "LOKR": "LoKr",
+    "OFT": "OFT",
+    "VERA": "VeRA",
+}
+"""Methods that peft merges into the weights, so that a task owns whole layers."""
+PROMPTS: Final = frozenset(
+    {"PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "CPT", "CARTRIDGE"}
+)
+"""Methods that put trained vectors in front of every text."""
+TASK_KINDS: Final[Mapping[str, HeadKind]] = {
+    "SEQ_CLS": HeadKind.SEQUENCE_CLASSIFICATION,
+    "TOKEN_CLS": HeadKind.TOKEN_CLASSIFICATION,
+    "QUESTION_ANS": HeadKind.QUESTION_ANSWERING,
+}
+"""peft's `task_type`s for which there is a head here."""
+REFUSED: Final[Mapping[str, str]] = {
+    "megatron_config": "Megatron layers (megatron_config)",
+    "layer_replication": "replicated layers (layer_replication)",
+    "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
+    "arrow_config": "Arrow routing (arrow_config)",
+}
+"""Settings of LoRA that no merged weight can express, or that make peft import modules."""
+PLAIN_STARTS: Final = frozenset({"true", "false", "gaussian", "eva", "orthogonal"})
+"""Values of `init_lora_weights` that leave the base weights alone; others (PiSSA, OLoRA, CorDA,
+LoftQ, LoRA-GA) subtract from them, so that the adapter fits only a changed base."""
+START: Final = "init_lora_weights"
+START_SETTINGS: Final = frozenset({"eva_config", "corda_config", "lora_ga_config", "loftq_config"})
+"""Read only at the start of training."""
+ELSEWHERE: Final = frozenset({"base_model_name_or_path", "revision", "runtime_config"})
+"""Settings that peft must not follow to other places."""
 
 TIME_LIMIT_SECONDS = 10.0
 """Time limit of the process. A normal pattern takes milliseconds, mostly to start the process."""
-
 _PLAIN = re.compile(r"[\w.-]*")
 """Matches plain names, in which a dot stands for any character."""
-
+_FORMS = ("{}", r"(.*\.)?({})$", r"(^|.*\.){}($|\..*)", r"(?:^|.*?\.){}\.(\d+)\.")
+"""The patterns that peft makes of a pattern of the file."""
 _PROGRAM = """
 import json, re, sys
 patterns, names = json.load(sys.stdin)
-json.dump([[name for name in names if re.fullmatch(it, name)] for it in patterns], sys.stdout)
+for it in patterns:
+    compiled = re.compile(it)
+    for name in names:
+        compiled.fullmatch(name), compiled.match(name)
 """
-CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
-Names = tuple[str, ...] | str
-SUPPORTED = (
-    *("bert", "roberta", "xlm-roberta", "camembert"),
-    *("distilbert", "electra", "deberta-v2", "mpnet"),
-)
-"""Values of `model_type` for which adapters are read and written; each map is one module there."""
-ALL_LINEAR = "all-linear"
+_PATTERN_FIELDS = re.compile(r"module|pattern|target|layers")
 
 
-def matches(
-    patterns: Sequence[str],
-    names: Sequence[str],
-    *,
-    folder: str,
-    file: str,
-    time_limit: float = TIME_LIMIT_SECONDS,
-) -> list[frozenset[str]]:
-    """The names that each pattern of `file` matches from the first to the last letter.
+def read_fields(folder: Path) -> dict[str, JsonValue]:
+    """Read `adapter_config.json`, and refuse what cannot be imported or must not be followed.
 
     Raises:
-        NunatakError: `corrupt_file`, a pattern is no regular expression, or takes too long.
+        NunatakError: `invalid_folder`, the file is missing or damaged.
+        NunatakError: `unsupported_import`, the method or a setting cannot be imported.
     """
-    if all(_PLAIN.fullmatch(pattern) for pattern in patterns):
-        return [
-            frozenset(name for name in names if re.fullmatch(pattern, name)) for pattern in patterns
-        ]
+    fields = read_object(folder, CONFIG_FILE)
+    kind = fields.get("peft_type")
+    if not isinstance(kind, str):
+        raise NunatakError(
+            "corrupt_file", folder=folder.name, file=CONFIG_FILE, problem="names no peft_type"
+        )
+    if kind in PROMPTS:
+        raise _unsupported(
+            folder,
+            f"it is a peft adapter of type {kind}, which puts trained vectors in front of every "
+            "text",
+            "no weights can hold these vectors; train the task again with LoRA or IA3",
+        )
+    if kind not in {**NATIVE, **MERGED}:
+        raise _unsupported(
+            folder,
+            f"it is a peft adapter of type {kind[:80]}",
+            f"expected one of {', '.join({**NATIVE, **MERGED})}; merge the adapter "
+            "(merge_and_unload) and import the whole model",
+        )
+    for name, found in REFUSED.items():
+        if fields.get(name):
+            raise _unsupported(folder, f"it uses {found}", "train it again without")
+    start = str(fields.get(START, True)).lower()
+    if start not in PLAIN_STARTS and kind == "LORA":
+        raise _unsupported(
+            folder,
+            f"it fits a base changed at the start ({START}={start!r})",
+            "merge the adapter (merge_and_unload) and import the whole model, or convert it to "
+            "plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)",
+        )
+    return fields
+
+
+def peft_config(folder: Path, fields: Mapping[str, JsonValue]) -> "PeftConfig":
+    """Return peft's own configuration.
+
+    Raises:
+        NunatakError: `unsupported_import`, peft refuses a value, or does not know a setting that is
+            on.
+        MissingExtraError: peft is not installed.
+    """
+    with needs_extra("training"):
+        from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING  # noqa: PLC0415 - takes seconds
+        from peft.utils import PeftType  # noqa: PLC0415 - takes seconds
+    config_class = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(fields["peft_type"])]
+    known = {it.name for it in fields_of(config_class)}
+    for name, value in fields.items():
+        if value and name not in known:
+            raise _unsupported(
+                folder,
+                f"it uses the setting {name[:80]} = {str(value)[:80]!r}, which the installed peft "
+                "does not know",
+                "install a newer peft, or train it again without",
+            )
+    kept = known - START_SETTINGS - ELSEWHERE
+    # Older releases write null for some defaults.
+    given = {name: value for name, value in fields.items() if name in kept and value is not None}
+    with refused_by(folder, "peft", f"read its {CONFIG_FILE}"), quiet():
+        return cast("Any", config_class)(**given)
+
+
+def head_kind(folder: Path, fields: Mapping[str, JsonValue]) -> HeadKind:
+    """Return the kind of the adapted model's head.
+
+    Raises:
+        NunatakError: `unsupported_import`, no head here fits the model, or the file does not name
+            it.
+    """
+    task_type, mapping = fields.get("task_type"), fields.get("auto_mapping")
+    model_class = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+    kind = TASK_KINDS.get(str(task_type))
+    if task_type is None:
+        kind = kind_of_class(str(model_class))
+    if kind is not None:
+        return kind
+    raise _unsupported(
+        folder,
+        f"its task_type is {task_type!r} and its model {model_class!r}",
+        f"expected a task_type out of {', '.join(TASK_KINDS)}: an adapter without such a head "
+        "answers nothing",
+    )
+
+
+def check_patterns(
+    folder: Path,
+    fields: Mapping[str, JsonValue],
+    names: Sequence[str],
+    *,
+    time_limit: float = TIME_LIMIT_SECONDS,
+) -> None:
+    """Refuse patterns that are no regular expressions, or that take too long over these names.
+
+    Raises:
+        NunatakError: `corrupt_file`, there is such a pattern.
+    """
+    found = {it for name, value in fields.items() if _holds_patterns(name) for it in _texts(value)}
+    patterns = sorted(it for it in found if not _PLAIN.fullmatch(it))
+    if not patterns:
+        return
+    forms = [form.replace("{}", it) for it in patterns for form in _FORMS]
     try:
-        done = subprocess.run(  # noqa: S603 - our own interpreter and program; patterns are data
+        subprocess.run(  # noqa: S603 - our own interpreter and program; patterns are data
             [sys.executable, "-I", "-c", _PROGRAM],
-            input=json.dumps([list(patterns), list(names)]),
+            input=json.dumps([[*patterns, *forms], list(names)]),
             capture_output=True,
             text=True,
             check=True,
             timeout=time_limit,
         )
     except subprocess.TimeoutExpired as error:
+        problem = f"holds a pattern that takes over {time_limit:g} s to match"
         raise NunatakError(
-            "corrupt_file",
-            folder=folder,
-            file=file,
-            problem=f"holds a pattern that takes over {time_limit:g} s to match",
+            "corrupt_file", folder=folder.name, file=CONFIG_FILE, problem=problem
         ) from error
     except subprocess.CalledProcessError as error:
         reason = str(error.stderr).strip().rpartition("\n")[2][:200]
+        problem = f"holds a pattern that is no regular expression ({reason})"
         raise NunatakError(
-            "corrupt_file",
-            folder=folder,
-            file=file,
-            problem=f"holds a pattern that is no regular expression ({reason})",
+            "corrupt_file", folder=folder.name, file=CONFIG_FILE, problem=problem
         ) from error
-    found: list[list[str]] = json.loads(done.stdout)
-    return [frozenset(it) for it in found]
 
 
-class TaskType(StrEnum):
-    """Predictions of the adapted model for which there is a head here (peft's names)."""
+def _holds_patterns(name: str) -> bool:
+    return _PATTERN_FIELDS.search(name) is not None
 
-    SEQUENCE_CLASSIFICATION = "SEQ_CLS"
-    TOKEN_CLASSIFICATION = "TOKEN_CLS"  # noqa: S105 - a kind, no secret
-    QUESTION_ANSWERING = "QUESTION_ANS"
 
+def _texts(value: JsonValue) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for it in value:
+            yield from _texts(it)
+    elif isinstance(value, dict):
+        yield from value
 
-CLASS_SUFFIXES = {
-    "ForSequenceClassification": TaskType.SEQUENCE_CLASSIFICATION,
-    "ForTokenClassification": TaskType.TOKEN_CLASSIFICATION,
-    "ForQuestionAnswering": TaskType.QUESTION_ANSWERING,
-}
-"""The task by the end of the class name, for configurations without a task type."""
 
-
-class ModelClass(BaseModel):
-    """The class of the adapted model (`auto_mapping`)."""
-
-    model_config = ConfigDict(frozen=True)
-
-    base_model_class: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
-    """A linear map that an adapter can change."""
-
-    name: str
-    out: int
-    into: int
-    layer: int | None
-    """None for the pooler, which belongs to the head here."""
-    target: LinearMap | None
-
-
-class AdaptedModule(Protocol):
-    """A module, and how a method changes it."""
-
-    @property
-    def module(self) -> Module:
-        """The module."""
-        ...
-
-    def shapes(self) -> Shapes:
-        """Names, without prefix, and shapes of the stored tensors."""
-        ...
-
-    def difference(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Describe how the stored tensors fit another width than the module's; None if they fit."""
-        ...
-
-    def change(self, tensors: Mapping[str, Tensor]) -> MapChange:
-        """The change that the stored tensors make."""
-        ...
-
-
-Place = tuple[int, LinearMap]
-"""A layer, and a map of it."""
-
-
-class PeftConfig(BaseModel, ABC):
-    """The fields that all methods share; they are documented by peft's `PeftConfig`.
-
-    Each method of peft that is read and written has one subclass.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, strict=True)
-
-    TITLE: ClassVar[str]
-    """The usual name of the method."""
-    METHOD: ClassVar[type[Method]]
-    """The method of Nunatak with the same maths."""
-
-    task_type: str | None = None
-    auto_mapping: ModelClass | None = None
-    base_model_name_or_path: str | None = None
-    revision: str | None = None
-    peft_type: str
-    peft_version: str | None = None
-    inference_mode: bool = True
-    target_modules: Names | None = None
-    exclude_modules: Names | None = None
-    modules_to_save: tuple[str, ...] | None = None
-
-    @abstractmethod
-    def check(self, folder: Path) -> None:
-        """Return if we can reproduce exactly what the configuration says.
-
-        Raises:
-            NunatakError: `unsupported_import`, it uses what we refuse.
-        """
-
-    def chosen_layers(self, folder: Path, names: Sequence[str]) -> set[str]:
-        """Return the module names that lie in a layer to adapt: all, unless the method chooses."""
-        del folder
-        return set(names)
-
-    @abstractmethod
-    def adapted(self, folder: Path, modules: Sequence[Module]) -> tuple[AdaptedModule, ...]:
-        """How the method changes each of the modules that it adapts."""
-
-    @classmethod
-    @abstractmethod
-    def normalised(
-        cls, changes: Mapping[Place, MapChange], config: BackboneConfig
-    ) -> tuple[Method, dict[str, Tensor]]:
-        """Changes that the method made, at least one, as one method of ours with its parameters.
-
-        Raises:
-            NunatakError: `invalid_method`, a change is beyond what our method takes.
-        """
-
-    @classmethod
-    @abstractmethod
-    def fields(cls, method: Method, config: BackboneConfig) -> dict[str, JsonValue]:
-        """The fields of a configuration that describe one of our methods."""
-
-    @classmethod
-    @abstractmethod
-    def stored(cls, name: str, tensor: Tensor, config: BackboneConfig) -> tuple[str, Tensor]:
-        """Name, without prefix, and shape in which peft stores a tensor of a layer of ours."""
-
-    def unsupported(self, folder: Path, found: str) -> NunatakError:
-        """Return the error for an unsupported feature of the folder."""
-        return NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=found,
-            advice=f"expected plain {self.TITLE}; merge the adapter (merge_and_unload) and import "
-            "the whole model, or train it again without",
-        )
-
-
-def task_type_of(folder: Path, config: PeftConfig) -> TaskType:
-    """Return the prediction of the adapted model.
-
-    Raises:
-        NunatakError: `unsupported_import`, no head here fits the prediction, or the file does not
-            name it.
-    """
-    if config.task_type is not None:
-        for task_type in TaskType:
-            if config.task_type == task_type:
-                return task_type
-    model_class = config.auto_mapping.base_model_class if config.auto_mapping else None
-    found = task_type_of_class(model_class or "")
-    if config.task_type is None and found is not None:
-        return found
-    raise NunatakError(
-        "unsupported_import",
-        folder=folder.name,
-        found=f"its task_type is {config.task_type!r} and its model {model_class!r}",
-        advice=f"expected a task_type out of {', '.join(TaskType)}: an adapter without such a head "
-        "answers nothing",
-    )
-
-
-def task_type_of_class(model_class: str) -> TaskType | None:
-    """Return the prediction of a class of transformers, by the name of the class."""
-    return next(
-        (task for suffix, task in CLASS_SUFFIXES.items() if model_class.endswith(suffix)), None
-    )
-
-
-def own_dense(task_type: TaskType, config: BackboneConfig) -> str | None:
-    """The module with the dense layer of the adapted model's head, if it is outside `classifier`.
-
-    Such a layer may belong to the base model, as BERT's pooler.
-    """
-    is_read = task_type is TaskType.SEQUENCE_CLASSIFICATION
-    return FAMILIES[config.model_type].own_dense if is_read else None
-
-
-def modules_of(task_type: TaskType, config: BackboneConfig) -> tuple[Module, ...]:
-    """Every module of the adapted model that we can change."""
-    modules = list[Module]()
-    for layer in range(config.num_layers):
-        for target in LinearMap:
-            out, into = map_widths(target, layer, config)
-            name = linear_module(target, layer, config)
-            modules.append(Module(name=name, out=out, into=into, layer=layer, target=target))
-    if own_dense(task_type, config) is not None:
-        width, name = config.hidden_width, FAMILIES[config.model_type].dense
-        modules.append(Module(name=name, out=width, into=width, layer=None, target=None))
-    return tuple(modules)
-
-
-HEAD_NAMES = {
-    TaskType.SEQUENCE_CLASSIFICATION: ("classifier", "score"),
-    TaskType.TOKEN_CLASSIFICATION: ("classifier", "score"),
-    TaskType.QUESTION_ANSWERING: ("qa_outputs",),
-}
-"""Names that peft adds to `modules_to_save` for a task type, whether written down or not."""
-
-
-def saved_modules(
-    folder: Path, config: PeftConfig, task_type: TaskType, shape: BackboneConfig
-) -> set[str]:
-    """Names of the modules that are stored whole.
-
-    Raises:
-        NunatakError: `unsupported_import`, a stored module is no part of the head.
-    """
-    saved = set(config.modules_to_save or ())
-    if config.task_type is not None:
-        saved |= set(HEAD_NAMES[task_type])
-    family = FAMILIES[shape.model_type]
-    poolers = ("pooler", f"{family.encoder}.pooler")
-    known = {CLASSIFIER, "score", "qa_outputs", *poolers, family.own_dense or CLASSIFIER}
-    if not saved <= known:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"it stores {', '.join(sorted(saved - known))} whole (modules_to_save)",
-            advice="expected nothing but the head and its dense layer; merge the adapter "
-            "(merge_and_unload) and import the whole model",
-        )
-    return saved
-
-
-def adapted_modules(
-    folder: Path, config: PeftConfig, task_type: TaskType, shape: BackboneConfig
-) -> tuple[AdaptedModule, ...]:
-    """The modules that a configuration adapts, each with its change.
-
-    Raises:
-        NunatakError: `invalid_folder`, a pattern cannot be matched.
-        NunatakError: `unsupported_import`, an embedding table is adapted, or another module stored
-            whole.
-    """
-    modules, embeddings = modules_of(task_type, shape), embedding_modules(shape)
-    names = (*(module.name for module in modules), *embeddings)
-    excluded = _excluded(folder, config, names)
-    saved = saved_modules(folder, config, task_type, shape)
-    open_names = [name for name in names if name not in excluded and not _lies_in(name, saved)]
-    linear = {name for name in open_names if embeddings.get(name, True)}
-    chosen = _targeted(folder, config, open_names, linear)
-    tables = sorted(chosen & embeddings.keys())
-    if tables:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"it adapts {tables[0]}",
-            advice="embeddings are shared by all tasks; merge the adapter (merge_and_unload) and "
-            "import the whole model",
-        )
-    return config.adapted(folder, [module for module in modules if module.name in chosen])
-
-
-def _excluded(folder: Path, config: PeftConfig, names: Sequence[str]) -> set[str]:
-    return set(named(folder, config.exclude_modules or (), names))
-
-
-def _lies_in(name: str, modules: Iterable[str]) -> bool:
-    return any(f".{module}." in f".{name}." for module in modules)
-
-
-def _targeted(folder: Path, config: PeftConfig, names: Sequence[str], linear: set[str]) -> set[str]:
-    targets = config.target_modules or ()
-    if isinstance(targets, str):
-        if targets.lower() == ALL_LINEAR:
-            return linear
-        return set(named(folder, targets, names))
-    # A full name matches its module in any layer.
-    layers = config.chosen_layers(folder, names)
-    return {name for name in named(folder, targets, names) if name in targets or name in layers}
-
-
-def named(folder: Path, chosen: Names, names: Sequence[str]) -> frozenset[str]:
-    """A list names modules by their last parts, a text by a pattern for the whole name."""
-    if isinstance(chosen, str):
-        return match_names(folder, [chosen], names)[0]
-    return frozenset(
-        name for name in names if any(name == it or name.endswith(f".{it}") for it in chosen)
-    )
-
-
-def match_names(
-    folder: Path, patterns: Sequence[str], names: Sequence[str]
-) -> list[frozenset[str]]:
-    """For each pattern of a configuration, the names that it matches as a whole.
-
-    Raises:
-        NunatakError: `corrupt_file`, a pattern is no regular expression, or takes too long.
-    """
-    return matches(patterns, names, folder=folder.name, file=CONFIG_FILE)
-
-
-def target_pattern(
-    targets: Iterable[LinearMap], config: BackboneConfig, *, first_layer: int
-) -> str:
-    """A pattern for whole names: a list of last parts would confuse the two `output.dense`."""
-    # The names of a map differ between the layers in the number of the layer alone.
-    around = [linear_module(target, 0, config).split(".0.") for target in targets]
-    layers = "|".join(map(str, range(first_layer, config.num_layers)))
-    stack = re.escape(around[0][0]) if around else ""
-    paths = "|".join(re.escape(path) for _, path in around)
-    return rf"{stack}\.({layers})\.({paths})"
+def _unsupported(folder: Path, found: str, advice: str) -> NunatakError:
+    return NunatakError("unsupported_import", folder=folder.name, found=found, advice=advice)

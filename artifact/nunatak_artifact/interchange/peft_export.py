@@ -16,23 +16,26 @@ from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.folders import new_folder, write_json
 from nunatak_artifact.interchange.peft_config import (
     CONFIG_FILE,
-    HEAD_NAMES,
     SUPPORTED,
+    TASK_KINDS,
     WEIGHTS_STEM,
-    PeftConfig,
-    TaskType,
-    own_dense,
 )
-from nunatak_artifact.interchange.peft_import import DENSE, PEFT_CONFIGS, stored_head
-from nunatak_artifact.interchange.transformers_layout import has_class
+from nunatak_artifact.interchange.peft_methods import Site, peft_fields, peft_tensor
+from nunatak_artifact.interchange.transformers_layout import (
+    FAMILIES,
+    has_class,
+    head_names,
+    map_places,
+)
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.enums import HeadKind as RecordedKind
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import HeadRecord
-from nunatak_model import Backbone, BackboneConfig, tensors_to_bytes
+from nunatak_contract.methods import Ia3, Lora
+from nunatak_model import Backbone, tensors_to_bytes
 
 PREFIX = "base_model.model."
+DENSE = "head.dense"
 
 
 def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
@@ -47,29 +50,28 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         UnsupportedBackboneError: the backbone is quantized.
     """
     check_exact(backbone)
-    _check_supported(task, backbone)
-    (peft_type, kind), config = _kind(task), backbone.config
-    task_type = _task_type(task, config)
-    _check_types(task, task_type, backbone)
+    method, modules = _method(task), _modules(task, backbone)
+    _check_head(task, backbone)
+    task_type = _task_type(task, backbone)
+    names = head_names(FAMILIES[backbone.config.model_type], task.branch.spec.head.kind)
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
-    dense, saved = own_dense(task_type, config), [*HEAD_NAMES[task_type]]
-    if dense is not None and not _is_pooler(parameters, backbone):
-        saved.append(dense.rpartition(".")[2])
-    tensors = {
-        **dict(
-            kind.stored(name, tensor, config)
-            for name, tensor in parameters.items()
-            if name.startswith("layers.")
-        ),
-        **_head(stored_head(task_type, saved, config), parameters),
+    given = _given_by_base(parameters, names, backbone)
+    kept = {
+        names[name]: it
+        for name, it in parameters.items()
+        if name in names and not (given and name.startswith(DENSE))
     }
+    tensors = kept | dict(
+        peft_tensor(name, tensor, modules)
+        for name, tensor in parameters.items()
+        if name.startswith("layers.")
+    )
     fields = {
-        "peft_type": peft_type,
-        "task_type": task_type.value,
+        "task_type": task_type,
         "base_model_name_or_path": backbone.name,
         "inference_mode": True,
-        "modules_to_save": saved,
-        **kind.fields(task.branch.spec.method, config),
+        "modules_to_save": sorted({_saved(name) for name in kept}),
+        **peft_fields(method, modules),
     }
     with new_folder(folder) as made:
         (made / f"{WEIGHTS_STEM}.safetensors").write_bytes(
@@ -79,53 +81,67 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         write_json(made, "config.json", _meaning(task.manifest.head))
 
 
-def _kind(task: LoadedTask) -> tuple[str, type[PeftConfig]]:
+def _saved(name: str) -> str:
+    """The module that peft stores whole: `classifier`, or `pooler` of `bert.pooler.dense`."""
+    parts = name.split(".")[:-1]
+    return parts[1] if parts[0] in {it.encoder for it in FAMILIES.values()} else parts[0]
+
+
+def _method(task: LoadedTask) -> Lora | Ia3:
     method = task.branch.spec.method
-    for peft_type, kind in PEFT_CONFIGS.items():
-        if isinstance(method, kind.METHOD):
-            return peft_type, kind
+    if isinstance(method, Lora | Ia3):
+        return method
     raise NunatakError(
         "unsupported_export",
         reference=task.manifest.reference,
-        part=f"its method is {method.kind}, peft folders hold "
-        f"{' and '.join(kind.TITLE for kind in PEFT_CONFIGS.values())}",
+        part=f"its method is {method.kind}, peft folders hold LoRA and IA3",
         advice="export it in transformers' format",
     )
 
 
-def _check_supported(task: LoadedTask, backbone: Backbone) -> None:
-    if backbone.config.model_type not in SUPPORTED:
+def _modules(task: LoadedTask, backbone: Backbone) -> dict[Site, str]:
+    """The module of each map of each layer."""
+    model_type = backbone.config.model_type
+    if model_type not in SUPPORTED:
         raise NunatakError(
             "unsupported_export",
             reference=task.manifest.reference,
-            part=f"its backbone is a {backbone.config.model_type}",
-            advice=f"peft folders are written for {', '.join(SUPPORTED)}",
+            part=f"its backbone is a {model_type}, adapters are written for {', '.join(SUPPORTED)}",
+            advice="export it in transformers' format",
+        )
+    places = map_places(FAMILIES[model_type], backbone.config)
+    modules = {
+        (place.layer, place.target): name
+        for name, own in places.items()
+        if len(own) == 1
+        for place in own
+    }
+    if len(modules) == sum(map(len, places.values())) > 0:
+        return modules
+    raise NunatakError(
+        "unsupported_export",
+        reference=task.manifest.reference,
+        part=f"its backbone is a {model_type}, where one module holds several maps",
+        advice="export it in transformers' format",
+    )
+
+
+def _check_head(task: LoadedTask, backbone: Backbone) -> None:
+    head = task.branch.spec.head
+    if not has_class(head, backbone.config):
+        raise NunatakError(
+            "unsupported_export",
+            reference=task.manifest.reference,
+            part=f"its head reads the {head.pooling} of the tokens "
+            f"{'through' if head.dense else 'without'} a dense layer",
+            advice="transformers' classes read the first token through one; train it on a backbone "
+            "that pools so",
         )
 
 
-def _task_type(task: LoadedTask, config: BackboneConfig) -> TaskType:
-    head = task.branch.spec.head
-    match head.kind:
-        case HeadKind.TOKEN_CLASSIFICATION:
-            return TaskType.TOKEN_CLASSIFICATION
-        case HeadKind.QUESTION_ANSWERING:
-            return TaskType.QUESTION_ANSWERING
-        case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
-            if has_class(head, config):
-                return TaskType.SEQUENCE_CLASSIFICATION
-            raise NunatakError(
-                "unsupported_export",
-                reference=task.manifest.reference,
-                part=f"its head reads the {head.pooling} of the tokens "
-                f"{'through' if head.dense else 'without'} a dense layer",
-                advice="transformers' classes read the first token through one; train it on a "
-                "backbone "
-                "that pools so",
-            )
-
-
-def _check_types(task: LoadedTask, task_type: TaskType, backbone: Backbone) -> None:
-    if task_type is TaskType.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
+def _task_type(task: LoadedTask, backbone: Backbone) -> str:
+    kind = task.branch.spec.head.kind
+    if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
         raise NunatakError(
             "unsupported_export",
             reference=task.manifest.reference,
@@ -133,23 +149,22 @@ def _check_types(task: LoadedTask, task_type: TaskType, backbone: Backbone) -> N
             "reads them",
             advice="export it in transformers' format",
         )
+    wanted = HeadKind.SEQUENCE_CLASSIFICATION if kind is HeadKind.RANKING else kind
+    return next(name for name, it in TASK_KINDS.items() if it is wanted)
 
 
-def _is_pooler(parameters: Mapping[str, Tensor], backbone: Backbone) -> bool:
-    pooler = backbone.pooler
-    return pooler is not None and all(
+def _given_by_base(
+    parameters: Mapping[str, Tensor], names: Mapping[str, str], backbone: Backbone
+) -> bool:
+    """Whether the head's dense layer is the pooler of the base, which the base's folder has."""
+    family, pooler = FAMILIES[backbone.config.model_type], backbone.pooler
+    if pooler is None or not names.get(f"{DENSE}.weight", "").startswith(f"{family.encoder}."):
+        return False
+    return all(
         torch.equal(parameters[f"{DENSE}.{part}"], frozen.to("cpu", torch.float32))
         for part, frozen in (("weight", pooler.weight), ("bias", pooler.bias))
         if frozen is not None
     )
-
-
-def _head(head: Mapping[str, str], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        f"{module}.{part}": parameters[f"{ours}.{part}"]
-        for ours, module in head.items()
-        for part in ("weight", "bias")
-    }
 
 
 def _meaning(head: HeadRecord) -> dict[str, object]:
@@ -159,6 +174,6 @@ def _meaning(head: HeadRecord) -> dict[str, object]:
         meaning["label2id"] = {label: index for index, label in enumerate(head.labels)}
     if head.problem_type is not None:
         meaning["problem_type"] = head.problem_type.value
-    if head.kind is RecordedKind.RANKING:
+    if head.kind is HeadKind.RANKING:
         meaning |= activation_fields(head.score)
     return meaning

@@ -1,143 +1,99 @@
 """Import of the adapter folders of peft.
 
-BERT reads sequences through its pooler, a dense layer with tanh over the first token; DistilBERT
-and DeBERTa have such a layer next to `classifier`. RoBERTa's `classifier` has one of its own. All
-become `head.dense` here. A change of a layer outside `classifier` is merged into its weights.
+peft adapts a model of transformers that has the backbone's weights. Its answers are the reference.
+Then peft merges the adapter into the weights. If LoRA or IA3 here gives the same weights, the task
+is LoRA or IA3; otherwise the task owns the layers from the lowest changed layer up.
 """
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import JsonValue
 from torch import Tensor
 
 from nunatak_artifact.interchange.compatibility import (
     AS_THE_FOLDER_SAYS,
+    CONFIG,
     ImportChoices,
     ImportedTask,
     check_reading,
+    read_object,
     read_settings,
 )
 from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
 from nunatak_artifact.interchange.folders import (
     check_tensors,
+    has_file,
     labels_in_order,
     problem_type_of,
     read_max_length,
-    read_model,
     read_model_config,
     read_problem_type,
     read_weights,
 )
 from nunatak_artifact.interchange.peft_config import (
-    CONFIG_FILE,
+    MERGED,
+    NATIVE,
     SUPPORTED,
     WEIGHTS_STEM,
-    AdaptedModule,
-    PeftConfig,
-    TaskType,
-    adapted_modules,
-    own_dense,
-    saved_modules,
-    task_type_of,
+    check_patterns,
+    head_kind,
+    peft_config,
+    read_fields,
 )
-from nunatak_artifact.interchange.peft_ia3 import Ia3Config
-from nunatak_artifact.interchange.peft_lora import LoraConfig
-from nunatak_artifact.interchange.transformers_layout import CLASSIFIER, FAMILIES
-from nunatak_artifact.interchange.transformers_layout import head_spec as head_of_class
-from nunatak_contract.enums import HeadKind, RankingScore
-from nunatak_contract.errors import NunatakError
-from nunatak_contract.methods import HeadOnly, Method
-from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec
-from nunatak_model.errors import mismatch_of
+from nunatak_artifact.interchange.peft_methods import ADAPTER, kind_of, native_method
+from nunatak_artifact.interchange.transformers_export import merged_weights
+from nunatak_artifact.interchange.transformers_import import find_divergence
+from nunatak_artifact.interchange.transformers_layout import (
+    FAMILIES,
+    Family,
+    class_name,
+    config_fields,
+    encoder_to_stored,
+    from_stored,
+    head_names,
+    head_spec,
+    map_places,
+)
+from nunatak_artifact.reference import (
+    answers_of,
+    check_answers,
+    class_named,
+    config_of,
+    load_model,
+    probe_encodings,
+    quiet,
+    refused_by,
+)
+from nunatak_contract.enums import HeadKind, Pooling, RankingScore
+from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.methods import Method
+from nunatak_model import (
+    Backbone,
+    BranchSpec,
+    HeadSpec,
+    build_branch,
+    parameter_shapes,
+)
+from nunatak_model.architectures import architecture_of, encoder_shapes
+from nunatak_model.heads import head_shapes
 
-HEAD_KINDS = {
-    TaskType.SEQUENCE_CLASSIFICATION: HeadKind.SEQUENCE_CLASSIFICATION,
-    TaskType.TOKEN_CLASSIFICATION: HeadKind.TOKEN_CLASSIFICATION,
-    TaskType.QUESTION_ANSWERING: HeadKind.QUESTION_ANSWERING,
-}
-OUTPUT, DENSE = "head.output", "head.dense"
-PREFIX = "base_model.model."
-PICKLE_ADVICE = "save it again with a current peft (save_pretrained), which writes safetensors"
-PEFT_CONFIGS: Mapping[str, type[PeftConfig]] = {"LORA": LoraConfig, "IA3": Ia3Config}
-"""peft's name of each method that can be imported and exported, and the method's configuration."""
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
 
-
-class _Kind(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-    peft_type: str
-
-
-def stored_head(
-    task_type: TaskType, saved: Collection[str], config: BackboneConfig
-) -> dict[str, str]:
-    """Our name of each linear map of the head -> its module in the adapted model.
-
-    A dense layer outside `classifier` is among them if it was trained, that is, if a name in
-    `saved` ends the name of its module, as peft compares them. `classifier` ends `pre_classifier`.
-    """
-    family = FAMILIES[config.model_type]
-    match task_type:
-        case TaskType.QUESTION_ANSWERING:
-            return {OUTPUT: family.answer_output}
-        case TaskType.TOKEN_CLASSIFICATION:
-            return {OUTPUT: CLASSIFIER}
-        case TaskType.SEQUENCE_CLASSIFICATION:
-            dense = own_dense(task_type, config)
-            is_stored = dense is None or any(dense.endswith(it) for it in saved)
-            head = {OUTPUT: family.sequence_output}
-            return {**head, DENSE: family.dense} if is_stored else head
-
-
-def head_spec(
-    task_type: TaskType, num_labels: int, config: BackboneConfig, *, ranks: bool = False
-) -> HeadSpec:
-    """The shape of the head of a class of transformers; a ranking head if the one logit `ranks`."""
-    kind = HeadKind.RANKING if ranks else HEAD_KINDS[task_type]
-    return head_of_class(kind, config, num_outputs=num_labels)
-
-
-def stored_shapes(
-    head: Mapping[str, str], spec: HeadSpec, *, width: int
-) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the stored tensors of a head."""
-    shapes = dict[str, tuple[int, ...]]()
-    for ours, module in head.items():
-        out = spec.num_labels if ours == OUTPUT else width
-        shapes[f"{module}.weight"], shapes[f"{module}.bias"] = (out, width), (out,)
-    return shapes
-
-
-def head_parameters(head: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The stored tensors of a head under our names."""
-    return {
-        f"{ours}.{part}": tensors[f"{module}.{part}"]
-        for ours, module in head.items()
-        for part in ("weight", "bias")
-    }
-
-
-def pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
-    """The backbone's pooler as the dense layer of a head, in float32.
-
-    Raises:
-        NunatakError: `foreign_backbone`, the backbone has no pooler.
-    """
-    pooler = backbone.pooler
-    if pooler is None or pooler.bias is None:
-        raise NunatakError(
-            "foreign_backbone",
-            folder=folder.name,
-            backbone=backbone.name,
-            difference="the head reads the pooler of its base, and this backbone has none",
-        )
-    return {
-        f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
-        f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
-    }
+PREFIX: Final = "base_model.model."
+PICKLE_ADVICE: Final = (
+    "save it again with a current peft (save_pretrained), which writes safetensors"
+)
+SHAPED_BY_TRAINING: Final = frozenset({"ADALORA"})
+"""Methods whose tensors have other shapes after training than the configuration says."""
+MERGE_TOLERANCE: Final = 1e-5
+"""Largest difference of two merged weights, as a part of the tensor's largest value."""
+POOLING: Final = "classifier_pooling"
 
 
 def import_peft(
@@ -157,67 +113,56 @@ def import_peft(
             tensors and configuration differ; or nothing names the labels.
         NunatakError: `unsupported_import`, no method or head here computes the same.
         NunatakError: `foreign_backbone`, the adapter fits another shape of backbone.
-        NunatakError: `invalid_method`, a rank is beyond what our method takes.
+        MissingExtraError: peft or transformers is not installed.
     """
-    check_supported(folder, backbone)
-    config, shape = read_peft_config(folder), backbone.config
-    task_type = task_type_of(folder, config)
-    adapted = adapted_modules(folder, config, task_type, shape)
-    head = stored_head(task_type, saved_modules(folder, config, task_type, shape), shape)
-    _check_types(folder, task_type, backbone)
+    fields = read_fields(folder)
+    family, kind = _family(folder, backbone), head_kind(folder, fields)
+    _check_types(folder, kind, backbone)
     if read_settings(folder):
         check_reading(folder, backbone)
-    tensors, cross_encoder = _tensors(folder), read_cross_encoder(folder, backbone)
-    num_labels = _num_labels(tensors, task_type, head[OUTPUT])
-    ranks = task_type is TaskType.SEQUENCE_CLASSIFICATION and is_ranking(
-        folder, cross_encoder, choices, num_outputs=num_labels
+    stored = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
+    cross_encoder = read_cross_encoder(folder, backbone)
+    num_outputs = _num_outputs(stored, family, kind)
+    ranks = kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
+        folder, cross_encoder, choices, num_outputs=num_outputs
     )
-    spec = head_spec(task_type, num_labels, shape, ranks=ranks)
-    _check_backbone(folder, tensors, adapted, backbone)
-    check_tensors(folder, tensors, _shapes(adapted, head, spec, shape))
-    method, parameters = _branch(config, adapted, tensors, shape)
-    parameters |= head_parameters(head, tensors)
-    if spec.dense and DENSE not in head:
-        parameters |= pooler_parameters(folder, backbone)
-    parameters |= _changed_pooler(adapted, tensors, parameters)
-    meaning, base = read_model_config(folder), config.base_model_name_or_path
+    head = head_spec(
+        HeadKind.RANKING if ranks else kind,
+        backbone.config,
+        num_outputs=num_outputs,
+        is_mean=_reads_mean(folder, family, kind),
+    )
+    branch = _branch(folder, fields, stored, _base(folder, backbone, family, head), backbone)
+    meaning, base = read_model_config(folder), fields.get("base_model_name_or_path")
+    trained_on = f"trained on {base}" if base else "no base named"
     return ImportedTask(
-        spec=BranchSpec(method=method, head=spec),
-        labels=labels_in_order(folder, spec, given=choices.labels, stored=meaning.id2label),
+        spec=branch.spec,
+        labels=labels_in_order(folder, head, given=choices.labels, stored=meaning.id2label),
         problem_type=problem_type_of(
-            folder, spec, choices.problem_type or read_problem_type(folder, meaning.problem_type)
+            folder, head, choices.problem_type or read_problem_type(folder, meaning.problem_type)
         ),
-        parameters=parameters,
+        parameters=branch.parameters,
         max_length=read_max_length(folder, backbone),
-        source=f"peft {config.TITLE} folder, {f'trained on {base}' if base else 'no base named'}",
+        source=f"peft {branch.found}, {trained_on}",
         score=score_of(cross_encoder) if ranks else RankingScore.SIGMOID,
-        base=base,
+        base=str(base) if base else None,
     )
 
 
-def read_peft_config(folder: Path) -> PeftConfig:
-    """Read a configuration that we can reproduce exactly.
-
-    Raises:
-        NunatakError: `invalid_folder`, it cannot be read.
-        NunatakError: `unsupported_import`, it is of another method, or uses what we refuse.
-    """
-    kind = read_model(folder, CONFIG_FILE, _Kind).peft_type
-    if kind not in PEFT_CONFIGS:
+def _family(folder: Path, backbone: Backbone) -> Family:
+    if backbone.config.model_type not in SUPPORTED:
         raise NunatakError(
             "unsupported_import",
             folder=folder.name,
-            found=f"it is a peft adapter of type {kind}",
-            advice=f"expected one of {', '.join(PEFT_CONFIGS)}; merge the adapter "
+            found=f"the backbone is a {backbone.config.model_type}",
+            advice=f"adapter folders are read for {', '.join(SUPPORTED)}; merge the adapter "
             "(merge_and_unload) and import the whole model",
         )
-    config = read_model(folder, CONFIG_FILE, PEFT_CONFIGS[kind])
-    config.check(folder)
-    return config
+    return FAMILIES[backbone.config.model_type]
 
 
-def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
-    if task_type is TaskType.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
+def _check_types(folder: Path, kind: HeadKind, backbone: Backbone) -> None:
+    if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
         raise NunatakError(
             "unsupported_import",
             folder=folder.name,
@@ -228,107 +173,213 @@ def _check_types(folder: Path, task_type: TaskType, backbone: Backbone) -> None:
         )
 
 
-def check_supported(
-    folder: Path, backbone: Backbone, supported: Collection[str] = SUPPORTED
-) -> None:
-    """Raise `unsupported_import` unless adapters of such a model can be imported."""
-    if backbone.config.model_type not in supported:
+def _num_outputs(stored: Mapping[str, Tensor], family: Family, kind: HeadKind) -> int:
+    """The number of logits. If the tensor is missing, the check of all tensors reports it."""
+    bias = stored.get(PREFIX + head_names(family, kind)["head.output.bias"])
+    return kind.fixed_outputs or (2 if bias is None else bias.numel())
+
+
+def _reads_mean(folder: Path, family: Family, kind: HeadKind) -> bool:
+    """Whether the head pools by mean, for families whose base model decides it.
+
+    Raises:
+        NunatakError: `unsupported_import`, the folder does not tell it.
+    """
+    if kind.reads_tokens or not family.has_dense_tokens:
+        return False
+    named = read_object(folder, CONFIG).get(POOLING) if has_file(folder, CONFIG) else None
+    if named not in {"mean", "cls"}:
         raise NunatakError(
             "unsupported_import",
             folder=folder.name,
-            found=f"the backbone is a {backbone.config.model_type}",
-            advice=f"adapter folders are read for {', '.join(supported)}",
+            found=f"nothing names the pooling of its head ({POOLING})",
+            advice=f"write {POOLING} of the base's config.json, cls or mean, into a config.json "
+            "next to the adapter",
         )
+    return named == "mean"
 
 
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    """The stored tensors by their names in the adapted model."""
-    stored = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
-    strange = [name for name in stored if not name.startswith(PREFIX)]
-    if strange:
-        raise NunatakError(
-            "tensor_mismatch",
-            folder=folder.name,
-            found=mismatch_of({"that nothing reads": strange}),
-        )
-    return {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """The base model with the backbone's weights."""
+
+    model: "PreTrainedModel"
+    family: Family
+    head: HeadSpec
+    random: Mapping[str, tuple[int, ...]]
+    """The shapes of the tensors that the backbone does not have, by name."""
 
 
-def _check_backbone(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    adapted: Sequence[AdaptedModule],
-    backbone: Backbone,
-) -> None:
-    """Distinguish another base model from a damaged folder, by names and widths."""
-    differences = [
-        *(_foreign_name(name, backbone.config) for name in tensors),
-        *(it.difference(tensors) for it in adapted),
-    ]
-    for difference in differences:
-        if difference is not None:
-            raise NunatakError(
-                "foreign_backbone",
-                folder=folder.name,
-                backbone=backbone.name,
-                difference=difference,
-            )
+def _base(folder: Path, backbone: Backbone, family: Family, head: HeadSpec) -> _Base:
+    raw: dict[str, JsonValue] = {
+        **config_fields(backbone.config),
+        "id2label": {str(index): f"LABEL_{index}" for index in range(head.num_labels)},
+    }
+    if head.pooling is Pooling.MEAN:
+        raw[POOLING] = "mean"
+    parameters = {name: backbone.floating(name) for name in encoder_shapes(backbone.config)}
+    tensors = encoder_to_stored(
+        {name: it for name, it in parameters.items() if it is not None},
+        family,
+        head.kind,
+        backbone.config,
+    )
+    tensors |= _initial_head(backbone, family, head)
+    model_class = class_named(class_name(family, head.kind))
+    loaded = load_model(folder, model_class, config_of(folder, raw), tensors)
+    random = {name: tuple(loaded.model.get_parameter(name).shape) for name in loaded.missing}
+    return _Base(model=loaded.model, family=family, head=head, random=random)
 
 
-def _foreign_name(name: str, config: BackboneConfig) -> str | None:
-    encoder = FAMILIES[config.model_type].encoder
-    found = re.match(r"(\w+)\.(?:encoder|transformer)\.layer\.(\d+)\.", name)
-    if found is None:
-        return None
-    if found[1] != encoder:
-        return f"it adapts a {found[1]} model, the backbone is a {encoder} model"
-    if int(found[2]) >= config.num_layers:
-        return f"it adapts layer {found[2]}, the backbone has {config.num_layers} layers"
-    return None
+def _initial_head(backbone: Backbone, family: Family, head: HeadSpec) -> dict[str, Tensor]:
+    """The tensors of the head that the base's checkpoint has, under transformers' names."""
+    names, sources = head_names(family, head.kind), architecture_of(backbone.config).HEAD_SOURCES
+    found = dict[str, Tensor]()
+    for part, layer in (("head.dense", backbone.pooler), ("head.norm", backbone.pooler_norm)):
+        for kind in ("weight", "bias"):
+            theirs = names.get(f"{part}.{kind}")
+            tensor = None if layer is None else getattr(layer, kind)
+            # RoBERTa's pooler has the shape of `classifier.dense`, but is another layer.
+            if theirs and tensor is not None and theirs.endswith(f"{sources[part]}.{kind}"):
+                found[theirs] = tensor
+    return {
+        name: it
+        for name, it in found.items()
+        if name in {names[ours] for ours in head_shapes(head, backbone.config)}
+    }
 
 
-def _num_labels(tensors: Mapping[str, Tensor], task_type: TaskType, output: str) -> int:
-    bias = tensors.get(f"{output}.bias")
-    # If the tensor is missing, the check of all tensors reports it.
-    return 2 if task_type is TaskType.QUESTION_ANSWERING or bias is None else bias.numel()
-
-
-def _shapes(
-    adapted: Sequence[AdaptedModule],
-    head: Mapping[str, str],
-    spec: HeadSpec,
-    config: BackboneConfig,
-) -> dict[str, tuple[int, ...]]:
-    shapes = stored_shapes(head, spec, width=config.hidden_width)
-    for it in adapted:
-        shapes |= it.shapes()
-    return shapes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Imported:
+    spec: BranchSpec
+    parameters: Mapping[str, Tensor]
+    found: str
 
 
 def _branch(
-    kind: PeftConfig,
-    adapted: Sequence[AdaptedModule],
-    tensors: Mapping[str, Tensor],
-    config: BackboneConfig,
-) -> tuple[Method, dict[str, Tensor]]:
-    """The method with its parameters; one that adapts no layer is a head."""
-    changes = {
-        (it.module.layer, it.module.target): it.change(tensors)
-        for it in adapted
-        if it.module.layer is not None and it.module.target is not None
-    }
-    return kind.normalised(changes, config) if changes else (HeadOnly(), {})
+    folder: Path,
+    fields: Mapping[str, JsonValue],
+    stored: Mapping[str, Tensor],
+    base: _Base,
+    backbone: Backbone,
+) -> _Imported:
+    """The adapter as a branch whose answers equal peft's own."""
+    check_patterns(folder, fields, [name for name, _ in cast("Any", base.model).named_modules()])
+    adapted = _adapted(folder, fields, base)
+    _set_weights(folder, adapted, stored, base, backbone)
+    encodings = probe_encodings(backbone)
+    expected = answers_of(adapted.get_base_model(), encodings)
+    places = map_places(base.family, backbone.config)
+    native = native_method(adapted, places, backbone.config)
+    _unwrap(adapted.get_base_model())
+    with refused_by(folder, "peft", "merge it"), quiet():
+        merged = cast("PreTrainedModel", cast("Any", adapted).merge_and_unload(safe_merge=True))
+    theirs = from_stored(merged.state_dict(), base.family, base.head, backbone.config)
+    kind = str(fields["peft_type"])
+    found = _native(native, theirs, base.head, backbone, kind) or _merged(
+        theirs, base.head, backbone, kind
+    )
+    branch = build_branch(found.spec, backbone.config, found.parameters)
+    check_answers(folder, branch, backbone, encodings, expected)
+    return found
 
 
-def _changed_pooler(
-    adapted: Sequence[AdaptedModule],
-    tensors: Mapping[str, Tensor],
-    parameters: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    """The pooler's weights with the change of the adapter, if there is one."""
-    pooler = next((it for it in adapted if it.module.layer is None), None)
-    if pooler is None:
-        return {}
-    weight, bias = (parameters[f"{DENSE}.{part}"].clone() for part in ("weight", "bias"))
-    pooler.change(tensors).merge(weight, bias)
-    return {f"{DENSE}.weight": weight, f"{DENSE}.bias": bias}
+def _adapted(folder: Path, fields: Mapping[str, JsonValue], base: _Base) -> "PeftModel":
+    config = peft_config(folder, fields)
+    with needs_extra("training"):
+        from peft import get_peft_model  # noqa: PLC0415 - takes seconds
+    with refused_by(folder, "peft", "adapt the backbone"), quiet():
+        return get_peft_model(base.model, config).eval()
+
+
+def _set_weights(
+    folder: Path,
+    adapted: "PeftModel",
+    stored: Mapping[str, Tensor],
+    base: _Base,
+    backbone: Backbone,
+) -> None:
+    """Load the stored tensors, which must be exactly the adapter's own."""
+    import peft  # noqa: PLC0415 - takes seconds
+
+    library = cast("Any", peft)
+    with refused_by(folder, "peft", "name its tensors"), quiet():
+        own = cast("dict[str, Tensor]", library.get_peft_model_state_dict(adapted))
+    expected = {name: tuple(it.shape) for name, it in own.items()}
+    for name, shape in base.random.items():
+        # The head must come from the folder, whether the configuration says so or not.
+        expected.setdefault(PREFIX + name, shape)
+    if kind_of(adapted) in SHAPED_BY_TRAINING:
+        expected |= {name: tuple(it.shape) for name, it in stored.items() if name in expected}
+    _check_pooler(folder, stored, expected, base, backbone)
+    check_tensors(folder, stored, expected)
+    with refused_by(folder, "peft", "load its tensors"), quiet():
+        library.set_peft_model_state_dict(adapted, dict(stored))
+
+
+def _unwrap(model: Any) -> None:  # noqa: ANN401 - a model of transformers
+    """Put modules that are stored whole in their places; peft itself unwraps linear maps alone."""
+    from peft.utils import ModulesToSaveWrapper  # noqa: PLC0415 - takes seconds
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, ModulesToSaveWrapper):
+            model.set_submodule(name, module.modules_to_save[ADAPTER])
+
+
+def _check_pooler(
+    folder: Path,
+    stored: Mapping[str, Tensor],
+    expected: Mapping[str, tuple[int, ...]],
+    base: _Base,
+    backbone: Backbone,
+) -> None:
+    pooler = f"{base.family.dense}.weight"
+    is_needed = pooler in base.random and PREFIX + pooler in expected
+    if is_needed and backbone.pooler is None and PREFIX + pooler not in stored:
+        raise NunatakError(
+            "foreign_backbone",
+            folder=folder.name,
+            backbone=backbone.name,
+            difference="the head reads the pooler of its base, and this backbone has none",
+        )
+
+
+def _native(
+    native: tuple[Method, dict[str, Tensor]] | None,
+    theirs: Mapping[str, Tensor],
+    head: HeadSpec,
+    backbone: Backbone,
+    kind: str,
+) -> _Imported | None:
+    """The adapter as LoRA or IA3 here, if that gives the weights that peft merges."""
+    if native is None or kind not in NATIVE:
+        return None
+    method, parameters = native
+    own = {name: theirs[name].clone() for name in head_shapes(head, backbone.config)}
+    spec = BranchSpec(method=method, head=head)
+    branch = build_branch(spec, backbone.config, {**parameters, **own})
+    ours = merged_weights(branch, backbone)
+    for name in encoder_shapes(backbone.config):
+        frozen = backbone.floating(name)
+        is_changed = frozen is None or not torch.equal(ours[name], frozen.to("cpu", torch.float32))
+        room = MERGE_TOLERANCE * float(theirs[name].abs().max()) if is_changed else 0.0
+        if not float((ours[name] - theirs[name]).abs().max()) <= room:
+            return None
+    return _Imported(spec=spec, parameters={**parameters, **own}, found=f"{NATIVE[kind]} folder")
+
+
+def _merged(
+    theirs: Mapping[str, Tensor], head: HeadSpec, backbone: Backbone, kind: str
+) -> _Imported:
+    """The merged weights from the lowest changed layer up, with their cost."""
+    method = find_divergence(theirs, backbone).method()
+    spec = BranchSpec(method=method, head=head)
+    parameters = {name: theirs[name].clone() for name in parameter_shapes(spec, backbone.config)}
+    size = sum(it.nbytes for name, it in parameters.items() if not name.startswith("head."))
+    layers = {name.split(".")[1] for name in parameters if name.startswith("layers.")}
+    copy = " and the embeddings" if any(it.startswith("embeddings.") for it in parameters) else ""
+    found = (
+        f"{ {**NATIVE, **MERGED}[kind] } folder, merged: {len(layers)} of "
+        f"{backbone.config.num_layers} layers{copy} its own, {size / 1e6:.0f} MB"
+    )
+    return _Imported(spec=spec, parameters=parameters, found=found)

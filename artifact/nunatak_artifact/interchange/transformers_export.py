@@ -23,7 +23,7 @@ from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_model import Backbone, BackboneConfig
+from nunatak_model import Backbone, BackboneConfig, Branch
 from nunatak_model.architectures import ARCHITECTURES, architecture_of, decoder, encoder_shapes
 from nunatak_model.branch import HEAD_PREFIX
 from nunatak_model.config import QKV
@@ -115,7 +115,8 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     """
     check_exact(backbone)
     family = _family(task, backbone)
-    weights = to_stored(_merged(task, backbone), family, task.branch.spec.head, backbone.config)
+    merged = merged_weights(task.branch, backbone)
+    weights = to_stored(merged, family, task.branch.spec.head, backbone.config)
     with new_folder(folder) as made:
         config = _config(task.manifest, family, backbone)
         write_model(made, config, weights, backbone, max_length=task.manifest.max_length)
@@ -150,15 +151,15 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
     return FAMILIES[model_type]
 
 
-def _merged(task: LoadedTask, backbone: Backbone) -> dict[str, Tensor]:
-    """Return all weights of the task's full model, under our names."""
+def merged_weights(branch: Branch, backbone: Backbone) -> dict[str, Tensor]:
+    """Return all weights of a task's full model, under our names, in float32."""
     own = {
         name: it
-        for name, it in task.branch.parameters.items()
+        for name, it in branch.parameters.items()
         if name in backbone.parameters or name.startswith(HEAD_PREFIX)
     }
     weights = {name: it.to(torch.float32) for name, it in {**backbone.parameters, **own}.items()}
-    for index, layer in task.branch.layers.items():
+    for index, layer in branch.layers.items():
         if isinstance(layer, ChangedMaps):
             weights |= _changed(layer, f"layers.{index}", weights, backbone.config)
     return weights

@@ -21,10 +21,10 @@ from nunatak_artifact.interchange.compatibility import (
     check_shape,
     check_tokenizer,
     read_config,
+    read_object,
 )
 from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
 from nunatak_artifact.interchange.folders import (
-    check_tensors,
     labels_in_order,
     problem_type_of,
     read_checkpoint,
@@ -39,8 +39,16 @@ from nunatak_artifact.interchange.transformers_layout import (
     from_stored,
     head_names,
     head_spec,
-    stored_shapes,
     unread_names,
+)
+from nunatak_artifact.reference import (
+    answers_of,
+    check_answers,
+    check_names,
+    class_named,
+    config_of,
+    load_model,
+    probe_encodings,
 )
 from nunatak_contract.enums import HeadKind, RankingScore
 from nunatak_contract.errors import NunatakError
@@ -50,6 +58,7 @@ from nunatak_model import (
     BackboneConfig,
     BranchSpec,
     HeadSpec,
+    build_branch,
     dedicated_parameters,
     parameter_shapes,
 )
@@ -155,7 +164,7 @@ def import_transformers(
     check_tokenizer(folder, backbone)
     _check_pooling(folder, backbone.config, kind, settings.classifier_pooling)
     family = FAMILIES[backbone.config.model_type]
-    stored = _stored_tensors(folder, family, kind, backbone)
+    stored = read_checkpoint(folder)
     cross_encoder = read_cross_encoder(folder, backbone)
     num_outputs = _num_outputs(stored, family, kind)
     if kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
@@ -168,14 +177,22 @@ def import_transformers(
         num_outputs=num_outputs,
         is_mean=settings.classifier_pooling == "mean",
     )
-    check_tensors(folder, stored, stored_shapes(family, head, backbone.config))
-    tensors = from_stored(stored, family, head, backbone.config)
+    config = config_of(
+        folder, {**read_object(folder, CONFIG), "num_labels": num_outputs, "id2label": None}
+    )
+    loaded = load_model(folder, class_named(class_name), config, stored)
+    check_names(folder, loaded, ignored=unread_names(family, kind, backbone.config))
+    tensors = from_stored(loaded.model.state_dict(), family, head, backbone.config)
     found = find_divergence(tensors, backbone)
     spec = BranchSpec(method=found.method(), head=head)
     parameters = {
         name: tensors[name].to(torch.float32, copy=True)
         for name in parameter_shapes(spec, backbone.config)
     }
+    encodings = probe_encodings(backbone)
+    branch = build_branch(spec, backbone.config, parameters)
+    expected = answers_of(loaded.model, encodings)
+    check_answers(folder, branch, backbone, encodings, expected)
     return ImportedTask(
         spec=spec,
         labels=labels_in_order(
@@ -228,23 +245,6 @@ def _check_pooling(
             found="its classifier_pooling is 'late', the mean of the logits of all tokens",
             advice="expected 'bos' or 'mean'; train the head again with one of them",
         )
-
-
-def _modern(name: str) -> str:
-    # Checkpoints converted from TensorFlow call the parameters of norms gamma and beta.
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-        "LayerNorm.beta", "LayerNorm.bias"
-    )
-
-
-def _stored_tensors(
-    folder: Path, family: Family, kind: HeadKind, backbone: Backbone
-) -> dict[str, Tensor]:
-    """The tensors of the checkpoint, without those that neither encoder nor head reads."""
-    unread = unread_names(family, kind, backbone.config)
-    ignored = unread.difference(head_names(family, kind).values())
-    stored = {_modern(name): tensor for name, tensor in read_checkpoint(folder).items()}
-    return {name: tensor for name, tensor in stored.items() if name not in ignored}
 
 
 def _num_outputs(stored: Mapping[str, Tensor], family: Family, kind: HeadKind) -> int:

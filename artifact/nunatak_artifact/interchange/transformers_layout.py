@@ -5,6 +5,7 @@ RoBERTa, XLM-R and CamemBERT differ in their names only. ModernBERT has one head
 reads sequences by their mean or their first token. The dense block of a head is the architecture's.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -28,7 +29,7 @@ from nunatak_model.architectures.modernbert import GLOBAL, LOCAL, ModernBertConf
 from nunatak_model.architectures.nomic import NomicConfig
 from nunatak_model.config import QKV
 from nunatak_model.heads import head_shapes
-from nunatak_model.weights import PROJECTION
+from nunatak_model.methods.base import map_widths
 
 CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
     "ForSequenceClassification": HeadKind.SEQUENCE_CLASSIFICATION,
@@ -164,6 +165,13 @@ def class_name(family: Family, kind: HeadKind) -> str:
     return family.class_prefix + suffix
 
 
+def kind_of_class(model_class: str) -> HeadKind | None:
+    """Return the kind of head of a class of transformers, by the end of its name."""
+    return next(
+        (kind for suffix, kind in CLASS_SUFFIXES.items() if model_class.endswith(suffix)), None
+    )
+
+
 def has_class(spec: HeadSpec, config: BackboneConfig) -> bool:
     """Whether a class of transformers computes this head on this encoder."""
     answers = spec.kind is HeadKind.QUESTION_ANSWERING
@@ -238,57 +246,61 @@ def encoder_names(
     }
 
 
-def linear_module(target: LinearMap, layer: int, config: BackboneConfig) -> str:
-    """The name, in transformers' classes with a head, of the module that is a linear map.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMap:
+    """A linear map of a layer, and the rows of a module of transformers that are its rows."""
 
-    Raises:
-        ValueError: several maps are one module, or one map is several modules.
+    layer: int
+    target: LinearMap
+    rows: slice
+
+
+def map_places(family: Family, config: BackboneConfig) -> dict[str, tuple[HeldMap, ...]]:
+    """The linear maps that each module of transformers holds, by the module's name.
+
+    A module may hold query, key and value, or serve several layers. A module that is only a part of
+    a map has no place.
     """
-    part = "qkv" if target in QKV else target.value
-    sources = architecture_of(config).source_names(f"layers.{layer}.{part}.weight")
-    if len(sources) != (len(QKV) if target in QKV else 1):
-        raise ValueError(f"{target} of a {config.model_type} is not one module")
-    source = sources[QKV.index(target)] if target in QKV else sources[0]
-    return f"{FAMILIES[config.model_type].encoder}.{source.removesuffix('.weight')}"
-
-
-def embedding_modules(config: BackboneConfig) -> dict[str, bool]:
-    """The modules with embeddings, and whether each is a linear map; norms are left out."""
-    architecture, encoder = architecture_of(config), FAMILIES[config.model_type].encoder
-    return {
-        f"{encoder}.{source.removesuffix('.weight')}": name.startswith(PROJECTION)
-        for name, shape in architecture.embedding_shapes(config).items()
-        for source in architecture.source_names(name)
-        if len(shape) > 1
-    }
-
-
-def stored_shapes(
-    family: Family, head: HeadSpec, config: BackboneConfig
-) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a model with this head, by stored name."""
-    names = encoder_names(family, head.kind, config)
-    shapes = {
-        source: (rows, *shape[1:])
-        for name, shape in encoder_shapes(config).items()
-        for source, rows in zip(names[name], source_rows(name, shape[0], config), strict=True)
-    }
-    of_head = head_names(family, head.kind)
-    return {**shapes, **{of_head[name]: it for name, it in head_shapes(head, config).items()}}
+    source_names = architecture_of(config).source_names
+    places = defaultdict[str, list[HeldMap]](list)
+    for layer in range(config.num_layers):
+        for target in LinearMap:
+            part = "qkv" if target in QKV else target.value
+            sources = source_names(f"layers.{layer}.{part}.weight")
+            width, _ = map_widths(target, layer, config)
+            index = QKV.index(target) if target in QKV else 0
+            if len(sources) == 1:
+                source, first = sources[0], sum(config.qkv_widths[:index])
+            elif len(sources) == len(QKV) and target in QKV:
+                source, first = sources[index], 0
+            else:
+                continue
+            name = f"{family.encoder}.{source.removesuffix('.weight')}"
+            rows = slice(first, first + width)
+            places[name].append(HeldMap(layer=layer, target=target, rows=rows))
+    return {name: tuple(own) for name, own in places.items()}
 
 
 def to_stored(
     tensors: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
 ) -> dict[str, Tensor]:
     """Rename the tensors of a whole model to transformers' names."""
-    names = encoder_names(family, head.kind, config)
-    stored = {
+    of_head = head_names(family, head.kind)
+    return {
+        **encoder_to_stored(tensors, family, head.kind, config),
+        **{of_head[name]: tensors[name] for name in head_shapes(head, config)},
+    }
+
+
+def encoder_to_stored(
+    tensors: Mapping[str, Tensor], family: Family, kind: HeadKind, config: BackboneConfig
+) -> dict[str, Tensor]:
+    """Rename the tensors of an encoder to transformers' names in the class with this head."""
+    return {
         source: part
-        for name, sources in names.items()
+        for name, sources in encoder_names(family, kind, config).items()
         for source, part in zip(sources, source_parts(name, tensors[name], config), strict=True)
     }
-    of_head = head_names(family, head.kind)
-    return {**stored, **{of_head[name]: tensors[name] for name in head_shapes(head, config)}}
 
 
 def from_stored(

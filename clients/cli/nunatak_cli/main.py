@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from nunatak_cli.backbone import backbone_app
 from nunatak_cli.cache import cache_app
 from nunatak_cli.doubts import doubts
 from nunatak_cli.evaluate import evaluate
@@ -55,8 +56,8 @@ def build_app() -> Program:
     built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
     for command in (multitask, predict, evaluate, doubts, serve):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    groups = (task_app, registry_app, memory_app, sweep_app, cache_app, key_app, loadtest_app)
-    for group in groups:
+    groups = (task_app, registry_app, backbone_app, memory_app, sweep_app, cache_app, key_app)
+    for group in (*groups, loadtest_app):
         built.add_typer(group())
     return built
 

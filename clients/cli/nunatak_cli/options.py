@@ -42,8 +42,9 @@ BackboneOption = Annotated[
     str | None,
     typer.Option(
         "--backbone",
-        metavar="minilm|PATH|HUB_ID",
-        help="Backbone: the built-in 'minilm' (default), a folder, or a Hugging Face hub id.",
+        metavar="minilm|NAME|PATH|HUB_ID",
+        help="Backbone: the built-in 'minilm' (default), the name of an added one (nunatak "
+        "backbone list), a folder, or a Hugging Face hub id.",
         show_default=False,
     ),
 ]

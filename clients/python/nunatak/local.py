@@ -39,7 +39,7 @@ def load(
     Args:
         registry: a folder or a database URL; absent: NUNATAK_REGISTRY, else a folder in the user's
             data directory.
-        backbone: `minilm`, a folder or a hub id, on which the tasks were trained.
+        backbone: the backbone of the tasks: `minilm`, an added one, a folder or a hub id.
         device: `cpu` or `cuda`.
 
     Raises:

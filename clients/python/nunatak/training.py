@@ -103,7 +103,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
         text_column: the column of the text, if it is not `text`.
         label_column: the column of the label, if it is not `label` or `labels`.
         pair_column: the column of the second text, if it is not `text_pair`.
-        backbone: `minilm`, a folder or a hub id.
+        backbone: `minilm`, an added backbone, a folder or a hub id.
         device: `cpu` or `cuda`.
         strict: whether suspicious data is refused; otherwise it gives a `UserWarning`.
         note: a remark to keep with the version.

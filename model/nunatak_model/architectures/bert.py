@@ -9,6 +9,7 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from jaxtyping import Float
@@ -22,7 +23,7 @@ from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
 from nunatak_model.ops.attention import Attention
-from nunatak_model.ops.device import flattened
+from nunatak_model.ops.device import to_device_at_once
 from nunatak_model.ops.linear import apply_linear, layer_norm
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import (
@@ -224,10 +225,12 @@ def sum_embeddings(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
 ) -> Float[Tensor, "tokens table_width"]:
     """Sum of the embeddings that the encoder has: word, token type and position."""
-    device = tables.word.device
-    ids = flattened((encoding.token_ids for encoding in encodings), device)
-    types = flattened((encoding.type_ids for encoding in encodings), device)
-    positions = flattened((_positions(encoding, config) for encoding in encodings), device)
+    lists = (
+        chain.from_iterable(encoding.token_ids for encoding in encodings),
+        chain.from_iterable(encoding.type_ids for encoding in encodings),
+        chain.from_iterable(_positions(encoding, config) for encoding in encodings),
+    )
+    ids, types, positions = to_device_at_once([list(it) for it in lists], tables.word.device)
     summed = functional.embedding(ids, tables.word)
     for table, indices in ((tables.token_type, types), (tables.position, positions)):
         if table is not None:

@@ -27,7 +27,7 @@ from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.layer import ChangedMaps, LayerOverride
 from nunatak_model.methods.base import MethodMaths, check_first_layer, map_widths
-from nunatak_model.ops.grouped import SlotGroups, grouped_product, rounded_up
+from nunatak_model.ops.grouped import SlotGroups, rounded_up
 from nunatak_model.weights import Shapes
 
 MAX_RANK: Final = 1024
@@ -55,12 +55,14 @@ class LoraUpdate:
         groups: SlotGroups | None,
     ) -> None:
         """Add the update to the outputs of the map, in place."""
-        down, up = self.down.to(x.dtype), self.up.to(x.dtype)
+        down, up = self.down, self.up
+        if down.dtype is not x.dtype:
+            down, up = down.to(x.dtype), up.to(x.dtype)
         if groups is None:
             y.addmm_(functional.linear(x, down), up.t(), alpha=self.scale)
         else:
-            inner = grouped_product(x, down, groups)
-            y.add_(grouped_product(inner, up, groups), alpha=self.scale)
+            inner = groups.product(groups.pad(x), down)
+            y.add_(groups.unpad(groups.product(inner, up)), alpha=self.scale)
 
     def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
         """Add the product of the factors to the weight, in place (Hu et al. 2021, sec. 4.1)."""

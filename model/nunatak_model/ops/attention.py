@@ -1,37 +1,43 @@
 """Self-attention over packed rows of different lengths.
 
 Attention has no task parameters, so all rows of a batch share it. Rows lie packed one after
-another, without padding or gathering, and no token attends to another row. Two forms compute it:
+another, and no token attends to another row. Three forms compute it:
 
 - by runs, on every device and at every dtype: adjacent rows of equal length share a call of torch's
   own kernel;
+- padded: rows of near lengths share a call, with a mask over the padding of each row;
 - in one call for all rows, by CUDA's flash kernels (Dao 2023, arXiv:2307.08691).
 
 Groups of query heads may share a head of keys and values (Ainslie et al. 2023, arXiv:2305.13245).
 In decoders a token sees only itself and earlier tokens.
 
-Axes: tokens = packed tokens, bounds = number of packed rows plus one, qkv_width = query, key and
-value of all heads side by side, width = the query heads side by side.
+Axes: tokens = packed tokens, cells = padded tokens, bounds = number of packed rows plus one,
+qkv_width = query, key and value of all heads side by side, width = the query heads side by side.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int, Int32
+from jaxtyping import Float, Int, Int32, Shaped
 from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.ops.device import flattened, to_device
+from nunatak_model.ops.grouped import rounded_up
+from nunatak_model.ops.rows import LAUNCH_CELLS, Padding, plan_padding
 
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 FLASH_CAPABILITY = (8, 0)
 """Compute capability from which torch's flash kernels run (Ampere)."""
 FLASH_ALIGNMENT, FLASH_WIDEST_HEAD = 8, 256
 """Head widths that the kernels accept: multiples of the first, up to the second."""
+FLASH_OPERATOR = "_flash_attention_forward"
 EVERYWHERE, BACKWARDS = (-1, -1), (-1, 0)
+MASK_ALIGNMENT = 8
+"""Kernels copy a mask whose rows have another length than a multiple of this."""
 
 
 @runtime_checkable
@@ -72,8 +78,9 @@ class AttentionRun:
 
     num_rows: int
     length: int
-    mask: Bool[Tensor, "length length"] | None = None
-    """True where a query may see a key; None if every query may see every key."""
+    mask: Shaped[Tensor, "#rows #heads #queries length"] | None = None
+    """True where a query may see a key, or numbers to be added to the scores; None if every query
+    may see every key."""
     is_causal: bool = False
     """Whether a query sees only its own and earlier keys; such a run has no mask."""
 
@@ -181,7 +188,113 @@ def _narrow_run(run: AttentionRun, reach: int, device: torch.device) -> Attentio
     if run.length <= reach + 1:
         return run
     places = torch.arange(run.length, device=device)
-    return replace(run, mask=(places.unsqueeze(1) - places).abs() <= reach)
+    is_near = ((places.unsqueeze(1) - places).abs() <= reach)[None, None]
+    return replace(run, mask=is_near if run.mask is None else is_near & run.mask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedAttention:
+    """Attention by torch's own kernels, one call for all rows of near lengths.
+
+    The padding of a row is copies of its first token, which no query of the row sees: their weight
+    is exactly zero. So rows do not meet.
+    """
+
+    padding: Padding
+    plan: AttentionPlan
+    """A run for each block of padded rows, with a mask over the padding."""
+    additive: dict[torch.dtype, AttentionPlan] = field(
+        default_factory=dict[torch.dtype, AttentionPlan]
+    )
+    """The plan as the kernels read it, with masks in the number format of the scores. torch would
+    convert the masks in each layer."""
+
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Place of each token in its row, counted from 0; computed on the device."""
+        device = self.padding.cell_of.device
+        places = [torch.arange(run.length, device=device).repeat(run.num_rows) for run in self.plan]
+        return torch.cat(places).index_select(0, self.padding.cell_of)
+
+    def narrow(self, reach: int) -> "PaddedAttention":
+        """The same rows, with tokens that see only `reach` tokens to either side."""
+        device = self.padding.cell_of.device
+        return replace(self, plan=narrow(self.plan, reach=reach, device=device), additive={})
+
+    def causal(self) -> "PaddedAttention":
+        """The same rows, with tokens that see only themselves and earlier tokens.
+
+        The padding follows the tokens of a row, so no token sees it.
+        """
+        plan = tuple(replace(run, mask=None, is_causal=True) for run in self.plan)
+        return replace(self, plan=plan, additive={})
+
+    def __call__(
+        self,
+        qkv: Float[Tensor, "tokens qkv_width"],
+        *,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        dropout: float,
+    ) -> Float[Tensor, "tokens width"]:
+        """Let the tokens of each row attend to one another (see `attend`)."""
+        plan = self.additive.get(qkv.dtype)
+        if plan is None:
+            plan = self.additive[qkv.dtype] = tuple(_additive(it, qkv.dtype) for it in self.plan)
+        cells = attend(
+            self.padding.pad(qkv),
+            plan,
+            num_heads=num_heads,
+            num_key_heads=num_key_heads,
+            dropout=dropout,
+        )
+        return self.padding.unpad(cells)
+
+
+def _additive(run: AttentionRun, dtype: torch.dtype) -> AttentionRun:
+    if run.mask is None:
+        return run
+    zeros = torch.zeros_like(run.mask, dtype=dtype)
+    return replace(run, mask=zeros.masked_fill_(run.mask.logical_not(), -torch.inf))
+
+
+def padded_attention(
+    lengths: Sequence[int], device: torch.device
+) -> RunAttention | PaddedAttention:
+    """Prepare attention over rows of near lengths together; by runs, if that takes no more calls.
+
+    The longest rows come first. A block takes shorter rows while their padding costs less than a
+    launch, or while they are at least half as long as the longest.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    blocks, padded = list[list[int]](), 0
+    for row in order:
+        longest = lengths[blocks[-1][0]] if blocks else 0
+        padded += longest - lengths[row]
+        if not blocks or (padded > LAUNCH_CELLS and 2 * lengths[row] < longest):
+            blocks.append([])
+            padded = 0
+        blocks[-1].append(row)
+    if len(plan_attention(lengths)) <= len(blocks):
+        return attention_by_runs(lengths, device)
+    offsets = tuple(accumulate(lengths, initial=0))
+    cells_of, sizes, end = dict[int, range](), list[int](), 0
+    for block in blocks:
+        sizes.append(rounded_up(lengths[block[0]], MASK_ALIGNMENT))
+        for row in block:
+            cells_of[row] = range(end, end + sizes[-1])
+            end += sizes[-1]
+    padding, ordered = plan_padding(
+        [(range(*offsets[row : row + 2]), cells_of[row]) for row in range(len(lengths))],
+        num_cells=end,
+        device=device,
+        extra=[lengths[row] for row in order],
+    )
+    runs = list[AttentionRun]()
+    parts = torch.split(ordered, [len(block) for block in blocks])
+    for size, part in zip(sizes, parts, strict=True):
+        is_own = torch.arange(size, device=device) < part.unsqueeze(1)
+        runs.append(AttentionRun(num_rows=len(part), length=size, mask=is_own[:, None, None]))
+    return PaddedAttention(padding=padding, plan=tuple(runs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,29 +342,46 @@ class VarlenAttention:
                 f"the kernels that serve have no dropout, got {dropout}; "
                 "train on a backbone that is not packed"
             )
-        # This module imports torch's compiler, which takes as long to import as torch itself.
-        from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - for CUDA alone
-
         shared = num_key_heads or num_heads
         heads = qkv.view(len(qkv), num_heads + 2 * shared, -1)
         query, key, value = torch.split(heads, [num_heads, shared, shared], dim=1)
-        # The arguments of torch 2.11, which all later versions accept. A version without shared
-        # heads raises an error for them, and attention by runs serves instead.
-        options: dict[str, Any] = {} if shared == num_heads else {"enable_gqa": True}
-        context = varlen_attn(
-            query,
-            key,
-            value,
-            self.bounds,
-            self.bounds,
-            self.longest,
-            self.longest,
-            window_size=self.window,
-            **options,
-        )
-        if isinstance(context, tuple):
-            raise TypeError("varlen_attn gave more than was asked for")
+        context = _flash_attention(query, key, value, self.bounds, self.longest, self.window)
         return context.flatten(1)
+
+
+def _flash_attention(
+    query: Float[Tensor, "tokens heads head_width"],
+    key: Float[Tensor, "tokens key_heads head_width"],
+    value: Float[Tensor, "tokens key_heads head_width"],
+    bounds: Int32[Tensor, " bounds"],
+    longest: int,
+    window: tuple[int, int],
+) -> Float[Tensor, "tokens heads head_width"]:
+    """Call the flash kernels: directly, because torch's function costs more than the call.
+
+    A build of torch without this operator has the function, which calls the build's own operator.
+    The arguments are those of torch 2.11, which all later versions accept.
+    """
+    operator = getattr(torch.ops.aten, FLASH_OPERATOR, None)
+    if operator is not None:
+        left, right = window
+        return operator(
+            query, key, value, bounds, bounds, longest, longest,
+            dropout_p=0.0, is_causal=False, return_debug_mask=False,
+            scale=None, window_size_left=left, window_size_right=right,
+        )[0]  # fmt: skip
+    # This module imports torch's compiler, which takes as long to import as torch itself.
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - for some builds alone
+
+    # A version without shared heads raises an error for this option, and another form of attention
+    # serves instead.
+    options: dict[str, Any] = {} if key.shape == query.shape else {"enable_gqa": True}
+    context = varlen_attn(
+        query, key, value, bounds, bounds, longest, longest, window_size=window, **options
+    )
+    if isinstance(context, tuple):
+        raise TypeError("varlen_attn gave more than was asked for")
+    return context
 
 
 def varlen_attention(lengths: Sequence[int], device: torch.device) -> VarlenAttention:

@@ -3,16 +3,17 @@
 A build of torch may lack a kernel, and a kernel may be wrong on a device that nobody has tested. So
 each fast kernel is compared with the plain form before the server is ready: on its device, at the
 widths and in the number format of the backbone. A kernel that fails or differs is replaced by the
-plain form, with one warning.
+next slower form, with one warning.
 
 Axes: tokens = packed tokens of the rows, slots = places of a page, in, out = widths of a map,
 qkv_width = query, key and value of all heads, width = the query heads side by side.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -25,15 +26,18 @@ from nunatak_model.ops.attention import (
     PlanAttention,
     attention_by_runs,
     can_attend_varlen,
+    padded_attention,
     varlen_attention,
 )
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.grouped import (
     ALIGNMENT_BYTES,
+    PlanGroups,
     SlotBanks,
     can_group,
-    grouped_product,
-    slot_groups,
+    grouped_linear,
+    kernel_groups,
+    padded_groups,
 )
 from nunatak_model.ops.rows import SumRows, sum_by_index, sum_by_segment
 
@@ -49,9 +53,12 @@ EXACT_TOLERANCE = 1e-4
 """The same for sums in float32."""
 LENGTHS = (1, 2, 7, 7, 33, 129, 512)
 """Rows of the comparison: shorter and longer than the blocks of a kernel, and two of one length."""
-MEMBERS = ((0, 3), (2, 33), (3, 129))
-"""Slots of the comparison, each with its number of tokens. Slot 1 has none."""
-NUM_SLOTS = 4
+MEMBERS = ((0, 3), (2, 33), (3, 129), (5, 900))
+"""Slots of the comparison, each with its number of tokens. Slots 1 and 4 have none."""
+NUM_SLOTS = 6
+
+FormT = TypeVar("FormT")
+PlainT = TypeVar("PlainT")
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +72,19 @@ class Ops:
 
     attention: PlanAttention = attention_by_runs
     sum_rows: SumRows = sum_by_index
+    groups: PlanGroups | None = None
+    """Products grouped over tasks; None if each task runs alone."""
     banks: SlotBanks | None = None
-    """Pages of slots, for products grouped over tasks; None if each task runs alone."""
+    """Pages of slots, which the groups read; None if there are no groups."""
 
     def fast_kernels(self) -> tuple[str, ...]:
         """The names of the kernels that stand in place of torch's own operations."""
         chosen = {
-            "flash_attention": self.attention is not attention_by_runs,
-            "segment_sums": self.sum_rows is not sum_by_index,
-            "grouped_products": self.banks is not None,
+            "flash_attention": self.attention is varlen_attention,
+            "padded_attention": self.attention is padded_attention,
+            "segment_sums": self.sum_rows is sum_by_segment,
+            "grouped_products": self.groups is kernel_groups,
+            "padded_products": self.groups is padded_groups,
         }
         return tuple(name for name, is_chosen in chosen.items() if is_chosen)
 
@@ -84,17 +95,18 @@ PLAIN_OPS = Ops()
 
 def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
     """The operations that should be the fastest for such a backbone on this device; unproven."""
-    varlen = not config.has_pair_terms and can_attend_varlen(
-        dtype, device, head_width=config.head_width
-    )
-    banks = None
-    if can_group(config, dtype=dtype, device=device):
-        _, memory = torch.cuda.mem_get_info(device)
-        banks = SlotBanks(dtype=dtype, device=device, page_bytes=int(PAGE_SHARE * memory))
+    if device.type != "cuda":
+        return PLAIN_OPS
+    if config.has_pair_terms:
+        # Their attention is by runs, and the products of distances serve each task by itself.
+        return Ops(sum_rows=sum_by_segment)
+    varlen = can_attend_varlen(dtype, device, head_width=config.head_width)
+    _, memory = torch.cuda.mem_get_info(device)
     return Ops(
-        attention=varlen_attention if varlen else attention_by_runs,
-        sum_rows=sum_by_segment if device.type == "cuda" else sum_by_index,
-        banks=banks,
+        attention=varlen_attention if varlen else padded_attention,
+        sum_rows=sum_by_segment,
+        groups=kernel_groups if can_group(config, dtype=dtype, device=device) else padded_groups,
+        banks=SlotBanks(dtype=dtype, device=device, page_bytes=int(PAGE_SHARE * memory)),
     )
 
 
@@ -106,7 +118,7 @@ def proven_ops(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Ops:
-    """The same operations, with the plain form of each kernel that fails or differs.
+    """The same operations, with the next slower form of each kernel that fails or differs.
 
     Args:
         ops: the proposed operations.
@@ -118,19 +130,44 @@ def proven_ops(
     Raises:
         NunatakError: `invalid_settings`, a kernel has stopped the device.
     """
-    if ops.attention is not PLAIN_OPS.attention:
-        proof = partial(_attends_alike, ops.attention, config, dtype, device)
-        if not _is_proven("flash attention", proof, device):
-            ops = replace(ops, attention=PLAIN_OPS.attention)
-    if ops.sum_rows is not PLAIN_OPS.sum_rows:
-        proof = partial(_sums_alike, ops.sum_rows, config, device)
-        if not _is_proven("the sum by segments", proof, device):
-            ops = replace(ops, sum_rows=PLAIN_OPS.sum_rows)
-    if ops.banks is not None:
-        proof = partial(_groups_alike, maps, dtype, device)
-        if not _is_proven("the grouped product", proof, device):
-            ops = replace(ops, banks=None)
-    return ops
+    attention = _first_proven(
+        {ops.attention: "flash attention", padded_attention: "padded attention"},
+        plain=PLAIN_OPS.attention,
+        proof=partial(_attends_alike, config=config, dtype=dtype, device=device),
+        device=device,
+    )
+    sum_rows = _first_proven(
+        {ops.sum_rows: "the sum by segments"},
+        plain=PLAIN_OPS.sum_rows,
+        proof=partial(_sums_alike, config=config, device=device),
+        device=device,
+    )
+    groups = ops.groups and _first_proven(
+        {ops.groups: "the grouped product", padded_groups: "the padded product"},
+        plain=None,
+        proof=partial(_groups_alike, maps=maps, dtype=dtype, device=device),
+        device=device,
+    )
+    return Ops(
+        attention=attention,
+        sum_rows=sum_rows,
+        groups=groups,
+        banks=None if groups is None else ops.banks,
+    )
+
+
+def _first_proven(
+    names: Mapping[FormT, str],
+    *,
+    plain: PlainT,
+    proof: Callable[[FormT], bool],
+    device: torch.device,
+) -> FormT | PlainT:
+    """The first form that is proven. The plain form needs no proof, and is the last choice."""
+    for form, name in names.items():
+        if form is plain or _is_proven(name, partial(proof, form), device):
+            return form
+    return plain
 
 
 def _is_proven(name: str, proof: Callable[[], bool], device: torch.device) -> bool:
@@ -141,7 +178,7 @@ def _is_proven(name: str, proof: Callable[[], bool], device: torch.device) -> bo
         _check_alive(name, device, error)
     if problem is not None:
         logger.warning(
-            "%s %s on %s; torch's own operations serve instead, slower and right",
+            "%s %s on %s; a slower form serves instead, and answers stay right",
             name, problem, device,
         )  # fmt: skip
     return problem is None
@@ -162,7 +199,7 @@ def _check_alive(name: str, device: torch.device, error: Exception) -> None:
 
 
 def _attends_alike(
-    attention: PlanAttention, config: BackboneConfig, dtype: torch.dtype, device: torch.device
+    attention: PlanAttention, *, config: BackboneConfig, dtype: torch.dtype, device: torch.device
 ) -> bool:
     lengths = [min(length, config.max_tokens) for length in LENGTHS]
     qkv = _random(sum(lengths), sum(config.qkv_widths), device=device).to(dtype)
@@ -186,26 +223,35 @@ def _attended(
     )
 
 
-def _sums_alike(sum_rows: SumRows, config: BackboneConfig, device: torch.device) -> bool:
+def _sums_alike(sum_rows: SumRows, *, config: BackboneConfig, device: torch.device) -> bool:
     hidden = _random(sum(LENGTHS), config.hidden_width, device=device)
     lengths = to_device(LENGTHS, device)
     return _is_near(sum_rows(hidden, lengths), sum_by_index(hidden, lengths), EXACT_TOLERANCE)
 
 
 def _groups_alike(
-    maps: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device
+    plan: PlanGroups,
+    *,
+    maps: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> bool:
-    groups = slot_groups(MEMBERS, num_slots=NUM_SLOTS, device=device)
+    groups = plan(MEMBERS, NUM_SLOTS, device)
     num_tokens = sum(count for _, count in MEMBERS)
     for out, into in _products(maps, dtype):
         weight = _random(NUM_SLOTS, out, into, device=device, seed=1).to(dtype)
+        bias = _random(NUM_SLOTS, out, device=device, seed=2).to(dtype)
+        for slot in set(range(NUM_SLOTS)) - {slot for slot, _ in MEMBERS}:
+            # A slot without a version holds anything.
+            weight[slot], bias[slot] = torch.nan, torch.nan
         # The tokens of a page are a range inside a batch.
         x = _random(1 + num_tokens, into, device=device).to(dtype)[1:]
         parts = torch.split(x.float(), [count for _, count in MEMBERS])
         loop = [
-            part @ weight[slot].float().t() for part, (slot, _) in zip(parts, MEMBERS, strict=True)
+            part @ weight[slot].float().t() + bias[slot].float()
+            for part, (slot, _) in zip(parts, MEMBERS, strict=True)
         ]
-        if not _is_near(grouped_product(x, weight, groups), torch.cat(loop), TOLERANCE):
+        if not _is_near(grouped_linear(x, weight, bias, groups), torch.cat(loop), TOLERANCE):
             return False
     return True
 

@@ -8,6 +8,7 @@ buffers.
 import math
 import os
 import threading
+from array import array
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+_TYPE_CODES = {torch.int32: "i", torch.int64: "q"}
+"""Names of Python's arrays for the dtypes of integers."""
+
 
 def to_device(
     numbers: Sequence[int], device: torch.device, *, dtype: torch.dtype = torch.int64
@@ -25,7 +29,19 @@ def to_device(
     """Integers as a tensor on the device; the host does not wait for them to arrive."""
     if device.type != "cuda":
         return torch.tensor(numbers, dtype=dtype, device=device)
-    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    if not numbers:
+        return torch.empty(0, dtype=dtype, device=device)
+    # An array converts the numbers several times faster than torch does.
+    staged = torch.asarray(array(_TYPE_CODES[dtype], numbers), dtype=dtype)
+    return staged.pin_memory().to(device, non_blocking=True)
+
+
+def to_device_at_once(
+    lists: Sequence[Sequence[int]], device: torch.device
+) -> tuple[Int[Tensor, " numbers"], ...]:
+    """Several lists of integers as tensors on the device, in one copy."""
+    together = to_device(list(chain.from_iterable(lists)), device)
+    return torch.split(together, [len(numbers) for numbers in lists])
 
 
 def flattened(lists: Iterable[Sequence[int]], device: torch.device) -> Int[Tensor, " tokens"]:

@@ -1,4 +1,7 @@
-"""Grouped products: the maps of many tasks, each over its own tokens, in one kernel.
+"""Grouped products: the maps of many tasks, each over its own tokens, in a few kernels.
+
+Torch's grouped kernel runs on two generations of devices, in one number format. Everywhere else the
+tokens of each task are padded to one length, for batched products. Both forms read one tensor.
 
 A grouped product reads its weights from one tensor, [slots, out, in]. Stacking the weights in every
 batch would copy them every time, so a task version is written once, at loading, into a *slot* of
@@ -9,7 +12,8 @@ free when no object refers to its version any more.
 A batch refers to its versions until its answers are on the host, so no running kernel can read a
 free slot.
 
-Axes: tokens = packed tokens of the groups, slots = places of a page, in, out = widths of a map.
+Axes: tokens = packed tokens of the groups, cells = padded tokens (see `ops.rows`), slots = places
+of a page, in, out = widths of a map.
 """
 
 import threading
@@ -17,9 +21,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
+from itertools import accumulate, count, pairwise
 from math import prod
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Int32
@@ -28,6 +32,7 @@ from torch.nn import functional
 
 from nunatak_model.config import BackboneConfig
 from nunatak_model.ops.device import to_device, write_on_device
+from nunatak_model.ops.rows import LAUNCH_CELLS, Padding, plan_padding
 from nunatak_model.weights import Shapes
 
 ALIGNMENT_BYTES = 16
@@ -37,13 +42,16 @@ GROUPED_CAPABILITIES = ((9, 0), (10, 0))
 """Compute capabilities for which torch builds the kernel (Hopper, Blackwell). torch also runs this
 kernel on 10.3, for which it is not built. On other devices torch loops, and waits for the device to
 read the bounds."""
-FIRST_SLOTS, MAX_SLOTS = 8, 64
-"""Slots of a form's first page, and of each further page when the earlier ones are full.
+FIRST_SLOTS, FIRST_PAGE_BYTES, MAX_SLOTS = 8, 128 * 1024**2, 64
+"""Slots of a form's first page (as many as these bytes hold, from the first number to the last),
+and of each further page when the earlier ones are full.
 
-The first page is small, so that a form with one version takes little memory. Further pages are
-large, because each page runs its own products.
+The first page of large versions is small, so that a form with one version takes little memory.
+Other pages are large, because each page runs its own products.
 """
 DEFAULT_PAGE_BYTES = 256 * 1024**2
+SLOT_CELLS = 64
+"""Cells that take about as long as reading the weights of a slot."""
 
 StackT = TypeVar("StackT")
 Arrange = Callable[[Mapping[str, Tensor]], StackT]
@@ -124,8 +132,7 @@ class SlotBanks:
                     return Slot(page, page.free.pop())
                 except IndexError:
                     continue
-            wanted = MAX_SLOTS if pages else FIRST_SLOTS
-            page = self._new_page(shapes, arrange, num_slots=wanted)
+            page = self._new_page(shapes, arrange, is_first=not pages)
             self._pages[form] = [weakref.ref(it) for it in (*pages, page)]
             return Slot(page, page.free.pop())
 
@@ -143,9 +150,12 @@ class SlotBanks:
         return [page for page in found if page is not None]
 
     def _new_page(
-        self, shapes: Shapes, arrange: Arrange[StackT], *, num_slots: int
+        self, shapes: Shapes, arrange: Arrange[StackT], *, is_first: bool
     ) -> Page[StackT]:
         slot_bytes = sum(prod(shape) for shape in shapes.values()) * self._dtype.itemsize
+        num_slots = MAX_SLOTS
+        if is_first:
+            num_slots = max(FIRST_SLOTS, min(MAX_SLOTS, FIRST_PAGE_BYTES // slot_bytes))
         allowed = self._page_bytes
         if self._budget_bytes is not None:
             allowed = min(allowed, self._budget_bytes - self._open_bytes())
@@ -160,39 +170,188 @@ class SlotBanks:
         return Page(number=next(self._numbers), tensors=tensors, stack=arrange(tensors))
 
 
+@runtime_checkable
+class SlotGroups(Protocol):
+    """The tokens of many versions of one page, in the order of their slots.
+
+    Products run over cells: `pad` puts the tokens into cells, and `unpad` takes them out.
+    """
+
+    @property
+    def slot_of(self) -> Int[Tensor, " tokens"]:
+        """The slot of each token."""
+        ...
+
+    def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "cells in"]:
+        """Put the tokens into cells."""
+        ...
+
+    def product(
+        self,
+        x: Float[Tensor, "cells in"],
+        weight: Float[Tensor, "slots out in"],
+        bias: Float[Tensor, "slots out"] | None = None,
+    ) -> Float[Tensor, "cells out"]:
+        """Run each cell through the map of its slot. Cells without a token get any result.
+
+        Semantics:
+            for cell in cells:
+                y[cell] = x[cell] @ weight[slot of cell].T + bias[slot of cell]
+        """
+        ...
+
+    def unpad(self, y: Float[Tensor, "cells out"]) -> Float[Tensor, "tokens out"]:
+        """Take the tokens out of their cells."""
+        ...
+
+
+PlanGroups = Callable[[Sequence[tuple[int, int]], int, torch.device], SlotGroups]
+"""Prepares groups of (slot, number of tokens), in ascending order of slots, of a page with a number
+of slots, on a device. A slot may stand more than once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlotGroups:
-    """The number of tokens of each slot; tokens lie in the order of slots."""
+class KernelGroups:
+    """Groups for torch's grouped kernel, whose cells are the tokens themselves."""
 
     ends: Int32[Tensor, " slots"]
     """The end of each slot's tokens; a slot without tokens ends at its beginning."""
     slot_of: Int[Tensor, " tokens"]
 
+    def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "tokens in"]:
+        """Return the tokens."""
+        return x
 
-def slot_groups(
-    members: Sequence[tuple[int, int]], *, num_slots: int, device: torch.device
-) -> SlotGroups:
-    """Groups of (slot, number of tokens), in ascending order of slots."""
+    def product(
+        self,
+        x: Float[Tensor, "tokens in"],
+        weight: Float[Tensor, "slots out in"],
+        bias: Float[Tensor, "slots out"] | None = None,
+    ) -> Float[Tensor, "tokens out"]:
+        """Run each token through the map of its slot (see `SlotGroups`)."""
+        y = functional.grouped_mm(x, weight.transpose(1, 2), offs=self.ends)
+        return y if bias is None else y.add_(bias.index_select(0, self.slot_of))
+
+    def unpad(self, y: Float[Tensor, "tokens out"]) -> Float[Tensor, "tokens out"]:
+        """Return the tokens."""
+        return y
+
+
+def kernel_groups(
+    members: Sequence[tuple[int, int]], num_slots: int, device: torch.device
+) -> KernelGroups:
+    """Prepare groups for torch's grouped kernel."""
     counts = [0] * num_slots
     for slot, num_tokens in members:
         counts[slot] += num_tokens
     slot_of = [slot for slot, num_tokens in enumerate(counts) for _ in range(num_tokens)]
-    return SlotGroups(
+    return KernelGroups(
         ends=to_device(list(accumulate(counts)), device, dtype=torch.int32),
         slot_of=to_device(slot_of, device),
     )
 
 
-def grouped_product(
-    x: Float[Tensor, "tokens in"], weight: Float[Tensor, "slots out in"], groups: SlotGroups
-) -> Float[Tensor, "tokens out"]:
-    """`x @ weight[slot].T`, with the weight of each token's slot.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotBlock:
+    """Neighbouring slots with the same number of cells each, which one batched product serves."""
 
-    Semantics:
-        for slot, (begin, end) in enumerate(bounds of its tokens):
-            y[begin:end] = x[begin:end] @ weight[slot].T
+    slots: slice
+    cells: slice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedGroups:
+    """Groups for batched products, on every device and in every number format.
+
+    The tokens of a slot lie in cells, padded to the most tokens of a slot of its block. A slot
+    between two members takes part without tokens: its weights may be anything, because no token
+    reads the results.
     """
-    return functional.grouped_mm(x, weight.transpose(1, 2), offs=groups.ends)
+
+    slot_of: Int[Tensor, " tokens"]
+    padding: Padding
+    blocks: tuple[SlotBlock, ...]
+
+    def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "cells in"]:
+        """Copy the tokens into their cells."""
+        return self.padding.pad(x)
+
+    def product(
+        self,
+        x: Float[Tensor, "cells in"],
+        weight: Float[Tensor, "slots out in"],
+        bias: Float[Tensor, "slots out"] | None = None,
+    ) -> Float[Tensor, "cells out"]:
+        """Run each cell through the map of its slot (see `SlotGroups`)."""
+        y = x.new_empty(len(x), weight.shape[1])
+        for block in self.blocks:
+            maps = weight[block.slots].transpose(1, 2)
+            cells = x[block.cells].view(len(maps), -1, x.shape[1])
+            results = y[block.cells].view(len(maps), -1, y.shape[1])
+            if bias is None:
+                torch.bmm(cells, maps, out=results)
+            else:
+                torch.baddbmm(bias[block.slots].unsqueeze(1), cells, maps, out=results)
+        return y
+
+    def unpad(self, y: Float[Tensor, "cells out"]) -> Float[Tensor, "tokens out"]:
+        """Copy the tokens out of their cells."""
+        return self.padding.unpad(y)
+
+
+def padded_groups(
+    members: Sequence[tuple[int, int]], num_slots: int, device: torch.device
+) -> PaddedGroups:
+    """Prepare groups for batched products over all slots."""
+    del num_slots
+    counts: dict[int, int] = {}
+    for slot, num_tokens in members:
+        counts[slot] = counts.get(slot, 0) + num_tokens
+    cells_of, blocks, end = dict[int, range](), list[SlotBlock](), 0
+    for slots, longest in _blocks(counts):
+        begin = end
+        for slot in slots:
+            cells_of[slot] = range(end, end + longest)
+            end += longest
+        blocks.append(SlotBlock(slots=slice(slots.start, slots.stop), cells=slice(begin, end)))
+    ends = accumulate(counts.values(), initial=0)
+    pieces = [
+        (range(begin, begin + num_tokens), cells_of[slot])
+        for (slot, num_tokens), begin in zip(counts.items(), ends, strict=False)
+    ]
+    slot_of = [slot for slot, num_tokens in counts.items() for _ in range(num_tokens)]
+    padding, slots_on_device = plan_padding(pieces, num_cells=end, device=device, extra=slot_of)
+    return PaddedGroups(slot_of=slots_on_device, padding=padding, blocks=tuple(blocks))
+
+
+def _blocks(counts: Mapping[int, int]) -> list[tuple[range, int]]:
+    """Divide slots, given with their numbers of tokens, into blocks of neighbouring slots.
+
+    Slots of one block save launches, and cost padding: a slot with far more tokens than the others
+    is therefore a block of its own, and a wide gap ends a block. Each block comes with the cells of
+    a slot. A slot inside two blocks has its tokens in the second.
+    """
+    by_size = sorted(counts, key=counts.__getitem__, reverse=True)
+    sums = accumulate((counts[slot] for slot in by_size), initial=0)
+    # The cells of each number of lone slots: their launches, their own tokens, and all others.
+    costs = [
+        alone * LAUNCH_CELLS + own_cells + (len(by_size) - alone) * counts[slot]
+        for alone, (slot, own_cells) in enumerate(zip(by_size, sums, strict=False))
+    ]
+    num_alone = costs.index(min(costs))
+    lone, shared = by_size[:num_alone], sorted(by_size[num_alone:])
+    widest_gap = LAUNCH_CELLS // max(counts[by_size[num_alone]], SLOT_CELLS)
+    starts = [
+        index
+        for index, slot in enumerate(shared)
+        if index == 0 or slot - shared[index - 1] > widest_gap + 1
+    ]
+    blocks = list[tuple[range, int]]()
+    for begin, end in pairwise([*starts, len(shared)]):
+        members = shared[begin:end]
+        longest = max(counts[slot] for slot in members)
+        blocks.append((range(members[0], members[-1] + 1), longest))
+    return [*blocks, *((range(slot, slot + 1), counts[slot]) for slot in lone)]
 
 
 def grouped_linear(
@@ -201,14 +360,13 @@ def grouped_linear(
     bias: Float[Tensor, "slots out"] | None,
     groups: SlotGroups,
 ) -> Float[Tensor, "tokens out"]:
-    """The product, and the bias of each token's slot.
+    """Run each token through the map of its slot.
 
     Semantics:
         for token in tokens:
             y[token] = x[token] @ weight[slot of token].T + bias[slot of token]
     """
-    y = grouped_product(x, weight, groups)
-    return y if bias is None else y.add_(bias.index_select(0, groups.slot_of))
+    return groups.unpad(groups.product(groups.pad(x), weight, bias))
 
 
 def grouped_layer_norm(

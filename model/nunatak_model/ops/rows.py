@@ -1,17 +1,21 @@
-"""Packed rows: the selection of some rows, and the sum of each row's tokens for its mean.
+"""Packed rows: the selection of some rows, the sum of each row's tokens for its mean, and padding.
 
 Axes: tokens = packed tokens of the rows, selected = tokens of the rows that are picked, width =
-hidden width.
+hidden width, cells = padded tokens.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nunatak_model.ops.device import to_device
+from nunatak_model.ops.device import to_device, to_device_at_once
+
+LAUNCH_CELLS = 512
+"""Cells that take about as long as a launch. More padding than this is worth a further launch."""
 
 SumRows = Callable[
     [Float[Tensor, "tokens width"], Int[Tensor, " rows"]], Float[Tensor, "rows width"]
@@ -56,3 +60,47 @@ def sum_by_segment(
     """Sum the tokens of each row in order. The sum has the same bits in every run on a device."""
     # Unchecked: a check that the lengths fit `hidden` would wait for the device.
     return torch.segment_reduce(hidden, "sum", lengths=lengths, unsafe=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """Packed tokens in cells, of which each piece of adjacent tokens has as many as it needs.
+
+    A cell without a token of its own reads another token, and no token reads such a cell.
+    """
+
+    token_of: Int[Tensor, " cells"]
+    cell_of: Int[Tensor, " tokens"]
+
+    def pad(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "cells width"]:
+        """Copy the tokens into their cells."""
+        return x.index_select(0, self.token_of)
+
+    def unpad(self, y: Float[Tensor, "cells width"]) -> Float[Tensor, "tokens width"]:
+        """Copy the tokens out of their cells."""
+        return y.index_select(0, self.cell_of)
+
+
+def plan_padding(
+    pieces: Iterable[tuple[range, range]],
+    *,
+    num_cells: int,
+    device: torch.device,
+    extra: Sequence[int] = (),
+) -> tuple[Padding, Int[Tensor, " extra"]]:
+    """Put pieces of adjacent tokens into cells.
+
+    Args:
+        pieces: the tokens and the cells of each piece, in the order of tokens. A cell after the
+            last token of its piece reads the piece's first token.
+        num_cells: the number of all cells. A cell of no piece reads token 0.
+        device: the device of the tokens.
+        extra: further integers for the device, which go there in the same copy.
+    """
+    token_of, cell_of = [0] * num_cells, list[int]()
+    for tokens, cells in pieces:
+        missing = len(cells) - len(tokens)
+        token_of[cells.start : cells.stop] = [*tokens, *[tokens.start] * missing]
+        cell_of.extend(cells[: len(tokens)])
+    sent = to_device_at_once([token_of, cell_of, extra], device)
+    return Padding(token_of=sent[0], cell_of=sent[1]), sent[2]

@@ -1,40 +1,42 @@
 """The Open Inference Protocol, version 2, of KServe and Triton. A task is a model.
 
-Tensors are JSON. The extension for binary tensors is not available, and a request for binary
-tensors is refused.
+Tensors are JSON, or binary as in the extension of that name: the header
+`inference-header-content-length` is the length of the JSON part, and the tensors follow.
 """
 
 import math
+from collections.abc import Set as AbstractSet
 from importlib.metadata import version as version_of
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
+import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
+from starlette.types import Scope as AsgiScope
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
 from nunatak_server.access.keys import Scope
 from nunatak_server.compat.tensors import (
+    ALL_BINARY,
     BINARY,
     PARAMETERS,
+    SIZE,
     InputName,
+    InputParameters,
     OutputName,
+    OutputParameters,
     RequestParameters,
     Scalar,
     Tensor,
-    TensorParameters,
     input_metadata,
     inputs_of,
     output_metadata,
     output_tensors,
+    with_binary_data,
 )
-from nunatak_server.compat.translation import (
-    Problem,
-    TranslatedRoute,
-    explained,
-    find_task,
-)
+from nunatak_server.compat.translation import LINE_PROBLEMS, LineRoute, find_task
 from nunatak_server.http.access import PUBLIC, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
@@ -46,8 +48,10 @@ from nunatak_server.http.endpoints import (
     reference_text,
     runtime_of,
 )
+from nunatak_server.http.limits import media_type_of
 from nunatak_server.http.replies import reply
-from nunatak_server.http.requests import options_of
+from nunatak_server.http.requests import options_of, parse_json
+from nunatak_server.http.state import header_of
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.scheduler.rows import Priority
 
@@ -57,19 +61,35 @@ Single = Annotated[list[Text], Field(min_length=1, max_length=1)]
 Rows = Annotated[list[Single], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
 
-class OpenInferenceProblem(Message):
-    """An error in the shape of the protocol."""
+class OpenInferenceRoute(LineRoute):
+    """A route that also reads binary tensors."""
 
-    error: str
+    def parse(self, scope: AsgiScope, body: bytes) -> object:
+        """Parse a body of JSON, or of JSON and binary tensors.
+
+        Raises:
+            NunatakError: `unsupported_media_type`, the body is declared as another media type.
+            NunatakError: `invalid_json`, the JSON part is not strict JSON.
+            NunatakError: `invalid_request`, the binary part does not have the declared tensors.
+        """
+        if media_type_of(scope) not in MEDIA_TYPES:
+            raise NunatakError("unsupported_media_type")
+        declared = header_of(scope, JSON_LENGTH.encode())
+        if declared is None:
+            return parse_json(body)
+        length = int(declared[:20]) if declared.isdigit() else 0
+        if not 0 < length <= len(body):
+            raise NunatakError(
+                "invalid_request",
+                problem=f"the header {JSON_LENGTH} must be the length of the JSON part in bytes",
+            )
+        return with_binary_data(parse_json(body[:length]), body[length:])
 
 
-class OpenInferenceRoute(TranslatedRoute):
-    """A route whose failures have the shape of the protocol."""
-
-    @classmethod
-    def shape(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem as one line."""
-        return {"error": explained(problem)}
+JSON_LENGTH: Final = "inference-header-content-length"
+BINARY_TYPE: Final = "application/octet-stream"
+MEDIA_TYPES: Final = frozenset({b"", b"application/json", BINARY_TYPE.encode()})
+"""The media types of requests; Triton's own client declares none."""
 
 
 class InputTensor(Message):
@@ -78,7 +98,7 @@ class InputTensor(Message):
     name: InputName
     shape: Annotated[list[Extent], Field(min_length=1, max_length=2)]
     datatype: Literal["BYTES"]
-    parameters: TensorParameters | None = None
+    parameters: InputParameters | None = None
     data: Column | Rows
 
 
@@ -86,7 +106,7 @@ class WantedOutput(Message):
     """A wanted output. Without any, all outputs are wanted."""
 
     name: OutputName
-    parameters: TensorParameters | None = None
+    parameters: OutputParameters | None = None
 
 
 class InferRequest(Message):
@@ -158,18 +178,24 @@ class Ready(Message):
     ready: bool
 
 
+WITH_BINARY: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"content": {BINARY_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
+}
+
 router = APIRouter(
     prefix="/v2",
     route_class=OpenInferenceRoute,
     tags=["Open Inference Protocol"],
-    responses={"default": {"model": OpenInferenceProblem}, 422: {"model": OpenInferenceProblem}},
+    responses=LINE_PROBLEMS,
 )
 
 
 @router.get("", dependencies=[needs(Scope.READ)], response_model=ServerMetadata)
 async def server_metadata() -> Response:
     """Return the facts about this server."""
-    return reply({"name": "nunatak", "version": version_of("nunatak"), "extensions": []})
+    return reply(
+        {"name": "nunatak", "version": version_of("nunatak"), "extensions": ["binary_tensor_data"]}
+    )
 
 
 @router.get("/health/live", dependencies=[PUBLIC], response_model=Live)
@@ -221,12 +247,16 @@ async def model_ready(request: Request, task: str, version: str | None = None) -
 
 
 @router.post(
-    "/models/{task}/infer", dependencies=[needs(Scope.PREDICT)], response_model=InferResponse
+    "/models/{task}/infer",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=InferResponse,
+    responses=WITH_BINARY,
 )
 @router.post(
     "/models/{task}/versions/{version}/infer",
     dependencies=[needs(Scope.PREDICT)],
     response_model=InferResponse,
+    responses=WITH_BINARY,
 )
 async def infer(
     request: Request,
@@ -251,7 +281,32 @@ async def infer(
     answer = {"model_name": result.task, "model_version": str(result.version)}
     if body.id is not None:
         answer["id"] = body.id
-    return reply({**answer, "outputs": [it.fields for it in tensors]}, headers=headers)
+    return _reply(answer, tensors, _binary_names(body, tensors), headers)
+
+
+def _binary_names(body: InferRequest, tensors: list[Tensor]) -> set[str]:
+    """Return the names of the outputs that the caller wants as binary data."""
+    default = (body.parameters or {}).get(ALL_BINARY, False)
+    own = {it.name: (it.parameters or {}).get(BINARY, default) for it in body.outputs or ()}
+    return {it.name for it in tensors if own.get(it.name, default) is True}
+
+
+def _reply(
+    answer: dict[str, Any], tensors: list[Tensor], binary: set[str], headers: dict[str, str]
+) -> Response:
+    if not binary:
+        return reply({**answer, "outputs": [it.fields for it in tensors]}, headers=headers)
+    raw = {it.name: it.raw for it in tensors if it.name in binary}
+    outputs = [
+        {**it.metadata, "parameters": {SIZE: len(raw[it.name])}} if it.name in raw else it.fields
+        for it in tensors
+    ]
+    head = orjson.dumps({**answer, "outputs": outputs})
+    return Response(
+        head + b"".join(raw.values()),
+        media_type=BINARY_TYPE,
+        headers={**headers, JSON_LENGTH: str(len(head))},
+    )
 
 
 def _columns(tensors: list[InputTensor]) -> dict[str, list[str]]:
@@ -267,10 +322,9 @@ def _texts(tensor: InputTensor) -> list[str]:
     """Return the elements of a tensor.
 
     Raises:
-        NunatakError: `invalid_request`, the number of elements does not fit the shape, or the
-            tensor is binary.
+        NunatakError: `invalid_request`, the number of elements does not fit the shape.
     """
-    _refuse_unknown(tensor.parameters or {}, known=frozenset())
+    _refuse_unknown(tensor.parameters or {}, known=frozenset(), flag=BINARY, values={False})
     texts = [it if isinstance(it, str) else it[0] for it in tensor.data]
     if math.prod(tensor.shape) != len(texts) or tensor.shape[0] != len(texts):
         raise NunatakError(
@@ -283,8 +337,8 @@ def _texts(tensor: InputTensor) -> list[str]:
 
 
 def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> PredictionOptions:
-    _refuse_unknown(parameters, known=PARAMETERS[columns])
-    heeded = {name: value for name, value in parameters.items() if name not in BINARY}
+    _refuse_unknown(parameters, known=PARAMETERS[columns], flag=ALL_BINARY)
+    heeded = {name: value for name, value in parameters.items() if name != ALL_BINARY}
     try:
         return options_of(Parameters.model_validate(heeded))
     except ValidationError as error:
@@ -293,14 +347,19 @@ def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> Predicti
         ) from None
 
 
-def _refuse_unknown(parameters: dict[str, Scalar], *, known: frozenset[str]) -> None:
+def _refuse_unknown(
+    parameters: dict[str, Scalar],
+    *,
+    known: frozenset[str],
+    flag: str,
+    values: AbstractSet[bool] = frozenset({True, False}),
+) -> None:
+    """Refuse parameters other than the known ones and one flag with its possible values."""
     for name, value in parameters.items():
-        if name in BINARY and value is not False:
-            raise NunatakError(
-                "invalid_request",
-                problem="tensors must be JSON here; send and request no binary data",
-            )
-        if name not in known | BINARY:
+        if name == flag and not (isinstance(value, bool) and value in values):
+            possible = " or ".join(sorted(str(it).lower() for it in values))
+            raise NunatakError("invalid_request", problem=f"{flag} here must be {possible}")
+        if name not in known | {flag}:
             allowed = ", ".join(sorted(known)) or "none"
             raise NunatakError("invalid_request", problem=f"parameters here may be: {allowed}")
 
@@ -310,7 +369,7 @@ def _wanted(tensors: list[Tensor], wanted: list[WantedOutput] | None) -> list[Te
         return tensors
     named = {tensor.name: tensor for tensor in tensors}
     for output in wanted:
-        _refuse_unknown(output.parameters or {}, known=frozenset())
+        _refuse_unknown(output.parameters or {}, known=frozenset(), flag=BINARY)
         if output.name not in named:
             raise NunatakError("invalid_request", problem=f"outputs here are: {', '.join(named)}")
     return [named[output.name] for output in wanted]

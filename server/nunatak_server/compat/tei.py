@@ -23,6 +23,7 @@ from nunatak_contract.wire import Score
 from nunatak_server.access.keys import Scope
 from nunatak_server.compat.translation import (
     Problem,
+    Texts,
     TranslatedRoute,
     embed_texts,
     explained,
@@ -46,7 +47,6 @@ from nunatak_server.scheduler.rows import Priority
 
 Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
 """A text, or a pair of texts."""
-Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 Batch = Annotated[list[Words], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 Direction = Literal["right", "Right"]
 """Texts are cut only at the end."""

@@ -10,8 +10,12 @@ Text is BYTES, element after element. Each kind of head has one form of output:
 
 The schema describes the tensors and parameters of requests. The route refuses other tensors and
 parameters, and names the possible ones.
+
+A binary tensor is a run of bytes after the JSON part of a body. FP32 and INT64 are little-endian.
+An element of BYTES is its length as four bytes, little-endian, and its UTF-8 bytes.
 """
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, cast
@@ -22,7 +26,7 @@ from pydantic import WithJsonSchema
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
-from nunatak_contract.requests import Parameters
+from nunatak_contract.requests import MAX_ITEMS, Parameters
 from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.outputs.outputs import Output
 from nunatak_server.outputs.scores import DocumentScore, LabelScore
@@ -61,6 +65,78 @@ class Tensor:
     def fields(self) -> dict[str, Any]:
         """The tensor with its data."""
         return {**self.metadata, "data": list(self.data)}
+
+    @property
+    def raw(self) -> bytes:
+        """The data as binary."""
+        if self.datatype == "BYTES":
+            encoded = (text.encode() for text in self.data)
+            return b"".join(LENGTH.pack(len(it)) + it for it in encoded)
+        return struct.pack(f"<{len(self.data)}{NUMBERS[self.datatype]}", *self.data)
+
+
+LENGTH: Final = struct.Struct("<I")
+NUMBERS: Final[Mapping[str, str]] = {"FP32": "f", "INT64": "q"}
+"""The codes of `struct` for the elements of tensors."""
+
+
+def with_binary_data(parsed: object, rest: bytes) -> object:
+    """Give the binary input tensors of a request their data, from the bytes after the JSON part.
+
+    The schema checks the result, so values of wrong types are left to the schema.
+
+    Raises:
+        NunatakError: `invalid_request`, the bytes are not the declared tensors.
+    """
+    place = 0
+    for tensor in _dicts_in(parsed, "inputs"):
+        parameters = tensor.get("parameters")
+        if not isinstance(parameters, dict) or SIZE not in parameters:
+            continue
+        size: object = cast("dict[str, object]", parameters).pop(SIZE)
+        # True is an int in Python, and no size.
+        if type(size) is not int or not 0 <= size <= len(rest) - place or "data" in tensor:
+            raise NunatakError(
+                "invalid_request",
+                problem=f"a binary tensor has no data, and a {SIZE} of at most the bytes that "
+                "follow the JSON part",
+            )
+        tensor["data"] = _texts_in(rest[place : place + size])
+        place += size
+    if place < len(rest):
+        raise NunatakError(
+            "invalid_request",
+            problem=f"{len(rest)} bytes follow the JSON part, and its binary tensors have {place}",
+        )
+    return parsed
+
+
+def _dicts_in(parsed: object, name: str) -> list[dict[str, Any]]:
+    listed = cast("dict[str, Any]", parsed).get(name) if isinstance(parsed, dict) else None
+    found = cast("list[Any]", listed) if isinstance(listed, list) else []
+    return [it for it in found if isinstance(it, dict)]
+
+
+def _texts_in(raw: bytes) -> list[str]:
+    """Read the elements of a tensor, up to one more than the schema allows."""
+    texts = list[str]()
+    place = 0
+    while place < len(raw) and len(texts) <= MAX_ITEMS:
+        start = place + LENGTH.size
+        size = LENGTH.unpack_from(raw, place)[0] if start <= len(raw) else len(raw)
+        place = start + size
+        if place > len(raw):
+            raise NunatakError(
+                "invalid_request",
+                problem="an element of a binary tensor is longer than the tensor",
+            )
+        try:
+            texts.append(raw[start:place].decode())
+        except UnicodeDecodeError:
+            raise NunatakError(
+                "invalid_request", problem="the elements of a binary tensor must be UTF-8"
+            ) from None
+    return texts
 
 
 def inputs_of(columns: Columns) -> tuple[Input, ...]:
@@ -177,8 +253,11 @@ def _answered(shape: tuple[int, ...], answers: Sequence[AnswerScore]) -> list[Te
 
 
 Scalar = bool | int | float | str
-BINARY: Final = frozenset({"binary_data", "binary_data_output", "binary_data_size"})
-"""Parameters of the extension for binary tensors. The only valid value is false."""
+BINARY: Final = "binary_data"
+"""The parameter of a tensor that asks for binary data. Input tensors are never asked."""
+ALL_BINARY: Final = "binary_data_output"
+"""The parameter of a request that asks for binary data in all outputs."""
+SIZE: Final = "binary_data_size"
 
 
 def _one_of(names: Iterable[str]) -> WithJsonSchema:
@@ -186,12 +265,11 @@ def _one_of(names: Iterable[str]) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "enum": list(dict.fromkeys(names))})
 
 
-def _parameters(names: Iterable[str]) -> WithJsonSchema:
-    refusals = {name: {"type": "boolean", "const": False} for name in sorted(BINARY)}
+def _parameters(names: Iterable[str], **more: dict[str, Any]) -> WithJsonSchema:
     whole = Parameters.model_json_schema()
     properties = {name: _plain(whole["properties"][name], whole["$defs"]) for name in sorted(names)}
     return WithJsonSchema(
-        {"type": "object", "properties": properties | refusals, "additionalProperties": False}
+        {"type": "object", "properties": properties | more, "additionalProperties": False}
     )
 
 
@@ -202,12 +280,17 @@ def _plain(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
     return chosen if named is None else definitions[named.rpartition("/")[2]]
 
 
+BOOLEAN: Final = {"type": "boolean"}
 InputName = Annotated[str, _one_of(name for names in PARAMETERS for name in sorted(names))]
 OutputName = Annotated[
     str, _one_of(tensor["name"] for kind in HeadKind for tensor in output_metadata(kind, 1))
 ]
 RequestParameters = Annotated[
-    dict[str, Scalar], _parameters(frozenset[str]().union(*PARAMETERS.values()))
+    dict[str, Scalar],
+    _parameters(frozenset[str]().union(*PARAMETERS.values()), binary_data_output=BOOLEAN),
 ]
 """The tensors decide which parameters have an effect."""
-TensorParameters = Annotated[dict[str, Scalar], _parameters(())]
+InputParameters = Annotated[
+    dict[str, Scalar], _parameters((), binary_data=BOOLEAN | {"const": False})
+]
+OutputParameters = Annotated[dict[str, Scalar], _parameters((), binary_data=BOOLEAN)]

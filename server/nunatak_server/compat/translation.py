@@ -1,25 +1,31 @@
 """Shared parts of the translators: routes, failures in the other server's shape, and embedding."""
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import Annotated, Any, Final
 
 import orjson
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import Field, WithJsonSchema
 from starlette.types import Scope
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
+from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import RequestOptions, catalog_of, reference_text, runtime_of
 from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.pages import WHOLE_REFERENCE
 from nunatak_server.http.problems import headers_of, problem_of, problem_of_invalid
 from nunatak_server.http.replies import read_headers, timing_headers
 from nunatak_server.http.state import request_id_of
 from nunatak_server.predict.types import EmbeddingRequest, Embeddings
 
 Problem = Mapping[str, Any]
+Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+ModelName = Annotated[str, WithJsonSchema(WHOLE_REFERENCE)]
+"""The field that names a task: `name`, `name@alias` or `name/3`."""
 
 
 class TranslatedRoute(StrictRoute):
@@ -57,6 +63,27 @@ class TranslatedRoute(StrictRoute):
             media_type="application/json",
             headers=headers,
         )
+
+
+class LineProblem(Message):
+    """An error as one line."""
+
+    error: str
+
+
+class LineRoute(TranslatedRoute):
+    """A route whose failures are one line, as in several protocols."""
+
+    @classmethod
+    def shape(cls, problem: Problem) -> dict[str, Any]:
+        """Return a problem as one line."""
+        return {"error": explained(problem)}
+
+
+LINE_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    "default": {"model": LineProblem},
+    422: {"model": LineProblem},
+}
 
 
 def explained(problem: Problem) -> str:

@@ -1,5 +1,6 @@
 """`BatchCompute`: runs one mixed batch on the device and returns its logits."""
 
+import logging
 from collections.abc import Sequence
 from typing import cast
 
@@ -16,15 +17,19 @@ from nunatak_model import (
     forward,
     on_device,
     trunk_source,
+    without_fast_kernels,
 )
 from nunatak_server.failures import device_failure
+
+logger = logging.getLogger(__name__)
 
 
 class BatchCompute:
     """The forward pass of one backbone; only the engine thread may call it.
 
     With `trunk`, trunk states of earlier batches are read from that cache. With `graphs`, trunk
-    stages run as recorded CUDA graphs.
+    stages run as recorded CUDA graphs. If a batch fails, and succeeds by torch's own operations,
+    no fast kernel of the device is used any more.
     """
 
     def __init__(
@@ -53,21 +58,59 @@ class BatchCompute:
             OutOfMemoryError: there is no memory for this batch; a smaller batch may succeed.
         """
         try:
-            with on_device(self._backbone.device), torch.inference_mode():
-                outputs = forward(
-                    self._backbone,
-                    rows,
-                    trunk=self._trunk,
-                    graphs=self._graphs,
-                    between_layers=between_layers,
-                )
-                # One transfer for the batch, because a copy for each row would wait for the device.
-                flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
+            return self._answers(self._backbone, self._graphs, rows, between_layers)
         except (RuntimeError, MemoryError) as error:
             failure = device_failure(error)
-            if failure is None:
+            if failure is not None:
+                raise failure from error
+            plain = without_fast_kernels(self._backbone)
+            if plain.ops == self._backbone.ops:
                 raise
-            raise failure from error
+            return self._try_plainly(plain, rows, error)
+
+    @property
+    def fast_kernels(self) -> tuple[str, ...]:
+        """The names of the fast kernels in use."""
+        is_recorded = self._graphs is not None and self._graphs.is_on
+        return (*self._backbone.fast_kernels, *(("cuda_graphs",) if is_recorded else ()))
+
+    def _try_plainly(
+        self, plain: Backbone, rows: Sequence[Row], error: Exception
+    ) -> list[list[float]]:
+        """Run rows that failed by torch's own operations, which serve from now on if they can."""
+        try:
+            answers = self._answers(plain, None, rows, None)
+        except (RuntimeError, MemoryError) as again:
+            # The rows are at fault, or the device, and no kernel.
+            failure = device_failure(again)
+            if failure is not None:
+                raise failure from again
+            raise
+        logger.warning(
+            "a fast kernel failed in a batch (%s); torch's own operations serve from now on, "
+            "slower and right. Start the server with NUNATAK_KERNELS=plain, and report the failure",
+            error,
+        )
+        self._backbone, self._graphs = plain, None
+        return answers
+
+    def _answers(
+        self,
+        backbone: Backbone,
+        graphs: TrunkGraphs | None,
+        rows: Sequence[Row],
+        between_layers: BetweenLayers | None,
+    ) -> list[list[float]]:
+        with on_device(backbone.device), torch.inference_mode():
+            outputs = forward(
+                backbone,
+                rows,
+                trunk=self._trunk,
+                graphs=graphs,
+                between_layers=between_layers,
+            )
+            # One transfer for the batch, because a copy for each row would wait for the device.
+            flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
         return _split(flat, [output.numel() for output in outputs])
 
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:

@@ -76,7 +76,7 @@ class StrictRoute(APIRoute):
                 return await handle(request)
             state = state_of(scope)
             with state.runtime.admission.hold_bytes(caller_of(scope).name) as held:
-                strict = await read_strictly(request, state.settings, held=held)
+                strict = await read_strictly(request, state.settings, held=held, parse=self.parse)
                 response = await handle(strict)
                 if isinstance(response, LinesResponse):
                     # The body is needed after the return, because the lines of the answer are made
@@ -97,6 +97,17 @@ class StrictRoute(APIRoute):
                 raise NunatakError("draining") from None
 
         return handle_until_given_up
+
+    def parse(self, scope: Scope, body: bytes) -> object:
+        """Parse a body, which must be declared as JSON.
+
+        Raises:
+            NunatakError: `unsupported_media_type`, the body is not declared as JSON.
+            NunatakError: `invalid_json`, the bytes are not strict JSON.
+        """
+        if media_type_of(scope) != b"application/json":
+            raise NunatakError("unsupported_media_type")
+        return parse_json(body)
 
     def parameters_in(self, scope: Scope) -> dict[str, str] | None:
         """Return the path parameters of a request to this route; None for another route.
@@ -119,8 +130,18 @@ def declared_bytes(scope: Scope) -> int | None:
     return int(declared[:20]) if declared.isdigit() else None
 
 
+def media_type_of(scope: Scope) -> bytes:
+    """Return the declared media type in lower case, without parameters; empty if not declared."""
+    content_type = header_of(scope, b"content-type") or b""
+    return content_type.partition(b";")[0].strip().lower()
+
+
 async def read_strictly(
-    request: Request, settings: ServerSettings, *, held: HeldBytes
+    request: Request,
+    settings: ServerSettings,
+    *,
+    held: HeldBytes,
+    parse: Callable[[Scope, bytes], object],
 ) -> StrictRequest:
     """Read the whole body, if there is one, and parse it. Bytes are counted on arrival.
 
@@ -128,8 +149,7 @@ async def read_strictly(
         OverloadedError: the server holds too many bytes of other bodies.
         NunatakError: `body_too_large`, more bytes than allowed are declared or arrive.
         NunatakError: `receive_timeout`, the body does not arrive in time.
-        NunatakError: `unsupported_media_type`, the body is not declared as JSON.
-        NunatakError: `invalid_json`, the body is not strict JSON.
+        NunatakError: or any other error of `parse`.
     """
     limit_s = settings.receive_timeout_s
     reading = _read(request, settings.max_body_bytes, held)
@@ -138,11 +158,8 @@ async def read_strictly(
     )
     if not body:
         return StrictRequest(request, body=body, parsed=None)
-    content_type = header_of(request.scope, b"content-type") or b""
-    if content_type.partition(b";")[0].strip().lower() != b"application/json":
-        raise NunatakError("unsupported_media_type")
-    is_long = len(body) > MAX_BYTES_ON_LOOP
-    parsed = await asyncio.to_thread(parse_json, body) if is_long else parse_json(body)
+    scope, is_long = request.scope, len(body) > MAX_BYTES_ON_LOOP
+    parsed = await asyncio.to_thread(parse, scope, body) if is_long else parse(scope, body)
     return StrictRequest(request, body=body, parsed=parsed)
 
 

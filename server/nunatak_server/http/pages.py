@@ -33,13 +33,19 @@ def integers_up_to(limit: int) -> str:
 
 
 _NAME: Final = NAME_PATTERN.strip("^$")
-_TOO_LONG: Final = f"[^@]{{{MAX_NAME_LENGTH + 1}}}"
+_TOO_LONG: Final = f"[^@/]{{{MAX_NAME_LENGTH + 1}}}"
+_NOT_TOO_LONG: Final = f"(?!{_TOO_LONG}|[^@]*@{_TOO_LONG})"
 NAME: Final = {"type": "string", "pattern": NAME_PATTERN, "maxLength": MAX_NAME_LENGTH}
 REFERENCE: Final = {
     "type": "string",
-    "pattern": f"^(?!{_TOO_LONG}|[^@]*@{_TOO_LONG}){_NAME}(?:@{_NAME})?$",
+    "pattern": f"^{_NOT_TOO_LONG}{_NAME}(?:@{_NAME})?$",
 }
 VERSION: Final = {"type": "string", "pattern": f"^{integers_up_to(MAX_VERSION)}$"}
+WHOLE_REFERENCE: Final = {
+    "type": "string",
+    "pattern": f"^{_NOT_TOO_LONG}{_NAME}(?:@{_NAME}|/{integers_up_to(MAX_VERSION)})?$",
+}
+"""A reference in a body, which may also name a version."""
 
 
 class DescribedApp(FastAPI):

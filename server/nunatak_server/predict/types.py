@@ -130,6 +130,8 @@ class TaskPrediction:
     version: int
     head: HeadKind
     problem_type: ProblemType | None
+    labels: tuple[str, ...]
+    """The labels in the order of the head's outputs."""
     outputs: tuple[Output, ...]
     predicted: tuple[PredictedValue, ...] | None
     """What a sequence classification predicts for each input; None for other heads."""
@@ -195,6 +197,7 @@ def result_of(
         version=manifest.version,
         head=manifest.head.kind,
         problem_type=manifest.head.problem_type,
+        labels=tuple(manifest.head.labels),
         predicted=predictions_of(manifest.head, asked.encodings, logits),
         outputs=outputs_of(
             manifest.head,

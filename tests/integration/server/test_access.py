@@ -1,6 +1,6 @@
 """Access: every route, every verb, every scope, and tasks of other tenants."""
 
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from nunatak_registry import Registry
 from nunatak_server.access.files import change_keys
 from nunatak_server.access.keys import Scope
 from nunatak_server.app import create_app
-from nunatak_server.http.access import declared_access
+from nunatak_server.http.access import PREDICT, declared_access
 from nunatak_server.http.limits import StrictRoute
 
 HEALTH = {
@@ -29,9 +29,22 @@ HEALTH = {
     "/v2/health/live",
     "/v2/health/ready",
     "/tei/backbone/health",
+    "/srun/health/live",
 }
 PUBLIC = {*HEALTH, "/", "/docs", "/page/{name}"}
-NEIGHBOURS = ("/tei/", "/v2", "/v1/embeddings", "/v1/models")
+NEIGHBOURS = (
+    "/tei/",
+    "/hf/",
+    "/srun/",
+    "/v2",
+    "/v1/embeddings",
+    "/v1/models",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+)
 """Routes of other protocols, whose failures have their own shapes without our codes."""
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "FOO")
 HOSTS = ("test", "", "localhost", "evil.example/livez?", "x@y", "/livez", "[::1", "a b", "\u00e9")
@@ -45,6 +58,15 @@ TENSORS: dict[str, Any] = {
 
 ACCESS = access_by_route()
 # The tasks have names of one length, so that equal answers also have equal lengths.
+OF_NO_TASK = {
+    "/v1/embeddings",
+    "/tei/backbone",
+    "/tei/backbone/embed",
+    "/hf/backbone",
+    "/v1/predict",
+    "/srun/v1/bundle",
+}
+"""Routes for the backbone, and the route that answers for each task separately."""
 MINE, HIDDEN, UNKNOWN = "tone", "intent", "nobody"
 BODIES: dict[tuple[str, str], list[Any]] = {
     ("POST", "/v1/tasks/{task}/predict"): [QUERY, {"inputs": ""}, {"inputs": 7}, {}],
@@ -73,9 +95,23 @@ BODIES: dict[tuple[str, str], list[Any]] = {
     ("GET", "/v2/models/{task}/ready"): [None],
     ("GET", "/v2/models/{task}/versions/{version}/ready"): [None],
     ("POST", "/v2/models/{task}/infer"): [TENSORS, {}],
+    ("POST", "/hf/tasks/{task}"): [QUERY, {}],
+    ("POST", "/hf/tasks/{task}/{version}"): [QUERY, {}],
+    ("POST", "/v1/models/{task}:predict"): [{"instances": ["where is it?"]}, {}],
     ("POST", "/v2/models/{task}/versions/{version}/infer"): [TENSORS, {}],
 }
 """The bodies for each route that names a task; a new route must be added here."""
+NAMING_BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "/srun/v1/classify": lambda task: {"model": task, "input": "where is it?"},
+    "/srun/v1/rerank": lambda task: {"model": task, "query": "where?", "documents": ["here"]},
+    "/classify": lambda task: {"model": task, "input": "where is it?"},
+    "/score": lambda task: {"model": task, "text_1": "where?", "text_2": "here"},
+    "/v1/score": lambda task: {"model": task, "text_1": "where?", "text_2": "here"},
+    "/rerank": lambda task: {"model": task, "query": "where?", "documents": ["here"]},
+    "/v1/rerank": lambda task: {"model": task, "query": "where?", "documents": ["here"]},
+    "/v2/rerank": lambda task: {"model": task, "query": "where?", "documents": ["here"]},
+}
+"""The bodies for each route whose body names the task; a new route must be added here."""
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +174,9 @@ def test_every_route_is_guarded_and_says_what_it_needs() -> None:
     assert [len(declared_access(route.dependencies)) for route in guarded] == [1] * len(guarded)
     assert {path for (_, path), needed in ACCESS.items() if needed is None} == PUBLIC
     assert {pair for pair in ACCESS if "{task}" in pair[1]} == set(BODIES)
+    computing = {path for (_, path), needed in ACCESS.items() if needed == PREDICT}
+    named = {path for path in computing if "{task}" in path}
+    assert computing - named - OF_NO_TASK == set(NAMING_BODIES)
 
 
 async def test_without_a_key_no_verb_of_any_route_does_anything(
@@ -314,6 +353,14 @@ async def test_a_hidden_task_and_a_missing_task_look_equal(
                     ]
                     assert seen(answers[0]) == seen(answers[1]), (verb, hidden, body)
                     assert answers[0].status_code in {404, 422}
+        for path, body_for in NAMING_BODIES.items():
+            for tail in ("", "@prod", "@beta", "/1", "/9", "@@"):
+                answers = [
+                    await client.post(path, json=body_for(task + tail), headers=headers)
+                    for task in (HIDDEN, UNKNOWN)
+                ]
+                assert seen(answers[0]) == seen(answers[1]), (path, tail)
+                assert answers[0].status_code in {404, 422}
         tasks = (await client.get("/v1/tasks", headers=headers)).json()["tasks"]
         assert [task["name"] for task in tasks] == [MINE]
         assert HIDDEN not in (await client.get("/info", headers=headers)).text

@@ -1,6 +1,7 @@
 """A mixed batch on the kernels of a GPU, against the same batch with each task alone."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -32,7 +33,16 @@ from nunatak_model import (
     forward,
     initial_parameters,
 )
-from nunatak_model.ops.grouped import ALIGNMENT_BYTES, FIRST_SLOTS
+from nunatak_model.ops import attention, grouped
+from nunatak_model.ops.choice import PLAIN_OPS
+from nunatak_model.ops.grouped import (
+    ALIGNMENT_BYTES,
+    FIRST_SLOTS,
+    MAX_SLOTS,
+    PlanGroups,
+    kernel_groups,
+    padded_groups,
+)
 
 METHODS: list[Method] = [
     HeadOnly(),
@@ -91,12 +101,19 @@ def answers(
         return forward(backbone, rows)
 
 
+@pytest.fixture(params=[kernel_groups, padded_groups], ids=["kernel", "padded"])
+def groups(request: pytest.FixtureRequest) -> PlanGroups:
+    return request.param
+
+
 @pytest.mark.parametrize("page_bytes", [1, 20_000, 2**28], ids=["lone", "some", "all"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "llama", "qwen3"])
-def test_grouped_tasks_answer_as_each_by_itself(family: Family, page_bytes: int) -> None:
+def test_grouped_tasks_answer_as_each_by_itself(
+    family: Family, page_bytes: int, groups: PlanGroups
+) -> None:
     """Pages of one slot, of some, of all: the answers are the same for every grouping."""
     plain = tiny_backbone(family=family)
-    served = with_gpu_kernels(plain, page_bytes=page_bytes)
+    served = with_gpu_kernels(plain, groups=groups, page_bytes=page_bytes)
     methods = METHODS if family in BYTES else [*METHODS, FROZEN_NORMS]
     stored = [
         stored_branch(plain, methods[index // COPIES], index)
@@ -112,10 +129,34 @@ def test_grouped_tasks_answer_as_each_by_itself(family: Family, page_bytes: int)
         torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4, msg=str(methods[index // 3]))
 
 
-def test_grouped_tasks_answer_in_bfloat16_as_near_as_each_by_itself() -> None:
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_many_small_blocks_answer_as_few_large_ones(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If launches were cheap, every skew and every gap would divide the products."""
+    plain = tiny_backbone(family=family)
+    served = with_gpu_kernels(plain, groups=padded_groups)
+    stored = [
+        stored_branch(plain, METHODS[index // COPIES], index)
+        for index in range(COPIES * len(METHODS))
+    ]
+    branches = [convert_branch(it, served) for it in stored]
+    questions = mixed_questions(METHODS, seed=7)
+    few = answers(served, branches, questions)
+    for module in (attention, grouped):
+        monkeypatch.setattr(module, "LAUNCH_CELLS", 3)
+    monkeypatch.setattr(grouped, "SLOT_CELLS", 1)
+
+    many = answers(served, branches, questions)
+
+    for one, other in zip(many, few, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
+
+
+def test_grouped_tasks_answer_in_bfloat16_as_near_as_each_by_itself(groups: PlanGroups) -> None:
     exact = tiny_backbone()
     plain = tiny_backbone(dtype=torch.bfloat16)
-    served = with_gpu_kernels(plain)
+    served = with_gpu_kernels(plain, groups=groups)
     stored = [
         stored_branch(exact, METHODS[index // COPIES], index)
         for index in range(COPIES * len(METHODS))
@@ -165,7 +206,7 @@ def test_small_ranks_take_no_more_next_to_a_large_one() -> None:
 
     assert [branch.num_bytes for branch in branches] == alone
     answers(together, branches, [(index, random_encodings(0)[0]) for index in range(len(ranks))])
-    assert banks_of(together).num_bytes() <= FIRST_SLOTS * sum(alone)
+    assert banks_of(together).num_bytes() <= MAX_SLOTS * sum(alone)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +258,9 @@ def test_a_slot_that_is_reused_holds_the_new_version_only(method: Method) -> Non
     ],
     ids=str,
 )
-def test_more_tasks_of_a_page_take_no_more_products(method: Method) -> None:
+def test_more_tasks_of_a_page_take_no_more_products(method: Method, groups: PlanGroups) -> None:
     plain = tiny_backbone()
-    served = with_gpu_kernels(plain)
+    served = with_gpu_kernels(plain, groups=groups)
     stored = [stored_branch(plain, method, 4 * seed) for seed in range(FIRST_SLOTS)]
     branches = [convert_branch(it, served) for it in stored]
     (encoding, *_) = random_encodings(0)
@@ -235,7 +276,25 @@ def num_products(backbone: Backbone, branches: list[Branch], encoding: Encoding)
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as seen:
         forward(backbone, rows)
     products = {"aten::_grouped_mm", "aten::linear", "aten::addmm_"}
+    if backbone.ops.groups is padded_groups:
+        products |= {"aten::bmm", "aten::baddbmm"}
     return sum(it.count for it in seen.key_averages() if it.key in products)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def test_versions_in_slots_answer_without_groups_too(groups: PlanGroups) -> None:
+    plain = tiny_backbone()
+    served = with_gpu_kernels(plain, groups=groups)
+    stored = [
+        stored_branch(plain, METHODS[index // COPIES], index)
+        for index in range(COPIES * len(METHODS))
+    ]
+    branches = [convert_branch(it, served) for it in stored]
+    questions = mixed_questions(METHODS, seed=5)
+
+    seen = answers(replace(served, ops=PLAIN_OPS), branches, questions)
+
+    for one, other in zip(seen, answers(plain, stored, questions), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
 
 def test_evicted_versions_leave_nothing_behind() -> None:

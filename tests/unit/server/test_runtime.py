@@ -21,8 +21,9 @@ from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.following import HoldRenewal, RegistryWatch
-from nunatak_server.readiness import Readiness, State
+from nunatak_server.readiness import State
 from nunatak_server.residency.loads import LoadThrottle
+from nunatak_server.residency.memory import task_memory_budget
 from nunatak_server.residency.residency import Residency
 from nunatak_server.runtime import Runtime, load_serving_backbone
 
@@ -118,38 +119,30 @@ async def test_a_backbone_that_computes_nothing_finite_is_reported_at_the_start(
         await asyncio.wait_for(serve(runtime), 20)
 
 
-class CountingRecorder(Recorder):
-    """Notes whether the server was ready while it recorded."""
-
-    def __init__(self, readiness: Callable[[], Readiness]) -> None:
-        super().__init__()
-        self._readiness, self.ready = readiness, set[bool]()
-
-    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
-        self.ready.add(self._readiness().is_ready)
-        return super().__call__(run)
-
-
-async def test_layers_are_recorded_before_the_server_is_ready_and_never_after(
+async def test_layers_are_recorded_before_memory_is_shared_out_and_never_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = CountingRecorder(lambda: runtime.readiness)
+    record, recorded_before_budget = Recorder(), list[int]()
 
     def graphs_of(backbone: Backbone, *, max_rows: int) -> TrunkGraphs:
         return TrunkGraphs(backbone, record=record, max_rows=max_rows, sizes=(32, 128))
 
+    def budget_of(chosen_bytes: int | None, device: torch.device) -> int:
+        recorded_before_budget.append(record.num_recorded)
+        return task_memory_budget(chosen_bytes, device)
+
     monkeypatch.setattr("nunatak_server.runtime.trunk_graphs", graphs_of)
+    monkeypatch.setattr("nunatak_server.runtime.task_memory_budget", budget_of)
     backbone = with_gpu_kernels(tiny_backbone(num_layers=1))
     with runtime_of(tmp_path, backbone, cuda_graphs=True) as runtime:
-        assert "cuda_graphs" not in runtime.kernels()
-        await runtime.start()
-        recorded, replayed = record.num_recorded, record.num_replayed
         assert "cuda_graphs" in runtime.kernels()
+        proven = record.num_replayed
+        await runtime.start()
         await asyncio.wait_for(runtime.aclose(), 20)
 
-    assert record.ready == {False}
-    assert recorded == record.num_recorded > 0
-    assert replayed > 0
+    assert recorded_before_budget == [record.num_recorded]
+    assert record.num_recorded > 0
+    assert record.num_replayed > proven
 
 
 async def test_the_first_batch_of_a_device_with_fast_kernels_mixes_tasks_of_many_methods(

@@ -54,6 +54,16 @@ def test_a_batch_has_room_for_trunk_and_branch_of_the_longest_text() -> None:
     assert (limits.max_tokens, limits.max_rows) == (1024, 3)
 
 
+def test_a_device_has_its_own_defaults_and_the_operator_the_last_word() -> None:
+    on_cpu, on_cuda = (ServerSettings().for_device(it) for it in ("cpu", "cuda"))
+    chosen = ServerSettings(max_batch_rows=7, trunk_cache_bytes=9).for_device("cuda")
+
+    assert on_cpu == ServerSettings()
+    assert on_cuda.max_batch_rows > on_cpu.max_batch_rows
+    assert (on_cuda.trunk_cache_bytes, on_cuda.port) == (0, on_cpu.port)
+    assert (chosen.max_batch_rows, chosen.trunk_cache_bytes) == (7, 9)
+
+
 def test_a_text_that_could_never_be_served_is_found_at_start() -> None:
     with raises("invalid_settings", match="NUNATAK_MAX_BATCH_TOKENS"):
         ServerSettings(max_batch_tokens=1023).batch_limits(longest_row_tokens=512)

@@ -23,13 +23,18 @@ COMPUTING = [
     if needed == PREDICT and not path.startswith(("/v1/predict", "/v1/tasks"))
 ]
 """Every route of another protocol that computes."""
-BY_NAME = [path for path in COMPUTING if "{task}" in path and "{version}" not in path]
+OF_BACKBONE = {"/v1/embeddings", "/tei/backbone", "/tei/backbone/embed", "/hf/backbone"}
+SEVERAL = {"/srun/v1/bundle"}
+"""Routes whose answer has no header for the one version that answered."""
+BY_NAME = [
+    path for path in COMPUTING if path not in OF_BACKBONE | SEVERAL and "{version}" not in path
+]
 BY_VERSION = [path for path in COMPUTING if "{version}" in path]
 KEYS = [f"user-{number}" for number in range(16)]
 
 
 def task_of(path: str) -> str:
-    return "ranks" if path.endswith("/rerank") else "topic"
+    return "ranks" if path.endswith(("/rerank", "/score")) else "topic"
 
 
 def address_of(path: str) -> str:
@@ -37,13 +42,26 @@ def address_of(path: str) -> str:
 
 
 def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
-    if path == "/v1/embeddings":
-        return {"input": text, "model": backbone.name}
-    if path.endswith("/rerank"):
-        return {"query": text, "texts": DOCUMENTS[:1]}
+    ranking = {"model": "ranks", "query": text, "documents": DOCUMENTS[:1]}
+    scoring = {"model": "ranks", "text_1": text, "text_2": DOCUMENTS[0]}
+    classifying = {"input": text, "model": "topic"}
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/embeddings": {"input": text, "model": backbone.name},
+        "/hf/backbone": {"inputs": {"source_sentence": text, "sentences": ["a"]}},
+        **dict.fromkeys(("/srun/v1/classify", "/classify"), classifying),
+        "/srun/v1/rerank": ranking,
+        "/srun/v1/bundle": {"tasks": [{"id": "a", "rerank": ranking}]},
+        **dict.fromkeys(("/score", "/v1/score"), scoring),
+        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ranking),
+    }
     if path.endswith("/infer"):
-        return {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}]}
-    return {"inputs": text}
+        return {"inputs": [tensor]}
+    if path.endswith(":predict"):
+        return {"instances": [text]}
+    if path.startswith("/tei/") and path.endswith("/rerank"):
+        return {"query": text, "texts": DOCUMENTS[:1]}
+    return bodies.get(path, {"inputs": text})
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +177,7 @@ def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
 
         assert refused.status_code == 422
         error = refused.json()["error"]
-        text = error["message"] if path == "/v1/embeddings" else error
+        text = error if isinstance(error, str) else error["message"]
         assert text.startswith("the request does not follow its schema: header.x-priority: ")
 
     run(scenario)

@@ -17,7 +17,7 @@ from nunatak_artifact.interchange import (
     import_folder,
     kind_of,
 )
-from nunatak_artifact.interchange.importing import PROBE_INPUTS
+from nunatak_artifact.reference import PROBE_INPUTS
 from nunatak_contract.enums import HeadKind, ImportFormat
 from nunatak_contract.errors import InvalidNameError
 from nunatak_contract.manifest import TaskManifest

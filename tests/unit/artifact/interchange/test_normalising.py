@@ -11,7 +11,7 @@ from nunatak_artifact.interchange.adapterhub_import import (
     StoredAdapter,
     normalised_bottleneck,
 )
-from nunatak_artifact.interchange.peft_lora import normalised_lora
+from nunatak_artifact.interchange.peft_methods import normalised_lora
 from nunatak_contract.enums import Activation, HeadKind, LinearMap, Norms
 from nunatak_contract.methods import Bottleneck, Lora
 from nunatak_model import build_branch, maths_of

@@ -1,55 +1,52 @@
-"""Patterns from a foreign file: matched like `re`, within a time limit."""
+"""Patterns from a foreign file: they reach peft only if they match within a time limit."""
 
-import re
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from doubles.refusals import raises
-from nunatak_artifact.interchange.peft_config import matches
+from nunatak_artifact.interchange.peft_config import check_patterns
 
 NAMES = [
     "bert.encoder.layer.0.attention.self.query",
     "bert.encoder.layer.11.output.dense",
     "bert.pooler.dense",
 ]
+ENDLESS = "(.|.)*(.|.)*x"
+FIELDS: dict[str, Any] = {
+    "target_modules": ENDLESS,
+    "exclude_modules": ENDLESS,
+    "feedforward_modules": ENDLESS,
+    "modules_to_save": [ENDLESS],
+    "layers_pattern": [ENDLESS],
+    "rank_pattern": {ENDLESS: 2},
+    "alpha_pattern": {ENDLESS: 2},
+    "target_parameters": [ENDLESS],
+}
 
 
-def found(*patterns: str) -> list[frozenset[str]]:
-    return matches(patterns, NAMES, folder="adapter", file="adapter_config.json")
-
-
-def test_each_pattern_finds_the_names_it_matches_whole() -> None:
-    assert found(r".*\.(query|dense)", "bert.pooler.dense", "query") == [
-        frozenset(NAMES),
-        frozenset({"bert.pooler.dense"}),
-        frozenset(),
-    ]
-
-
-@given(st.text(alphabet="bert.pool-_0", max_size=12))
-def test_plain_names_match_as_in_re(pattern: str) -> None:
-    assert found(pattern) == [frozenset(it for it in NAMES if re.fullmatch(pattern, it))]
+@pytest.mark.parametrize("pattern", [r".*\.(query|dense)", "bert.pooler.dense", "query", ""])
+def test_a_pattern_that_matches_at_once_is_let_through(pattern: str) -> None:
+    check_patterns(Path("adapter"), {"target_modules": pattern}, NAMES)
 
 
 @pytest.mark.parametrize("pattern", ["((", "*", "(?P<a>", "a{2,1}", "\\", "[", "(" * 2000])
 def test_what_is_no_pattern_is_a_corrupt_file(pattern: str) -> None:
     with raises("corrupt_file", match="no regular expression"):
-        found(pattern)
+        check_patterns(Path("adapter"), {"target_modules": pattern}, NAMES)
 
 
-def test_a_pattern_that_would_take_years_is_given_up() -> None:
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_pattern_that_would_take_years_is_given_up_wherever_it_stands(field: str) -> None:
     started = time.monotonic()
 
     with raises("corrupt_file", match="to match"):
-        matches(
-            ["(.|.)*(.|.)*x"],
-            NAMES,
-            folder="adapter",
-            file="adapter_config.json",
-            time_limit=0.5,
-        )
+        check_patterns(Path("adapter"), {field: FIELDS[field]}, NAMES, time_limit=0.3)
 
     assert time.monotonic() - started < 5
+
+
+def test_texts_that_peft_does_not_match_are_no_patterns() -> None:
+    check_patterns(Path("adapter"), {"base_model_name_or_path": "C:\\models\\(base"}, NAMES)

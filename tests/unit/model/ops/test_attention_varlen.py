@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from doubles.flash import install_flash_double
+from nunatak_model.ops import attention
 from nunatak_model.ops.attention import attention_by_runs, can_attend_varlen, varlen_attention
 
 CPU = torch.device("cpu")
@@ -27,6 +28,19 @@ def test_one_call_for_all_rows_sees_what_a_call_for_each_run_sees(lengths: list[
 
     expected = attention_by_runs(lengths, CPU)(qkv, num_heads=NUM_HEADS, dropout=0.0)
     torch.testing.assert_close(seen, expected, atol=1e-5, rtol=0)
+
+
+def test_a_build_without_the_operator_calls_torchs_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = LENGTHS[2]
+    qkv, planned = random_qkv(lengths), varlen_attention(lengths, CPU).narrow(3)
+    expected = planned(qkv, num_heads=NUM_HEADS, dropout=0.0)
+
+    monkeypatch.setattr(attention, "FLASH_OPERATOR", "_no_such_operator")
+    seen = planned(qkv, num_heads=NUM_HEADS, dropout=0.0)
+
+    assert torch.equal(seen, expected)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)

@@ -15,13 +15,13 @@ from nunatak_model import Backbone
 from nunatak_model.ops.attention import (
     Attention,
     VarlenAttention,
-    attention_by_runs,
     can_attend_varlen,
+    padded_attention,
     varlen_attention,
 )
 from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
-from nunatak_model.ops.grouped import can_group
-from nunatak_model.ops.rows import sum_by_segment
+from nunatak_model.ops.grouped import PlanGroups, can_group, kernel_groups, padded_groups
+from nunatak_model.ops.rows import Padding, sum_by_segment
 
 MAPS = [(96, 32), (32, 32), (48, 32), (32, 48)]
 CUDA = torch.device("cuda:0")
@@ -34,22 +34,34 @@ def prove(backbone: Backbone, ops: Ops) -> Ops:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
+@pytest.mark.parametrize(
+    ("groups", "names"),
+    [
+        (kernel_groups, ("flash_attention", "segment_sums", "grouped_products")),
+        (padded_groups, ("padded_attention", "segment_sums", "padded_products")),
+    ],
+    ids=["kernel", "padded"],
+)
 def test_kernels_that_are_right_serve(
-    family: Family, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+    family: Family,
+    dtype: torch.dtype,
+    groups: PlanGroups,
+    names: tuple[str, ...],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    backbone = with_gpu_kernels(tiny_backbone(family=family, dtype=dtype))
+    backbone = with_gpu_kernels(tiny_backbone(family=family, dtype=dtype), groups=groups)
 
     ops = prove(backbone, backbone.ops)
 
     assert ops == backbone.ops
-    assert ops.fast_kernels() == ("flash_attention", "segment_sums", "grouped_products")
+    assert ops.fast_kernels() == names
     assert caplog.records == []
 
 
 def test_torchs_own_operations_need_no_proof() -> None:
     backbone = tiny_backbone()
 
-    assert prove(backbone, PLAIN_OPS) is PLAIN_OPS
+    assert prove(backbone, PLAIN_OPS) == PLAIN_OPS
     assert PLAIN_OPS.fast_kernels() == ()
 
 
@@ -93,7 +105,7 @@ def without_numbers(values: Tensor) -> Tensor:
     return torch.full_like(values, torch.nan)
 
 
-def refuse(_: Tensor) -> Tensor:
+def refuse(*_: object) -> Tensor:
     raise RuntimeError("no kernel image is available for execution on the device")
 
 
@@ -130,8 +142,22 @@ def test_attention_that_fails_or_differs_is_replaced_with_one_warning(
 
     ops = prove(backbone, replace(backbone.ops, attention=attention))
 
-    assert ops == replace(backbone.ops, attention=attention_by_runs)
+    assert ops == replace(backbone.ops, attention=padded_attention)
     assert ["flash attention" in it.getMessage() for it in caplog.records] == [True]
+
+
+def test_padded_attention_that_fails_is_replaced_by_torchs_own_operations(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backbone = with_gpu_kernels(tiny_backbone(), groups=padded_groups)
+    monkeypatch.setattr(Padding, "unpad", refuse)
+
+    ops = prove(backbone, backbone.ops)
+
+    assert ops == replace(PLAIN_OPS, sum_rows=sum_by_segment)
+    messages = [it.getMessage() for it in caplog.records]
+    assert ["padded attention" in it for it in messages] == [True, False]
+    assert ["padded product" in it for it in messages] == [False, True]
 
 
 @pytest.mark.parametrize("spoil", [spoil_last_token, refuse], ids=["one-row", "refuses"])
@@ -177,7 +203,7 @@ def test_a_grouped_product_that_fails_or_differs_is_not_used(
 
     ops = prove(backbone, backbone.ops)
 
-    assert ops == replace(backbone.ops, banks=None)
+    assert ops == replace(backbone.ops, groups=padded_groups)
     assert len(caplog.records) == 1
 
 
@@ -206,8 +232,9 @@ def test_a_kernel_is_proposed_for_exactly_the_devices_it_is_built_for(
 
     ops = ops_for(config, dtype=HALF, device=CUDA)
 
-    assert (ops.attention is varlen_attention) == flash
-    assert (ops.banks is not None) == grouped
+    assert ops.attention is (varlen_attention if flash else padded_attention)
+    assert ops.groups is (kernel_groups if grouped else padded_groups)
+    assert ops.banks is not None
 
 
 def test_no_kernel_is_proposed_that_the_build_of_torch_lacks(

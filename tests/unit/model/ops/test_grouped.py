@@ -1,23 +1,38 @@
+import random
+
 import pytest
 import torch
 from torch import Tensor
 
 from nunatak_model.ops.grouped import (
+    PaddedGroups,
+    PlanGroups,
     grouped_layer_norm,
     grouped_linear,
-    grouped_product,
-    slot_groups,
+    kernel_groups,
+    padded_groups,
 )
+from nunatak_model.ops.rows import LAUNCH_CELLS
 
 CPU = torch.device("cpu")
-NUM_SLOTS, WIDTH, OUT = 5, 16, 8
+NUM_SLOTS, WIDTH, OUT = 40, 16, 8
 MEMBERS = [
     [(0, 3)],
-    [(4, 1)],
+    [(39, 1)],
     [(1, 2), (3, 4)],
     [(0, 1), (1, 1), (2, 1), (3, 1), (4, 9)],
     [(2, 3), (2, 4)],
+    [(0, 5), (1, 2), (38, 6), (39, 1)],
+    [(slot, 1 + slot % 7) for slot in range(NUM_SLOTS)],
+    [(slot, 700 if slot == 20 else 12) for slot in range(NUM_SLOTS)],
+    [(0, 4), (2, 600), (5, 3), (7, 900), (39, 2)],
 ]
+PLANS: list[PlanGroups] = [kernel_groups, padded_groups]
+
+
+@pytest.fixture(params=PLANS, ids=["kernel", "padded"])
+def plan(request: pytest.FixtureRequest) -> PlanGroups:
+    return request.param
 
 
 def random_tensor(*shape: int, seed: int = 0) -> Tensor:
@@ -28,49 +43,116 @@ def slots_of(members: list[tuple[int, int]]) -> list[int]:
     return [slot for slot, num_tokens in members for _ in range(num_tokens)]
 
 
-@pytest.mark.parametrize("members", MEMBERS, ids=str)
+def unwritten(weight: Tensor, members: list[tuple[int, int]]) -> Tensor:
+    """Stacked weights, where the slots without tokens hold what memory holds."""
+    for slot in set(range(len(weight))) - {slot for slot, _ in members}:
+        weight[slot] = torch.nan
+    return weight
+
+
+@pytest.mark.parametrize("members", MEMBERS, ids=lambda it: str(it)[:40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_grouped_product_is_the_loop_over_its_slots(
-    members: list[tuple[int, int]], dtype: torch.dtype
+    members: list[tuple[int, int]], dtype: torch.dtype, plan: PlanGroups
 ) -> None:
+    """Slots without tokens are never read, whatever their memory holds."""
     slots = slots_of(members)
     x = random_tensor(len(slots), WIDTH).to(dtype)
-    weight = random_tensor(NUM_SLOTS, OUT, WIDTH, seed=1).to(dtype)
-    bias = random_tensor(NUM_SLOTS, OUT, seed=2).to(dtype)
-    groups = slot_groups(members, num_slots=NUM_SLOTS, device=CPU)
+    weight = unwritten(random_tensor(NUM_SLOTS, OUT, WIDTH, seed=1), members).to(dtype)
+    bias = unwritten(random_tensor(NUM_SLOTS, OUT, seed=2), members).to(dtype)
+    groups = plan(members, NUM_SLOTS, CPU)
 
-    product = grouped_product(x, weight, groups)
+    product = grouped_linear(x, weight, None, groups)
     y = grouped_linear(x, weight, bias, groups)
 
-    tolerance = 1e-5 if dtype is torch.float32 else 0.1
+    tolerance, share = (1e-5, 0) if dtype is torch.float32 else (0.1, 0.02)
+    expected = torch.stack([x[token] @ weight[slot].T for token, slot in enumerate(slots)])
+    torch.testing.assert_close(product, expected, atol=tolerance, rtol=share)
+    torch.testing.assert_close(y, expected + bias[slots], atol=tolerance, rtol=share)
+
+
+@pytest.mark.parametrize("members", MEMBERS, ids=lambda it: str(it)[:40])
+def test_products_follow_each_other_without_leaving_their_cells(
+    members: list[tuple[int, int]], plan: PlanGroups
+) -> None:
+    slots = slots_of(members)
+    x = random_tensor(len(slots), WIDTH)
+    down = unwritten(random_tensor(NUM_SLOTS, OUT, WIDTH, seed=1), members)
+    up = unwritten(random_tensor(NUM_SLOTS, WIDTH, OUT, seed=2), members)
+    groups = plan(members, NUM_SLOTS, CPU)
+
+    inner = torch.tanh(groups.product(groups.pad(x), down))
+    y = groups.unpad(groups.product(inner, up))
+
     for token, slot in enumerate(slots):
-        expected = x[token] @ weight[slot].T
-        torch.testing.assert_close(product[token], expected, atol=tolerance, rtol=0)
-        torch.testing.assert_close(y[token], expected + bias[slot], atol=tolerance, rtol=0)
+        expected = up[slot] @ torch.tanh(down[slot] @ x[token])
+        torch.testing.assert_close(y[token], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_what_no_slot_of_the_batch_holds_is_not_read() -> None:
+def test_what_no_slot_of_the_batch_holds_is_not_read(plan: PlanGroups) -> None:
     members = [(1, 2), (3, 1)]
-    weight, gain = random_tensor(NUM_SLOTS, OUT, WIDTH), random_tensor(NUM_SLOTS, WIDTH)
-    for slot in (0, 2, 4):
-        weight[slot], gain[slot] = torch.nan, torch.nan
+    weight = unwritten(random_tensor(5, OUT, WIDTH), members)
+    gain = unwritten(random_tensor(5, WIDTH), members)
     x = random_tensor(3, WIDTH, seed=1)
-    groups = slot_groups(members, num_slots=NUM_SLOTS, device=CPU)
+    groups = plan(members, 5, CPU)
 
-    assert grouped_product(x, weight, groups).isfinite().all()
+    assert grouped_linear(x, weight, None, groups).isfinite().all()
     assert grouped_layer_norm(x, gain, None, groups, epsilon=1e-5).isfinite().all()
+
+
+def test_a_token_that_is_no_number_spoils_no_other(plan: PlanGroups) -> None:
+    members = [(0, 2), (1, 5), (3, 2)]
+    x = random_tensor(9, WIDTH)
+    x[0], x[3] = torch.nan, torch.inf
+    weight = random_tensor(5, OUT, WIDTH, seed=1)
+
+    y = grouped_linear(x, weight, None, plan(members, 5, CPU))
+
+    spoilt = {0, 3}
+    assert {it for it in range(9) if not y[it].isfinite().all()} == spoilt
+
+
+def padded(members: list[tuple[int, int]]) -> PaddedGroups:
+    return padded_groups(members, NUM_SLOTS, CPU)
+
+
+def test_slots_of_like_sizes_take_one_product() -> None:
+    chance = random.Random(0)
+    groups = padded([(slot, chance.randint(16, 48)) for slot in range(NUM_SLOTS)])
+
+    assert len(groups.blocks) == 1
+
+
+def test_a_slot_with_far_more_tokens_makes_no_other_larger() -> None:
+    usual = padded([(slot, 12) for slot in range(NUM_SLOTS)])
+    skewed = padded([(slot, 700 if slot == 20 else 12) for slot in range(NUM_SLOTS)])
+
+    assert len(skewed.blocks) == 2
+    assert len(skewed.padding.token_of) == len(usual.padding.token_of) + 700
+
+
+def test_padding_costs_less_than_the_launches_that_would_avoid_it() -> None:
+    for seed in range(50):
+        chance = random.Random(seed)
+        slots = sorted(chance.sample(range(NUM_SLOTS), chance.randint(2, NUM_SLOTS)))
+        sizes = [min(512, 1 + int(chance.expovariate(1 / 40))) for _ in slots]
+        groups = padded(list(zip(slots, sizes, strict=True)))
+
+        padding = len(groups.padding.token_of) - sum(sizes)
+        assert padding <= LAUNCH_CELLS * len(slots)
+        assert len(groups.blocks) <= len(slots)
 
 
 @pytest.mark.parametrize(
     "offset", [random_tensor(NUM_SLOTS, WIDTH, seed=2), None], ids=["offset", "none"]
 )
-@pytest.mark.parametrize("members", MEMBERS, ids=str)
+@pytest.mark.parametrize("members", MEMBERS[:5], ids=str)
 def test_each_token_is_normalised_with_the_gain_of_its_slot(
-    members: list[tuple[int, int]], offset: Tensor | None
+    members: list[tuple[int, int]], offset: Tensor | None, plan: PlanGroups
 ) -> None:
     slots = slots_of(members)
     x, gain = random_tensor(len(slots), WIDTH), random_tensor(NUM_SLOTS, WIDTH, seed=1)
-    groups = slot_groups(members, num_slots=NUM_SLOTS, device=CPU)
+    groups = plan(members, NUM_SLOTS, CPU)
 
     y = grouped_layer_norm(x, gain, offset, groups, epsilon=1e-5)
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nunatak_model.ops import grouped
 from nunatak_model.ops.grouped import FIRST_SLOTS, MAX_SLOTS, Slot, SlotBanks
 
 SHAPES = {"weight": (4, 8), "bias": (4,)}
@@ -38,12 +39,19 @@ def test_versions_of_one_form_share_a_page_until_it_is_full() -> None:
     assert len({slot.place for slot in slots}) == 3
 
 
-def test_many_versions_of_a_form_lie_in_few_pages() -> None:
+@pytest.mark.parametrize(
+    ("first_page", "first_slots"), [(2, FIRST_SLOTS), (13, 13), (1000, MAX_SLOTS)]
+)
+def test_only_the_first_page_of_large_versions_is_small(
+    first_page: int, first_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped, "FIRST_PAGE_BYTES", first_page * SLOT_BYTES)
     many = banks()
 
-    slots = [take(many) for _ in range(FIRST_SLOTS + MAX_SLOTS)]
+    slots = [take(many) for _ in range(first_slots + 1)]
 
-    assert len({slot.page for slot in slots}) == 2
+    assert slots[0].page.num_slots == first_slots
+    assert slots[-1].page.num_slots == MAX_SLOTS
 
 
 def test_forms_share_no_page() -> None:
@@ -69,10 +77,10 @@ def test_a_slot_is_taken_once_and_again_only_when_its_holder_is_gone() -> None:
 def test_a_page_ends_with_its_last_slot() -> None:
     few = banks()
     first, second = take(few), take(few)
-    assert few.num_bytes() == FIRST_SLOTS * SLOT_BYTES
+    assert few.num_bytes() == MAX_SLOTS * SLOT_BYTES
 
     del first
-    assert few.num_bytes() == FIRST_SLOTS * SLOT_BYTES
+    assert few.num_bytes() == MAX_SLOTS * SLOT_BYTES
     del second
 
     assert few.num_bytes() == 0

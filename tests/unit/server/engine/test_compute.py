@@ -6,7 +6,16 @@ import torch
 from doubles.serving_kernels import Recorder, with_gpu_kernels
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
-from nunatak_model import Backbone, Branch, Row, TrunkCache, TrunkGraphs, build_branch, forward
+from nunatak_model import (
+    Backbone,
+    Branch,
+    Row,
+    TrunkCache,
+    TrunkGraphs,
+    build_branch,
+    convert_branch,
+    forward,
+)
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError
 from nunatak_server.failures import device_failure
@@ -172,3 +181,56 @@ def test_a_recorded_trunk_is_replayed_for_the_same_answers(backbone: Backbone) -
     assert record.num_replayed > replayed
     for one, other in zip(answers[0], BatchCompute(backbone)(rows), strict=True):
         assert one == pytest.approx(other, abs=1e-4)
+
+
+def grouped_rows(served: Backbone) -> list[Row]:
+    """Texts to two tasks of one form, in slots of one page."""
+    (encoding,) = served.tokenizer.encode(["one"], max_length=16)
+    spec = spec_of(served, Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), num_labels=2)
+    stored = [
+        build_branch(spec, served.config, random_parameters(spec, served, seed=seed))
+        for seed in range(2)
+    ]
+    return [Row(encoding=encoding, branch=convert_branch(it, served)) for it in stored]
+
+
+def test_a_fast_kernel_that_fails_in_a_batch_is_used_no_more(
+    backbone: Backbone, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_calls = 0
+
+    def refuse(*_: object, **__: object) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        raise RuntimeError("not on this device")
+
+    served = with_gpu_kernels(backbone)
+    compute, rows = BatchCompute(served), grouped_rows(served)
+    expected = compute(rows)
+    assert compute.fast_kernels == served.fast_kernels != ()
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", refuse)
+
+    found = [compute(rows) for _ in range(3)]
+
+    assert num_calls == 1
+    assert compute.fast_kernels == ()
+    assert ["NUNATAK_KERNELS=plain" in it.getMessage() for it in caplog.records] == [True]
+    for answers in found:
+        for one, other in zip(answers, expected, strict=True):
+            assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_rows_that_fail_on_every_kernel_leave_the_fast_ones_in_use(
+    backbone: Backbone, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = with_gpu_kernels(backbone)
+    (encoding,) = backbone.tokenizer.encode(["one"], max_length=8)
+    faulty = cast("Branch", LostDevice(RuntimeError("shapes")))
+    compute = BatchCompute(served)
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        compute([Row(encoding=encoding, branch=faulty)])
+
+    assert compute.fast_kernels == served.fast_kernels
+    assert caplog.records == []
+    assert len(compute(grouped_rows(served))) == 2

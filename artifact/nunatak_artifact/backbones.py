@@ -1,0 +1,422 @@
+"""Backbones that a user adds: any checkpoint that transformers reads, as a folder for serving.
+
+`add_backbone` writes a folder that `load_backbone` opens alone:
+
+config.json, tokenizer.json, tokenizer_config.json    as the checkpoint has them, or as transformers
+                                                      writes them
+model.safetensors                                     the encoder, and the first tensors of heads
+modules.json, 1_Pooling/config.json, ...              of sentence-transformers, if there are any
+backbone.json                                         name, origin and digest
+
+Tokenizer files that serving can read already are copied byte by byte, and weights keep their number
+format, so that the digest stays. Before the folder appears, the vectors of a few texts are compared
+with transformers' own.
+"""
+
+import json
+import pickle
+import re
+import tempfile
+import zipfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict, JsonValue
+from torch import Tensor
+
+from nunatak_artifact.interchange.compatibility import (
+    CONFIG,
+    MAX_TOKENIZER_BYTES,
+    import_errors,
+    read_object,
+    read_settings,
+)
+from nunatak_artifact.interchange.folders import (
+    MAX_WEIGHT_BYTES,
+    check_new,
+    has_file,
+    new_folder,
+    read_bytes,
+    read_model,
+    read_tensors,
+    write_json,
+)
+from nunatak_artifact.interchange.hub import Fetched, Hub, fetched, is_folder
+from nunatak_artifact.reference import (
+    LONG_TEXT,
+    PROBE_INPUTS,
+    answers_of,
+    check_answers,
+    config_of,
+    encoder_class,
+    load_model,
+    probe_encodings,
+    quiet,
+    refused_by,
+    vector_branch,
+)
+from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_model import (
+    Backbone,
+    BackboneConfig,
+    CorruptBackboneError,
+    UnsupportedBackboneError,
+    load_backbone,
+    tensors_to_bytes,
+)
+from nunatak_model.architectures import config_from, encoder_shapes
+from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
+from nunatak_model.sentence_folder import FILES as SENTENCE_FILES
+from nunatak_model.tokenizer_settings import FILES as TOKENIZER_FILES
+from nunatak_model.tokenizer_settings import (
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VOCABULARY,
+    check_settings,
+    definition_of,
+)
+
+RECORD: Final = "backbone.json"
+OLD_WEIGHTS, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+SLOW_TOKENIZER_FILES: Final = ("vocab.json", "merges.txt", "*.model", "vocab.bpe", "bpe.codes")
+FILES: Final = (
+    CONFIG,
+    *TOKENIZER_FILES,
+    *SLOW_TOKENIZER_FILES,
+    *SENTENCE_FILES,
+    "model*.safetensors",
+    WEIGHTS_INDEX,
+)
+READ_ERRORS = (
+    *(pickle.UnpicklingError, zipfile.BadZipFile),
+    *(RuntimeError, ValueError, EOFError, OSError),
+)
+"""Errors of `torch.load` over a damaged file, or over one with more than tensors."""
+OLD_FILES: Final = ("pytorch_model*.bin", OLD_INDEX)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+class AddedBackbone(BaseModel):
+    """The record of an added backbone, `backbone.json`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    source: str
+    """The folder's name, or the hub id with its commit."""
+    digest: str
+    model_type: str
+    num_layers: int
+    hidden_width: int
+    max_tokens: int
+    difference: float
+    """Largest difference from transformers' vectors when it was added, as a part of the largest."""
+
+
+def add_backbone(
+    place: str, *, name: str | None, hub: Hub, revision: str | None = None
+) -> AddedBackbone:
+    """Read a checkpoint by transformers, check it, and write it to the folder of added backbones.
+
+    Args:
+        place: a folder, or a repository on the hub.
+        name: the name for `--backbone`; None takes the last part of the place.
+        hub: gives the files of a repository.
+        revision: branch, tag or commit on the hub; None takes the newest.
+
+    Raises:
+        NunatakError: `invalid_option`, the name is not allowed.
+        NunatakError: `folder_in_use`, there is a backbone of that name.
+        NunatakError: `unsupported_import`, the architecture or a setting is not available here, or
+            the vectors differ from transformers' own.
+        NunatakError: `invalid_folder`, a file is missing or damaged.
+        HubUnavailableError: the hub does not give the files.
+        MissingExtraError: transformers is not installed.
+    """
+    wanted = _checked_name(name or place.rstrip("/").rpartition("/")[2])
+    target = added_backbones() / wanted
+    check_new(target)
+    with _checkpoint(place, hub=hub, revision=revision) as there, new_folder(target) as made:
+        return write_backbone(there.folder, made, name=wanted, source=there.origin)
+
+
+def list_backbones() -> list[AddedBackbone]:
+    """Return the records of all added backbones, by name."""
+    folder = added_backbones()
+    names = sorted(it.parent.name for it in folder.glob(f"*/{RECORD}")) if folder.is_dir() else []
+    return [read_backbone(name) for name in names]
+
+
+def read_backbone(name: str) -> AddedBackbone:
+    """Return the record of an added backbone.
+
+    Raises:
+        NunatakError: `backbone_not_found`, there is none of that name.
+        NunatakError: `corrupt_file`, the record is damaged.
+    """
+    folder = added_backbones() / _checked_name(name)
+    if not has_file(folder, RECORD):
+        raise NunatakError(
+            "backbone_not_found",
+            source=name,
+            reason="no backbone of that name was added; `nunatak backbone list` shows all",
+        )
+    return read_model(folder, RECORD, AddedBackbone)
+
+
+def verify_backbone(name: str) -> str | None:
+    """Load an added backbone and compare its digest; return the problem, or None.
+
+    Raises:
+        NunatakError: `backbone_not_found`, there is none of that name.
+    """
+    try:
+        record = read_backbone(name)
+        digest = load_backbone(added_backbones() / name).digest
+    except NunatakError as error:
+        if error.code == "backbone_not_found":
+            raise
+        return str(error)
+    if digest == record.digest:
+        return None
+    return f"its files have the digest {digest[:12]}..., {RECORD} says {record.digest[:12]}..."
+
+
+def write_backbone(folder: Path, made: Path, *, name: str, source: str) -> AddedBackbone:
+    """Read the checkpoint in `folder`, and write it to the empty folder `made`.
+
+    Raises:
+        NunatakError: as `add_backbone`.
+    """
+    raw = read_object(folder, CONFIG)
+    with import_errors(folder):
+        # An architecture that is not available is refused before anything large is read.
+        config_from(raw)
+    tokenizer = _transformers_tokenizer(folder)
+    _write_tokenizer(folder, made, raw, tokenizer)
+    for pattern in SENTENCE_FILES:
+        for path in sorted(folder.glob(pattern)):
+            _copy(folder, made, str(path.relative_to(folder)))
+    write_json(made, CONFIG, {key: it for key, it in raw.items() if key != "auto_map"})
+    stored = _read_weights(folder)
+    config = config_of(folder, raw)
+    reference = load_model(folder, encoder_class(config), config, stored)
+    with import_errors(folder):
+        tensors = _tensors(stored, reference.model.state_dict(), config_from(raw))
+        (made / WEIGHTS).write_bytes(tensors_to_bytes(tensors))
+        backbone = load_backbone(made)
+    _check_random(folder, reference.missing, backbone.config)
+    _check_tokens(folder, tokenizer, backbone)
+    encodings = probe_encodings(backbone)
+    expected = answers_of(reference.model, encodings)
+    difference = check_answers(folder, vector_branch(backbone), backbone, encodings, expected)
+    record = AddedBackbone(
+        name=name,
+        source=source,
+        digest=backbone.digest,
+        model_type=backbone.config.model_type,
+        num_layers=backbone.config.num_layers,
+        hidden_width=backbone.config.hidden_width,
+        max_tokens=backbone.config.max_tokens,
+        difference=difference,
+    )
+    write_json(made, RECORD, record.model_dump(mode="json"))
+    return record
+
+
+def _checked_name(name: str) -> str:
+    if NAME.fullmatch(name) and name != DEFAULT_BACKBONE:
+        return name
+    raise NunatakError(
+        "invalid_option",
+        problem="the name of an added backbone has 1 to 96 letters, digits, dots, hyphens and "
+        f"underscores, begins with a letter or a digit, and is not {DEFAULT_BACKBONE!r}; got "
+        f"{name[:100]!r} (give another with --name)",
+    )
+
+
+@contextmanager
+def _checkpoint(place: str, *, hub: Hub, revision: str | None) -> Generator[Fetched]:
+    """Yield the files of a place. Old weights are fetched only if there are no others."""
+    with fetched(place, hub=hub, revision=revision, files=FILES) as there:
+        if is_folder(place) or any(there.folder.glob("*.safetensors")):
+            yield there
+            return
+    with fetched(place, hub=hub, revision=revision, files=(*FILES, *OLD_FILES)) as there:
+        yield there
+
+
+def _copy(folder: Path, made: Path, name: str) -> None:
+    data = read_bytes(folder, name, limit=MAX_TOKENIZER_BYTES)
+    (made / name).parent.mkdir(exist_ok=True)
+    (made / name).write_bytes(data)
+
+
+def _transformers_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - untyped there
+    """The tokenizer as transformers reads it, from copies of the files that decide it."""
+    with needs_extra("training"):
+        from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
+
+    patterns = (TOKENIZER, VOCABULARY, *SLOW_TOKENIZER_FILES)
+    if not any(any(folder.glob(pattern)) for pattern in patterns):
+        # transformers would make an empty tokenizer.
+        raise NunatakError(
+            "invalid_folder",
+            folder=folder.name,
+            reason=f"it has no file of a tokenizer ({', '.join(patterns)})",
+        )
+    with tempfile.TemporaryDirectory() as scratch, quiet():
+        clean = Path(scratch)
+        for pattern in (CONFIG, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
+            for path in sorted(folder.glob(pattern)):
+                _copy(folder, clean, path.name)
+        with refused_by(folder, "transformers", "read its tokenizer"):
+            tokenizer = cast("Any", AutoTokenizer).from_pretrained(
+                clean, trust_remote_code=False, local_files_only=True
+            )
+    if not tokenizer.is_fast:
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"its tokenizer {type(tokenizer).__name__} has no form as {TOKENIZER}",
+            advice="take a checkpoint whose tokenizer the tokenizers library can compute",
+        )
+    return tokenizer
+
+
+def _write_tokenizer(folder: Path, made: Path, raw: dict[str, JsonValue], tokenizer: Any) -> None:  # noqa: ANN401
+    settings = read_settings(folder)
+
+    def read(name: str) -> bytes | None:
+        if not has_file(folder, name):
+            return None
+        return read_bytes(folder, name, limit=MAX_TOKENIZER_BYTES)
+
+    try:
+        definition = definition_of(read, raw, settings)
+        if definition is not None:
+            check_settings(raw, settings, json.loads(definition))
+    except (UnsupportedBackboneError, CorruptBackboneError, ValueError):
+        definition = None
+    if definition is not None:
+        (made / TOKENIZER).write_bytes(definition)
+        if settings:
+            _copy(folder, made, TOKENIZER_CONFIG)
+        return
+    with quiet():
+        tokenizer.save_pretrained(made)
+    written = {**read_object(made, TOKENIZER_CONFIG)}
+    written["model_input_names"] = list(cast("list[str]", tokenizer.model_input_names))
+    write_json(made, TOKENIZER_CONFIG, written)
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the checkpoint, in their stored format.
+
+    Raises:
+        NunatakError: `invalid_folder`, there are none, or a file is damaged.
+        NunatakError: `unsupported_import`, a file of an old format holds more than tensors.
+    """
+    if has_file(folder, WEIGHTS) or has_file(folder, WEIGHTS_INDEX):
+        return read_tensors(folder)
+    names = [OLD_WEIGHTS]
+    if not has_file(folder, OLD_WEIGHTS) and has_file(folder, OLD_INDEX):
+        index = read_object(folder, OLD_INDEX).get("weight_map")
+        files = cast("dict[str, str]", index) if isinstance(index, dict) else {}
+        names = sorted(set(files.values()))
+    elif not has_file(folder, OLD_WEIGHTS):
+        return read_tensors(folder)
+    stored = dict[str, Tensor]()
+    for name in names:
+        stored |= _read_old(folder, name)
+    return stored
+
+
+def _read_old(folder: Path, name: str) -> dict[str, Tensor]:
+    """The tensors of a file that `torch.save` wrote.
+
+    torch's restricted reader builds tensors alone, and runs no code of the file.
+    """
+    data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
+    with tempfile.NamedTemporaryFile() as copy:
+        copy.write(data)
+        copy.flush()
+        path = Path(copy.name)
+        del data
+        try:
+            if (size := _unpacked_bytes(path)) > MAX_WEIGHT_BYTES:
+                raise _refused_old(folder, name, f"it unpacks to {size} bytes")
+            found = cast("object", torch.load(path, map_location="cpu", weights_only=True))
+        except READ_ERRORS as error:
+            raise _refused_old(folder, name, str(error).partition("\n")[0][:200]) from error
+    tensors = cast("dict[object, object]", found) if isinstance(found, dict) else {}
+    if not tensors or not all(isinstance(it, Tensor) for it in tensors.values()):
+        raise _refused_old(folder, name, "it is no dictionary of tensors")
+    return {str(key): cast("Tensor", it).contiguous() for key, it in tensors.items()}
+
+
+def _unpacked_bytes(path: Path) -> int:
+    """The size of a zip archive's content; 0 for the older format, which packs nothing."""
+    if not zipfile.is_zipfile(path):
+        return 0
+    with zipfile.ZipFile(path) as archive:
+        return sum(it.file_size for it in archive.infolist())
+
+
+def _refused_old(folder: Path, name: str, reason: str) -> NunatakError:
+    return NunatakError(
+        "unsupported_import",
+        folder=folder.name,
+        found=f"{name} is not read, because only plain tensors are ({reason})",
+        advice="if you trust it, load it once with transformers and save it with save_pretrained, "
+        "which writes safetensors",
+    )
+
+
+def _tensors(
+    stored: Mapping[str, Tensor], read: Mapping[str, Tensor], config: BackboneConfig
+) -> dict[str, Tensor]:
+    """The stored tensors of the encoder; with names that only transformers knows, its own."""
+    try:
+        return bare_tensors(stored, config)
+    except CorruptBackboneError:
+        return bare_tensors(read, config)
+
+
+def _check_random(folder: Path, missing: frozenset[str], config: BackboneConfig) -> None:
+    """Refuse a checkpoint that lacks tensors of the encoder, which transformers makes up."""
+    from nunatak_model.architectures import architecture_of  # noqa: PLC0415 - one reader
+
+    source_names = architecture_of(config).source_names
+    needed = {name for it in encoder_shapes(config) for name in source_names(it)}
+    absent = sorted(needed & missing)
+    if absent:
+        raise NunatakError(
+            "tensor_mismatch",
+            folder=folder.name,
+            found=f"{len(absent)} missing ({', '.join(absent[:3])})",
+        )
+
+
+def _check_tokens(folder: Path, tokenizer: Any, backbone: Backbone) -> None:  # noqa: ANN401
+    """Refuse a tokenizer that gives other token ids or types than transformers' own."""
+    texts = (*PROBE_INPUTS, LONG_TEXT, "Ünïcödé, CJK 東京, and \U0001f600!")
+    ours = backbone.tokenizer.encode(texts, max_length=10**9)
+    for text, found in zip(texts, ours, strict=True):
+        pair = (text,) if isinstance(text, str) else text
+        with quiet():
+            read = tokenizer(*pair)
+        types = read.get("token_type_ids") or [0] * found.num_tokens
+        if list(found.token_ids) != read["input_ids"] or list(found.type_ids) != types:
+            raise NunatakError(
+                "unsupported_import",
+                folder=folder.name,
+                found=f"transformers' {type(tokenizer).__name__} and {TOKENIZER} read "
+                f"{str(text)[:40]!r} differently",
+                advice="load the tokenizer once with AutoTokenizer, save it with save_pretrained, "
+                "and add the result",
+            )

@@ -1,0 +1,165 @@
+"""The shapes of Hugging Face Inference, for `huggingface_hub.InferenceClient` with a URL as model.
+
+A model of Hugging Face has one task, so each base URL here stands for one model:
+
+    /hf/tasks/{task}              a task: `name` or `name@alias`
+    /hf/tasks/{task}/{version}    one version of the task
+    /hf/backbone                  the backbone, for the similarity of sentences
+
+The head of the task decides the shape of the answer. The shapes are those of huggingface_hub 2.4.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, cast
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from nunatak_contract.enums import AggregationStrategy, HeadKind
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.requests import Inputs, Message, Parameters, Text
+from nunatak_server.access.keys import Scope
+from nunatak_server.compat.tensors import NOTHING
+from nunatak_server.compat.translation import LINE_PROBLEMS, LineRoute, Texts, embed_texts
+from nunatak_server.http.access import needs
+from nunatak_server.http.endpoints import (
+    DeadlineHeader,
+    PriorityHeader,
+    RequestOptions,
+    RoutingKeyHeader,
+    ask_task,
+    reference_text,
+)
+from nunatak_server.http.replies import as_sent, inputs_of, reply
+from nunatak_server.http.requests import options_of
+from nunatak_server.outputs.answers import AnswerScore
+from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.scheduler.rows import Priority
+
+PARAMETERS: Final[Mapping[HeadKind, frozenset[str]]] = {
+    HeadKind.SEQUENCE_CLASSIFICATION: frozenset({"top_k", "function_to_apply", "on_long"}),
+    HeadKind.TOKEN_CLASSIFICATION: frozenset({"aggregation_strategy", "ignore_labels", "stride"}),
+    HeadKind.QUESTION_ANSWERING: frozenset(
+        {"top_k", "max_answer_len", "handle_impossible_answer", "align_to_words", "doc_stride"}
+    ),
+}
+"""The parameters of each kind of head. Other parameters are refused."""
+
+
+class HfParameters(Parameters):
+    """The native parameters. Entities are grouped by default, as by Hugging Face.
+
+    The lengths that a task reads belong to its version.
+    """
+
+    max_seq_len: None = None
+    max_question_len: None = None
+
+    aggregation_strategy: Annotated[AggregationStrategy, Field(strict=False)] = (
+        AggregationStrategy.SIMPLE
+    )
+
+
+class HfRequest(Message):
+    """One or more inputs for one task."""
+
+    inputs: Inputs
+    parameters: HfParameters = HfParameters.model_validate({})
+
+
+class Sentences(Message):
+    """A sentence, and the sentences to compare it with."""
+
+    source_sentence: Text
+    sentences: Texts
+
+
+class NoParameters(Message):
+    """The parameters of a request that has none."""
+
+
+class SimilarityRequest(Message):
+    """Sentences to compare."""
+
+    inputs: Sentences
+    parameters: NoParameters | None = None
+
+
+router = APIRouter(
+    prefix="/hf", route_class=LineRoute, tags=["Hugging Face"], responses=LINE_PROBLEMS
+)
+
+
+@router.post("/tasks/{task}", dependencies=[needs(Scope.PREDICT)], response_model=Any)
+@router.post("/tasks/{task}/{version}", dependencies=[needs(Scope.PREDICT)], response_model=Any)
+async def ask(
+    request: Request,
+    task: str,
+    body: HfRequest,
+    version: str | None = None,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Ask a task; the head of the task decides the shape of the answer."""
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    result, headers = await ask_task(
+        request,
+        reference_text(task, version),
+        inputs_of(body.inputs),
+        options=options_of(body.parameters),
+        handling=handling,
+    )
+    return reply(_answer(result, body), headers=headers)
+
+
+@router.post("/backbone", dependencies=[needs(Scope.PREDICT)], response_model=list[float])
+async def compare(
+    request: Request,
+    body: SimilarityRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+) -> Response:
+    """Return the cosine similarity of the first sentence with each of the others."""
+    found, headers = await embed_texts(
+        request,
+        (body.inputs.source_sentence, *body.inputs.sentences),
+        truncates=False,
+        normalises=True,
+        handling=RequestOptions(deadline_ms=deadline_ms, priority=priority),
+    )
+    source, *others = found.vectors
+    return reply([_dot(source, other) for other in others], headers=headers)
+
+
+def _answer(result: TaskPrediction, body: HfRequest) -> Any:  # noqa: ANN401 - one shape for each head
+    """Return the answer in the shape of its head.
+
+    Raises:
+        NunatakError: `invalid_request`, the protocol has no such head, or the head has no such
+            parameters.
+    """
+    if result.head not in PARAMETERS:
+        raise NunatakError(
+            "invalid_request",
+            problem=f"InferenceClient has no call for {result.head}; ask {result.task} at /rerank",
+        )
+    known = PARAMETERS[result.head]
+    if body.parameters.model_fields_set - known:
+        raise NunatakError(
+            "invalid_request",
+            problem=f"parameters of {result.head.replace('_', ' ')} may be: "
+            f"{', '.join(sorted(known))}",
+        )
+    match result.head:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            return list(result.outputs)
+        case HeadKind.QUESTION_ANSWERING if body.parameters.top_k in {None, 1}:
+            rows = cast("Sequence[list[AnswerScore]]", result.outputs)
+            return as_sent([row[0] if row else NOTHING for row in rows], body.inputs)
+        case _:
+            return as_sent(result.outputs, body.inputs)
+
+
+def _dot(first: Sequence[float], second: Sequence[float]) -> float:
+    return sum(one * other for one, other in zip(first, second, strict=True))

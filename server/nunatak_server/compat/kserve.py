@@ -1,0 +1,74 @@
+"""KServe's protocol of version 1: `POST /v1/models/{task}:predict`.
+
+The protocol has no fixed form of predictions. The probabilities of a sequence classification have
+the form of KServe's own Hugging Face server with `--return_probabilities`, which NeMo Guardrails
+reads: one object of labels. Other tasks answer as the native routes do.
+"""
+
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.requests import MAX_ITEMS, Item, Message
+from nunatak_server.access.keys import Scope
+from nunatak_server.compat.translation import LINE_PROBLEMS, LineRoute
+from nunatak_server.http.access import needs
+from nunatak_server.http.endpoints import (
+    DeadlineHeader,
+    PriorityHeader,
+    RequestOptions,
+    RoutingKeyHeader,
+    ask_task,
+)
+from nunatak_server.http.replies import inputs_of, reply
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
+from nunatak_server.outputs.scores import LabelScore
+from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.scheduler.rows import Priority
+
+
+class KServeRequest(Message):
+    """Inputs for one task."""
+
+    instances: Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+
+
+class KServeResponse(Message):
+    """One prediction for each input, in order."""
+
+    predictions: list[Any]
+
+
+router = APIRouter(route_class=LineRoute, tags=["KServe 1"], responses=LINE_PROBLEMS)
+
+
+@router.post(
+    "/v1/models/{task}:predict",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=KServeResponse,
+)
+async def predict(
+    request: Request,
+    task: str,
+    body: KServeRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Ask a task; `{task}` is `name` or `name@alias`."""
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    result, headers = await ask_task(
+        request, task, inputs_of(body.instances), options=DEFAULT_OPTIONS, handling=handling
+    )
+    return reply({"predictions": _predictions(result)}, headers=headers)
+
+
+def _predictions(result: TaskPrediction) -> list[Any]:
+    if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return list(result.outputs)
+    rows = cast("list[list[LabelScore]]", result.outputs)
+    if result.problem_type is ProblemType.REGRESSION:
+        return [row[0]["score"] for row in rows]
+    return [{it["label"]: it["score"] for it in row} for row in rows]

@@ -1,0 +1,182 @@
+"""The messages of vLLM semantic-router's runtime contract, and the cards of tasks as its models."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from nunatak_contract.enums import HeadKind, OnLong, ProblemType, Reads
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import MAX_ITEMS, Message, Text, TextPair
+from nunatak_server.compat.translation import ModelName, Texts
+from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.runtime import Runtime
+
+API_VERSION: Final = "2.3.0"
+MAX_BUNDLE_TASKS: Final = 64
+OVERFLOWS: Final = {"reject": OnLong.REFUSE, "truncate": OnLong.CUT, "window": OnLong.WINDOWS}
+KINDS: Final[Mapping[ProblemType, str]] = {
+    ProblemType.SINGLE_LABEL: "sequence",
+    ProblemType.MULTI_LABEL: "scores",
+}
+
+
+Items = Annotated[list[Text | TextPair], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+
+
+class Options(Message):
+    """Options of a surface request."""
+
+    deadline_ms: Annotated[float, Field(gt=0, le=600_000)] | None = None
+    profile: Literal["exact"] = "exact"
+    return_meta: bool = False
+
+
+class ClassifyOptions(Options):
+    """Options of `classify`."""
+
+    overflow: Literal["reject", "truncate", "window"] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    threshold: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="token heads: the least probability of a span"
+    )
+    return_tokens: Literal[False] = False
+
+
+class ClassifyRequest(Message):
+    """Texts, or pairs of texts, for the head of a model."""
+
+    model: ModelName
+    input: (
+        Text
+        | Annotated[
+            list[Text | TextPair], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+        ]
+    )
+    head: str | None = None
+    options: ClassifyOptions = ClassifyOptions.model_validate({})
+
+
+class RerankOptions(Options):
+    """Options of `rerank`."""
+
+    overflow: Literal["reject", "truncate"] | None = None
+
+
+class RerankRequest(Message):
+    """A query, and the documents to score."""
+
+    model: ModelName
+    query: Text
+    documents: Texts
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool = False
+    options: RerankOptions = RerankOptions.model_validate({})
+
+
+class BundleOptions(Message):
+    """Options of all requests of a bundle."""
+
+    deadline_ms: Annotated[float, Field(gt=0, le=600_000)] | None = None
+
+
+class BundleTask(Message):
+    """One request of a bundle: `classify` or `rerank`."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    classify: ClassifyRequest | None = None
+    rerank: RerankRequest | None = None
+
+
+class BundleRequest(Message):
+    """Several requests, which share batches and the trunk."""
+
+    tasks: Annotated[list[BundleTask], Field(min_length=1, max_length=MAX_BUNDLE_TASKS)]
+    options: BundleOptions = BundleOptions.model_validate({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedHead:
+    """The head of a task, from its answer or from its manifest."""
+
+    task: str
+    kind: HeadKind
+    problem_type: ProblemType | None
+    labels: tuple[str, ...]
+
+    @classmethod
+    def in_manifest(cls, manifest: TaskManifest) -> "RoutedHead":
+        """Return the head of a version."""
+        head = manifest.head
+        return cls(
+            task=manifest.task,
+            kind=head.kind,
+            problem_type=head.problem_type,
+            labels=tuple(head.labels),
+        )
+
+    @classmethod
+    def of(cls, result: TaskPrediction) -> "RoutedHead":
+        """Return the head that has answered."""
+        return cls(
+            task=result.task,
+            kind=result.head,
+            problem_type=result.problem_type,
+            labels=result.labels,
+        )
+
+    @property
+    def classify_kind(self) -> str | None:
+        """The kind of head for `classify`; None if this surface cannot ask the head."""
+        if self.kind is HeadKind.TOKEN_CLASSIFICATION:
+            return "token"
+        return KINDS.get(self.problem_type) if self.problem_type is not None else None
+
+
+def is_served(manifest: TaskManifest) -> bool:
+    """Return whether the contract can ask a task."""
+    kind = manifest.head.kind
+    return kind is HeadKind.RANKING or RoutedHead.in_manifest(manifest).classify_kind is not None
+
+
+def card_of(manifest: TaskManifest, runtime: Runtime) -> dict[str, Any]:
+    """Return the description of a task as a model."""
+    config = runtime.backbone.config
+    ranks = manifest.head.kind is HeadKind.RANKING
+    limits = {
+        "max_input_tokens": manifest.max_length,
+        "max_inputs": runtime.settings.max_documents if ranks else runtime.settings.max_inputs,
+    }
+    fields = {
+        "id": manifest.task,
+        "object": "model",
+        "owned_by": "nunatak",
+        "family": "nunatak",
+        "model_sha256": manifest.content,
+        "surfaces": ["rerank" if ranks else "classify"],
+        "limits": limits,
+        "ready": True,
+        "status": "ready",
+    }
+    if ranks:
+        whole = {"layer": config.num_layers, "dimension": config.hidden_width}
+        return {**fields, "rerank": {"exits": [whole], "default": whole}}
+    return {**fields, "heads": [_head_card(manifest)]}
+
+
+def _head_card(manifest: TaskManifest) -> dict[str, Any]:
+    head, kind = manifest.head, RoutedHead.in_manifest(manifest).classify_kind
+    is_single = kind == "token" or manifest.reads is Reads.SINGLE
+    both = ["pair"] if manifest.reads is Reads.PAIR else ["text", "pair"]
+    long = {on_long: name for name, on_long in OVERFLOWS.items()}
+    card: dict[str, Any] = {
+        "name": manifest.task,
+        "kind": kind,
+        "labels": list(head.labels),
+        "inputs": ["text"] if is_single else both,
+        "overflow": "window" if kind == "token" else long[manifest.reads_long],
+    }
+    if kind == "scores":
+        card["thresholds"] = [head.threshold(label) for label in head.labels]
+    return card

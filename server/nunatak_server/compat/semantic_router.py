@@ -1,0 +1,396 @@
+"""The runtime contract of vLLM semantic-router, for its surfaces `classify` and `rerank`.
+
+The router attaches to the base URL `/srun`. A task is a model with one head of the same name. The
+contract is src/model-runtime/vllm_srun/api/openapi.yaml 2.3.0 of vllm-project/semantic-router. The
+surfaces `decisions` and `embeddings` are not offered, and no card names them.
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any, Final, cast
+
+from fastapi import APIRouter, Request, Response
+
+from nunatak_contract.enums import AggregationStrategy, HeadKind, ProblemType
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import Message, TextPair
+from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
+from nunatak_server.access.keys import Scope
+from nunatak_server.compat.runtime_contract import (
+    API_VERSION,
+    MAX_BUNDLE_TASKS,
+    OVERFLOWS,
+    BundleRequest,
+    BundleTask,
+    ClassifyRequest,
+    Options,
+    RerankRequest,
+    RoutedHead,
+    card_of,
+    is_served,
+)
+from nunatak_server.compat.translation import (
+    Problem,
+    TranslatedRoute,
+    explained,
+    find_task,
+)
+from nunatak_server.http.access import PUBLIC, needs
+from nunatak_server.http.endpoints import (
+    DeadlineHeader,
+    PriorityHeader,
+    RequestOptions,
+    RoutingKeyHeader,
+    ask_task,
+    catalog_of,
+    runtime_of,
+)
+from nunatak_server.http.problems import problem_of
+from nunatak_server.http.replies import TASK_VERSION_HEADER, reply
+from nunatak_server.http.state import request_id_of
+from nunatak_server.outputs.entities import EntityGroup, EntityOptions
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.outputs.scores import DocumentScore, LabelScore
+from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.scheduler.rows import Priority
+from nunatak_server.tokenization import Extent
+
+ITEM_ERRORS: Final = {
+    "too_many_tokens": "max_length_exceeded",
+    "text_too_long": "max_length_exceeded",
+    "empty_text": "invalid_input",
+    "invalid_text": "invalid_input",
+    "deadline_exceeded": "deadline_exceeded",
+    "deadline_too_short": "deadline_exceeded",
+}
+"""The errors of one input. Every other error fails the request."""
+LATE: Final = frozenset({"deadline_exceeded", "deadline_too_short"})
+"""The errors of all inputs together."""
+ERROR_CODES: Final = {
+    404: "model_not_found",
+    413: "request_too_large",
+    429: "overloaded",
+    503: "not_ready",
+}
+
+
+class RouterError(Message):
+    """The content of an error of the contract."""
+
+    code: str
+    message: str
+
+
+class RouterProblem(Message):
+    """An error in the shape of the contract."""
+
+    error: RouterError
+
+
+class RouterRoute(TranslatedRoute):
+    """A route whose failures have the shape of the contract."""
+
+    @classmethod
+    def shape(cls, problem: Problem) -> dict[str, Any]:
+        """Return a problem as an error of the contract."""
+        return {"error": _error(problem)}
+
+
+router = APIRouter(
+    prefix="/srun",
+    route_class=RouterRoute,
+    tags=["vLLM semantic-router"],
+    responses={"default": {"model": RouterProblem}, 422: {"model": RouterProblem}},
+)
+
+
+@router.post("/v1/classify", dependencies=[needs(Scope.PREDICT)], response_model=dict[str, Any])
+async def classify(
+    request: Request,
+    body: ClassifyRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Run the head of a task; a failed input carries its own error."""
+    started = time.perf_counter()
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    fields, headers = await _classify(request, body, handling)
+    return reply(fields, headers=_timed(headers, started))
+
+
+@router.post("/v1/rerank", dependencies=[needs(Scope.PREDICT)], response_model=dict[str, Any])
+async def rerank(
+    request: Request,
+    body: RerankRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Order documents for a query, best first."""
+    started = time.perf_counter()
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    fields, headers = await _rerank(request, body, handling)
+    return reply(fields, headers=_timed(headers, started))
+
+
+@router.post("/v1/bundle", dependencies=[needs(Scope.PREDICT)], response_model=dict[str, Any])
+async def bundle(
+    request: Request,
+    body: BundleRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Answer several requests; each has the status that it would have alone."""
+    started = time.perf_counter()
+    whole = _earlier(deadline_ms, body.options.deadline_ms)
+    handling = RequestOptions(deadline_ms=whole, priority=priority, routing_key=routing_key)
+    for task in body.tasks:
+        if (task.classify is None) == (task.rerank is None):
+            raise NunatakError(
+                "invalid_request", problem="each task of a bundle must have classify or rerank"
+            )
+    results = await asyncio.gather(*(_bundled(request, task, handling) for task in body.tasks))
+    return reply({"results": results}, headers=_timed({}, started))
+
+
+@router.get("/v1/models", dependencies=[needs(Scope.READ)], response_model=dict[str, Any])
+async def models(request: Request) -> Response:
+    """Describe the caller's tasks that the contract can ask."""
+    settings = runtime_of(request).settings
+    cards = [card_of(it, runtime_of(request)) for it in await _served(request)]
+    limits = {
+        "max_bundle_tasks": MAX_BUNDLE_TASKS,
+        "max_request_bytes": settings.max_body_bytes,
+    }
+    listed = {"object": "list", "api_version": API_VERSION, "data": cards, "limits": limits}
+    return reply(listed)
+
+
+@router.get("/health", dependencies=[needs(Scope.READ)], response_model=dict[str, Any])
+async def health(request: Request) -> Response:
+    """Name the caller's tasks while the server accepts requests."""
+    runtime_of(request).readiness.check_ready()
+    served = {it.task: {"status": "ready"} for it in await _served(request)}
+    return reply({"api_version": API_VERSION, "status": "ready", "models": served})
+
+
+@router.get("/health/live", dependencies=[PUBLIC], response_model=dict[str, Any])
+async def live() -> Response:
+    """Answer 200 while the event loop runs."""
+    return reply({"api_version": API_VERSION, "status": "alive"})
+
+
+async def _bundled(request: Request, task: BundleTask, handling: RequestOptions) -> dict[str, Any]:
+    try:
+        if task.classify is not None:
+            fields, _ = await _classify(request, task.classify, handling)
+            return {"id": task.id, "status": 200, "classify": fields}
+        fields, _ = await _rerank(request, cast("RerankRequest", task.rerank), handling)
+    except NunatakError as error:
+        problem = problem_of(error, request_id=request_id_of(request.scope))
+        return {"id": task.id, "status": problem["status"], "error": _error(problem)}
+    return {"id": task.id, "status": 200, "rerank": fields}
+
+
+async def _classify(
+    request: Request, body: ClassifyRequest, handling: RequestOptions
+) -> tuple[dict[str, Any], dict[str, str]]:
+    items = [body.input] if isinstance(body.input, str) else body.input
+    inputs = [it if isinstance(it, str) else _pair(it) for it in items]
+    own = _with_deadline(handling, body.options)
+    options = PredictionOptions(
+        entities=EntityOptions(aggregation=AggregationStrategy.SIMPLE),
+        on_long=OVERFLOWS[body.options.overflow] if body.options.overflow else None,
+    )
+
+    async def ask(*part: Input) -> tuple[TaskPrediction, dict[str, str]]:
+        return await ask_task(request, body.model, part, options=options, handling=own)
+
+    async def ask_alone(item: Input) -> TaskPrediction | str:
+        try:
+            return (await ask(item))[0]
+        except NunatakError as error:
+            if error.code not in ITEM_ERRORS:
+                raise
+            return ITEM_ERRORS[error.code]
+
+    headers = dict[str, str]()
+    try:
+        whole, headers = await ask(*inputs)
+        found: list[tuple[TaskPrediction | str, int]] = [(whole, it) for it in range(len(inputs))]
+    except NunatakError as error:
+        if error.code not in ITEM_ERRORS:
+            raise
+        if len(inputs) == 1 or error.code in LATE:
+            found = [(ITEM_ERRORS[error.code], 0)] * len(inputs)
+        else:
+            # One input failed all inputs, so each is asked alone, and the others answer.
+            found = [(it, 0) for it in await asyncio.gather(*map(ask_alone, inputs))]
+    results = [
+        {"index": index, **_result(one, place, item, body)}
+        for index, ((one, place), item) in enumerate(zip(found, inputs, strict=True))
+    ]
+    known = next((one for one, _ in found if isinstance(one, TaskPrediction)), None)
+    head = await _head(request, body) if known is None else RoutedHead.of(known)
+    _check(head, body)
+    read = (one.extents[it].num_tokens for one, it in found if isinstance(one, TaskPrediction))
+    fields = {
+        "model": body.model,
+        "head": head.task,
+        "kind": head.classify_kind,
+        "labels": list(head.labels),
+        "results": results,
+        "usage": {"input_tokens": sum(read), "output_tokens": 0},
+    }
+    return _with_meta(fields, body.options, headers), headers
+
+
+async def _rerank(
+    request: Request, body: RerankRequest, handling: RequestOptions
+) -> tuple[dict[str, Any], dict[str, str]]:
+    query = Query(query=body.query, documents=tuple(body.documents))
+    on_long = OVERFLOWS[body.options.overflow or "reject"]
+    result, headers = await ask_task(
+        request,
+        body.model,
+        (query,),
+        options=PredictionOptions(on_long=on_long),
+        handling=_with_deadline(handling, body.options),
+    )
+    if result.head is not HeadKind.RANKING:
+        raise _unsupported("rerank", result.task)
+    (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
+    results = [_ranked(it, body) for it in ranked]
+    usage = {"input_tokens": result.extents[0].num_tokens, "output_tokens": 0}
+    fields = {"model": body.model, "results": results[: body.top_n], "usage": usage}
+    return _with_meta(fields, body.options, headers), headers
+
+
+async def _head(request: Request, body: ClassifyRequest) -> RoutedHead:
+    return RoutedHead.in_manifest(await find_task(request, body.model, None))
+
+
+def _check(head: RoutedHead, body: ClassifyRequest) -> None:
+    """Refuse options that the head does not have.
+
+    Raises:
+        NunatakError: `invalid_request`, the surface cannot ask the head, or the head has another
+            name or no such option.
+    """
+    if head.classify_kind is None:
+        raise _unsupported("classify", head.task)
+    if body.head not in {None, head.task}:
+        raise NunatakError("invalid_request", problem=f"the head of this model is {head.task}")
+    reads_tokens = head.kind is HeadKind.TOKEN_CLASSIFICATION
+    if reads_tokens and body.options.overflow not in {None, "window"}:
+        raise NunatakError(
+            "invalid_request", problem="overflow of token heads is window: texts are read whole"
+        )
+    if not reads_tokens and body.options.threshold is not None:
+        raise NunatakError("invalid_request", problem="threshold is an option of token heads")
+
+
+def _unsupported(surface: str, task: str) -> NunatakError:
+    return NunatakError(
+        "invalid_request", problem=f"{surface} cannot ask {task}; see its card in /v1/models"
+    )
+
+
+def _result(
+    found: TaskPrediction | str, place: int, item: Input, body: ClassifyRequest
+) -> dict[str, Any]:
+    """Return the result of one input, or its error."""
+    if isinstance(found, str):
+        return {"error": found}
+    extent, limit = found.extents[place], body.options.max_tokens
+    if limit is not None and extent.num_tokens + extent.num_left_out > limit:
+        if extent.is_cut:
+            raise NunatakError(
+                "invalid_request",
+                problem=f"overflow truncate cuts at the {extent.num_tokens} tokens of the model; "
+                "leave max_tokens out",
+            )
+        return {"error": "scan_budget_exceeded" if extent.is_windowed else "max_length_exceeded"}
+    usage = {"input": _usage(extent)}
+    output = found.outputs[place]
+    if found.head is HeadKind.TOKEN_CLASSIFICATION:
+        least, text = body.options.threshold or 0.0, cast("str", item)
+        groups = cast("list[EntityGroup]", output)
+        return {"spans": [_span(it, text) for it in groups if it["score"] >= least], **usage}
+    if found.head is not HeadKind.SEQUENCE_CLASSIFICATION:
+        raise _unsupported("classify", found.task)
+    scores = {it["label"]: it["score"] for it in cast("list[LabelScore]", output)}
+    values = [scores[label] for label in found.labels]
+    predicted = found.predicted[place] if found.predicted else None
+    if found.problem_type is ProblemType.MULTI_LABEL:
+        return {"scores": values, "selected": predicted, **usage}
+    return {"label": predicted, "probabilities": values, **usage}
+
+
+def _span(entity: EntityGroup, text: str) -> dict[str, Any]:
+    start, end = entity["start"], entity["end"]
+    place = {"start": start, "end": end, "text": text[start:end]}
+    return {"label": entity["entity_group"], "probability": entity["score"], **place}
+
+
+def _usage(extent: Extent) -> dict[str, Any]:
+    return {
+        "tokens": extent.num_tokens + extent.num_left_out,
+        "processed_tokens": extent.num_tokens,
+        "truncated": extent.is_cut,
+    }
+
+
+def _ranked(found: DocumentScore, body: RerankRequest) -> dict[str, Any]:
+    fields = {"index": found["index"], "relevance_score": found["score"]}
+    shown = {"document": body.documents[found["index"]]} if body.return_documents else {}
+    return {**fields, **shown}
+
+
+def _pair(item: TextPair) -> Input:
+    return item.text if item.text_pair is None else (item.text, item.text_pair)
+
+
+def _with_deadline(handling: RequestOptions, options: Options) -> RequestOptions:
+    return replace(handling, deadline_ms=_earlier(handling.deadline_ms, options.deadline_ms))
+
+
+def _earlier(first: int | None, second: float | None) -> int | None:
+    """Return the earlier deadline in whole milliseconds, at least one; None without any."""
+    known = [it for it in (first, second) if it is not None]
+    return max(1, int(min(known))) if known else None
+
+
+def _with_meta(fields: dict[str, Any], options: Options, headers: dict[str, str]) -> dict[str, Any]:
+    if not options.return_meta:
+        return fields
+    times = {
+        "queue_ms": float(headers.get(QUEUE_HEADER, 0)),
+        "compute_ms": float(headers.get(COMPUTE_HEADER, 0)),
+    }
+    served = headers.get(TASK_VERSION_HEADER)
+    return {**fields, "meta": {"model_id": served, "profile": "exact", **times}}
+
+
+def _timed(headers: dict[str, str], started: float) -> dict[str, str]:
+    """Return the headers with `Server-Timing`, in milliseconds."""
+    parts = {"tokenize": TOKENIZE_HEADER, "queue": QUEUE_HEADER, "forward": COMPUTE_HEADER}
+    known = [f"{part};dur={headers[name]}" for part, name in parts.items() if name in headers]
+    total = f"total;dur={(time.perf_counter() - started) * 1000:.3f}"
+    return {**headers, "server-timing": ", ".join([*known, total])}
+
+
+def _error(problem: Problem) -> dict[str, str]:
+    status = problem["status"]
+    code = ERROR_CODES.get(status, "internal_error" if status >= 500 else "invalid_request")
+    return {"code": code, "message": explained(problem)}
+
+
+async def _served(request: Request) -> list[TaskManifest]:
+    tasks = (it.manifest for it in await catalog_of(request).tasks())
+    return [it for it in tasks if is_served(it)]

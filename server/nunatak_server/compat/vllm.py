@@ -1,0 +1,450 @@
+"""vLLM's pooling routes, with the rerank routes of Jina and Cohere. A task is a model.
+
+`/classify` gives the probabilities of a sequence classification, `/score` scores pairs of texts
+with a ranking task, and `/rerank` orders documents. The fields and shapes are vLLM's of November
+2026 (vllm/frontend/entrypoints/pooling).
+
+`/classify` also answers vLLM semantic-router's older request `{"inputs": text}`. This request names
+no task, so it asks the one task of the key.
+"""
+
+import time
+from typing import Annotated, Any, Final, Literal, cast
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Discriminator, Field, Tag
+
+from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input, Query
+from nunatak_contract.requests import MAX_ITEMS, Message, Text, field_names
+from nunatak_server.access.keys import Scope
+from nunatak_server.compat.openai import Usage
+from nunatak_server.compat.translation import (
+    ModelName,
+    Problem,
+    Texts,
+    TranslatedRoute,
+    explained,
+)
+from nunatak_server.http.access import needs
+from nunatak_server.http.endpoints import (
+    DeadlineHeader,
+    PriorityHeader,
+    RequestOptions,
+    RoutingKeyHeader,
+    ask_task,
+    catalog_of,
+)
+from nunatak_server.http.replies import reply
+from nunatak_server.http.state import request_id_of
+from nunatak_server.outputs.entities import Entity, EntityOptions
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.outputs.scores import DocumentScore, LabelScore, RankingOptions, ScoreOptions
+from nunatak_server.predict.types import TaskPrediction
+from nunatak_server.scheduler.rows import Priority
+
+ERROR_TYPES: Final = {
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    429: "RateLimitError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
+}
+
+
+class VllmError(Message):
+    """The content of an error of vLLM; `code` is the status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class VllmProblem(Message):
+    """An error in the shape for vLLM's clients."""
+
+    error: VllmError
+
+
+class VllmRoute(TranslatedRoute):
+    """A route whose failures have vLLM's shape."""
+
+    @classmethod
+    def shape(cls, problem: Problem) -> dict[str, Any]:
+        """Return a problem as an error of vLLM."""
+        status = problem["status"]
+        other = "InternalServerError" if status >= 500 else "BadRequestError"
+        kind = ERROR_TYPES.get(status, other)
+        error = {"message": explained(problem), "type": kind, "param": None, "code": status}
+        return {"error": error}
+
+
+class PoolingRequest(Message):
+    """The fields of every pooling request that have a meaning here."""
+
+    model: ModelName
+    user: str | None = Field(None, description="no effect, as in vLLM")
+    use_activation: bool | None = Field(None, description="false = logits")
+    truncate_prompt_tokens: Literal[-1] | None = Field(
+        None, description="-1 = cut longer texts; null = the task version's own treatment"
+    )
+
+    @property
+    def options(self) -> PredictionOptions:
+        """The options for the service."""
+        function = FunctionToApply.NONE if self.use_activation is False else None
+        return PredictionOptions(
+            scores=ScoreOptions(function=function),
+            ranking=RankingOptions(function=function),
+            on_long=None if self.truncate_prompt_tokens is None else OnLong.CUT,
+        )
+
+
+class ClassifyRequest(PoolingRequest):
+    """Texts to classify."""
+
+    input: Text | Texts
+    add_special_tokens: Literal[True] = True
+
+
+class UnnamedRequest(Message):
+    """A text for the one task of the key, as vLLM semantic-router's `http_classify` sends it."""
+
+    inputs: Text
+
+
+class ScoreTexts(PoolingRequest):
+    """Pairs of texts to score: one text with each of the others, or one by one."""
+
+    text_1: Text | Texts
+    text_2: Text | Texts
+
+
+class ScoreData(PoolingRequest):
+    """Pairs of texts to score, under vLLM's second names."""
+
+    data_1: Text | Texts
+    data_2: Text | Texts
+
+
+class ScoreDocuments(PoolingRequest):
+    """Queries with documents to score."""
+
+    queries: Text | Texts
+    documents: Text | Texts
+
+
+class ScoreItems(PoolingRequest):
+    """Queries with items to score."""
+
+    queries: Text | Texts
+    items: Text | Texts
+
+
+class Document(Message):
+    """A document, as Jina's and Cohere's older clients send it."""
+
+    text: Text
+
+
+class RerankRequest(PoolingRequest):
+    """A query, and the documents to order."""
+
+    query: Text
+    documents: Annotated[
+        list[Text | Document], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+    ]
+    top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="null and 0 = all")
+    return_documents: bool = True
+
+
+class ClassifyItem(Message):
+    """The scores of one text, in the order of the task's labels."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ScoreItem(Message):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class Ranked(Message):
+    """A document by its index in the request."""
+
+    index: int
+    relevance_score: float
+    document: Document | None = None
+
+
+class ClassifyResponse(Message):
+    """The scores of each text."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ClassifyItem]
+    usage: Usage
+
+
+class ScoreResponse(Message):
+    """The score of each pair."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoreItem]
+    usage: Usage
+
+
+class RerankResponse(Message):
+    """The documents, best first."""
+
+    id: str
+    model: str
+    usage: Usage
+    results: list[Ranked]
+
+
+class UnnamedItem(Message):
+    """A label with its score; a found span also has its place and its text."""
+
+    label: str
+    score: float
+    start: int | None = None
+    end: int | None = None
+    text: str | None = None
+
+
+def _classify_form(value: object) -> str:
+    return "inputs" if "inputs" in field_names(value) else "input"
+
+
+def _score_form(value: object) -> str:
+    forms = field_names(value) & {"data_1", "documents", "items"}
+    return min(forms, default="text_1")
+
+
+ClassifyBody = Annotated[
+    Annotated[ClassifyRequest, Tag("input")] | Annotated[UnnamedRequest, Tag("inputs")],
+    Discriminator(_classify_form),
+]
+ScoreBody = Annotated[
+    Annotated[ScoreTexts, Tag("text_1")]
+    | Annotated[ScoreData, Tag("data_1")]
+    | Annotated[ScoreDocuments, Tag("documents")]
+    | Annotated[ScoreItems, Tag("items")],
+    Discriminator(_score_form),
+]
+
+router = APIRouter(
+    route_class=VllmRoute,
+    tags=["vLLM, Jina and Cohere"],
+    responses={"default": {"model": VllmProblem}, 422: {"model": VllmProblem}},
+)
+
+
+@router.post(
+    "/classify",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=ClassifyResponse | list[UnnamedItem],
+    response_model_exclude_none=True,
+)
+async def classify(
+    request: Request,
+    body: ClassifyBody,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Classify texts. The request `{"inputs": text}` asks the one task of the key."""
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    if isinstance(body, UnnamedRequest):
+        return await _answer_unnamed(request, body.inputs, handling)
+    result, headers = await ask_task(
+        request, body.model, _texts(body.input), options=body.options, handling=handling
+    )
+    _check_head(result, HeadKind.SEQUENCE_CLASSIFICATION)
+    rows = cast("list[list[LabelScore]]", result.outputs)
+    data = [_classified(index, row, result.labels) for index, row in enumerate(rows)]
+    return reply({**_listed(request, "classify", result), "data": data}, headers=headers)
+
+
+@router.post("/score", dependencies=[needs(Scope.PREDICT)], response_model=ScoreResponse)
+@router.post("/v1/score", dependencies=[needs(Scope.PREDICT)], response_model=ScoreResponse)
+async def score(
+    request: Request,
+    body: ScoreBody,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Score pairs of texts with a ranking task."""
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    result, headers = await ask_task(
+        request, body.model, _queries(*_sides(body)), options=body.options, handling=handling
+    )
+    _check_head(result, HeadKind.RANKING)
+    ranked = cast("list[list[DocumentScore]]", result.outputs)
+    scores = [it["score"] for one in ranked for it in sorted(one, key=lambda it: it["index"])]
+    data = [{"index": index, "object": "score", "score": it} for index, it in enumerate(scores)]
+    return reply({**_listed(request, "score", result), "data": data}, headers=headers)
+
+
+@router.post(
+    "/rerank",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=RerankResponse,
+    response_model_exclude_none=True,
+)
+@router.post(
+    "/v1/rerank",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=RerankResponse,
+    response_model_exclude_none=True,
+)
+@router.post(
+    "/v2/rerank",
+    dependencies=[needs(Scope.PREDICT)],
+    response_model=RerankResponse,
+    response_model_exclude_none=True,
+)
+async def rerank(
+    request: Request,
+    body: RerankRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Order documents for a query, best first."""
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    documents = tuple(it if isinstance(it, str) else it.text for it in body.documents)
+    query = Query(query=body.query, documents=documents)
+    result, headers = await ask_task(
+        request, body.model, (query,), options=body.options, handling=handling
+    )
+    _check_head(result, HeadKind.RANKING)
+    (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
+    results = [_ranked(it, documents, shows=body.return_documents) for it in ranked]
+    answer = {
+        "id": f"rerank-{request_id_of(request.scope)}",
+        "model": result.reference,
+        "usage": _usage(result),
+        "results": results[: body.top_n or None],
+    }
+    return reply(answer, headers=headers)
+
+
+async def _answer_unnamed(request: Request, text: str, handling: RequestOptions) -> Response:
+    """Ask the caller's one task, and list labels or found spans.
+
+    Raises:
+        NunatakError: `invalid_request`, the caller has no task or several tasks, or the task reads
+            no single texts.
+    """
+    tasks = await catalog_of(request).tasks()
+    if len(tasks) != 1:
+        raise NunatakError(
+            "invalid_request",
+            problem=f"the request names no task, and this key has {len(tasks)} tasks; use a key "
+            "for one task, or send model and input",
+        )
+    options = PredictionOptions(entities=EntityOptions(aggregation=AggregationStrategy.SIMPLE))
+    result, headers = await ask_task(
+        request, tasks[0].name, (text,), options=options, handling=handling
+    )
+    (found,) = result.outputs
+    if result.head is HeadKind.TOKEN_CLASSIFICATION:
+        return reply([_span(it, text) for it in cast("list[Entity]", found)], headers=headers)
+    return reply(found, headers=headers)
+
+
+def _span(entity: Entity, text: str) -> dict[str, Any]:
+    start, end = entity["start"], entity["end"]
+    label = entity["entity_group"] if "entity_group" in entity else entity["entity"]
+    place = {"start": start, "end": end, "text": text[start:end]}
+    return {"label": label, "score": entity["score"], **place}
+
+
+def _texts(texts: str | list[str]) -> tuple[str, ...]:
+    return (texts,) if isinstance(texts, str) else tuple(texts)
+
+
+def _sides(body: ScoreTexts | ScoreData | ScoreDocuments | ScoreItems) -> tuple[Any, Any]:
+    match body:
+        case ScoreTexts():
+            return body.text_1, body.text_2
+        case ScoreData():
+            return body.data_1, body.data_2
+        case ScoreDocuments():
+            return body.queries, body.documents
+        case ScoreItems():
+            return body.queries, body.items
+
+
+def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ...]:
+    """Pair one text with each other text, or the texts one by one.
+
+    Raises:
+        NunatakError: `invalid_request`, both sides have several texts, and not equally many.
+    """
+    queries, documents = _texts(first), _texts(second)
+    if len(queries) == 1:
+        return (Query(query=queries[0], documents=documents),)
+    if len(queries) != len(documents):
+        raise NunatakError(
+            "invalid_request",
+            problem=f"the first side must have one text, or as many as the second side; got "
+            f"{len(queries)} and {len(documents)} texts",
+        )
+    return tuple(
+        Query(query=query, documents=(document,))
+        for query, document in zip(queries, documents, strict=True)
+    )
+
+
+def _check_head(result: TaskPrediction, needed: HeadKind) -> None:
+    if result.head is not needed:
+        raise NunatakError(
+            "invalid_request",
+            problem=f"this route is for {needed.replace('_', ' ')}, and {result.task} is a task "
+            f"for {result.head.replace('_', ' ')}; ask it at /v1/tasks/{result.task}/predict",
+        )
+
+
+def _listed(request: Request, kind: str, result: TaskPrediction) -> dict[str, Any]:
+    return {
+        "id": f"{kind}-{request_id_of(request.scope)}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": result.reference,
+        "usage": _usage(result),
+    }
+
+
+def _usage(result: TaskPrediction) -> dict[str, int]:
+    tokens = sum(extent.num_tokens for extent in result.extents)
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def _classified(index: int, row: list[LabelScore], labels: tuple[str, ...]) -> dict[str, Any]:
+    scores = {it["label"]: it["score"] for it in row}
+    probs = [scores[label] for label in labels]
+    return {"index": index, "label": row[0]["label"], "probs": probs, "num_classes": len(labels)}
+
+
+def _ranked(found: DocumentScore, documents: tuple[str, ...], *, shows: bool) -> dict[str, Any]:
+    index = found["index"]
+    fields = {"index": index, "relevance_score": found["score"]}
+    return {**fields, "document": {"text": documents[index]}} if shows else fields

@@ -1,0 +1,106 @@
+"""`nunatak backbone`, and the commands that find an added backbone by its name."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from doubles.backbones import save_tiny_backbone
+from doubles.tasks import publish_tiny_task
+from doubles.terminals import nunatak
+from nunatak_model import load_backbone
+from nunatak_registry import Registry
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data" / "nunatak" / "backbones"
+
+
+def test_an_added_backbone_is_listed_shown_verified_and_used(tmp_path: Path, data: Path) -> None:
+    folder = save_tiny_backbone(tmp_path / "tiny")
+    digest = load_backbone(folder).digest
+    assert "no backbone was added" in nunatak("backbone", "list").stdout
+
+    added = nunatak("backbone", "add", str(folder), "--name", "mine")
+    assert added.exit_code == 0, added.stderr
+    assert added.stdout.startswith("added mine: bert, 4 layers of width 32, up to 66 tokens\n")
+    assert "use it with --backbone mine" in added.stdout
+
+    listed = json.loads(nunatak("backbone", "list", "--json").stdout)["backbones"]
+    assert [(it["name"], it["digest"]) for it in listed] == [("mine", digest)]
+    assert "mine  bert" in nunatak("backbone", "list").stdout
+    shown = json.loads(nunatak("backbone", "show", "mine", "--json").stdout)
+    assert (shown["source"], shown["folder"]) == ("tiny", str(data / "mine"))
+    assert digest in nunatak("backbone", "show", "mine").stdout
+    assert nunatak("backbone", "verify").stdout == "mine: whole\n"
+
+    with Registry.open(tmp_path / "registry") as registry:
+        publish_tiny_task(registry, load_backbone("mine"), task="tone")
+    places = ("--registry", str(tmp_path / "registry"), "--backbone", "mine")
+    assert nunatak("predict", "hello", "--task", "tone", *places).exit_code == 0
+
+
+def test_a_damaged_backbone_fails_the_check(tmp_path: Path, data: Path) -> None:
+    nunatak("backbone", "add", str(save_tiny_backbone(tmp_path / "tiny")))
+    (data / "tiny" / "tokenizer.json").write_text("{}")
+
+    checked = nunatak("backbone", "verify", "tiny", "--json")
+
+    assert checked.exit_code == 1
+    (found,) = json.loads(checked.stdout)["backbones"]
+    assert "tokenizer.json" in found["problem"]
+
+
+@pytest.mark.parametrize("words", [("show", "nothing"), ("verify", "nothing")])
+def test_an_unknown_name_is_an_error(words: tuple[str, str]) -> None:
+    failed = nunatak("backbone", *words)
+
+    assert failed.exit_code == 1
+    assert "error [backbone_not_found]" in failed.stderr
+
+
+def test_a_refused_checkpoint_is_one_line_with_the_reason(tmp_path: Path, data: Path) -> None:
+    folder = save_tiny_backbone(tmp_path / "tiny")
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, "model_type": "funnel"}))
+
+    failed = nunatak("backbone", "add", str(folder))
+
+    assert failed.exit_code == 1
+    assert (
+        "error [unsupported_import]: cannot import 'tiny': model_type must be one of"
+        in failed.stderr
+    )
+    assert "got 'funnel'; take a checkpoint without it" in failed.stderr
+    assert not (data / "tiny").exists()
+
+
+@pytest.mark.parametrize("words", [("backbone", "add"), ("task", "import", "--task", "tone")])
+def test_without_transformers_the_error_names_the_extra(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    folder = save_tiny_backbone(tmp_path / "tiny")
+    raw = json.loads((folder / "config.json").read_text())
+    named = {**raw, "architectures": ["BertForTokenClassification"]}
+    (folder / "config.json").write_text(json.dumps(named))
+    registry = ("--registry", str(tmp_path / "registry"), "--create")
+    options = ("--backbone", str(folder), *registry) if words[0] == "task" else ()
+    code = (
+        "import sys\nsys.modules['transformers'] = None\n"  # as without the installed package
+        f"from nunatak_cli.main import app\napp({[*words, str(folder), *options]!r})"
+    )
+
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 1
+    assert "error [missing_extra]" in done.stderr
+    assert "training" in done.stderr

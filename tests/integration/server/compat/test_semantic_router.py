@@ -1,0 +1,272 @@
+"""vLLM semantic-router's runtime contract, in the bytes of the router's own client.
+
+The router is a Go program. The requests have the form that its client gives them
+(src/semantic-router/pkg/modelservice/surfaces.go), and the answers the form of its contract
+(src/model-runtime/vllm_srun/api/openapi.yaml 2.3.0), both of November 2026.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from doubles.backbones import HeldLayers
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, TOO_LONG, Ask, native, post
+from doubles.serving import make_settings, running_client
+from doubles.tasks import MAX_LENGTH, publish_tiny_task
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+
+LABELS = ["calm", "urgent"]
+
+
+def asking(model: str, *texts: str, **options: object) -> dict[str, Any]:
+    """The request of the router's client, which always lists items and asks for meta."""
+    return {
+        "model": model,
+        "input": [{"text": it} for it in texts],
+        "options": {"deadline_ms": 2500.125, "return_meta": True, **options},
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _more_tasks(registry: Registry, backbone: Backbone) -> None:
+    # Without "O", every token is in a span.
+    publish_tiny_task(
+        registry,
+        backbone,
+        task="spans",
+        labels=("B-X", "I-X"),
+        kind=HeadKind.TOKEN_CLASSIFICATION,
+    )
+    publish_tiny_task(
+        registry,
+        backbone,
+        task="several",
+        labels=("billing", "refund"),
+        problem_type=ProblemType.MULTI_LABEL,
+        thresholds={"refund": 0.01},
+    )
+
+
+def test_the_router_classifies_as_the_task_does(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        rows = await native(client, "topic", [TEXT, OTHER])
+        body = {"inputs": TEXT}
+        many = (await client.post("/v1/tasks/several/predict", json=body)).json()
+
+        answer = await client.post("/srun/v1/classify", json=asking("topic", TEXT, OTHER))
+        found = answer.json()
+        scores = await post(client, "/srun/v1/classify", asking("several", TEXT))
+
+        assert (found["model"], found["head"], found["kind"]) == ("topic", "topic", "sequence")
+        assert found["labels"] == LABELS
+        assert found["meta"]["model_id"] == "topic/2"
+        for index, (result, row) in enumerate(zip(found["results"], rows, strict=True)):
+            expected = {it["label"]: it["score"] for it in row}
+            assert result["index"] == index
+            assert result["label"] == row[0]["label"]
+            assert result["probabilities"] == SCORE([expected[label] for label in LABELS])
+            assert result["input"]["truncated"] is False
+        read = [it["input"]["processed_tokens"] for it in found["results"]]
+        assert found["usage"] == {"input_tokens": sum(read), "output_tokens": 0}
+        parts = dict(it.split(";dur=") for it in answer.headers["server-timing"].split(", "))
+        assert parts.keys() == {"tokenize", "queue", "forward", "total"}
+        assert float(parts["total"]) >= float(parts["forward"])
+        assert scores["kind"] == "scores"
+        assert scores["results"][0]["selected"] == many["predicted"] != []
+
+    run(scenario)
+
+
+def test_the_router_finds_spans(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        expected = await native(client, "spans", TEXT, aggregation_strategy="simple")
+        middle = max(it["score"] for it in expected)
+
+        whole = await post(client, "/srun/v1/classify", asking("spans", TEXT, overflow="window"))
+        sure = await post(client, "/srun/v1/classify", asking("spans", TEXT, threshold=middle))
+
+        assert whole["kind"] == "token"
+        (result,) = whole["results"]
+        assert result["spans"]
+        for span, it in zip(result["spans"], expected, strict=True):
+            assert (span["label"], span["start"], span["end"]) == (
+                it["entity_group"],
+                it["start"],
+                it["end"],
+            )
+            assert span["text"] == TEXT[span["start"] : span["end"]]
+            assert span["probability"] == SCORE(it["score"])
+        assert 0 < len(sure["results"][0]["spans"]) <= len(expected)
+        assert min(it["probability"] for it in sure["results"][0]["spans"]) >= middle
+
+    run(scenario)
+
+
+def test_one_input_that_is_too_long_fails_alone(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        (row,) = await native(client, "topic", [TEXT])
+        cut = await native(client, "topic", TOO_LONG, on_long="cut")
+        path = "/srun/v1/classify"
+
+        mixed = await post(client, path, asking("topic", TEXT, TOO_LONG, overflow="reject"))
+        alone = await post(client, path, asking("topic", TOO_LONG, overflow="reject"))
+        short = await post(client, path, asking("topic", TOO_LONG, overflow="truncate"))
+        budget = asking("topic", TOO_LONG, overflow="window", max_tokens=MAX_LENGTH)
+        scanned = await post(client, path, budget)
+
+        assert mixed["results"][0]["label"] == row[0]["label"]
+        assert mixed["results"][1] == {"index": 1, "error": "max_length_exceeded"}
+        assert alone["results"] == [{"index": 0, "error": "max_length_exceeded"}]
+        assert (alone["kind"], alone["labels"]) == ("sequence", LABELS)
+        assert max(short["results"][0]["probabilities"]) == SCORE(cut[0]["score"])
+        assert short["results"][0]["input"]["truncated"] is True
+        assert scanned["results"] == [{"index": 0, "error": "scan_budget_exceeded"}]
+
+    run(scenario)
+
+
+def test_the_router_reranks_as_the_task_ranks(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        expected = await native(client, "ranks", {"query": OTHER, "documents": DOCUMENTS})
+        body = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
+
+        found = await post(client, "/srun/v1/rerank", body)
+        best = await post(client, "/srun/v1/rerank", {**body, "top_n": 1, "return_documents": True})
+
+        assert [it["index"] for it in found["results"]] == [it["index"] for it in expected]
+        scores = [it["relevance_score"] for it in found["results"]]
+        assert scores == SCORE([it["score"] for it in expected])
+        assert [it["document"] for it in best["results"]] == [DOCUMENTS[expected[0]["index"]]]
+
+    run(scenario)
+
+
+def test_a_bundle_answers_each_task_as_alone(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        single = await post(client, "/srun/v1/classify", asking("topic", TEXT))
+        ranking = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
+        tasks = [
+            {"id": "a", "classify": asking("topic", TEXT)},
+            {"id": "b", "classify": asking("nobody", TEXT)},
+            {"id": "c", "rerank": ranking},
+            {"id": "d", "classify": asking("ranks", TEXT)},
+        ]
+
+        found = await post(client, "/srun/v1/bundle", {"tasks": tasks})
+
+        first, missing, ranked, wrong = found["results"]
+        assert (first["id"], first["status"]) == ("a", 200)
+        probabilities = first["classify"]["results"][0]["probabilities"]
+        assert probabilities == SCORE(single["results"][0]["probabilities"])
+        assert (missing["status"], missing["error"]["code"]) == (404, "model_not_found")
+        assert ranked["status"] == 200
+        assert len(ranked["rerank"]["results"]) == len(DOCUMENTS)
+        assert (wrong["status"], wrong["error"]["code"]) == (422, "invalid_request")
+
+    run(scenario)
+
+
+def test_the_cards_describe_what_the_router_can_ask(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        listed = (await client.get("/srun/v1/models")).json()
+        health = (await client.get("/srun/health")).json()
+        live = (await client.get("/srun/health/live")).json()
+
+        cards = {it["id"]: it for it in listed["data"]}
+        assert cards.keys() == {"topic", "names", "ranks", "spans", "several"}
+        assert listed["api_version"].split(".")[0] == "2"
+        assert listed["limits"] == {"max_bundle_tasks": 64, "max_request_bytes": 1024 * 1024}
+        assert cards["topic"]["surfaces"] == ["classify"]
+        assert cards["topic"]["limits"] == {"max_input_tokens": MAX_LENGTH, "max_inputs": 8}
+        (head,) = cards["topic"]["heads"]
+        assert head == {
+            "name": "topic",
+            "kind": "sequence",
+            "labels": LABELS,
+            "inputs": ["text", "pair"],
+            "overflow": "window",
+        }
+        assert cards["several"]["heads"][0]["thresholds"] == [0.5, 0.01]
+        assert cards["spans"]["heads"][0]["inputs"] == ["text"]
+        assert cards["ranks"]["surfaces"] == ["rerank"]
+        assert all(it["ready"] for it in cards.values())
+        assert health["status"] == "ready"
+        assert {name: it["status"] for name, it in health["models"].items()} == dict.fromkeys(
+            cards, "ready"
+        )
+        assert (live["status"], live["api_version"]) == ("alive", listed["api_version"])
+
+    run(scenario)
+
+
+async def test_late_inputs_carry_their_own_errors(backbone: Backbone, registry: Registry) -> None:
+    held = dataclasses.replace(backbone, layers=HeldLayers(backbone.layers))
+    settings = make_settings(max_inputs=8, trunk_cache_bytes=0)
+    HeldLayers.may_compute.set()
+    async with running_client(held, registry, settings) as client:
+        await post(client, "/srun/v1/classify", asking("topic", OTHER))
+        HeldLayers.may_compute.clear()
+        try:
+            late = asking("topic", TEXT, OTHER, deadline_ms=50.5)
+            found = await post(client, "/srun/v1/classify", late)
+        finally:
+            HeldLayers.may_compute.set()
+
+    assert found["results"] == [
+        {"index": index, "error": "deadline_exceeded"} for index in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("v1/classify", asking("nobody", TEXT), 404, "model_not_found"),
+        ("v1/classify", asking("ranks", TEXT), 422, "invalid_request"),
+        ("v1/classify", asking("stars", TEXT), 422, "invalid_request"),
+        ("v1/classify", asking("answers", TEXT), 422, "invalid_request"),
+        ("v1/classify", asking("topic", TEXT, profile="fast"), 422, "invalid_request"),
+        ("v1/classify", asking("topic", TEXT, threshold=0.5), 422, "invalid_request"),
+        ("v1/classify", asking("topic", TEXT, window={"tokens": 9}), 422, "invalid_request"),
+        ("v1/classify", asking("topic", TEXT, return_tokens=True), 422, "invalid_request"),
+        ("v1/classify", asking("names", TEXT, overflow="reject"), 422, "invalid_request"),
+        ("v1/classify", {**asking("topic", TEXT), "head": "other"}, 422, "invalid_request"),
+        ("v1/classify", {"input": TEXT}, 422, "invalid_request"),
+        (
+            "v1/classify",
+            asking("topic", TOO_LONG, overflow="truncate", max_tokens=9),
+            422,
+            "invalid_request",
+        ),
+        (
+            "v1/rerank",
+            {"model": "topic", "query": TEXT, "documents": [TEXT]},
+            422,
+            "invalid_request",
+        ),
+        (
+            "v1/rerank",
+            {"model": "ranks", "query": TEXT, "documents": [TEXT], "layer": 3},
+            422,
+            "invalid_request",
+        ),
+        ("v1/bundle", {"tasks": []}, 422, "invalid_request"),
+        ("v1/bundle", {"tasks": [{"id": "a"}]}, 422, "invalid_request"),
+        ("v1/bundle", {"tasks": [{"id": "a", "decisions": TEXT}]}, 422, "invalid_request"),
+    ],
+)
+def test_the_contract_refuses_in_its_own_shape(
+    run: Callable[[Ask], None], path: str, body: object, status: int, code: str
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        refused = await post(client, f"/srun/{path}", body, status)
+
+        assert refused.keys() == {"error"}
+        assert refused["error"]["code"] == code
+        assert TEXT not in refused["error"]["message"]
+
+    run(scenario)

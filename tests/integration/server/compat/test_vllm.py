@@ -1,0 +1,252 @@
+"""vLLM's pooling routes, and the rerank routes of Jina and Cohere, answer like the native routes.
+
+vLLM has no client of its own. The bodies are those of its documents and of NeMo Guardrails'
+`hf_classifier` (nemoguardrails/library/hf_classifier/backends.py); Jina's are those of its API
+reference. Cohere's own client asks `/v1/rerank` and `/v2/rerank`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cohere
+import httpx
+import pytest
+from cohere.core.api_error import ApiError
+
+from doubles.access import add_key
+from doubles.compat import DOCUMENTS, OTHER, SCORE, TEXT, TOO_LONG, Ask, native, post
+from doubles.serving import make_settings, running_client, running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_contract.enums import HeadKind
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+from nunatak_server.access.files import change_keys
+
+LABELS = ("calm", "urgent")
+RERANK: dict[str, Any] = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
+
+
+async def ranking(client: httpx.AsyncClient, **parameters: object) -> list[dict[str, Any]]:
+    return await native(client, "ranks", {"query": OTHER, "documents": DOCUMENTS}, **parameters)
+
+
+def in_order(ranked: list[dict[str, Any]]) -> list[float]:
+    return [it["score"] for it in sorted(ranked, key=lambda it: it["index"])]
+
+
+def test_vllm_classifies_as_the_task_does(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        expected = await native(client, "topic", [TEXT, OTHER])
+        read = (await client.post("/v1/tasks/topic/predict", json={"inputs": [TEXT, OTHER]})).json()
+
+        found = await post(client, "/classify", {"model": "topic", "input": [TEXT, OTHER]})
+        single = await post(client, "/classify", {"model": "topic", "input": TEXT})
+
+        assert found["object"] == "list"
+        assert found["model"] == "topic"
+        assert found["id"].startswith("classify-")
+        assert found["usage"]["prompt_tokens"] == sum(read["tokens"])
+        for index, (item, row) in enumerate(zip(found["data"], expected, strict=True)):
+            scores = {it["label"]: it["score"] for it in row}
+            assert item["index"] == index
+            assert item["label"] == row[0]["label"]
+            assert item["probs"] == SCORE([scores[label] for label in LABELS])
+            assert item["num_classes"] == 2
+        assert single["data"] == [found["data"][0] | {"probs": SCORE(found["data"][0]["probs"])}]
+
+    run(scenario)
+
+
+def test_vllm_gives_logits_versions_and_values(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        logits = await native(client, "topic", TEXT, function_to_apply="none")
+        stars = await native(client, "stars", TEXT)
+        first = await native(client, "topic/1", TEXT)
+
+        raw = await post(
+            client, "/classify", {"model": "topic", "input": TEXT, "use_activation": False}
+        )
+        value = await post(client, "/classify", {"model": "stars", "input": TEXT})
+        pinned = await post(client, "/classify", {"model": "topic/1", "input": TEXT})
+
+        assert sorted(raw["data"][0]["probs"], reverse=True) == SCORE(
+            [it["score"] for it in logits]
+        )
+        assert value["data"][0]["probs"] == SCORE([stars[0]["score"]])
+        assert max(pinned["data"][0]["probs"]) == SCORE(first[0]["score"])
+
+    run(scenario)
+
+
+def test_vllm_cuts_a_long_text_only_on_request(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = {"model": "topic", "input": TOO_LONG}
+        whole = await native(client, "topic", TOO_LONG)
+        cut = await native(client, "topic", TOO_LONG, on_long="cut")
+
+        found = await post(client, "/classify", body)
+        shortened = await post(client, "/classify", {**body, "truncate_prompt_tokens": -1})
+
+        assert max(found["data"][0]["probs"]) == SCORE(whole[0]["score"])
+        assert max(shortened["data"][0]["probs"]) == SCORE(cut[0]["score"])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+@pytest.mark.parametrize(
+    "names",
+    [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")],
+)
+def test_vllm_scores_pairs_in_their_order(
+    run: Callable[[Ask], None], path: str, names: tuple[str, str]
+) -> None:
+    first, second = names
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        expected = in_order(await ranking(client))
+
+        one = await post(client, path, {"model": "ranks", first: OTHER, second: DOCUMENTS[1]})
+        many = await post(client, path, {"model": "ranks", first: OTHER, second: DOCUMENTS})
+        pairs = await post(client, path, {"model": "ranks", first: [OTHER] * 3, second: DOCUMENTS})
+
+        assert [it["score"] for it in one["data"]] == SCORE(expected[1:2])
+        assert [it["score"] for it in many["data"]] == SCORE(expected)
+        assert [it["score"] for it in pairs["data"]] == SCORE(expected)
+        assert [it["index"] for it in pairs["data"]] == [0, 1, 2]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_vllm_reranks_as_the_task_ranks(run: Callable[[Ask], None], path: str) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        expected = await ranking(client)
+
+        found = await post(client, path, RERANK)
+        best = await post(client, path, {**RERANK, "top_n": 1, "return_documents": False})
+        as_objects = [{"text": it} for it in DOCUMENTS]
+        objects = await post(client, path, {**RERANK, "documents": as_objects, "top_n": 0})
+
+        assert [it["index"] for it in found["results"]] == [it["index"] for it in expected]
+        scores = [it["relevance_score"] for it in found["results"]]
+        assert scores == SCORE([it["score"] for it in expected])
+        for it in found["results"]:
+            assert it["document"] == {"text": DOCUMENTS[it["index"]]}
+        assert best["results"] == [
+            {k: found["results"][0][k] for k in ("index", "relevance_score")}
+        ]
+        assert objects["results"] == found["results"]
+        assert found["usage"]["total_tokens"] > 0
+
+    run(scenario)
+
+
+def test_coheres_own_client_reranks(backbone: Backbone, registry: Registry) -> None:
+    with running_server(backbone, registry) as address, httpx.Client() as http:
+        native_body = {"inputs": {"query": OTHER, "documents": DOCUMENTS}}
+        expected = httpx.post(f"{address}/v1/tasks/ranks/predict", json=native_body).json()
+        order = [it["index"] for it in expected["outputs"]]
+        newer = cohere.ClientV2(api_key="none", base_url=address, httpx_client=http)
+        older = cohere.Client(api_key="none", base_url=address, httpx_client=http)
+
+        for client in (newer, older):
+            answer = client.rerank(model="ranks", query=OTHER, documents=DOCUMENTS, top_n=2)
+            assert [it.index for it in answer.results] == order[:2]
+            assert [it.relevance_score for it in answer.results] == SCORE(
+                [it["score"] for it in expected["outputs"][:2]]
+            )
+        with pytest.raises(ApiError) as caught:
+            newer.rerank(model="ranks", query=OTHER, documents=DOCUMENTS, max_tokens_per_doc=9)
+    assert caught.value.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [
+        (LABELS, HeadKind.SEQUENCE_CLASSIFICATION),
+        # Without "O", every token is in a span.
+        (("B-X", "I-X"), HeadKind.TOKEN_CLASSIFICATION),
+    ],
+)
+async def test_the_one_task_of_a_key_answers_a_request_without_a_name(
+    backbone: Backbone, tmp_path: Path, labels: tuple[str, ...], kind: HeadKind
+) -> None:
+    keys = tmp_path / "keys.json"
+    change_keys(keys, lambda found: found)
+    one, every = add_key(keys, "one", tasks=["guard"]), add_key(keys, "every")
+    with Registry.open(tmp_path / "registry") as registry:
+        publish_tiny_task(registry, backbone, task="guard", labels=labels, kind=kind)
+        publish_tiny_task(registry, backbone, task="other")
+        settings = make_settings(api_keys_file=keys)
+        async with running_client(backbone, registry, settings) as client:
+            body: dict[str, Any] = {"inputs": TEXT}
+            answer = await client.post("/classify", json=body, headers=one)
+            refused = await client.post("/classify", json=body, headers=every)
+            own = {**body, "parameters": {"aggregation_strategy": "simple"}}
+            told = await client.post("/v1/tasks/guard/predict", json=own, headers=one)
+
+    found, expected = answer.json(), told.json()["outputs"]
+    assert refused.status_code == 422
+    assert "this key has 2 tasks" in refused.json()["error"]["message"]
+    assert [it["score"] for it in found] == SCORE([it["score"] for it in expected])
+    if kind is HeadKind.SEQUENCE_CLASSIFICATION:
+        assert [it["label"] for it in found] == [it["label"] for it in expected]
+        assert sum(it["score"] for it in found) == SCORE(1)
+    else:
+        assert found
+        assert [it["label"] for it in found] == [it["entity_group"] for it in expected]
+        for it in found:
+            assert it["text"] == TEXT[it["start"] : it["end"]] != ""
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        ("/classify", {"model": "none", "input": TEXT}, 404, "NotFoundError"),
+        ("/classify", {"model": "names", "input": TEXT}, 422, "BadRequestError"),
+        ("/classify", {"model": "ranks", "input": TEXT}, 422, "BadRequestError"),
+        ("/classify", {"model": "a b", "input": TEXT}, 422, "BadRequestError"),
+        ("/classify", {"input": TEXT}, 422, "BadRequestError"),
+        ("/classify", {"model": "topic", "input": [1, 2]}, 422, "BadRequestError"),
+        ("/classify", {"model": "topic", "messages": []}, 422, "BadRequestError"),
+        ("/classify", {"model": "topic", "input": TEXT, "priority": 1}, 422, "BadRequestError"),
+        (
+            "/classify",
+            {"model": "topic", "input": TEXT, "truncate_prompt_tokens": 8},
+            422,
+            "BadRequestError",
+        ),
+        ("/classify", {"model": "topic", "input": TEXT, "inputs": TEXT}, 422, "BadRequestError"),
+        ("/classify", {"inputs": TEXT}, 422, "BadRequestError"),
+        ("/classify", [], 422, "BadRequestError"),
+        ("/classify", {"model": "topic", "input": [TEXT] * 9}, 422, "BadRequestError"),
+        ("/score", {"model": "topic", "text_1": TEXT, "text_2": TEXT}, 422, "BadRequestError"),
+        (
+            "/score",
+            {"model": "ranks", "text_1": [TEXT, TEXT], "text_2": TEXT},
+            422,
+            "BadRequestError",
+        ),
+        ("/score", {"model": "ranks", "queries": TEXT, "text_2": TEXT}, 422, "BadRequestError"),
+        ("/score", [], 422, "BadRequestError"),
+        ("/rerank", {**RERANK, "model": "topic"}, 422, "BadRequestError"),
+        ("/rerank", {**RERANK, "documents": []}, 422, "BadRequestError"),
+        ("/rerank", {**RERANK, "instruction": "be kind"}, 422, "BadRequestError"),
+        ("/v1/rerank", {**RERANK, "rank_fields": ["text"]}, 422, "BadRequestError"),
+        ("/v2/rerank", {**RERANK, "max_tokens_per_doc": 4096}, 422, "BadRequestError"),
+    ],
+)
+def test_vllm_refuses_in_its_own_shape(
+    run: Callable[[Ask], None], path: str, body: object, status: int, kind: str
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        refused = await post(client, path, body, status)
+
+        assert refused.keys() == {"error"}
+        assert refused["error"]["type"] == kind
+        assert refused["error"]["code"] == status
+        assert TEXT not in refused["error"]["message"]
+
+    run(scenario)

@@ -1,0 +1,196 @@
+"""Every method of peft that is imported answers as in peft itself; all others are refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+
+from doubles.adapter_folders import edit_json
+from doubles.backbones import Family, save_tiny_backbone
+from doubles.peft_folders import PeftBase, id2label, logits_of, save
+from doubles.refusals import raises
+from nunatak_artifact.interchange import import_peft
+from nunatak_artifact.interchange.peft_config import MERGED, NATIVE, PROMPTS
+from nunatak_contract.methods import Full, Ia3, Lora, TopK
+from nunatak_model import Backbone, Encoding, Row, build_branch, forward
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Unsupported layer type"),
+    pytest.mark.filterwarnings("ignore:.*have invalid shape"),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`"),
+]
+TOLERANCE = 1e-4
+ENCODINGS = [
+    Encoding(token_ids=(2, *range(20, 20 + length), 3), type_ids=(0,) * (length + 2))
+    for length in (1, 7, 30)
+]
+DENSE = ["query", "value", "intermediate.dense"]
+UPPER = r".*layer\.[23]\.attention\.self\.(query|value)"
+Make = Callable[[], Any]
+
+METHODS: dict[str, Make] = {
+    "ADALORA": lambda: peft.AdaLoraConfig(target_modules=DENSE, init_r=4, target_r=2, total_step=9),
+    "FOURIERFT": lambda: peft.FourierFTConfig(target_modules=DENSE, n_frequency=20),
+    "HRA": lambda: peft.HRAConfig(target_modules=DENSE, r=4),
+    "LN_TUNING": lambda: peft.LNTuningConfig(target_modules=["LayerNorm"]),
+    "LOHA": lambda: peft.LoHaConfig(target_modules=DENSE, r=4),
+    "LOKR": lambda: peft.LoKrConfig(target_modules=DENSE, r=4),
+    "OFT": lambda: peft.OFTConfig(target_modules=DENSE, oft_block_size=4),
+    "VERA": lambda: peft.VeraConfig(target_modules=["query", "value"], r=8),
+}
+"""A configuration of each method that peft merges."""
+VARIANTS: dict[str, Make] = {
+    "dora": lambda: peft.LoraConfig(target_modules=DENSE, r=4, use_dora=True),
+    "dora-rslora": lambda: peft.LoraConfig(
+        target_modules=DENSE, r=4, use_dora=True, use_rslora=True
+    ),
+    "bias-all": lambda: peft.LoraConfig(target_modules=DENSE, r=4, bias="all"),
+    "bias-lora-only": lambda: peft.LoraConfig(target_modules=DENSE, r=4, bias="lora_only"),
+    "bias-of-factors": lambda: peft.LoraConfig(target_modules=DENSE, r=4, lora_bias=True),
+    "norms": lambda: peft.LoraConfig(target_modules=DENSE, r=4, modules_to_save=["LayerNorm"]),
+    "tokens": lambda: peft.LoraConfig(
+        target_modules=DENSE, r=4, trainable_token_indices=[20, 21, 30]
+    ),
+    "upper-dora": lambda: peft.LoraConfig(target_modules=UPPER, r=4, use_dora=True),
+    "both-sides": lambda: peft.IA3Config(
+        target_modules=["intermediate.dense"],
+        feedforward_modules=r".*layer\.0\.intermediate\.dense",
+    ),
+    "input-of-key": lambda: peft.IA3Config(target_modules=["key"], feedforward_modules=["key"]),
+}
+"""LoRA and IA3 with more than their plain form, which peft merges as well."""
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta"])
+def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PeftBase:
+    family: Family = request.param
+    return PeftBase(tmp_path_factory.mktemp(family), family)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> PeftBase:
+    return PeftBase(tmp_path_factory.mktemp("bert"), "bert")
+
+
+def trained(base: PeftBase, folder: Path, config: Any) -> torch.nn.Module:  # noqa: ANN401 - one of peft's
+    """Save an adapter with random weights, and load it again as peft's users do."""
+    config.task_type = "SEQ_CLS"
+    save(base.train(config, num_labels=3, seed=1), folder, meaning=id2label(3))
+    return base.load(folder, "SEQ_CLS", 3)
+
+
+def difference(folder: Path, backbone: Backbone, theirs: torch.nn.Module) -> float:
+    imported = import_peft(folder, backbone)
+    branch = build_branch(imported.spec, backbone.config, imported.parameters)
+    with torch.inference_mode():
+        answers = forward(backbone, [Row(encoding=it, branch=branch) for it in ENCODINGS])
+    expected = [logits_of(theirs, encoding) for encoding in ENCODINGS]
+    largest = max(float(it.abs().max()) for it in expected)
+    pairs = zip(answers, expected, strict=True)
+    return max(float((ours - it).abs().max()) for ours, it in pairs) / largest
+
+
+def test_each_merged_method_has_a_case() -> None:
+    assert METHODS.keys() == MERGED.keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_merged_method_answers_as_in_peft(base: PeftBase, tmp_path: Path, name: str) -> None:
+    theirs = trained(base, tmp_path, METHODS[name]())
+
+    assert difference(tmp_path, base.backbone, theirs) <= TOLERANCE
+    imported = import_peft(tmp_path, base.backbone)
+    assert isinstance(imported.spec.method, TopK | Full)
+    assert f"peft {MERGED[name]} folder, merged: " in imported.source
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_of_a_native_method_answers_as_in_peft(
+    base: PeftBase, tmp_path: Path, name: str
+) -> None:
+    theirs = trained(base, tmp_path, VARIANTS[name]())
+
+    assert difference(tmp_path, base.backbone, theirs) <= TOLERANCE
+    assert isinstance(import_peft(tmp_path, base.backbone).spec.method, TopK | Full)
+
+
+def test_layers_below_the_lowest_changed_one_stay_shared_and_the_cost_is_shown(
+    bert: PeftBase, tmp_path: Path
+) -> None:
+    trained(bert, tmp_path, VARIANTS["upper-dora"]())
+
+    imported = import_peft(tmp_path, bert.backbone)
+
+    assert imported.spec.method == TopK(num_layers=2)
+    assert "peft LoRA folder, merged: 2 of 4 layers its own, 0 MB, " in imported.source
+
+
+def test_plain_adapters_stay_adapters(bert: PeftBase, tmp_path: Path) -> None:
+    trained(bert, tmp_path / "lora", peft.LoraConfig(target_modules=DENSE, use_rslora=True))
+    trained(bert, tmp_path / "ia3", peft.IA3Config(target_modules=["key"], feedforward_modules=[]))
+
+    assert isinstance(import_peft(tmp_path / "lora", bert.backbone).spec.method, Lora)
+    assert isinstance(import_peft(tmp_path / "ia3", bert.backbone).spec.method, Ia3)
+
+
+def test_an_adapter_of_the_embeddings_owns_them(bert: PeftBase, tmp_path: Path) -> None:
+    config = peft.LoraConfig(target_modules=["word_embeddings", "query"], r=2)
+    theirs = trained(bert, tmp_path, config)
+
+    assert difference(tmp_path, bert.backbone, theirs) <= TOLERANCE
+    imported = import_peft(tmp_path, bert.backbone)
+    assert imported.spec.method == Full()
+    assert "merged: 4 of 4 layers and the embeddings its own" in imported.source
+
+
+@pytest.mark.parametrize("kind", sorted(PROMPTS))
+def test_trained_prompts_are_refused_with_what_to_do(
+    bert: PeftBase, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(f'{{"peft_type": "{kind}"}}')
+
+    with raises(
+        "unsupported_import", match=f"{kind}, which puts .* train the task again with LoRA"
+    ):
+        import_peft(tmp_path, bert.backbone)
+
+
+@pytest.mark.parametrize("kind", sorted({it.value for it in peft.PeftType}))
+def test_every_method_of_peft_is_imported_or_refused_by_name(
+    bert: PeftBase, tmp_path: Path, kind: str
+) -> None:
+    if kind in {**NATIVE, **MERGED}:
+        return
+    (tmp_path / "adapter_config.json").write_text(
+        f'{{"peft_type": "{kind}", "task_type": "SEQ_CLS"}}'
+    )
+
+    with raises("unsupported_import", match=kind):
+        import_peft(tmp_path, bert.backbone)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("targets", [["Wqkv"], ["Wqkv", "Wo", "Wi"]])
+def test_adapters_of_modernbert_answer_as_in_peft(
+    tmp_path: Path, pooling: str, targets: list[str]
+) -> None:
+    """Query, key and value are one module there, and the base decides the pooling of the head."""
+    folder = save_tiny_backbone(tmp_path / "base", family="modernbert")
+    edit_json(folder / "config.json", {"classifier_pooling": pooling})
+    base = PeftBase.of(folder)
+    config = peft.LoraConfig(
+        target_modules=targets, r=3, modules_to_save=["head"], task_type="SEQ_CLS"
+    )
+    meaning = {**id2label(3), "classifier_pooling": pooling}
+    save(base.train(config, num_labels=3, seed=1), tmp_path / "it", meaning=meaning)
+    theirs = base.load(tmp_path / "it", "SEQ_CLS", 3)
+
+    assert difference(tmp_path / "it", base.backbone, theirs) <= TOLERANCE
+    assert isinstance(import_peft(tmp_path / "it", base.backbone).spec.method, Lora)
+
+    edit_json(tmp_path / "it" / "config.json", {"classifier_pooling": None})
+    with raises("unsupported_import", match="classifier_pooling"):
+        import_peft(tmp_path / "it", base.backbone)
