@@ -33,6 +33,8 @@ def head_record(
         pooling=spec.pooling,
         dense=spec.dense,
         block=spec.block,
+        bias=spec.bias,
+        padding_id=spec.padding_id,
         default_label=default_label,
         thresholds=dict(thresholds or {}),
         score=score,
@@ -49,5 +51,7 @@ def branch_spec(head: HeadRecord, method: Method) -> BranchSpec:
             pooling=head.pooling,
             dense=head.dense,
             block=head.block,
+            bias=head.bias,
+            padding_id=head.padding_id,
         ),
     )

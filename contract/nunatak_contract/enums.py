@@ -72,6 +72,7 @@ class Pooling(StrEnum):
 
     MEAN = "mean"
     FIRST = "first"
+    LAST = "last"
 
 
 class Activation(StrEnum):

@@ -57,6 +57,17 @@ class HeadRecord(Record, frozen=True):
     labels: Annotated[tuple[Label, ...], Field(max_length=MAX_LABELS)]
     pooling: Pooling | None
     dense: bool = Field(description="a dense block stands between pooling and output")
+    # Left out if default, like `block`.
+    bias: bool = Field(
+        default=True,
+        exclude_if=lambda bias: bias,
+        description="whether the output has a bias; decoders have none",
+    )
+    padding_id: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        exclude_if=lambda padding_id: padding_id is None,
+        description="only for pooling last: the padding token, which never counts as the last",
+    )
     # Left out if default, so that content without a block keeps its digest.
     block: DenseBlock = Field(
         default=TANH_BLOCK,
@@ -135,6 +146,8 @@ class HeadRecord(Record, frozen=True):
             )
         if not self.dense and self.block != TANH_BLOCK:
             raise ValueError(f"a head that is not dense has no block, got {self.block!r}")
+        if self.padding_id is not None and self.pooling is not Pooling.LAST:
+            raise ValueError(f"only pooling last has a padding_id, got pooling {self.pooling}")
         if self.score is not RankingScore.SIGMOID and self.kind is not HeadKind.RANKING:
             raise ValueError(f"only a ranking has a score, got {self.score} for {self.kind}")
         fewest, most = self._label_bounds()

@@ -17,17 +17,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nunatak_contract.enums import Pooling
 from nunatak_model.branch import Branch, Layers
-from nunatak_model.heads import Head, apply_head, pool
+from nunatak_model.heads import Head, apply_head, pool, unpadded_length
 from nunatak_model.layer import TokenSpan
 from nunatak_model.ops.choice import Ops
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.grouped import PlanGroups, SlotGroups
 from nunatak_model.ops.rows import select_rows
 from nunatak_model.plan import Lane, Layout, Segment
+from nunatak_model.text.encoding import Encoding
 
 Pair = tuple[int, int]
 """An input and a branch, by index."""
+_Reading = tuple[Pooling | None, int | None]
+"""Pooling and padding id of a head. Heads with the same ones read the same vectors."""
 NO_PLACE = (-1, 0)
 """The place of branches without slots, which sorts before the places of all pages."""
 
@@ -114,16 +118,19 @@ def run_heads(
     branches: Sequence[Branch],
     row_of: dict[Pair, int],
     *,
+    inputs: Sequence[Encoding],
     ops: Ops,
     dropout: float,
 ) -> dict[Pair, Float[Tensor, "*vectors labels"]]:
-    """Logits of each pair, by the pair's row in the layout."""
-    poolings = {branch.head.pooling for branch in branches}
-    pooled = {
-        each: pool(hidden, layout.lengths, each, sum_rows=ops.sum_rows)
-        for each in poolings
-        if each is not None
-    }
+    """Logits of each pair, by the pair's row in the layout; `inputs` are indexed by pairs."""
+    pooled = dict[_Reading, Tensor]()
+    for pooling, padding_id in dict.fromkeys(_reading(branch.head) for branch in branches):
+        if pooling is not None:
+            encodings = [inputs[row.input] for row in layout.rows]
+            ends = [unpadded_length(it.token_ids, padding_id) for it in encodings]
+            pooled[pooling, padding_id] = pool(
+                hidden, layout.lengths, pooling, ends=ends, sum_rows=ops.sum_rows
+            )
     logits = dict[Pair, Tensor]()
     for run in _head_runs(row_of, branches, layout, ops.groups, hidden.device):
         if run.head.pooling is None:
@@ -131,7 +138,7 @@ def run_heads(
             scores = apply_head(features, run.head, dropout=dropout, groups=run.groups)
             parts = torch.split(scores, [layout.lengths[row] for row in run.rows])
         else:
-            features = _select(pooled[run.head.pooling], run.rows)
+            features = _select(pooled[_reading(run.head)], run.rows)
             parts = apply_head(features, run.head, dropout=dropout, groups=run.groups).unbind()
         for pair, part in zip(run.pairs, parts, strict=True):
             logits[pair] = part if run.groups is None else _own_labels(part, branches[pair[1]])
@@ -146,6 +153,10 @@ def _select(
     if list(rows) == list(range(first, first + len(rows))):
         return pooled.narrow(0, first, len(rows))
     return pooled.index_select(0, to_device(rows, pooled.device))
+
+
+def _reading(head: Head) -> _Reading:
+    return head.pooling, head.padding_id
 
 
 def _head_runs(

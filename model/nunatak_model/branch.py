@@ -289,6 +289,7 @@ def embedding_branch(backbone: Backbone) -> Branch:
         layers={},
         head=Head(
             pooling=backbone.pooling,
+            padding_id=None,
             dense=None,
             activation=TANH_BLOCK.activation,
             norm=None,

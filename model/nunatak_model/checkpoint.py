@@ -41,6 +41,9 @@ MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Digest of `model.safetensors` at hub revision 1110a243fdf4706b3f48f1d95db1a4f5529b4d41."""
 
+DEFAULT_POOLINGS = {"eurobert": "late"}
+"""transformers' default `classifier_pooling`, if it is not the first token. A late mean is the mean
+of the tokens' logits. New heads of such a checkpoint read the mean of the tokens."""
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -128,7 +131,7 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     if definition is None:
         raise _missing(folder / TOKENIZER)
     tokenizer = _tokenizer(definition, raw, settings, config)
-    embedding = _embedding(folder, raw, json.loads(definition), settings)
+    embedding = _embedding(folder, raw, json.loads(definition), settings, config)
     digest = hashlib.sha256(
         f"{architecture_of(config).identity(config)}\n{tokenizer.digest}\n".encode()
     )
@@ -344,9 +347,16 @@ def bare_tensors(stored: Stored, config: BackboneConfig) -> dict[str, Tensor]:
 
 
 def _embedding(
-    folder: Path, raw: Mapping[str, Any], definition: dict[str, Any], settings: dict[str, Any]
+    folder: Path,
+    raw: Mapping[str, Any],
+    definition: dict[str, Any],
+    settings: dict[str, Any],
+    config: BackboneConfig,
 ) -> Embedding:
-    """The pooling in the sentence-transformers files or the configuration, else the first token."""
+    """The pooling in the sentence-transformers files or the configuration.
+
+    If neither names one: the first token, or in decoders the last, which alone sees all others.
+    """
 
     def read(name: str) -> object:
         return _parsed(folder / name) if (folder / name).exists() else None
@@ -354,5 +364,8 @@ def _embedding(
     found = read_embedding(read, definition, settings)
     if found is not None:
         return found
-    is_mean = raw.get("classifier_pooling") == "mean"
+    if config.is_causal:
+        return Embedding(pooling=Pooling.LAST, max_tokens=None)
+    named = raw.get("classifier_pooling", DEFAULT_POOLINGS.get(config.model_type))
+    is_mean = named in {"mean", "late"}
     return Embedding(pooling=Pooling.MEAN if is_mean else Pooling.FIRST, max_tokens=None)

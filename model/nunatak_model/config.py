@@ -1,9 +1,13 @@
 """The shape of a backbone: one description for all architectures."""
 
 from dataclasses import dataclass
+from typing import Final
 
-from nunatak_contract.enums import Activation
+from nunatak_contract.enums import Activation, LinearMap
 from nunatak_model.errors import UnsupportedBackboneError
+
+QKV: Final = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
+"""The maps that are stacked into one, in this order."""
 
 SPELLINGS = {
     "gelu_python": Activation.GELU,
@@ -39,17 +43,47 @@ class BackboneConfig:
     """Position of the first token: 0 in BERT, padding id + 1 in RoBERTa."""
     num_token_types: int
     padding_id: int
+    """-1 if there is no padding token."""
     layer_norm_epsilon: float
     activation: Activation
     counts_positions_from_padding: bool
     """Whether padding tokens in a text all share one position, as in RoBERTa."""
     reach: int | None
     """Tokens to either side that a token of a local layer sees; None without local layers."""
+    num_shared_heads: int | None = None
+    """Heads of keys and of values, each shared by a group of query heads; None: one per query
+    head."""
+    own_head_width: int | None = None
+    """Width of one attention head; None: the hidden width divided by the number of heads."""
+    is_causal: bool = False
+    """Whether a token sees only itself and earlier tokens, as in decoders."""
+    has_score_bias: bool = True
+    """Whether the logits of transformers' sequence heads have a bias."""
+    embedding_width: int | None = None
+    """Width of the embedding tables if a linear map follows; None: the hidden width."""
+    has_pair_terms: bool = False
+    """Whether the attention adds a term to the score of each pair of tokens."""
 
     @property
     def head_width(self) -> int:
         """Width of one attention head."""
-        return self.hidden_width // self.num_heads
+        return self.own_head_width or self.hidden_width // self.num_heads
+
+    @property
+    def num_key_heads(self) -> int:
+        """Number of heads of keys, and of values."""
+        return self.num_shared_heads or self.num_heads
+
+    @property
+    def qkv_widths(self) -> tuple[int, int, int]:
+        """Widths of query, key and value, which form one map in this order."""
+        shared = self.num_key_heads * self.head_width
+        return self.num_heads * self.head_width, shared, shared
+
+    @property
+    def known_padding_id(self) -> int | None:
+        """The padding token, if there is one."""
+        return self.padding_id if self.padding_id >= 0 else None
 
     @property
     def max_tokens(self) -> int:

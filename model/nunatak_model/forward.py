@@ -152,6 +152,7 @@ def forward(
         layout,
         batch.branches,
         row_of,
+        inputs=batch.inputs,
         ops=backbone.ops,
         dropout=dropout,
     )
@@ -262,7 +263,11 @@ def _run_stage(
             between_layers()
         overrides = [(own.span, own.layers[index]) for own in spans]
         layer = mix_layer(
-            backbone.layer(index), overrides, index=index, num_tokens=layout.num_tokens
+            backbone.layer(index),
+            overrides,
+            index=index,
+            num_tokens=layout.num_tokens,
+            relative=backbone.embeddings.relative,
         )
         hidden = run_layer(hidden, layer, dropout=dropout if spans else 0.0)
     return hidden
@@ -293,6 +298,7 @@ def hidden_states(
                 [] if override is None else [(everything, override)],
                 index=index,
                 num_tokens=len(hidden),
+                relative=backbone.embeddings.relative,
             )
             hidden = run_layer(hidden, layer, dropout=0.0)
             states.append(hidden)

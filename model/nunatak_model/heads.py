@@ -1,7 +1,7 @@
 """Heads: token vectors to logits.
 
 There are two families of heads here, after transformers' heads. A sequence head pools the token
-vectors (first token or mean), optionally runs a dense block (BERT's pooler, RoBERTa's
+vectors (first token, last token or mean), optionally runs a dense block (BERT's pooler, RoBERTa's
 `classifier.dense`, ModernBERT's `head`), then the output layer. A token head runs on every token,
 mostly without a dense block: one label per token (`...ForTokenClassification`), or a start and an
 end score (`qa_outputs` of `...ForQuestionAnswering`).
@@ -52,6 +52,10 @@ class HeadSpec:
     dense: bool = False
     block: DenseBlock = TANH_BLOCK
     """The form of the dense block, if the head has one."""
+    bias: bool = True
+    """Whether the output layer has a bias. Sequence heads of decoders have none."""
+    padding_id: int | None = None
+    """Only for pooling last: the padding token, which never counts as the last."""
 
     def check(self) -> None:
         """Raise `invalid_head` unless the shape fits the kind."""
@@ -68,11 +72,17 @@ class HeadSpec:
             )
         if not self.kind.reads_tokens and self.pooling is None:
             raise NunatakError(
-                "invalid_head", problem=f"a {self.kind} head needs a pooling: mean or first"
+                "invalid_head",
+                problem=f"a {self.kind} head needs a pooling out of {', '.join(Pooling)}",
             )
         if not self.dense and self.block != TANH_BLOCK:
             raise NunatakError(
                 "invalid_head", problem=f"a head without dense layer has no block, got {self.block}"
+            )
+        if self.padding_id is not None and self.pooling is not Pooling.LAST:
+            raise NunatakError(
+                "invalid_head",
+                problem=f"only pooling last has a padding_id, got pooling {self.pooling}",
             )
 
 
@@ -84,6 +94,8 @@ class Head:
     """
 
     pooling: Pooling | None
+    padding_id: int | None
+    """See `HeadSpec`."""
     dense: Linear | None
     activation: Activation
     norm: Norm | None
@@ -94,13 +106,16 @@ class Head:
 def default_head(backbone: Backbone, *, kind: HeadKind, num_labels: int) -> HeadSpec:
     """The head that transformers' classes put on this checkpoint."""
     pooling = None if kind.reads_tokens else backbone.pooling
-    block = architecture_of(backbone.config).dense_block(backbone.config, pooling)
+    config = backbone.config
+    block = architecture_of(config).dense_block(config, pooling)
     return HeadSpec(
         kind=kind,
         num_labels=num_labels,
         pooling=pooling,
         dense=block is not None,
         block=block or TANH_BLOCK,
+        bias=kind.reads_tokens or config.has_score_bias,
+        padding_id=None if pooling is not Pooling.LAST else config.known_padding_id,
     )
 
 
@@ -122,7 +137,8 @@ def head_shapes(spec: HeadSpec, config: BackboneConfig) -> Shapes:
                 shapes |= norm_shapes("head.norm", width, bias=False)
             case HeadNorm.GAIN_AND_OFFSET:
                 shapes |= norm_shapes("head.norm", width)
-    return {**shapes, **linear_shapes("head.output", out=spec.num_labels, into=width)}
+    output = linear_shapes("head.output", out=spec.num_labels, into=width, bias=spec.bias)
+    return {**shapes, **output}
 
 
 def initial_head(
@@ -146,6 +162,7 @@ def head_from(spec: HeadSpec, config: BackboneConfig, parameters: Mapping[str, T
     """Pick a head out of named tensors."""
     return Head(
         pooling=spec.pooling,
+        padding_id=spec.padding_id,
         dense=linear_from(parameters, "head.dense") if spec.dense else None,
         activation=spec.block.activation,
         norm=norm_if_any(parameters, "head.norm"),
@@ -168,17 +185,36 @@ def pool(
     lengths: Sequence[int],
     pooling: Pooling,
     *,
+    ends: Sequence[int],
     sum_rows: SumRows,
 ) -> Float[Tensor, "rows width"]:
-    """One vector for each row; the rows lie packed one after another."""
+    """One vector for each row; the rows lie packed one after another.
+
+    `ends` is the number of tokens of each row up to the token that `LAST` reads.
+    """
     sizes = to_device(lengths, hidden.device)
     match pooling:
         case Pooling.FIRST:
             return hidden.index_select(0, sizes.cumsum(0) - sizes)
+        case Pooling.LAST:
+            begins = sizes.cumsum(0) - sizes
+            return hidden.index_select(0, begins + to_device(ends, hidden.device) - 1)
         case Pooling.MEAN:
             # Summed in float32, because a bfloat16 sum of many vectors loses small values.
             sums = sum_rows(hidden.float(), sizes)
             return (sums / sizes.unsqueeze(1)).to(hidden.dtype)
+
+
+def unpadded_length(token_ids: Sequence[int], padding_id: int | None) -> int:
+    """Number of tokens up to the last that is not the padding token; at least 1.
+
+    A text may itself end with the padding token, which in many decoders is the token at the end of
+    a text.
+    """
+    if padding_id is None:
+        return len(token_ids)
+    ends = range(len(token_ids), 1, -1)
+    return next((end for end in ends if token_ids[end - 1] != padding_id), 1)
 
 
 def apply_head(

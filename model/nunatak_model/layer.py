@@ -5,7 +5,7 @@ Weights that tasks share with the backbone run as one product over all tokens. A
 run on the task's span alone.
 
 Axes: tokens = packed tokens of the batch, width = hidden width, out = output width of a map,
-three_width = query, key and value side by side.
+qkv_width = query, key and value side by side.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from nunatak_contract.enums import Activation, AdapterInput, LinearMap
 from nunatak_contract.errors import NunatakError
+from nunatak_model.config import QKV
 from nunatak_model.ops.grouped import SlotGroups
-from nunatak_model.ops.linear import activate, apply_linear, layer_norm
+from nunatak_model.ops.linear import ApplyNorm, activate, apply_linear, layer_norm
 from nunatak_model.plan import Lane
-from nunatak_model.weights import LayerWeights, Linear, Norm
+from nunatak_model.weights import LayerWeights, Linear, Norm, RelativePositions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,18 @@ class MixedLayer:
     changed: tuple[tuple[TokenSpan, ChangedMaps], ...]
     bottleneck: tuple[tuple[TokenSpan, BottleneckLayer], ...]
     own: tuple[tuple[TokenSpan, LayerWeights], ...]
+    relative: RelativePositions | None = None
+    """The backbone's relative positions; tasks that own their embeddings have others."""
+
+    def shared_relative(self) -> RelativePositions:
+        """The backbone's relative positions.
+
+        Raises:
+            ValueError: the backbone has none.
+        """
+        if self.relative is None:
+            raise ValueError(f"layer {self.index} was given no relative positions")
+        return self.relative
 
 
 def mix_layer(
@@ -162,6 +175,7 @@ def mix_layer(
     *,
     index: int,
     num_tokens: int,
+    relative: RelativePositions | None = None,
 ) -> MixedLayer:
     """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes.
 
@@ -185,12 +199,13 @@ def mix_layer(
         changed=changed,
         bottleneck=bottleneck,
         own=own,
+        relative=relative,
     )
 
 
 def mixed_qkv(
     x: Float[Tensor, "tokens width"], layer: MixedLayer
-) -> Float[Tensor, "tokens three_width"]:
+) -> Float[Tensor, "tokens qkv_width"]:
     """Project to query, key and value, with the changes of tasks.
 
     Semantics:
@@ -200,11 +215,21 @@ def mixed_qkv(
                 change.apply(qkv[token, part], x[token])
     """
     qkv = _linear(x, layer, lambda weights: weights.qkv, None)
-    width = qkv.shape[1] // 3
-    parts = enumerate((LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE))
-    outputs = {target: qkv.narrow(1, part * width, width) for part, target in parts}
+    outputs, begin = dict[LinearMap, Tensor](), 0
+    for width, target in zip(_qkv_widths(qkv, layer), QKV, strict=True):
+        # `narrow`, because autograd refuses to change the results of a split in place.
+        outputs[target] = qkv.narrow(1, begin, width)
+        begin += width
     _change_outputs(outputs, x, layer)
     return qkv
+
+
+def _qkv_widths(qkv: Float[Tensor, "tokens qkv_width"], layer: MixedLayer) -> tuple[int, int, int]:
+    """Widths of query, key and value. Keys and values may have fewer heads than queries."""
+    # The output map reads one value for each value of the query.
+    query = layer.frozen.attention_output.weight.shape[-1]
+    shared = (qkv.shape[1] - query) // 2
+    return query, shared, shared
 
 
 def mixed_linear(
@@ -254,21 +279,22 @@ def _linear(
 
 
 def mixed_norm(
-    x: Float[Tensor, "tokens width"],
+    x: Float[Tensor, "tokens *heads width"],
     layer: MixedLayer,
     pick: Callable[[LayerWeights], Norm | None],
     pick_bottleneck: Callable[[BottleneckLayer], Norm | None] | None,
     *,
     epsilon: float,
-) -> Float[Tensor, "tokens width"]:
-    """Run a layer norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
+    apply: ApplyNorm = layer_norm,
+) -> Float[Tensor, "tokens *heads width"]:
+    """Run a norm, if the layer has it: frozen, of a bottleneck, or of a task's own layer.
 
     If bottlenecks do not own this norm (`pick_bottleneck` is None), their tokens run the frozen
     norm.
 
     Semantics:
         for token in tokens:
-            y[token] = layer_norm(x[token]) with the norm of the token's own layer, else of its
+            y[token] = apply(x[token]) with the norm of the token's own layer, else of its
                 bottleneck, else the frozen one
     """
     frozen = pick(layer.frozen)
@@ -286,7 +312,7 @@ def mixed_norm(
     rows = torch.split(x, [span.num_tokens for span, _ in pieces])
     # Either all rows of a layer have the norm or none; the filter only narrows the type.
     normed = [
-        layer_norm(own, norm, epsilon=epsilon, groups=span.groups)
+        apply(own, norm, epsilon=epsilon, groups=span.groups)
         for own, (span, norm) in zip(rows, pieces, strict=True)
         if norm
     ]

@@ -23,7 +23,7 @@ ENCODER_CONFIGS = tuple(
 EMBEDDER = "SentenceTransformer"
 FILES = (MODULES, SENTENCE_CONFIG, *ENCODER_CONFIGS, "*_Pooling/config.json")
 """Patterns of the files that are read."""
-POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.FIRST}
+POOLINGS = {"mean": Pooling.MEAN, "cls": Pooling.FIRST, "lasttoken": Pooling.LAST}
 FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",

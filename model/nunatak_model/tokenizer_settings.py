@@ -6,7 +6,7 @@ unchanged. For a BERT folder that has only `vocab.txt`, this file writes the `to
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
@@ -39,8 +39,25 @@ OWN_CLASSES = {
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "mpnet": "MPNetTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "nomic_bert": "BertTokenizer",
+    "gte": "XLMRobertaTokenizer",
 }
 """transformers' default class for a `model_type`, if no file names a class."""
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+"""The parts of Qwen2Tokenizer in transformers, as tokenizer.json writes them."""
+MODEL_FLAGS = frozenset({"dropout", "unk_token", "fuse_unk", "byte_fallback", "ignore_merges"})
+"""Settings of the vocabulary that decide tokens."""
+BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer")
+"""Classes that read `vocab.txt` alike."""
 GIVES_TYPES = {
     **dict.fromkeys(("BertTokenizer", "ElectraTokenizer", "DebertaV2Tokenizer"), True),
     **dict.fromkeys(("RobertaTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer"), False),
@@ -88,10 +105,14 @@ def check_settings(
     """
     _check_truncation(settings, definition)
     tokenizer_class = _class_of(config, settings)
-    if tokenizer_class == "BertTokenizer":
+    if tokenizer_class in {*BERT_CLASSES, "MPNetTokenizer"}:
         _check_normalizer(settings, _section(definition, "normalizer"))
     if tokenizer_class == "RobertaTokenizer":
         _check_prefix_space(settings, _section(definition, "pre_tokenizer"))
+    if tokenizer_class in {"Qwen2Tokenizer", "LlamaTokenizer"}:
+        _check_rebuilt(tokenizer_class, settings, definition)
+    if {"add_bos_token", "add_eos_token"} & settings.keys():
+        _check_ends(settings, definition)
 
 
 def definition_of(
@@ -115,7 +136,7 @@ def definition_of(
     if stored is not None:
         return stored
     vocabulary = read(VOCABULARY)
-    if vocabulary is None or _class_of(config, settings) != "BertTokenizer":
+    if vocabulary is None or _class_of(config, settings) not in BERT_CLASSES:
         return None
     named = {**_json_in(read, SPECIAL_TOKENS_FILE), **settings}
     try:
@@ -255,7 +276,7 @@ def _check_normalizer(settings: Mapping[str, Any], stored: Mapping[str, Any]) ->
     if stored.get("type") != "BertNormalizer":
         raise UnsupportedBackboneError(
             f"expected a BertNormalizer in tokenizer.json, got {stored.get('type')!r}: "
-            "transformers' BertTokenizer puts a BertNormalizer in its place; set tokenizer_class "
+            "transformers' class puts a BertNormalizer in its place; set tokenizer_class "
             f"to 'TokenizersBackend' in {TOKENIZER_CONFIG} if tokenizer.json is right"
         )
     for name, value in wanted.items():
@@ -277,6 +298,106 @@ def _check_prefix_space(settings: Mapping[str, Any], stored: Mapping[str, Any]) 
             f"write 'add_prefix_space' into {TOKENIZER_CONFIG} as the model was trained, load the "
             "tokenizer with transformers and save it again"
         )
+
+
+def _check_rebuilt(
+    tokenizer_class: str, settings: Mapping[str, Any], definition: Mapping[str, Any]
+) -> None:
+    """Refuse parts of `tokenizer.json` in whose place this class of transformers puts others."""
+    wanted = _qwen_parts() if tokenizer_class == "Qwen2Tokenizer" else _llama_parts(settings)
+    model = _section(definition, "model")
+    found = {name: model.get(name) for name in wanted.keys() & MODEL_FLAGS}
+    found |= {name: _plain(definition.get(name)) for name in wanted.keys() - MODEL_FLAGS}
+    differing = sorted(name for name, part in wanted.items() if (found[name] or None) != part)
+    if differing:
+        raise UnsupportedBackboneError(
+            f"transformers' {tokenizer_class} puts another {', '.join(differing)} in the place of "
+            f"what tokenizer.json has; set tokenizer_class to 'TokenizersBackend' in "
+            f"{TOKENIZER_CONFIG} if tokenizer.json is right, or {SAVE_ADVICE}"
+        )
+
+
+def _plain(part: object) -> object:
+    """The part without the setting of offsets, which only a post-processor reads."""
+    if isinstance(part, list):
+        return [_plain(it) for it in cast("list[object]", part)]
+    if not isinstance(part, dict):
+        return part
+    settings = cast("dict[str, object]", part)
+    return {name: _plain(it) for name, it in settings.items() if name != "trim_offsets"}
+
+
+def _qwen_parts() -> dict[str, object]:
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": QWEN_WORDS},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return {
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, QWEN_BYTES]},
+        **dict.fromkeys(MODEL_FLAGS),
+    }
+
+
+def _llama_parts(settings: Mapping[str, Any]) -> dict[str, object]:
+    scheme = "always" if settings.get("legacy") else "first"
+    if settings.get("add_prefix_space") is False:
+        scheme = "never"
+    spaces = {
+        "type": "Metaspace",
+        "replacement": "\u2581",
+        "prepend_scheme": scheme,
+        "split": False,
+    }
+    flags = dict.fromkeys(MODEL_FLAGS) | {"fuse_unk": True, "byte_fallback": True}
+    return {"normalizer": None, "pre_tokenizer": spaces, **flags}
+
+
+def _check_ends(settings: Mapping[str, Any], definition: Mapping[str, Any]) -> None:
+    """Refuse other special tokens around texts than the settings ask for."""
+    begin, end = (
+        [_content(settings.get(f"{name}_token"))] if settings.get(f"add_{name}_token") else []
+        for name in ("bos", "eos")
+    )
+    # Without such a token, transformers adds none.
+    begin, end = [it for it in begin if it], [it for it in end if it]
+    single = [*begin, "A", *end]
+    wanted = (single, [*single, *begin, "B", *end])
+    found = _frames(_section(definition, "post_processor"))
+    if found != wanted:
+        names = ("add_bos_token", "add_eos_token")
+        asked = ", ".join(f"{name}={settings[name]}" for name in names if name in settings)
+        raise UnsupportedBackboneError(
+            f"{TOKENIZER_CONFIG} means {asked}, which makes transformers replace the special "
+            "tokens around texts that tokenizer.json has; remove these settings in a copy of the "
+            f"folder if tokenizer.json is right, or {SAVE_ADVICE}"
+        )
+
+
+def _content(token: object) -> str:
+    named = cast("dict[str, object]", token).get("content") if isinstance(token, dict) else token
+    return str(named or "")
+
+
+def _frames(processor: Mapping[str, Any]) -> tuple[list[str], list[str]] | None:
+    """The pieces of a single text and of a pair; None for another kind of post-processor."""
+    match processor.get("type"):
+        case None | "ByteLevel":
+            return ["A"], ["A", "B"]
+        case "Sequence":
+            parts = cast("list[Mapping[str, Any]]", processor.get("processors", []))
+            found = [_frames(it) for it in parts if it.get("type") != "ByteLevel"]
+            return found[0] if len(found) == 1 else None
+        case "TemplateProcessing":
+            return _pieces(processor["single"]), _pieces(processor["pair"])
+        case _:
+            return None
+
+
+def _pieces(template: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(value["id"]) for piece in template for value in piece.values()]
 
 
 def _either(value: object, default: object) -> bool:

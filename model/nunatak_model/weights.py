@@ -16,6 +16,9 @@ from torch import Tensor
 from nunatak_model.errors import InvalidTensorsError
 
 Shapes = dict[str, tuple[int, ...]]
+PROJECTION = "embeddings.projection"
+RELATIVE, RELATIVE_NORM = "embeddings.relative", "embeddings.relative_norm"
+"""Stored names. Relative positions belong to the embeddings, because all layers share them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,20 +33,32 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norm:
-    """Gain and offset of a layer norm; some architectures have no offset."""
+    """Gain and offset of a norm; some architectures have no offset."""
 
     weight: Float[Tensor, "*slots width"]
     bias: Float[Tensor, "*slots width"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RelativePositions:
+    """Parameters for the distance between two tokens, which the attention of all layers reads."""
+
+    table: Float[Tensor, "distances width"]
+    norm: Norm | None
+    """The norm over the rows of the table, if the architecture has one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingWeights:
-    """Embedding tables and their norm; some architectures have the word table only."""
+    """Embedding tables and their norm; some architectures have only the word table."""
 
     word: Float[Tensor, "vocab width"]
     position: Float[Tensor, "positions width"] | None
     token_type: Float[Tensor, "types width"] | None
-    norm: Norm
+    norm: Norm | None
+    projection: Linear | None = None
+    """The map from the width of the tables to the hidden width, if there is one."""
+    relative: RelativePositions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +75,11 @@ class LayerWeights:
     """The norm of the feed-forward block."""
     final_norm: Norm | None
     """The norm over the last layer's output, if norms stand before blocks."""
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    """The norms of each head's query and key, if the architecture has them."""
+    relative: RelativePositions | None = None
+    """The relative positions of a task that owns its embeddings; None: the backbone's."""
 
 
 def linear_shapes(prefix: str, *, out: int, into: int, bias: bool = True) -> Shapes:
@@ -69,7 +89,7 @@ def linear_shapes(prefix: str, *, out: int, into: int, bias: bool = True) -> Sha
 
 
 def norm_shapes(prefix: str, width: int, *, bias: bool = True) -> Shapes:
-    """Names and shapes of a layer norm."""
+    """Names and shapes of a norm."""
     weight: Shapes = {f"{prefix}.weight": (width,)}
     return {**weight, f"{prefix}.bias": (width,)} if bias else weight
 
@@ -84,12 +104,12 @@ def linear_from(tensors: Mapping[str, Tensor], prefix: str) -> Linear:
 
 
 def norm_from(tensors: Mapping[str, Tensor], prefix: str) -> Norm:
-    """Pick a layer norm out of named tensors."""
+    """Pick a norm out of named tensors."""
     return Norm(weight=tensors[f"{prefix}.weight"], bias=tensors.get(f"{prefix}.bias"))
 
 
 def norm_if_any(tensors: Mapping[str, Tensor], prefix: str) -> Norm | None:
-    """Pick a layer norm out of named tensors; None if it is missing."""
+    """Pick a norm out of named tensors; None if it is missing."""
     return norm_from(tensors, prefix) if f"{prefix}.weight" in tensors else None
 
 
@@ -104,6 +124,9 @@ def layer_from(tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
         feedforward_out=linear_from(tensors, f"{prefix}.feedforward_out"),
         output_norm=norm_from(tensors, f"{prefix}.output_norm"),
         final_norm=norm_if_any(tensors, f"{prefix}.final_norm"),
+        query_norm=norm_if_any(tensors, f"{prefix}.query_norm"),
+        key_norm=norm_if_any(tensors, f"{prefix}.key_norm"),
+        relative=_relative_from(tensors),
     )
 
 
@@ -113,8 +136,17 @@ def embeddings_from(tensors: Mapping[str, Tensor]) -> EmbeddingWeights:
         word=tensors["embeddings.word"],
         position=tensors.get("embeddings.position"),
         token_type=tensors.get("embeddings.token_type"),
-        norm=norm_from(tensors, "embeddings.norm"),
+        norm=norm_if_any(tensors, "embeddings.norm"),
+        projection=linear_from(tensors, PROJECTION) if f"{PROJECTION}.weight" in tensors else None,
+        relative=_relative_from(tensors),
     )
+
+
+def _relative_from(tensors: Mapping[str, Tensor]) -> RelativePositions | None:
+    table = tensors.get(RELATIVE)
+    if table is None:
+        return None
+    return RelativePositions(table=table, norm=norm_if_any(tensors, RELATIVE_NORM))
 
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:

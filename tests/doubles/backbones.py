@@ -4,37 +4,70 @@ import json
 import tempfile
 import threading
 from pathlib import Path
-from typing import Literal, SupportsIndex, overload
+from typing import Literal, SupportsIndex, get_args, overload
 
 import torch
 from safetensors.torch import save
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE, WordPiece
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel
+from tokenizers.normalizers import NFC, BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel, Split
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from nunatak_contract.enums import Pooling
 from nunatak_model import Backbone, BackboneConfig, load_backbone
-from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
+from nunatak_model.architectures import (
+    architecture_of,
+    config_from,
+    encoder_shapes,
+    source_rows,
+)
+from nunatak_model.sentence_folder import POOLINGS
+from nunatak_model.tokenizer_settings import QWEN_WORDS
 from nunatak_model.weights import LayerWeights
 
-Family = Literal["bert", "roberta", "modernbert"]
+Family = Literal[
+    "bert", "roberta", "distilbert", "electra", "deberta-v2", "mpnet", "modernbert",
+    "llama", "qwen3", "eurobert",
+]  # fmt: skip
+FAMILIES: tuple[Family, ...] = get_args(Family)
+"""Values of `model_type`, one for each architecture and two for BERT's and for decoders."""
+ANSWERING: tuple[Family, ...] = tuple(it for it in FAMILIES if it != "eurobert")
+"""Families with a class that answers questions."""
+DECODERS: tuple[Family, ...] = ("llama", "qwen3")
+LLAMA_LIKE: tuple[Family, ...] = (*DECODERS, "eurobert")
+"""Families with the layers of Llama."""
+BYTES: tuple[Family, ...] = ("modernbert", *LLAMA_LIKE)
+"""Families whose tokens are bytes."""
 
 WIDTH, NUM_HEADS, INTERMEDIATE_WIDTH, NUM_POSITIONS = 32, 4, 48, 66
 WINDOW = 8
 """Number of other tokens that a token of a local layer sees."""
-SPECIAL = {
-    "bert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-    "roberta": ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
-    "modernbert": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+BERT_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+LIKE_ROBERTA: tuple[Family, ...] = ("roberta", "mpnet")
+SPECIAL: dict[Family, tuple[str, ...]] = {
+    **dict.fromkeys(FAMILIES, BERT_TOKENS),
+    **dict.fromkeys(LIKE_ROBERTA, ROBERTA_TOKENS),
+    "llama": ("<pad>", "<s>", "</s>", "<unk>", "<mask>"),
+    "eurobert": ("<|pad|>", "<|begin|>", "<|end|>", "<|unknown|>", "<|mask|>"),
+    "qwen3": ("<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim|>"),
 }
-POOLER: dict[str, dict[str, tuple[int, ...]]] = {
-    "bert": {"pooler.dense.weight": (WIDTH, WIDTH), "pooler.dense.bias": (WIDTH,)},
-    "roberta": {"pooler.dense.weight": (WIDTH, WIDTH), "pooler.dense.bias": (WIDTH,)},
-    "modernbert": {"head.dense.weight": (WIDTH, WIDTH), "head.norm.weight": (WIDTH,)},
+DENSE: dict[str, str] = {
+    "bert": "pooler.dense",
+    "roberta": "pooler.dense",
+    "distilbert": "pre_classifier",
+    "electra": "classifier.dense",
+    "deberta-v2": "pooler.dense",
+    "mpnet": "pooler.dense",
+    "modernbert": "head.dense",
+    "eurobert": "dense",
 }
+"""The stored dense layer from which heads start; decoders have none."""
+PREFIXES = {"distilbert": "distilbert.", "electra": "electra.", "deberta-v2": "deberta."}
+"""Prefixes of encoders that are stored with the dense layer of a head next to them."""
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-:;()@#"
 
 
@@ -43,11 +76,14 @@ def tiny_backbone(
     num_layers: int = 4,
     seed: int = 0,
     family: Family = "bert",
-    pooling: Pooling = Pooling.FIRST,
+    pooling: Pooling | None = None,
     dtype: torch.dtype = torch.float32,
     tokenizer: Tokenizer | None = None,
 ) -> Backbone:
-    """A random backbone of width 32; the same arguments give the same weights."""
+    """A random backbone of width 32; the same arguments give the same weights.
+
+    Without `pooling`, the backbone has the pooling of its family.
+    """
     with tempfile.TemporaryDirectory() as folder:
         save_tiny_backbone(
             Path(folder),
@@ -66,7 +102,7 @@ def save_tiny_backbone(
     num_layers: int = 4,
     seed: int = 0,
     family: Family = "bert",
-    pooling: Pooling = Pooling.FIRST,
+    pooling: Pooling | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Path:
     """Write a random backbone in transformers' layout; returns the folder."""
@@ -78,16 +114,46 @@ def save_tiny_backbone(
     tokenizer.save(str(folder / "tokenizer.json"))
     weights = _random_weights(config_from(raw), seed)
     (folder / "model.safetensors").write_bytes(save(weights))
-    if pooling is Pooling.MEAN:
+    if pooling is not None:
+        name = {it: name for name, it in POOLINGS.items()}[pooling]
         (folder / "1_Pooling").mkdir(exist_ok=True)
-        (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": name}))
     return folder
+
+
+DISENTANGLED: dict[str, object] = {
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "share_att_key": True,
+    "position_buckets": 8,
+    "max_relative_positions": 20,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
+"""The settings of DeBERTa-v3, with buckets that short texts leave."""
 
 
 def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
     """The `config.json` of a tiny backbone."""
     if family == "modernbert":
         return _tiny_modernbert_config(num_layers)
+    if family in LLAMA_LIKE:
+        return _tiny_llama_config(num_layers, family)
+    more: dict[str, object] = {}
+    match family:
+        case "electra":
+            more = {"embedding_size": WIDTH // 2}
+        case "deberta-v2":
+            more = dict(DISENTANGLED)
+        case "mpnet":
+            more = {"relative_attention_num_buckets": 32}
+        case "distilbert":
+            return _tiny_distilbert_config(num_layers)
+        case _:
+            pass
+    is_roberta = family in LIKE_ROBERTA
     return {
         "model_type": family,
         "vocab_size": len(_vocabulary(family)),
@@ -96,10 +162,25 @@ def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
         "num_attention_heads": NUM_HEADS,
         "intermediate_size": INTERMEDIATE_WIDTH,
         "max_position_embeddings": NUM_POSITIONS,
-        "type_vocab_size": 2 if family == "bert" else 1,
-        "pad_token_id": 0 if family == "bert" else 1,
-        "layer_norm_eps": 1e-12 if family == "bert" else 1e-5,
+        "type_vocab_size": 1 if is_roberta else 2,
+        "pad_token_id": int(is_roberta),
+        "layer_norm_eps": 1e-5 if is_roberta else 1e-12,
         "hidden_act": "gelu",
+        **more,
+    }
+
+
+def _tiny_distilbert_config(num_layers: int) -> dict[str, object]:
+    return {
+        "model_type": "distilbert",
+        "vocab_size": len(_vocabulary("distilbert")),
+        "dim": WIDTH,
+        "n_layers": num_layers,
+        "n_heads": NUM_HEADS,
+        "hidden_dim": INTERMEDIATE_WIDTH,
+        "max_position_embeddings": NUM_POSITIONS,
+        "pad_token_id": 0,
+        "activation": "gelu",
     }
 
 
@@ -122,11 +203,31 @@ def _tiny_modernbert_config(num_layers: int) -> dict[str, object]:
     }
 
 
+def _tiny_llama_config(num_layers: int, family: Family) -> dict[str, object]:
+    return {
+        "model_type": family,
+        "vocab_size": len(_vocabulary(family)),
+        "hidden_size": WIDTH,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": NUM_HEADS // 2,
+        # Wider than the hidden width divided by the heads, as in small Qwen3 models.
+        **({"head_dim": 2 * WIDTH // NUM_HEADS} if family == "qwen3" else {}),
+        "intermediate_size": INTERMEDIATE_WIDTH,
+        "max_position_embeddings": NUM_POSITIONS,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        **({"classifier_pooling": "bos"} if family == "eurobert" else {}),
+    }
+
+
 def tiny_tokenizer(family: Family) -> Tokenizer:
     """A tokenizer with one token per character, or per byte in ModernBERT."""
-    if family == "modernbert":
-        return _byte_tokenizer()
-    padding_first = family == "bert"
+    if family in BYTES:
+        return _byte_tokenizer(family)
+    padding_first = family not in LIKE_ROBERTA
     start, end = ("[CLS]", "[SEP]") if padding_first else ("<s>", "</s>")
     vocabulary = _vocabulary(family)
     tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]" if padding_first else "<unk>"))
@@ -141,20 +242,36 @@ def tiny_tokenizer(family: Family) -> Tokenizer:
     return tokenizer
 
 
-def _byte_tokenizer() -> Tokenizer:
-    vocabulary = _vocabulary("modernbert")
+TEMPLATES: dict[str, tuple[str, str]] = {
+    "modernbert": ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]"),
+    "eurobert": ("<|begin|> $A <|end|>", "<|begin|> $A <|end|> $B <|end|>"),
+    "llama": ("<s> $A", "<s> $A <s> $B"),
+    "qwen3": ("$A <|endoftext|>", "$A $B <|endoftext|>"),
+}
+"""Special tokens around a text and around a pair, in families whose tokens are bytes."""
+
+
+def _byte_tokenizer(family: Family) -> Tokenizer:
+    vocabulary = _vocabulary(family)
     tokenizer = Tokenizer(BPE(vocabulary, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    if family == "qwen3":
+        # As transformers' Qwen2Tokenizer, which builds these parts itself.
+        words = Split(Regex(QWEN_WORDS), behavior="isolated")
+        tokenizer.normalizer = NFC()
+        tokenizer.pre_tokenizer = PreTokenizers(
+            [words, ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+    single, pair = TEMPLATES[family]
+    special = [it for it in SPECIAL[family] if it in single]
     tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B [SEP]",
-        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+        single=single, pair=pair, special_tokens=[(it, vocabulary[it]) for it in special]
     )
     return tokenizer
 
 
 def _vocabulary(family: Family) -> dict[str, int]:
-    if family == "modernbert":
+    if family in BYTES:
         tokens = [*SPECIAL[family], *sorted(ByteLevel.alphabet())]
         return {token: index for index, token in enumerate(tokens)}
     tokens = [*SPECIAL[family], *CHARACTERS, *(f"##{character}" for character in CHARACTERS)]
@@ -163,18 +280,22 @@ def _vocabulary(family: Family) -> dict[str, int]:
 
 def _random_weights(config: BackboneConfig, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    stored = dict[str, Tensor]()
+    stored, prefix = dict[str, Tensor](), PREFIXES.get(config.model_type, "")
     for target, shape in encoder_shapes(config).items():
         names = architecture_of(config).source_names(target)
-        rows = shape[0] // len(names)
-        for name in names:
+        stored_names = [f"{prefix}{it}" for it in names]
+        for name, rows in zip(stored_names, source_rows(target, shape[0], config), strict=True):
             tensor = torch.randn((rows, *shape[1:]), generator=generator) * 0.3
             # Gains of norms are near one, so that signals stay finite and visible through all
             # layers.
             is_gain = name.endswith("weight") and tensor.dim() == 1
             stored[name] = 1.0 + 0.1 * tensor if is_gain else tensor
-    for name, shape in POOLER[config.model_type].items():
-        stored[name] = torch.randn(shape, generator=generator) * 0.2
+    dense = DENSE.get(config.model_type)
+    if dense is None:
+        return stored
+    stored[f"{dense}.weight"] = torch.randn(WIDTH, WIDTH, generator=generator) * 0.2
+    other = "head.norm.weight" if config.model_type == "modernbert" else f"{dense}.bias"
+    stored[other] = torch.randn(WIDTH, generator=generator) * 0.2
     return stored
 
 

@@ -42,7 +42,8 @@ def _attend_by_operator(
         raise ValueError(f"stands in for the kernel as this project calls it, got {options}")
     arguments = (query, key, value, cum_seq_q, cum_seq_k, max_q, max_k)
     window = [window_size_left, window_size_right]
-    out, sums, state = _attend(*arguments, *options[1:2], scale, window)
+    # The operator has no option for shared heads: the shapes say so.
+    out, sums, state = _attend(*arguments, *options[1:2], scale, window, True)  # noqa: FBT003
     return out, sums, state, torch.empty(0), torch.empty(0)
 
 
@@ -65,10 +66,17 @@ def _attend(
         raise ValueError("the kernel takes int32 bounds; here queries and keys have the same ones")
     if max(end - begin for begin, end in pairwise(bounds)) > min(max_q, max_k):
         raise ValueError(f"a row is longer than {max_q}, the longest row by the kernel's argument")
-    is_causal, scale, window_size = options[:3]
-    if is_causal or scale is not None or not isinstance(window_size, list):
+    # Arguments at their defaults are left out at the end.
+    is_causal, scale, window_size, shares_heads = (*options, False)[:4]
+    if scale is not None or not isinstance(window_size, list):
         raise ValueError("stands in for the kernel as this project calls it, no further")
     left, right = cast("list[int]", window_size)
+    if is_causal:
+        right = 0
+    if query.shape[1] != key.shape[1] and not shares_heads:
+        raise ValueError("the kernel shares heads of keys and values only where the call says so")
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     # Tokens after the last bound are undefined, so the stand-in writes a value that no test can
     # overlook.
     out = torch.full(query.shape, torch.nan, dtype=query.dtype)

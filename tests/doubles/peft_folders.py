@@ -16,6 +16,7 @@ from transformers import (
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from doubles.backbones import Family, save_tiny_backbone
+from doubles.published import WITHOUT_TYPES
 from nunatak_model import Backbone, Encoding, load_backbone
 
 NUM_LAYERS = 4
@@ -74,7 +75,7 @@ def id2label(num_labels: int) -> dict[str, object]:
 def logits_of(model: nn.Module, encoding: Encoding) -> Tensor:
     """Logits of a model of transformers or peft for one input alone."""
     config = getattr(model, "config", None)
-    reads_types = getattr(config, "model_type", "") != "modernbert"
+    reads_types = getattr(config, "model_type", "") not in WITHOUT_TYPES
     with torch.inference_mode():
         output = model(
             input_ids=torch.tensor([encoding.token_ids]),

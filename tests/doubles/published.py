@@ -5,6 +5,7 @@ the same parameters. The published implementations are transformers' classes, pe
 transformers' modules with the adapter equation of He et al. written into them.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,39 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    DebertaV2Config,
+    DebertaV2ForQuestionAnswering,
+    DebertaV2ForSequenceClassification,
+    DebertaV2ForTokenClassification,
+    DistilBertConfig,
+    DistilBertForQuestionAnswering,
+    DistilBertForSequenceClassification,
+    DistilBertForTokenClassification,
+    ElectraConfig,
+    ElectraForQuestionAnswering,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
+    EuroBertConfig,
+    EuroBertForSequenceClassification,
+    EuroBertForTokenClassification,
+    LlamaConfig,
+    LlamaForQuestionAnswering,
+    LlamaForSequenceClassification,
+    LlamaForTokenClassification,
     ModernBertConfig,
     ModernBertForQuestionAnswering,
     ModernBertForSequenceClassification,
     ModernBertForTokenClassification,
+    MPNetConfig,
+    MPNetForQuestionAnswering,
+    MPNetForSequenceClassification,
+    MPNetForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForQuestionAnswering,
+    Qwen3ForSequenceClassification,
+    Qwen3ForTokenClassification,
     RobertaConfig,
     RobertaForQuestionAnswering,
     RobertaForSequenceClassification,
@@ -30,7 +58,7 @@ from transformers import (
 )
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-from doubles.backbones import Family, tiny_config, tiny_tokenizer
+from doubles.backbones import BYTES, DECODERS, LLAMA_LIKE, Family, tiny_config, tiny_tokenizer
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
@@ -59,29 +87,102 @@ MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
         HeadKind.QUESTION_ANSWERING: RobertaForQuestionAnswering,
         HeadKind.RANKING: RobertaForSequenceClassification,
     },
+    "distilbert": {
+        HeadKind.SEQUENCE_CLASSIFICATION: DistilBertForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: DistilBertForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: DistilBertForQuestionAnswering,
+        HeadKind.RANKING: DistilBertForSequenceClassification,
+    },
+    "electra": {
+        HeadKind.SEQUENCE_CLASSIFICATION: ElectraForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: ElectraForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: ElectraForQuestionAnswering,
+        HeadKind.RANKING: ElectraForSequenceClassification,
+    },
+    "deberta-v2": {
+        HeadKind.SEQUENCE_CLASSIFICATION: DebertaV2ForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: DebertaV2ForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: DebertaV2ForQuestionAnswering,
+        HeadKind.RANKING: DebertaV2ForSequenceClassification,
+    },
+    "mpnet": {
+        HeadKind.SEQUENCE_CLASSIFICATION: MPNetForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: MPNetForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: MPNetForQuestionAnswering,
+        HeadKind.RANKING: MPNetForSequenceClassification,
+    },
     "modernbert": {
         HeadKind.SEQUENCE_CLASSIFICATION: ModernBertForSequenceClassification,
         HeadKind.TOKEN_CLASSIFICATION: ModernBertForTokenClassification,
         HeadKind.QUESTION_ANSWERING: ModernBertForQuestionAnswering,
         HeadKind.RANKING: ModernBertForSequenceClassification,
     },
+    "eurobert": {
+        HeadKind.SEQUENCE_CLASSIFICATION: EuroBertForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: EuroBertForTokenClassification,
+        HeadKind.RANKING: EuroBertForSequenceClassification,
+    },
+    "llama": {
+        HeadKind.SEQUENCE_CLASSIFICATION: LlamaForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: LlamaForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: LlamaForQuestionAnswering,
+        HeadKind.RANKING: LlamaForSequenceClassification,
+    },
+    "qwen3": {
+        HeadKind.SEQUENCE_CLASSIFICATION: Qwen3ForSequenceClassification,
+        HeadKind.TOKEN_CLASSIFICATION: Qwen3ForTokenClassification,
+        HeadKind.QUESTION_ANSWERING: Qwen3ForQuestionAnswering,
+        HeadKind.RANKING: Qwen3ForSequenceClassification,
+    },
 }
 CONFIG_CLASSES: dict[Family, type[PreTrainedConfig]] = {
     "bert": BertConfig,
     "roberta": RobertaConfig,
+    "distilbert": DistilBertConfig,
+    "electra": ElectraConfig,
+    "deberta-v2": DebertaV2Config,
+    "mpnet": MPNetConfig,
     "modernbert": ModernBertConfig,
+    "eurobert": EuroBertConfig,
+    "llama": LlamaConfig,
+    "qwen3": Qwen3Config,
 }
 LAYERS: dict[Family, str] = {
     "bert": "bert.encoder.layer",
     "roberta": "roberta.encoder.layer",
-    "modernbert": "model.layers",
+    "distilbert": "distilbert.transformer.layer",
+    "electra": "electra.encoder.layer",
+    "deberta-v2": "deberta.encoder.layer",
+    "mpnet": "mpnet.encoder.layer",
+    **dict.fromkeys(BYTES, "model.layers"),
 }
 BLOCKS: dict[Family, tuple[str, str]] = {
     "bert": ("attention.output", "output"),
     "roberta": ("attention.output", "output"),
+    "distilbert": ("attention", "ffn"),
+    "electra": ("attention.output", "output"),
+    "deberta-v2": ("attention.output", "output"),
+    "mpnet": ("attention.attn", "output"),
     "modernbert": ("attn", "mlp"),
+    **dict.fromkeys(LLAMA_LIKE, ("self_attn", "mlp")),
 }
 """The modules that give the output of the attention and of the feed-forward block."""
+OTHER_NORMS: dict[Family, tuple[str, ...]] = {
+    "distilbert": ("sa_layer_norm", "output_layer_norm"),
+    "mpnet": ("attention.LayerNorm",),
+    "modernbert": ("attn_norm", "mlp_norm"),
+    **dict.fromkeys(LLAMA_LIKE, ("input_layernorm", "post_attention_layernorm")),
+}
+"""Norms of a layer that are no part of these modules."""
+WITHOUT_TYPES: tuple[Family, ...] = ("distilbert", "mpnet", *BYTES)
+"""Families whose classes take no token types."""
+FINAL_NORMS: dict[Family, str] = {
+    "modernbert": "model.final_norm",
+    **dict.fromkeys(LLAMA_LIKE, "model.norm"),
+}
+"""The norm over the output of all layers."""
+ANSWERS: dict[str, str] = {"model": "transformer"}
+"""The encoder's name in most classes of decoders, and in the class that answers questions."""
 PEFT_TASKS = {
     HeadKind.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
     HeadKind.TOKEN_CLASSIFICATION: "TOKEN_CLS",
@@ -96,17 +197,51 @@ BERT_TARGETS = {
     LinearMap.FEEDFORWARD_IN: "intermediate.dense",
     LinearMap.FEEDFORWARD_OUT: "output.dense",
 }
+LLAMA_TARGETS = {
+    LinearMap.QUERY: "self_attn.q_proj",
+    LinearMap.KEY: "self_attn.k_proj",
+    LinearMap.VALUE: "self_attn.v_proj",
+    LinearMap.ATTENTION_OUTPUT: "self_attn.o_proj",
+    LinearMap.FEEDFORWARD_IN: "mlp.gate_proj|mlp.up_proj",
+    LinearMap.FEEDFORWARD_OUT: "mlp.down_proj",
+}
 FUSED = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
 PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
     "bert": BERT_TARGETS,
     "roberta": BERT_TARGETS,
+    "distilbert": {
+        LinearMap.QUERY: "attention.q_lin",
+        LinearMap.KEY: "attention.k_lin",
+        LinearMap.VALUE: "attention.v_lin",
+        LinearMap.ATTENTION_OUTPUT: "attention.out_lin",
+        LinearMap.FEEDFORWARD_IN: "ffn.lin1",
+        LinearMap.FEEDFORWARD_OUT: "ffn.lin2",
+    },
+    "electra": BERT_TARGETS,
+    "deberta-v2": {
+        **BERT_TARGETS,
+        LinearMap.QUERY: "attention.self.query_proj",
+        LinearMap.KEY: "attention.self.key_proj",
+        LinearMap.VALUE: "attention.self.value_proj",
+    },
+    "mpnet": {
+        **BERT_TARGETS,
+        LinearMap.QUERY: "attention.attn.q",
+        LinearMap.KEY: "attention.attn.k",
+        LinearMap.VALUE: "attention.attn.v",
+        LinearMap.ATTENTION_OUTPUT: "attention.attn.o",
+    },
     "modernbert": {
         **dict.fromkeys(FUSED, "attn.Wqkv"),
         LinearMap.ATTENTION_OUTPUT: "attn.Wo",
         LinearMap.FEEDFORWARD_IN: "mlp.Wi",
         LinearMap.FEEDFORWARD_OUT: "mlp.Wo",
     },
+    "eurobert": LLAMA_TARGETS,
+    "llama": LLAMA_TARGETS,
+    "qwen3": LLAMA_TARGETS,
 }
+"""Paths of the modules of a map; two modules with a bar between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -120,11 +255,15 @@ class Twin:
     def expected(self, encoding: Encoding) -> Tensor:
         """Logits of the published implementation for this input alone."""
         with torch.inference_mode():
-            output = self.model(
-                input_ids=torch.tensor([encoding.token_ids]),
-                attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
-                **({"token_type_ids": torch.tensor([encoding.type_ids])} if self.has_types else {}),
-            )
+            return self.logits(encoding)
+
+    def logits(self, encoding: Encoding) -> Tensor:
+        """The same logits, with gradients."""
+        output = self.model(
+            input_ids=torch.tensor([encoding.token_ids]),
+            attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+            **({"token_type_ids": torch.tensor([encoding.type_ids])} if self.has_types else {}),
+        )
         if isinstance(output, QuestionAnsweringModelOutput):
             return torch.stack([output["start_logits"][0], output["end_logits"][0]], dim=-1)
         return output.logits[0]
@@ -168,18 +307,31 @@ class TwinFactory:
             case HeadOnly():
                 pass
             case TopK(num_layers=count):
-                for layer in self._layers(model)[self.num_layers - count :]:
+                for layer in self._layers(model, kind)[self.num_layers - count :]:
                     _randomise(layer, self._generator, deviation=0.3)
-                if self.family == "modernbert":
-                    final_norm = model.get_submodule("model.final_norm")
-                    _randomise(final_norm, self._generator, deviation=0.3)
+                if self.family in FINAL_NORMS:
+                    name = self._renamed(FINAL_NORMS[self.family], kind)
+                    _randomise(model.get_submodule(name), self._generator, deviation=0.3)
             case Full():
                 _randomise(model, self._generator, deviation=0.3)
             case Lora() | Ia3():
                 return self._peft_twin(model, method, head)
             case Bottleneck():
-                self._add_adapters(model, method)
+                self._add_adapters(model, method, kind)
         return self._twin(model, method, head, _stored(model))
+
+    def gradients(self, twin: Twin, encodings: Sequence[Encoding]) -> dict[str, Tensor]:
+        """Gradients of the sum of all squared logits, by our names of the branch's parameters."""
+        twin.model.requires_grad_(requires_grad=True).zero_grad()
+        total = torch.stack([twin.logits(it).square().sum() for it in encodings]).sum()
+        total.backward()  # pyright: ignore[reportUnknownMemberType]
+        stored = dict[str, Tensor]()
+        for name, parameter in twin.model.named_parameters(remove_duplicate=False):
+            plain = name.replace(".base_layer", "").replace(".modules_to_save.default", "")
+            if parameter.grad is not None:
+                stored[plain] = parameter.grad
+        spec = twin.branch.spec
+        return {name: _find(stored, name, self.family, spec) for name in twin.branch.parameters}
 
     def _model(self, head: HeadSpec) -> PreTrainedModel:
         raw = tiny_config(num_layers=self.num_layers, family=self.family)
@@ -190,12 +342,20 @@ class TwinFactory:
     def _copy_of_base(self, head: HeadSpec) -> PreTrainedModel:
         model = self._model(head)
         shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-        same = {n: t.clone() for n, t in self._base.items() if t.shape == shapes.get(n)}
+        base = {self._renamed(name, head.kind): it for name, it in self._base.items()}
+        same = {n: t.clone() for n, t in base.items() if t.shape == shapes.get(n)}
         model.load_state_dict(same, strict=False)
         return model
 
-    def _layers(self, model: PreTrainedModel) -> nn.ModuleList:
-        return model.get_submodule(LAYERS[self.family])  # pyright: ignore[reportReturnType]
+    def _renamed(self, name: str, kind: HeadKind) -> str:
+        """The name of a module or tensor of the base, in the class for this kind."""
+        prefix, dot, rest = name.partition(".")
+        if self.family in DECODERS and kind is HeadKind.QUESTION_ANSWERING:
+            prefix = ANSWERS.get(prefix, prefix)
+        return prefix + dot + rest
+
+    def _layers(self, model: PreTrainedModel, kind: HeadKind) -> nn.ModuleList:
+        return model.get_submodule(self._renamed(LAYERS[self.family], kind))  # pyright: ignore[reportReturnType]
 
     def _with_lora(self, model: PreTrainedModel, method: Lora, head: HeadSpec) -> PeftModel:
         # Three independent updates of one map are one update of three times the rank, in blocks.
@@ -205,7 +365,7 @@ class TwinFactory:
             r=method.rank,
             lora_alpha=int(method.alpha),
             lora_dropout=0.0,
-            target_modules=self._pattern(method.targets, method.first_layer),
+            target_modules=self._pattern(method.targets, method.first_layer, head.kind),
             rank_pattern=wide if self.family == "modernbert" else {},
             alpha_pattern=alpha if self.family == "modernbert" else {},
         )
@@ -215,14 +375,15 @@ class TwinFactory:
                 parameter.data = torch.randn(parameter.shape, generator=self._generator) * 0.3
             if "Wqkv.lora_B" in name:
                 parameter.data *= _blocks(method, self.backbone.config.hidden_width)
+        _share(adapted, "gate_proj.lora_A", "up_proj.lora_A")
         return adapted
 
     def _with_ia3(self, model: PreTrainedModel, method: Ia3, head: HeadSpec) -> PeftModel:
         scaled = (*method.scaled_outputs, *method.scaled_inputs)
         config = IA3Config(
             task_type=PEFT_TASKS[head.kind],
-            target_modules=self._pattern(scaled, method.first_layer),
-            feedforward_modules=self._pattern(method.scaled_inputs, method.first_layer),
+            target_modules=self._pattern(scaled, method.first_layer, head.kind),
+            feedforward_modules=self._pattern(method.scaled_inputs, method.first_layer, head.kind),
         )
         adapted = get_peft_model(model, config)
         for name, parameter in adapted.named_parameters():
@@ -233,12 +394,14 @@ class TwinFactory:
                 for part, target in enumerate(FUSED):
                     if target not in method.scaled_outputs:
                         parameter.data.chunk(3)[part].fill_(1.0)
+        if LinearMap.FEEDFORWARD_IN in method.scaled_inputs:
+            _share(adapted, "gate_proj.ia3_l", "up_proj.ia3_l")
         return adapted
 
-    def _pattern(self, targets: Sequence[LinearMap], first_layer: int) -> str:
+    def _pattern(self, targets: Sequence[LinearMap], first_layer: int, kind: HeadKind) -> str:
         layers = "|".join(str(index) for index in range(first_layer, self.num_layers))
         paths = "|".join(PEFT_TARGETS[self.family][target] for target in targets)
-        return rf".*{LAYERS[self.family]}\.({layers})\.({paths})"
+        return rf".*{self._renamed(LAYERS[self.family], kind)}\.({layers})\.({paths})"
 
     def _peft_twin(self, model: PreTrainedModel, method: Lora | Ia3, head: HeadSpec) -> Twin:
         if isinstance(method, Lora):
@@ -254,31 +417,32 @@ class TwinFactory:
         inner = adapted.get_base_model().eval()
         return self._twin(inner, method, head, stored)
 
-    def _add_adapters(self, model: PreTrainedModel, method: Bottleneck) -> None:
-        for layer in list(self._layers(model))[method.first_layer :]:
+    def _add_adapters(self, model: PreTrainedModel, method: Bottleneck, kind: HeadKind) -> None:
+        for layer in list(self._layers(model, kind))[method.first_layer :]:
             for block in (layer.get_submodule(name) for name in BLOCKS[self.family]):
                 width = self.backbone.config.hidden_width
                 block.add_module("down", nn.Linear(width, method.size))
                 block.add_module("up", nn.Linear(method.size, width))
-                if self.family == "modernbert":
+                if "LayerNorm" not in dict(block.named_children()):
                     block.forward = _adapted_output(block)
                 else:
                     block.forward = _adapted_forward(block)
                     _randomise(block.get_submodule("LayerNorm"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("down"), self._generator, deviation=0.3)
                 _randomise(block.get_submodule("up"), self._generator, deviation=0.3)
-            if self.family == "modernbert":
-                for name in ("attn_norm", "mlp_norm"):
-                    _randomise(layer.get_submodule(name), self._generator, deviation=0.3)
+            for name in OTHER_NORMS.get(self.family, ()):
+                _randomise(layer.get_submodule(name), self._generator, deviation=0.3)
 
     def _twin(
         self, model: nn.Module, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]
     ) -> Twin:
         branch = self._branch(method, head, stored)
-        return Twin(model=model.eval(), branch=branch, has_types=self.family != "modernbert")
+        return Twin(model=model.eval(), branch=branch, has_types=self.family not in WITHOUT_TYPES)
 
     def _branch(self, method: Method, head: HeadSpec, stored: Mapping[str, Tensor]) -> Branch:
         spec = BranchSpec(method=method, head=head)
+        for usual, prefix in ANSWERS.items():
+            stored = {re.sub(rf"^{prefix}\.", f"{usual}.", name): it for name, it in stored.items()}
         parameters = {
             name: _find(stored, name, self.family, spec)
             for name in parameter_shapes(spec, self.backbone.config)
@@ -333,16 +497,8 @@ def _find(stored: Mapping[str, Tensor], name: str, family: Family, spec: BranchS
     match name.split("."):
         case ["head", part, kind]:
             return stored[f"{_head_name(part, family, spec.head.kind)}.{kind}"]
-        case ["layers", layer, "lora", target, side]:
-            letter = "A" if side == "down" else "B"
-            path = f"{LAYERS[family]}.{layer}.{PEFT_TARGETS[family][LinearMap(target)]}"
-            tensor = stored[f"{path}.lora_{letter}.default.weight"]
-            return _third(tensor, LinearMap(target), spec) if path.endswith("Wqkv") else tensor
-        case ["layers", layer, "ia3", target, _]:
-            path = f"{LAYERS[family]}.{layer}.{PEFT_TARGETS[family][LinearMap(target)]}"
-            scale = stored[f"{path}.ia3_l.default"].flatten()
-            is_fused = path.endswith("Wqkv")
-            return scale.chunk(3)[FUSED.index(LinearMap(target))] if is_fused else scale
+        case ["layers", layer, "lora" | "ia3", target, side]:
+            return _find_change(stored, _paths(family, layer, target), target, side, spec)
         case ["layers", layer, "attention_adapter", side, kind]:
             return stored[f"{LAYERS[family]}.{layer}.{BLOCKS[family][0]}.{side}.{kind}"]
         case ["layers", layer, "feedforward_adapter", side, kind]:
@@ -353,16 +509,49 @@ def _find(stored: Mapping[str, Tensor], name: str, family: Family, spec: BranchS
             return torch.cat([stored[f"{prefix}.{source}"] for source in sources])
 
 
+def _find_change(
+    stored: Mapping[str, Tensor], paths: Sequence[str], target: str, side: str, spec: BranchSpec
+) -> Tensor:
+    """The factor or the scale of the map that these modules make up."""
+    name = {"down": "lora_A.default.weight", "up": "lora_B.default.weight"}.get(side)
+    tensors = [stored[f"{path}.{name or 'ia3_l.default'}"] for path in paths]
+    tensors = tensors if name else [it.flatten() for it in tensors]
+    if paths[0].endswith("Wqkv"):
+        if name:
+            return _third(tensors[0], LinearMap(target), spec)
+        return tensors[0].chunk(3)[FUSED.index(LinearMap(target))]
+    # All modules of a map read one input.
+    return tensors[0] if side in {"down", "input"} else torch.cat(tensors)
+
+
+def _paths(family: Family, layer: str, target: str) -> list[str]:
+    """The modules of a map."""
+    paths = PEFT_TARGETS[family][LinearMap(target)].split("|")
+    return [f"{LAYERS[family]}.{layer}.{path}" for path in paths]
+
+
+ROBERTA_HEAD = {"dense": "classifier.dense", "output": "classifier.out_proj"}
+HEADS: dict[Family, dict[str, str]] = {
+    "bert": {"dense": "bert.pooler.dense", "output": "classifier"},
+    "deberta-v2": {"dense": "pooler.dense", "output": "classifier"},
+    "distilbert": {"dense": "pre_classifier", "output": "classifier"},
+    "roberta": ROBERTA_HEAD,
+    "electra": ROBERTA_HEAD,
+    "mpnet": ROBERTA_HEAD,
+    "modernbert": {"dense": "head.dense", "norm": "head.norm", "output": "classifier"},
+    "eurobert": {"dense": "dense", "output": "classifier"},
+    "llama": {"output": "score"},
+    "qwen3": {"output": "score"},
+}
+"""The modules of a head that reads a pooled state."""
+
+
 def _head_name(part: str, family: Family, kind: HeadKind) -> str:
-    match family:
-        case "modernbert":
-            return {"dense": "head.dense", "norm": "head.norm", "output": "classifier"}[part]
-        case "bert" | "roberta" if kind.reads_tokens:
-            return "qa_outputs" if kind is HeadKind.QUESTION_ANSWERING else "classifier"
-        case "bert":
-            return {"dense": "bert.pooler.dense", "output": "classifier"}[part]
-        case "roberta":
-            return {"dense": "classifier.dense", "output": "classifier.out_proj"}[part]
+    if kind is HeadKind.QUESTION_ANSWERING and family != "modernbert":
+        return "qa_outputs"
+    if kind.reads_tokens and family not in BYTES:
+        return "classifier"
+    return HEADS[family][part]
 
 
 def _third(update: Tensor, target: LinearMap, spec: BranchSpec) -> Tensor:
@@ -375,6 +564,16 @@ def _third(update: Tensor, target: LinearMap, spec: BranchSpec) -> Tensor:
     return update.chunk(3)[part][:, columns].contiguous()
 
 
+def _share(adapted: PeftModel, one: str, other: str) -> None:
+    """Give each module `other` the parameter of the module `one` of its layer: one map here."""
+    parameters = dict(adapted.named_parameters())
+    for name in parameters:
+        if other in name:
+            module, _, last = name.rpartition(".")
+            shared = parameters[name.replace(other, one)]
+            adapted.get_submodule(module).register_parameter(last, shared)
+
+
 def _randomise(module: nn.Module, generator: torch.Generator, *, deviation: float) -> None:
     for name, parameter in module.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator) * deviation
@@ -384,5 +583,6 @@ def _randomise(module: nn.Module, generator: torch.Generator, *, deviation: floa
 
 def _randomise_head(model: nn.Module, generator: torch.Generator) -> None:
     for name, parameter in model.named_parameters():
-        if any(part in name for part in ("classifier", "pooler", "qa_outputs", "head.")):
+        parts = ("classifier", "pooler", "qa_outputs", "head.", "score")
+        if any(part in name for part in parts) or name.startswith("dense."):
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3

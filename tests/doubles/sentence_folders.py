@@ -28,6 +28,13 @@ NEWEST = {
 TOKENIZERS = {
     "bert": {"tokenizer_class": "BertTokenizer"},
     "roberta": {"tokenizer_class": "TokenizersBackend", "pad_token": "<pad>"},
+    "qwen3": {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "pad_token": "<|pad|>",
+        "eos_token": "<|endoftext|>",
+        "unk_token": "<|endoftext|>",
+        "padding_side": "left",
+    },
 }
 RELEASES = (2, 3, 4, 5, 6)
 

@@ -33,7 +33,7 @@ NEARLY = 1.3
 """Largest ratio of the error to the error of torch's own kernels in bfloat16."""
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
+@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert", "llama", "qwen3"])
 def family(request: pytest.FixtureRequest) -> Family:
     return request.param
 

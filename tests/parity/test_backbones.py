@@ -1,5 +1,7 @@
-"""Backbones of the BERT family against transformers' own encoders."""
+"""Backbones against transformers' own encoders: families, settings, real shapes, refusals."""
 
+import json
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -8,14 +10,19 @@ import torch
 from transformers import (
     BertModel,
     CamembertModel,
+    DebertaV2Model,
+    DistilBertModel,
+    ElectraModel,
+    MPNetModel,
     PreTrainedConfig,
     PreTrainedModel,
     RobertaModel,
     XLMRobertaModel,
 )
 
-from doubles.backbones import Family, tiny_config, tiny_tokenizer
-from nunatak_model import Backbone, Encoding, load_backbone, run_trunk
+from doubles.backbones import Family, save_tiny_backbone, tiny_config, tiny_tokenizer
+from doubles.published import WITHOUT_TYPES
+from nunatak_model import Backbone, Encoding, UnsupportedBackboneError, load_backbone, run_trunk
 
 ENCODERS: dict[str, tuple[type[PreTrainedModel], Family]] = {
     "bert": (BertModel, "bert"),
@@ -23,6 +30,87 @@ ENCODERS: dict[str, tuple[type[PreTrainedModel], Family]] = {
     "xlm-roberta": (XLMRobertaModel, "roberta"),
     "camembert": (CamembertModel, "roberta"),
 }
+
+VARIANTS: dict[str, tuple[type[PreTrainedModel], Family, dict[str, object]]] = {
+    "distilbert": (DistilBertModel, "distilbert", {"activation": "relu"}),
+    "distilbert-sinusoidal": (DistilBertModel, "distilbert", {"sinusoidal_pos_embds": True}),
+    "electra": (ElectraModel, "electra", {"hidden_act": "gelu_new"}),
+    "electra-not-mapped": (ElectraModel, "electra", {"embedding_size": 32}),
+    "mpnet": (MPNetModel, "mpnet", {"hidden_act": "silu"}),
+    "mpnet-far": (MPNetModel, "mpnet", {"max_position_embeddings": 302}),
+    "deberta": (DebertaV2Model, "deberta-v2", {}),
+    "deberta-far": (DebertaV2Model, "deberta-v2", {"max_position_embeddings": 300}),
+    "deberta-v3-buckets": (
+        DebertaV2Model,
+        "deberta-v2",
+        {"position_buckets": 256, "max_relative_positions": 512, "max_position_embeddings": 520},
+    ),
+    "deberta-from-positions": (DebertaV2Model, "deberta-v2", {"max_relative_positions": -1}),
+    "deberta-no-buckets": (DebertaV2Model, "deberta-v2", {"position_buckets": -1}),
+    "deberta-odd-buckets": (DebertaV2Model, "deberta-v2", {"position_buckets": 7}),
+    "deberta-two-buckets": (DebertaV2Model, "deberta-v2", {"position_buckets": 2}),
+    "deberta-many-buckets": (DebertaV2Model, "deberta-v2", {"position_buckets": 36}),
+    "deberta-no-norm": (DebertaV2Model, "deberta-v2", {"norm_rel_ebd": "none"}),
+    "deberta-c2p": (DebertaV2Model, "deberta-v2", {"pos_att_type": "c2p"}),
+    "deberta-p2c": (DebertaV2Model, "deberta-v2", {"pos_att_type": ["p2c"]}),
+    "deberta-one-text": (DebertaV2Model, "deberta-v2", {"pos_att_type": "P2C | c2p"}),
+    "deberta-no-products": (DebertaV2Model, "deberta-v2", {"pos_att_type": None}),
+    "deberta-absolute": (DebertaV2Model, "deberta-v2", {"relative_attention": False}),
+    "deberta-positions": (DebertaV2Model, "deberta-v2", {"position_biased_input": True}),
+    "deberta-types": (DebertaV2Model, "deberta-v2", {"type_vocab_size": 2}),
+    "deberta-mapped": (
+        DebertaV2Model,
+        "deberta-v2",
+        {"embedding_size": 16, "position_biased_input": True, "type_vocab_size": 3},
+    ),
+}
+BASE: dict[str, object] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
+REAL: dict[str, tuple[type[PreTrainedModel], Family, dict[str, object]]] = {
+    "distilbert-base": (
+        DistilBertModel,
+        "distilbert",
+        {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072},
+    ),
+    "electra-small": (
+        ElectraModel,
+        "electra",
+        {
+            "embedding_size": 128,
+            "hidden_size": 256,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 4,
+            "intermediate_size": 1024,
+        },
+    ),
+    "mpnet-base": (MPNetModel, "mpnet", {**BASE, "max_position_embeddings": 514}),
+    "deberta-v3-base": (
+        DebertaV2Model,
+        "deberta-v2",
+        {**BASE, "position_buckets": 256, "max_relative_positions": -1},
+    ),
+}
+"""Shapes of published checkpoints, except for the number of words."""
+REFUSED: tuple[tuple[Family, dict[str, object], str], ...] = (
+    ("distilbert", {"hidden_size": 8}, "dim and hidden_size"),
+    ("distilbert", {"activation": "mish"}, "activation must be"),
+    ("distilbert", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
+    ("electra", {"is_decoder": True}, "is_decoder"),
+    ("electra", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ("mpnet", {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets=32"),
+    ("mpnet", {"pad_token_id": 0}, "pad_token_id=1"),
+    ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size"),
+    ("deberta-v2", {"share_att_key": False}, "share_att_key"),
+    ("deberta-v2", {"attention_head_size": 16}, "attention_head_size"),
+    ("deberta-v2", {"pooler_hidden_size": 16}, "pooler_hidden_size"),
+    ("deberta-v2", {"position_buckets": 1}, "position_buckets"),
+    ("deberta-v2", {"position_buckets": 38}, "position_buckets"),
+    ("deberta-v2", {"pooler_hidden_act": "mish"}, "pooler_hidden_act"),
+)
 
 
 def encoding_of(num_tokens: int, *, num_types: int) -> Encoding:
@@ -34,18 +122,39 @@ def encoding_of(num_tokens: int, *, num_types: int) -> Encoding:
 
 def assert_same_hidden_states(backbone: Backbone, model: PreTrainedModel) -> None:
     config = backbone.config
-    lengths = [1, 2, 9, 33, min(64, config.max_tokens)]
+    lengths = [1, 2, 9, 33, min(64, config.max_tokens), config.max_tokens]
     encodings = [encoding_of(length, num_types=config.num_token_types) for length in lengths]
 
     with torch.inference_mode():
         trunk = run_trunk(backbone, encodings, depth=config.num_layers)
         for encoding in encodings:
+            types = {"token_type_ids": torch.tensor([encoding.type_ids])}
             expected = model(
                 input_ids=torch.tensor([encoding.token_ids]),
-                token_type_ids=torch.tensor([encoding.type_ids]),
                 attention_mask=torch.ones(1, encoding.num_tokens, dtype=torch.long),
+                **({} if config.model_type in WITHOUT_TYPES else types),
             ).last_hidden_state[0]
             assert (trunk.hidden[encoding] - expected).abs().max().item() <= 1e-4
+
+
+def saved_model(
+    folder: Path,
+    kind: type[PreTrainedModel],
+    family: Family,
+    changes: Mapping[str, object],
+    *,
+    deviation: float = 0.3,
+) -> PreTrainedModel:
+    """Save a random encoder as transformers does."""
+    raw = {**tiny_config(num_layers=3, family=family), **changes}
+    config_class: type[PreTrainedConfig] = kind.config_class  # pyright: ignore[reportAssignmentType]
+    model = kind(config_class(**raw)).eval()  # pyright: ignore[reportArgumentType]
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * deviation
+    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    tiny_tokenizer(family).save(str(folder / "tokenizer.json"))
+    return model
 
 
 @pytest.mark.parametrize("model_type", ENCODERS)
@@ -54,20 +163,54 @@ def test_every_spelling_of_the_family_gives_transformers_hidden_states(
     model_type: str, activation: str, tmp_path: Path
 ) -> None:
     kind, family = ENCODERS[model_type]
-    raw = {
-        **tiny_config(num_layers=3, family=family),
-        "model_type": model_type,
-        "hidden_act": activation,
-    }
-    config_class: type[PreTrainedConfig] = kind.config_class  # pyright: ignore[reportAssignmentType]
-    model = kind(config_class(**raw)).eval()  # pyright: ignore[reportArgumentType]
-    for parameter in model.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-        parameter.data = parameter.data * 0.3
-    model.save_pretrained(tmp_path)  # pyright: ignore[reportUnknownMemberType] - untyped options
-    tiny_tokenizer(family).save(str(tmp_path / "tokenizer.json"))
+    changes = {"model_type": model_type, "hidden_act": activation}
+    model = saved_model(tmp_path, kind, family, changes)
 
     assert_same_hidden_states(load_backbone(tmp_path), model)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_of_an_architecture_gives_transformers_hidden_states(
+    variant: str, tmp_path: Path
+) -> None:
+    model = saved_model(tmp_path, *VARIANTS[variant])
+
+    assert_same_hidden_states(load_backbone(tmp_path), model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", REAL)
+def test_shapes_of_published_checkpoints_give_transformers_hidden_states(
+    shape: str, tmp_path: Path
+) -> None:
+    kind, family, changes = REAL[shape]
+    changes = {"max_position_embeddings": 512, **changes}
+    model = saved_model(tmp_path, kind, family, changes, deviation=0.03)
+
+    assert_same_hidden_states(load_backbone(tmp_path), model)
+
+
+@pytest.mark.parametrize(("family", "changes", "named"), REFUSED, ids=str)
+def test_a_variant_with_other_computations_is_refused_by_name(
+    family: Family, changes: dict[str, object], named: str, tmp_path: Path
+) -> None:
+    path = save_tiny_backbone(tmp_path, family=family, num_layers=1) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    with pytest.raises(UnsupportedBackboneError, match=named):
+        load_backbone(tmp_path)
+
+
+def test_a_padding_token_inside_a_text_takes_no_position_in_mpnet(tmp_path: Path) -> None:
+    model = saved_model(tmp_path, MPNetModel, "mpnet", {})
+    encoding = Encoding(token_ids=(0, 30, 1, 31, 1, 32, 2), type_ids=(0,) * 7)
+
+    with torch.inference_mode():
+        trunk = run_trunk(load_backbone(tmp_path), [encoding], depth=3)
+        ids = torch.tensor([encoding.token_ids])
+        expected = model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+
+    assert (trunk.hidden[encoding] - expected).abs().max().item() <= 1e-4
 
 
 def test_the_embedded_default_gives_transformers_hidden_states() -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from doubles.backbones import Family
+from doubles.backbones import ANSWERING, Family
 from doubles.published import Twin, TwinFactory
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import (
@@ -37,7 +37,7 @@ METHODS: dict[str, Method] = {
 NAMES = [f"{kind}-{method}" for kind in HeadKind for method in METHODS]
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
+@pytest.fixture(scope="module", params=ANSWERING)
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:

@@ -19,7 +19,7 @@ from nunatak_artifact.interchange import ImportChoices, import_transformers
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.methods import TopK
 from nunatak_model import UnsupportedBackboneError, load_backbone
-from nunatak_model.architectures import config_from
+from nunatak_model.architectures import ARCHITECTURES, config_from
 
 PIPELINE: Any = pipeline
 CONFIGS: Any = AutoConfig
@@ -158,9 +158,7 @@ def test_the_general_class_takes_the_tokenizer_as_it_is(
     check_scores(tmp_path, answers(tmp_path, factory.backbone, INPUTS))
 
 
-@pytest.mark.parametrize(
-    "model_type", ["bert", "roberta", "xlm-roberta", "camembert", "modernbert"]
-)
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_fields_that_are_left_out_have_the_defaults_of_transformers(model_type: str) -> None:
     whole = {**CONFIGS.for_model(model_type).to_dict(), "position_embedding_type": None}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from doubles.backbones import Family
+from doubles.backbones import FAMILIES, Family
 from doubles.published import Twin, TwinFactory
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import (
@@ -19,7 +19,7 @@ from nunatak_contract.methods import (
     Method,
     TopK,
 )
-from nunatak_model import Encoding, Row, forward
+from nunatak_model import Encoding, Row, build_branch, forward
 
 NUM_LAYERS = 4
 MAX_TOKENS = 64
@@ -49,7 +49,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:
@@ -121,6 +121,28 @@ def test_each_row_of_a_shuffled_mixed_batch_equals_its_published_model(
     for (name, encoding), answer in zip(questions, logits, strict=True):
         difference = (answer - twins[name].expected(encoding)).abs().max().item()
         assert difference <= TOLERANCE, name
+
+
+@pytest.mark.parametrize("name", ["head", "topk-2", "lora-all-targets", "ia3", "full"])
+def test_gradients_of_ragged_rows_equal_the_published_gradients(
+    name: str, factory: TwinFactory, twins: dict[str, Twin]
+) -> None:
+    twin, config = twins[name], factory.backbone.config
+    chance = random.Random(name)
+    encodings = [
+        random_encoding(chance, length, num_types=config.num_token_types)
+        for length in (3, 9, 9, 40)
+    ]
+    parameters = {key: it.clone().requires_grad_() for key, it in twin.branch.parameters.items()}
+    branch = build_branch(twin.branch.spec, config, parameters)
+
+    logits = forward(factory.backbone, [Row(encoding=it, branch=branch) for it in encodings])
+    torch.stack([it.square().sum() for it in logits]).sum().backward()  # pyright: ignore[reportUnknownMemberType]
+
+    for key, expected in factory.gradients(twin, encodings).items():
+        found = parameters[key].grad
+        assert found is not None
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3, msg=key)
 
 
 def test_a_padding_token_inside_a_text_takes_no_position_in_roberta(tmp_path: Path) -> None:

@@ -51,6 +51,17 @@ VARIANTS: dict[str, dict[str, object]] = {
         }
     },
     "epsilon": {"norm_eps": 1e-2},
+    "yarn": {
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 40,
+            },
+            "sliding_attention": {"rope_type": "linear", "rope_theta": 20.0, "factor": 2.0},
+        }
+    },
 }
 
 
@@ -145,6 +156,24 @@ def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> No
     assert_same_hidden_states(backbone, model)
 
 
+def test_stretched_positions_are_read_in_their_old_spelling_too(tmp_path: Path) -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    plain = ModernBertModel(tiny_model_config()).eval()
+    path = saved(tmp_path / "old", plain) / "config.json"
+    plain_digest = load_backbone(tmp_path / "old").digest
+    raw = json.loads(path.read_text())
+    del raw["rope_parameters"]
+    raw |= {"global_rope_theta": 900.0, "local_rope_theta": 900.0, "rope_scaling": scaling}
+    path.write_text(json.dumps(raw))
+    model = ModernBertModel.from_pretrained(tmp_path / "old")  # pyright: ignore[reportUnknownMemberType] - untyped options
+    model.eval()
+
+    backbone = load_backbone(tmp_path / "old")
+
+    assert backbone.digest != plain_digest
+    assert_same_hidden_states(backbone, model)
+
+
 def test_a_masked_language_model_is_the_same_backbone_and_gives_heads_their_start(
     tmp_path: Path,
 ) -> None:
@@ -159,7 +188,7 @@ def test_a_masked_language_model_is_the_same_backbone_and_gives_heads_their_star
     assert torch.equal(backbone.pooler_norm.weight, model.get_parameter("head.norm.weight"))
 
 
-@pytest.mark.parametrize("pooling", Pooling)
+@pytest.mark.parametrize("pooling", [Pooling.FIRST, Pooling.MEAN])
 def test_the_usual_head_matches_transformers(pooling: Pooling, tmp_path: Path) -> None:
     name = "cls" if pooling is Pooling.FIRST else "mean"
     model = ModernBertModel(tiny_model_config(classifier_pooling=name))
@@ -178,6 +207,10 @@ def test_the_usual_head_matches_transformers(pooling: Pooling, tmp_path: Path) -
         {"layer_types": ["full_attention"]},
         {"layer_types": ["full_attention", "chunked_attention"] * 2},
         {"rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4}}},
+        {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}},
+        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}},
+        {"rope_scaling": {"type": "yarn", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": False}},
         {"rope_parameters": {"sliding_attention": {"rope_theta": "far"}}},
     ],
     ids=str,

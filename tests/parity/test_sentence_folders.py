@@ -82,10 +82,30 @@ def test_a_normalisation_changes_the_length_alone(tmp_path: Path, release: int) 
     torch.testing.assert_close(ours, their_vectors(folder, TEXTS), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("release", [5, 6])
+def test_a_decoder_embeds_by_the_token_that_ends_the_text(tmp_path: Path, release: int) -> None:
+    """As Qwen3-Embedding: short texts of a batch have padding in front there, and none here."""
+    modules = ("Transformer", "Pooling", "Normalize")
+    folder = save_sentence_folder(
+        tmp_path / "it",
+        release=release,
+        modes=["lasttoken"],
+        modules=modules,
+        family="qwen3",
+        max_length=40,
+    )
+    backbone = load_backbone(folder)
+
+    ours = functional.normalize(our_vectors(backbone, TEXTS))
+
+    assert backbone.pooling is Pooling.LAST
+    torch.testing.assert_close(ours, their_vectors(folder, TEXTS), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize(
     "modes",
-    [["max"], ["mean_sqrt_len_tokens"], ["weightedmean"], ["lasttoken"], ["mean", "max"]],
+    [["max"], ["mean_sqrt_len_tokens"], ["weightedmean"], ["mean", "max"]],
     ids="-".join,
 )
 def test_another_pooling_is_refused_by_name(tmp_path: Path, release: int, modes: list[str]) -> None:

@@ -212,6 +212,9 @@ def branch_spec(
             pooling=recipe.pooling or head.pooling,
             dense=dense,
             block=head.block if dense else TANH_BLOCK,
+            # A regression adds the mean of its values to the logit.
+            bias=head.bias or (num_outputs == 1 and kind.fixed_outputs is None),
+            padding_id=head.padding_id if recipe.pooling in {None, head.pooling} else None,
         )
     return BranchSpec(method=recipe.method, head=head)
 

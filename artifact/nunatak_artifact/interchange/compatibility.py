@@ -170,9 +170,10 @@ def read_config(folder: Path) -> BackboneConfig:
 
 
 def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
-    """Return the fields of both shapes that describe the encoder, so without the dense block."""
+    """Return the fields of both shapes that describe the encoder, and not the head."""
     both = fields(ours) if type(theirs) is type(ours) else fields(BackboneConfig)
-    return [field.name for field in both if field.name != "dense_block"]
+    of_head = {"dense_block", *(["padding_id"] if ours.is_causal else [])}
+    return [field.name for field in both if field.compare and field.name not in of_head]
 
 
 def check_tokenizer(folder: Path, backbone: Backbone) -> None:
@@ -392,7 +393,8 @@ def write_model(
     """
     _write(folder / CONFIG, config)
     (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
-    _write(folder / "tokenizer_config.json", _tokenizer_config(backbone, max_length))
+    tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)
+    _write(folder / "tokenizer_config.json", tokenizer)
     save_file(
         {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
         folder / WEIGHTS,
@@ -400,7 +402,9 @@ def write_model(
     )
 
 
-def _tokenizer_config(backbone: Backbone, max_length: int) -> dict[str, JsonValue]:
+def _tokenizer_config(
+    backbone: Backbone, padding_id: JsonValue, max_length: int
+) -> dict[str, JsonValue]:
     tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
     inputs: list[JsonValue] = ["input_ids", "attention_mask"]
     if backbone.tokenizer.tells_texts_apart:
@@ -409,11 +413,13 @@ def _tokenizer_config(backbone: Backbone, max_length: int) -> dict[str, JsonValu
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         "model_input_names": inputs,
-        **_special_tokens(tokenizer, backbone),
+        **_special_tokens(tokenizer, backbone, padding_id),
     }
 
 
-def _special_tokens(tokenizer: Tokenizer, backbone: Backbone) -> dict[str, JsonValue]:
+def _special_tokens(
+    tokenizer: Tokenizer, backbone: Backbone, padding_id: JsonValue
+) -> dict[str, JsonValue]:
     """The special tokens by transformers' names.
 
     The pipelines of transformers spell an unknown token as the text does, so its name is needed.
@@ -429,7 +435,7 @@ def _special_tokens(tokenizer: Tokenizer, backbone: Backbone) -> dict[str, JsonV
     names["mask_token"] = next((mask for mask in MASKS if mask in added), None)
     unknown = backbone.tokenizer.unknown_id
     return {
-        "pad_token": tokenizer.id_to_token(backbone.config.padding_id),
+        **({"pad_token": tokenizer.id_to_token(padding_id)} if isinstance(padding_id, int) else {}),
         **({} if unknown is None else {"unk_token": tokenizer.id_to_token(unknown)}),
         **{name: token for name, token in names.items() if token in added},
     }

@@ -14,7 +14,12 @@ from torch import Tensor
 from nunatak_artifact.interchange.compatibility import check_exact
 from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.folders import new_folder, write_json
-from nunatak_artifact.interchange.peft_config import CONFIG_FILE, TASK_KINDS, WEIGHTS_STEM
+from nunatak_artifact.interchange.peft_config import (
+    CONFIG_FILE,
+    SUPPORTED,
+    TASK_KINDS,
+    WEIGHTS_STEM,
+)
 from nunatak_artifact.interchange.peft_methods import Site, peft_fields, peft_tensor
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
@@ -96,8 +101,15 @@ def _method(task: LoadedTask) -> Lora | Ia3:
 
 def _modules(task: LoadedTask, backbone: Backbone) -> dict[Site, str]:
     """The module of each map of each layer."""
-    family = FAMILIES.get(backbone.config.model_type)
-    places = map_places(family, backbone.config) if family is not None else {}
+    model_type = backbone.config.model_type
+    if model_type not in SUPPORTED:
+        raise NunatakError(
+            "unsupported_export",
+            reference=task.manifest.reference,
+            part=f"its backbone is a {model_type}, adapters are written for {', '.join(SUPPORTED)}",
+            advice="export it in transformers' format",
+        )
+    places = map_places(FAMILIES[model_type], backbone.config)
     modules = {
         (place.layer, place.target): name
         for name, own in places.items()
@@ -109,7 +121,7 @@ def _modules(task: LoadedTask, backbone: Backbone) -> dict[Site, str]:
     raise NunatakError(
         "unsupported_export",
         reference=task.manifest.reference,
-        part=f"its backbone is a {backbone.config.model_type}, where one module holds several maps",
+        part=f"its backbone is a {model_type}, where one module holds several maps",
         advice="export it in transformers' format",
     )
 

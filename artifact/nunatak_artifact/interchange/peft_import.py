@@ -37,6 +37,7 @@ from nunatak_artifact.interchange.folders import (
 from nunatak_artifact.interchange.peft_config import (
     MERGED,
     NATIVE,
+    SUPPORTED,
     WEIGHTS_STEM,
     check_patterns,
     head_kind,
@@ -149,15 +150,15 @@ def import_peft(
 
 
 def _family(folder: Path, backbone: Backbone) -> Family:
-    family = FAMILIES.get(backbone.config.model_type)
-    if family is None:
+    if backbone.config.model_type not in SUPPORTED:
         raise NunatakError(
             "unsupported_import",
             folder=folder.name,
             found=f"the backbone is a {backbone.config.model_type}",
-            advice=f"adapter folders are read for {', '.join(FAMILIES)}",
+            advice=f"adapter folders are read for {', '.join(SUPPORTED)}; merge the adapter "
+            "(merge_and_unload) and import the whole model",
         )
-    return family
+    return FAMILIES[backbone.config.model_type]
 
 
 def _check_types(folder: Path, kind: HeadKind, backbone: Backbone) -> None:
@@ -218,7 +219,10 @@ def _base(folder: Path, backbone: Backbone, family: Family, head: HeadSpec) -> _
         raw[POOLING] = "mean"
     parameters = {name: backbone.floating(name) for name in encoder_shapes(backbone.config)}
     tensors = encoder_to_stored(
-        {name: it for name, it in parameters.items() if it is not None}, family, backbone.config
+        {name: it for name, it in parameters.items() if it is not None},
+        family,
+        head.kind,
+        backbone.config,
     )
     tensors |= _initial_head(backbone, family, head)
     model_class = class_named(class_name(family, head.kind))

@@ -12,20 +12,21 @@ from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.folders import new_folder
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
-    QKV_ROWS,
     Family,
     class_name,
     config_fields,
     has_class,
+    source_parts,
     to_stored,
 )
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_model import Backbone, Branch
-from nunatak_model.architectures import architecture_of, bert, encoder_shapes
+from nunatak_model import Backbone, BackboneConfig, Branch
+from nunatak_model.architectures import ARCHITECTURES, architecture_of, decoder, encoder_shapes
 from nunatak_model.branch import HEAD_PREFIX
+from nunatak_model.config import QKV
 from nunatak_model.layer import BottleneckLayer, ChangedMaps
 from nunatak_model.weights import Linear
 
@@ -52,7 +53,7 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
     weights = dict[str, Tensor]()
     for name in encoder_shapes(base.config):
         sources = architecture.source_names(name)
-        parts = parameters[name].detach().to(torch.float32).chunk(len(sources))
+        parts = source_parts(name, parameters[name].detach().to(torch.float32), base.config)
         weights |= dict(zip(sources, parts, strict=True))
     if base.pooler is not None:
         weights |= _linear(architecture.HEAD_SOURCES["head.dense"], base.pooler)
@@ -70,12 +71,19 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
 def check_exportable(base: Backbone) -> None:
     """Raise `unsupported_export` unless backbones of this architecture can be written."""
     check_exact(base)
-    if base.config.model_type not in bert.MODEL_TYPES:
+    # A norm in the heads would be lost, because only the dense layer is written.
+    # Transformers' decoders have no field for the pooling, so the pooling would be lost, too.
+    written = [
+        name
+        for name in FAMILIES
+        if name not in decoder.MODEL_TYPES and "head.norm" not in ARCHITECTURES[name].HEAD_SOURCES
+    ]
+    if base.config.model_type not in written:
         raise NunatakError(
             "unsupported_export",
             reference=base.name,
             part=f"it is a {base.config.model_type}",
-            advice=f"start from one of {', '.join(bert.MODEL_TYPES)}",
+            advice=f"start from one of {', '.join(written)}",
         )
 
 
@@ -132,13 +140,12 @@ def _family(task: LoadedTask, backbone: Backbone) -> Family:
             advice=KEEP_IT,
         )
     if not has_class(spec.head, backbone.config):
-        dense = "a" if spec.head.dense else "no"
+        dense, bias = ("a" if it else "no" for it in (spec.head.dense, spec.head.bias))
         raise NunatakError(
             "unsupported_export",
             reference=task.manifest.reference,
             part=f"no class of transformers has a head with {spec.head.pooling} pooling and "
-            f"{dense} "
-            "dense layer",
+            f"{dense} dense layer and {bias} bias",
             advice=KEEP_IT,
         )
     return FAMILIES[model_type]
@@ -154,24 +161,27 @@ def merged_weights(branch: Branch, backbone: Backbone) -> dict[str, Tensor]:
     weights = {name: it.to(torch.float32) for name, it in {**backbone.parameters, **own}.items()}
     for index, layer in branch.layers.items():
         if isinstance(layer, ChangedMaps):
-            weights |= _changed(layer, f"layers.{index}", weights)
+            weights |= _changed(layer, f"layers.{index}", weights, backbone.config)
     return weights
 
 
-def _changed(layer: ChangedMaps, prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _changed(
+    layer: ChangedMaps, prefix: str, weights: Mapping[str, Tensor], config: BackboneConfig
+) -> dict[str, Tensor]:
     """The maps of one layer with the changes merged in."""
     # In float64, so that only the result is rounded.
     merged = dict[str, Tensor]()
     for target, change in (*layer.outputs.items(), *layer.inputs.items()):
-        part = "qkv" if target in QKV_ROWS else target.value
+        part = "qkv" if target in QKV else target.value
         for kind in ("weight", "bias"):
             name = f"{prefix}.{part}.{kind}"
             if name in weights and name not in merged:
                 merged[name] = weights[name].double()
         weight, bias = merged[f"{prefix}.{part}.weight"], merged.get(f"{prefix}.{part}.bias")
-        if target in QKV_ROWS:
-            weight = weight.chunk(3)[QKV_ROWS[target]]
-            bias = None if bias is None else bias.chunk(3)[QKV_ROWS[target]]
+        if target in QKV:
+            widths, own = list(config.qkv_widths), QKV.index(target)
+            weight = torch.split(weight, widths)[own]
+            bias = None if bias is None else torch.split(bias, widths)[own]
         change.merge(weight, bias)
     return {name: tensor.float() for name, tensor in merged.items()}
 
@@ -189,6 +199,8 @@ def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[
     }
     if head.pooling is Pooling.MEAN:
         config["classifier_pooling"] = "mean"
+    if head.pooling is Pooling.LAST:
+        config["pad_token_id"] = head.padding_id
     if head.problem_type is not None:
         config["problem_type"] = head.problem_type.value
     if kind is HeadKind.RANKING:

@@ -55,12 +55,14 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model import (
     Backbone,
+    BackboneConfig,
     BranchSpec,
     HeadSpec,
     build_branch,
     dedicated_parameters,
     parameter_shapes,
 )
+from nunatak_model.architectures import eurobert
 
 EMBEDDINGS, LAYERS = "embeddings", "layers"
 
@@ -132,7 +134,7 @@ class _Settings(BaseModel):
     id2label: dict[int, str] | None = None
     problem_type: str | None = None
     classifier_pooling: str | None = None
-    """Only in ModernBERT: `mean` or `cls`, the first token."""
+    """In ModernBERT `mean` or `cls`, in EuroBERT `mean`, `bos` or `late`."""
 
 
 def import_transformers(
@@ -160,6 +162,7 @@ def import_transformers(
     class_name, kind = _head_class(folder, settings.architectures or ())
     check_shape(folder, backbone)
     check_tokenizer(folder, backbone)
+    _check_pooling(folder, backbone.config, kind, settings.classifier_pooling)
     family = FAMILIES[backbone.config.model_type]
     stored = read_checkpoint(folder)
     cross_encoder = read_cross_encoder(folder, backbone)
@@ -178,7 +181,7 @@ def import_transformers(
         folder, {**read_object(folder, CONFIG), "num_labels": num_outputs, "id2label": None}
     )
     loaded = load_model(folder, class_named(class_name), config, stored)
-    check_names(folder, loaded, ignored=unread_names(family))
+    check_names(folder, loaded, ignored=unread_names(family, kind, backbone.config))
     tensors = from_stored(loaded.model.state_dict(), family, head, backbone.config)
     found = find_divergence(tensors, backbone)
     spec = BranchSpec(method=found.method(), head=head)
@@ -230,10 +233,24 @@ def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
     )
 
 
+def _check_pooling(
+    folder: Path, config: BackboneConfig, kind: HeadKind, pooling: str | None
+) -> None:
+    """Refuse heads that give logits for each token and return their mean."""
+    is_late = pooling == "late" or (pooling is None and config.model_type in eurobert.MODEL_TYPES)
+    if is_late and not kind.reads_tokens:
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found="its classifier_pooling is 'late', the mean of the logits of all tokens",
+            advice="expected 'bos' or 'mean'; train the head again with one of them",
+        )
+
+
 def _num_outputs(stored: Mapping[str, Tensor], family: Family, kind: HeadKind) -> int:
     """The number of logits by the configuration. A later check covers the tensors."""
-    bias = stored.get(head_names(family, kind)["head.output.bias"])
-    return kind.fixed_outputs or (1 if bias is None else bias.numel())
+    weight = stored.get(head_names(family, kind)["head.output.weight"])
+    return kind.fixed_outputs or (len(weight) if weight is not None and weight.dim() else 1)
 
 
 def _stored_labels(settings: _Settings, head: HeadSpec) -> Mapping[int, str]:

@@ -7,7 +7,17 @@ A new architecture is a file with the functions of `base.Architecture`, and a li
 from collections.abc import Mapping
 from typing import Any
 
-from nunatak_model.architectures import bert, modernbert
+from nunatak_model.architectures import (
+    bert,
+    deberta,
+    decoder,
+    distilbert,
+    electra,
+    eurobert,
+    modernbert,
+    mpnet,
+    nomic,
+)
 from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
@@ -15,17 +25,35 @@ from nunatak_model.weights import Shapes
 
 ARCHITECTURES: Mapping[str, Architecture[Any]] = {
     **dict.fromkeys(bert.MODEL_TYPES, bert),
+    **dict.fromkeys(distilbert.MODEL_TYPES, distilbert),
+    **dict.fromkeys(electra.MODEL_TYPES, electra),
+    **dict.fromkeys(deberta.MODEL_TYPES, deberta),
+    **dict.fromkeys(mpnet.MODEL_TYPES, mpnet),
     **dict.fromkeys(modernbert.MODEL_TYPES, modernbert),
+    **dict.fromkeys(decoder.MODEL_TYPES, decoder),
+    **dict.fromkeys(eurobert.MODEL_TYPES, eurobert),
+    **{name: nomic.NomicArchitecture(name) for name in nomic.MODEL_TYPES},
 }
 """transformers' `model_type` -> architecture."""
+POST_NORM = (
+    *bert.MODEL_TYPES,
+    *distilbert.MODEL_TYPES,
+    *electra.MODEL_TYPES,
+    *deberta.MODEL_TYPES,
+    *mpnet.MODEL_TYPES,
+    *nomic.MODEL_TYPES,
+)
+"""Values of `model_type` whose norms follow the blocks of a layer."""
 __all__ = [
     "ARCHITECTURES",
+    "POST_NORM",
     "Architecture",
     "RunLayer",
     "architecture_of",
     "config_from",
     "encoder_shapes",
     "layer_shapes",
+    "source_rows",
 ]
 
 
@@ -41,9 +69,19 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         UnsupportedBackboneError: another architecture, or a variant with different computations.
     """
     architecture = ARCHITECTURES.get(raw.get("model_type", ""))
+    if raw.get("model_type") == "albert":
+        raise UnsupportedBackboneError(
+            "an ALBERT runs one layer many times, so no task could own or adapt a single layer; "
+            f"take a model_type out of {', '.join(ARCHITECTURES)}"
+        )
     if architecture is None:
         raise UnsupportedBackboneError(
             f"model_type must be one of {', '.join(ARCHITECTURES)}, got {raw.get('model_type')!r}"
+        )
+    if raw.get("quantization_config"):
+        raise UnsupportedBackboneError(
+            "expected weights in floating point, got a checkpoint with a quantization_config; take "
+            "the original, and quantize it here with +int8"
         )
     return architecture.config_from(raw)
 
@@ -60,3 +98,11 @@ def encoder_shapes(config: BackboneConfig) -> Shapes:
     for layer in range(config.num_layers):
         shapes |= architecture.layer_shapes(layer, config)
     return shapes
+
+
+def source_rows(target: str, rows: int, config: BackboneConfig) -> list[int]:
+    """Rows of each stored tensor in our tensor `target`, which has this many rows."""
+    num_sources = len(architecture_of(config).source_names(target))
+    if num_sources == len(config.qkv_widths):
+        return list(config.qkv_widths)
+    return [rows // num_sources] * num_sources

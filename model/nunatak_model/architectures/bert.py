@@ -1,12 +1,13 @@
 """The BERT family: learned positions, post-norm layers (Devlin et al. 2019, arXiv:1810.04805).
 
-BERT, RoBERTa, XLM-R and CamemBERT differ here only in the first position and in token types.
+BERT, RoBERTa, XLM-R and CamemBERT differ here only in the first position and in token types. Other
+architectures with layers of this form use the functions of this module.
 
 Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -23,9 +24,15 @@ from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.device import to_device_at_once
-from nunatak_model.ops.linear import layer_norm
+from nunatak_model.ops.linear import apply_linear, layer_norm
 from nunatak_model.text.encoding import Encoding
-from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
+from nunatak_model.weights import (
+    PROJECTION,
+    EmbeddingWeights,
+    Shapes,
+    linear_shapes,
+    norm_shapes,
+)
 
 POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
 """Values of `model_type`, and whether positions start after the padding id."""
@@ -68,8 +75,23 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     Raises:
         UnsupportedBackboneError: a variant whose layers have different computations.
     """
-    of_type = {"vocab_size": ROBERTA_VOCAB_SIZE} if raw["model_type"] == "roberta" else {}
-    raw = {**DEFAULTS, **of_type, **raw}
+    model_type = raw["model_type"]
+    of_type = {"vocab_size": ROBERTA_VOCAB_SIZE} if model_type == "roberta" else {}
+    return read_encoder(
+        {**DEFAULTS, **of_type, **raw}, from_padding=POSITIONS_FROM_PADDING[model_type]
+    )
+
+
+def read_encoder(raw: Mapping[str, Any], *, from_padding: bool) -> BackboneConfig:
+    """Read a whole `config.json` with the field names of BERT.
+
+    Args:
+        raw: the fields, defaults included; `pad_token_id` may be missing.
+        from_padding: whether positions start after the padding id.
+
+    Raises:
+        UnsupportedBackboneError: a variant whose layers have different computations.
+    """
     positions = raw.get("position_embedding_type") or "absolute"
     if positions != "absolute" or raw.get("is_decoder"):
         raise UnsupportedBackboneError(
@@ -83,7 +105,6 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
             f"expected a model with all attention heads, got pruned_heads={pruned}; "
             "take the model before its heads were pruned"
         )
-    from_padding = POSITIONS_FROM_PADDING[raw["model_type"]]
     padding_id = raw.get("pad_token_id", int(from_padding))
     if padding_id is None and from_padding:
         raise UnsupportedBackboneError(
@@ -114,15 +135,21 @@ def identity(config: BackboneConfig) -> str:
 
     The text is fixed: a new field of `BackboneConfig` must not change the digests of old backbones.
     """
+    return identity_of("bert", config)
+
+
+def identity_of(family: str, config: BackboneConfig, **more: object) -> str:
+    """Return the facts of an architecture with layers of this form; `more` are its own facts."""
     return json.dumps(
         {
-            "family": "bert",
+            "family": family,
             "num_heads": config.num_heads,
             "position_offset": config.position_offset,
             "padding_id": config.padding_id,
             "counts_positions_from_padding": config.counts_positions_from_padding,
             "layer_norm_epsilon": config.layer_norm_epsilon,
             "activation": config.activation,
+            **more,
         },
         sort_keys=True,
     )
@@ -130,10 +157,27 @@ def identity(config: BackboneConfig) -> str:
 
 def source_names(target: str) -> tuple[str, ...]:
     """Names, without prefix, of the stored tensors that make up our tensor `target`."""
-    if target in EMBEDDINGS:
-        return (EMBEDDINGS[target],)
+    return sources_in(target, EMBEDDINGS, "encoder.layer", LAYER)
+
+
+def sources_in(
+    target: str,
+    embeddings: Mapping[str, str],
+    layers: str,
+    parts: Mapping[str, tuple[str, ...]],
+) -> tuple[str, ...]:
+    """Names of the stored tensors that make up `target`, by the tables of an architecture.
+
+    Args:
+        target: our name of a tensor.
+        embeddings: the stored name of each tensor that lies in no layer.
+        layers: the stored name of the list of layers.
+        parts: the stored modules that each part of a layer stacks.
+    """
+    if target in embeddings:
+        return (embeddings[target],)
     _, layer, part, kind = target.split(".")
-    return tuple(f"encoder.layer.{layer}.{name}.{kind}" for name in LAYER[part])
+    return tuple(f"{layers}.{layer}.{name}.{kind}" for name in parts[part])
 
 
 def dense_block(config: BackboneConfig, pooling: Pooling | None) -> DenseBlock | None:
@@ -143,13 +187,16 @@ def dense_block(config: BackboneConfig, pooling: Pooling | None) -> DenseBlock |
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:
     """Names and shapes of the embeddings."""
-    width = config.hidden_width
-    return {
+    width = config.embedding_width or config.hidden_width
+    shapes: Shapes = {
         "embeddings.word": (config.vocab_size, width),
         "embeddings.position": (config.num_positions, width),
         "embeddings.token_type": (config.num_token_types, width),
         **norm_shapes("embeddings.norm", width),
     }
+    if config.embedding_width is not None:
+        shapes |= linear_shapes(PROJECTION, out=config.hidden_width, into=width)
+    return shapes
 
 
 def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
@@ -168,7 +215,16 @@ def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
 def embed(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
 ) -> Float[Tensor, "tokens width"]:
-    """Sum of word, token type and position embeddings, normalised."""
+    """Sum of word, token type and position embeddings, normalised, at the hidden width."""
+    summed = sum_embeddings(encodings, tables, config)
+    normed = layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
+    return normed if tables.projection is None else apply_linear(normed, tables.projection)
+
+
+def sum_embeddings(
+    encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
+) -> Float[Tensor, "tokens table_width"]:
+    """Sum of the embeddings that the encoder has: word, token type and position."""
     lists = (
         chain.from_iterable(encoding.token_ids for encoding in encodings),
         chain.from_iterable(encoding.type_ids for encoding in encodings),
@@ -179,19 +235,29 @@ def embed(
     for table, indices in ((tables.token_type, types), (tables.position, positions)):
         if table is not None:
             summed = summed + functional.embedding(indices, table)
-    return layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
+    return summed
+
+
+Attend = Callable[[Tensor, MixedLayer, float], Tensor]
+"""Gives the attention of a layer over its input [tokens, width]; the number is the dropout."""
 
 
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
     """All layers share the attention."""
-    return partial(_run_layer, attention=attention, config=config)
+
+    def attend(
+        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        return attention(mixed_qkv(hidden, layer), num_heads=config.num_heads, dropout=dropout)
+
+    return partial(run_layer, attend=attend, config=config)
 
 
-def _run_layer(
+def run_layer(
     hidden: Float[Tensor, "tokens width"],
     layer: MixedLayer,
     *,
-    attention: Attention,
+    attend: Attend,
     config: BackboneConfig,
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
@@ -200,7 +266,7 @@ def _run_layer(
     Semantics:
         for row in rows:
             x = hidden[row];  W = frozen, plus the row's task's updates, or its own layer
-            a = W.attention_output(attend(W.qkv(x)))
+            a = W.attention_output(attend(x, W))
             x = W.attention_norm(x + a + attention_adapter(a))
             f = W.feedforward_out(activation(W.feedforward_in(x)))
             out[row] = W.output_norm(x + f + feedforward_adapter(f))
@@ -208,9 +274,7 @@ def _run_layer(
         W.output_norm(x + f) for f
     """
     epsilon = config.layer_norm_epsilon
-    qkv = mixed_qkv(hidden, layer)
-    context = attention(qkv, num_heads=config.num_heads, dropout=dropout)
-
+    context = attend(hidden, layer, dropout)
     block = mixed_linear(
         context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
     )

@@ -1,15 +1,9 @@
 """ModernBERT: rotary positions, windows, norms before blocks, gated feed-forward blocks.
 
 Warner et al. 2024, "Smarter, Better, Faster, Longer: A Modern Bidirectional Encoder"
-(arXiv:2412.13663), sec. 2.1; rotary positions of Su et al. 2021 (arXiv:2104.09864), eq. 34; gated
-units of Shazeer 2020 (arXiv:2002.05202), eq. 6.
+(arXiv:2412.13663), sec. 2.1.
 
-The norm over the encoder's output counts as part of the last layer. A task that owns the last layer
-(`topk`, `full`) therefore owns the norm, as fine-tuning in transformers would train it. All other
-tasks run the frozen norm.
-
-Axes: tokens = packed tokens of the rows, width = hidden width, three_width = query, key and value
-of all heads side by side, half = half of a head's width.
+Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 import json
@@ -17,20 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_contract.enums import HeadNorm, LinearMap, Pooling
+from nunatak_contract.enums import HeadNorm, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures.base import RunLayer
+from nunatak_model.architectures.prenorm import run_prenorm_layer
+from nunatak_model.architectures.rotary import Rope, read_rope, rotary
 from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
+from nunatak_model.layer import MixedLayer
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.device import flattened
-from nunatak_model.ops.linear import activate, layer_norm
+from nunatak_model.ops.linear import layer_norm
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 
@@ -80,9 +75,9 @@ class ModernBertConfig(BackboneConfig):
     """One value for each layer: whether a token sees only the tokens near it."""
     reach: int
     """Number of tokens to either side that a token of a local layer sees."""
-    global_base: float
-    """Base of the rotary wavelengths in global layers; `theta` in transformers."""
-    local_base: float
+    global_rope: Rope
+    """Rotary positions of global layers."""
+    local_rope: Rope
     attention_bias: bool
     feedforward_bias: bool
     norm_bias: bool
@@ -94,7 +89,7 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
     """Read transformers' `config.json`, in its spelling before and since version 5.
 
     Raises:
-        UnsupportedBackboneError: stretched rotary positions, or an unknown activation.
+        UnsupportedBackboneError: unsupported rotary positions, or an unknown activation.
     """
     raw = {**DEFAULTS, **raw}
     num_layers: int = raw["num_hidden_layers"]
@@ -115,8 +110,8 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
         counts_positions_from_padding=False,
         is_local=_local_layers(raw, num_layers),
         reach=raw["local_attention"] // 2,
-        global_base=_rotary_base(raw, GLOBAL, "global_rope_theta", GLOBAL_BASE),
-        local_base=_rotary_base(raw, LOCAL, "local_rope_theta", LOCAL_BASE),
+        global_rope=_rope(raw, GLOBAL, "global_rope_theta", GLOBAL_BASE),
+        local_rope=_rope(raw, LOCAL, "local_rope_theta", LOCAL_BASE),
         attention_bias=raw["attention_bias"],
         feedforward_bias=raw["mlp_bias"],
         norm_bias=bias,
@@ -129,17 +124,22 @@ def config_from(raw: dict[str, Any]) -> ModernBertConfig:
 
 
 def identity(config: ModernBertConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
+    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors.
+
+    Plain rotary positions add no fact, so that old backbones keep their digests.
+    """
+    ropes = {"global_rope": config.global_rope, "local_rope": config.local_rope}
     return json.dumps(
         {
             "family": "modernbert",
             "num_heads": config.num_heads,
             "is_local": config.is_local,
             "reach": config.reach,
-            "global_base": config.global_base,
-            "local_base": config.local_base,
+            "global_base": config.global_rope.rope_theta,
+            "local_base": config.local_rope.rope_theta,
             "layer_norm_epsilon": config.layer_norm_epsilon,
             "activation": config.activation,
+            **{name: rope.facts() for name, rope in ropes.items() if type(rope) is not Rope},
         },
         sort_keys=True,
     )
@@ -199,115 +199,19 @@ def embed(
     return layer_norm(words, tables.norm, epsilon=config.layer_norm_epsilon)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RotaryAttention:
-    """Attention over some rows, with each token's angle for the rotation of queries and keys."""
-
-    attend: Attention
-    cosine: Float[Tensor, "tokens 1 1 half"]
-    sine: Float[Tensor, "tokens 1 1 half"]
-
-
 def plan_layers(attention: Attention, config: ModernBertConfig) -> RunLayer:
     """Prepare attention for global and for local layers."""
     positions = attention.positions()
-    global_attention = _rotary(attention, positions, config.global_base, config)
-    nearby = attention.narrow(config.reach)
-    local_attention = _rotary(nearby, positions, config.local_base, config)
+    everywhere = rotary(attention, positions, config.global_rope, config)
+    nearby = rotary(attention.narrow(config.reach), positions, config.local_rope, config)
 
     def run(
         hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
     ) -> Float[Tensor, "tokens width"]:
-        rotary = local_attention if config.is_local[layer.index] else global_attention
-        return _run_layer(hidden, layer, rotary, config, dropout=dropout)
+        attend = nearby if config.is_local[layer.index] else everywhere
+        return run_prenorm_layer(hidden, layer, attend, config, norm=layer_norm, dropout=dropout)
 
     return run
-
-
-def _run_layer(
-    hidden: Float[Tensor, "tokens width"],
-    layer: MixedLayer,
-    attention: _RotaryAttention,
-    config: ModernBertConfig,
-    *,
-    dropout: float,
-) -> Float[Tensor, "tokens width"]:
-    """Run one layer; each row's result equals the result of its task's own layer alone.
-
-    Semantics:
-        for row in rows:
-            x = hidden[row];  W = frozen, plus the row's task's updates, or its own layer
-            a = W.attention_output(attend(rotate(W.qkv(W.attention_norm(x)))))
-            x = x + a + attention_adapter(a)
-            value, gate = W.feedforward_in(W.output_norm(x)).halves
-            f = W.feedforward_out(activation(value) * gate)
-            out[row] = x + f + feedforward_adapter(f)
-        without attention_norm in the first layer, with final_norm(out) in the last
-    """
-    epsilon = config.layer_norm_epsilon
-    normed = mixed_norm(
-        hidden,
-        layer,
-        lambda own: own.attention_norm,
-        lambda own: own.attention_norm,
-        epsilon=epsilon,
-    )
-    qkv = _rotate(mixed_qkv(normed, layer), attention, num_heads=config.num_heads)
-    context = attention.attend(qkv, num_heads=config.num_heads, dropout=dropout)
-    block = mixed_linear(
-        context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
-    )
-    block = functional.dropout(block, dropout, training=dropout > 0.0)
-    hidden = hidden + block
-    add_adapters(
-        hidden, block, layer, lambda own: own.attention_adapter, norm=None, epsilon=epsilon
-    )
-
-    normed = mixed_norm(
-        hidden, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
-    )
-    inner = mixed_linear(
-        normed, layer, lambda weights: weights.feedforward_in, LinearMap.FEEDFORWARD_IN
-    )
-    value, gate = inner.chunk(2, dim=1)
-    block = mixed_linear(
-        activate(value, config.activation) * gate,
-        layer,
-        lambda weights: weights.feedforward_out,
-        LinearMap.FEEDFORWARD_OUT,
-    )
-    block = functional.dropout(block, dropout, training=dropout > 0.0)
-    hidden = hidden + block
-    add_adapters(
-        hidden, block, layer, lambda own: own.feedforward_adapter, norm=None, epsilon=epsilon
-    )
-    return mixed_norm(hidden, layer, lambda own: own.final_norm, None, epsilon=epsilon)
-
-
-def _rotary(
-    attention: Attention, positions: Int[Tensor, " tokens"], base: float, config: ModernBertConfig
-) -> _RotaryAttention:
-    width = config.head_width
-    # The order of operations is transformers' order: far positions would magnify other roundings.
-    frequencies = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device) / width)
-    angles = (positions.unsqueeze(1).float() * frequencies)[:, None, None, :]
-    return _RotaryAttention(attend=attention, cosine=angles.cos(), sine=angles.sin())
-
-
-def _rotate(
-    qkv: Float[Tensor, "tokens three_width"], attention: _RotaryAttention, *, num_heads: int
-) -> Float[Tensor, "tokens three_width"]:
-    """Turn each pair (i, i + half) of a head's query and key by the token's angles, in float32."""
-    query_key, value = qkv.tensor_split((qkv.shape[1] // 3 * 2,), dim=1)
-    first, second = query_key.float().view(len(qkv), 2, num_heads, -1).chunk(2, dim=-1)
-    turned = torch.cat(
-        (
-            first * attention.cosine - second * attention.sine,
-            second * attention.cosine + first * attention.sine,
-        ),
-        dim=-1,
-    )
-    return torch.cat((turned.flatten(1).to(qkv.dtype), value), dim=1)
 
 
 def _local_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
@@ -322,15 +226,27 @@ def _local_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
     return tuple(kind == LOCAL for kind in kinds)
 
 
-def _rotary_base(raw: Mapping[str, Any], kind: str, old_name: str, default: float) -> float:
-    by_kind: Mapping[str, Mapping[str, Any]] = raw.get("rope_parameters") or {}
-    settings = by_kind.get(kind) or {}
-    base = settings.get("rope_theta", raw.get(old_name, default))
-    if settings.get("rope_type", "default") != "default" or raw.get("rope_scaling"):
+def _rope(raw: Mapping[str, Any], kind: str, old_name: str, default: float) -> Rope:
+    """The rotary positions of one kind of layer, from the old or the new spelling."""
+    by_kind: Mapping[str, Any] = raw.get("rope_parameters") or {}
+    stray = {name: it for name, it in by_kind.items() if name not in {GLOBAL, LOCAL}}
+    if stray.get("rope_type", "default") != "default":
         raise UnsupportedBackboneError(
-            f"expected rotary positions of rope_type 'default', got {settings}, "
-            f"rope_scaling={raw.get('rope_scaling')}"
+            f"expected rope_parameters for each of {GLOBAL} and {LOCAL}, got {stray}, which "
+            "transformers does not read"
         )
-    if not isinstance(base, int | float) or base <= 0:
-        raise UnsupportedBackboneError(f"{old_name} must be a positive number, got {base!r}")
-    return float(base)
+    scaling: Mapping[str, Any] = raw.get("rope_scaling") or {}
+    if scaling and "rope_type" not in scaling:
+        raise UnsupportedBackboneError(
+            f"expected a rope_type in rope_scaling, got {dict(scaling)}; transformers "
+            "ignores the field type there; write the type of the trained model as rope_type"
+        )
+    own: Mapping[str, Any] = by_kind.get(kind) or {}
+    settings = {**own, **scaling}
+    if settings.get("truncate", True) is not True:
+        raise UnsupportedBackboneError(
+            "expected truncate true in the rotary positions of a modernbert, whose false "
+            f"transformers does not read, got {settings}"
+        )
+    theta = settings.get("rope_theta", raw.get(old_name, default))
+    return read_rope(settings, theta=theta, num_positions=raw["max_position_embeddings"])

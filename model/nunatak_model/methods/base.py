@@ -16,7 +16,7 @@ from nunatak_contract.enums import LinearMap
 from nunatak_contract.errors import NunatakError
 from nunatak_model.architectures import layer_shapes
 from nunatak_model.backbone import Backbone
-from nunatak_model.config import BackboneConfig
+from nunatak_model.config import QKV, BackboneConfig
 from nunatak_model.layer import LayerOverride
 from nunatak_model.weights import Shapes
 
@@ -80,8 +80,7 @@ def map_widths(target: LinearMap, layer: int, config: BackboneConfig) -> tuple[i
     shapes = layer_shapes(layer, config)
     match target:
         case LinearMap.QUERY | LinearMap.KEY | LinearMap.VALUE:
-            out, into = shapes[f"layers.{layer}.qkv.weight"]
-            return out // 3, into
+            return config.qkv_widths[QKV.index(target)], shapes[f"layers.{layer}.qkv.weight"][1]
         case _:
             out, into = shapes[f"layers.{layer}.{target}.weight"]
             return out, into

@@ -25,7 +25,7 @@ from torch import Tensor
 from nunatak_contract.enums import AdaptedBlocks, AdapterInput, Norms
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Bottleneck
-from nunatak_model.architectures import bert, layer_shapes
+from nunatak_model.architectures import POST_NORM, layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.layer import Adapter, BottleneckLayer, LayerOverride
@@ -62,11 +62,11 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
                     "norms="
                     f"{Norms.FROZEN}, got norms={self.method.norms}",
                 )
-            if config.model_type not in bert.MODEL_TYPES:
+            if config.model_type not in POST_NORM:
                 raise NunatakError(
                     "invalid_method",
                     problem=f"adapters read {self.method.reads} only where norms follow the blocks "
-                    f"({', '.join(bert.MODEL_TYPES)}), got a {config.model_type} backbone",
+                    f"({', '.join(POST_NORM)}), got a {config.model_type} backbone",
                 )
 
     def split_depth(self, config: BackboneConfig) -> int:

@@ -8,14 +8,17 @@ another, and no token attends to another row. Three forms compute it:
 - padded: rows of near lengths share a call, with a mask over the padding of each row;
 - in one call for all rows, by CUDA's flash kernels (Dao 2023, arXiv:2307.08691).
 
+Groups of query heads may share a head of keys and values (Ainslie et al. 2023, arXiv:2305.13245).
+In decoders a token sees only itself and earlier tokens.
+
 Axes: tokens = packed tokens, cells = padded tokens, bounds = number of packed rows plus one,
-three_width = query, key and value of all heads side by side, width = hidden width.
+qkv_width = query, key and value of all heads side by side, width = the query heads side by side.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Int32, Shaped
@@ -32,7 +35,7 @@ FLASH_CAPABILITY = (8, 0)
 FLASH_ALIGNMENT, FLASH_WIDEST_HEAD = 8, 256
 """Head widths that the kernels accept: multiples of the first, up to the second."""
 FLASH_OPERATOR = "_flash_attention_forward"
-EVERYWHERE = (-1, -1)
+EVERYWHERE, BACKWARDS = (-1, -1), (-1, 0)
 MASK_ALIGNMENT = 8
 """Kernels copy a mask whose rows have another length than a multiple of this."""
 
@@ -49,8 +52,17 @@ class Attention(Protocol):
         """The same rows, with tokens that see only `reach` tokens to either side."""
         ...
 
+    def causal(self) -> "Attention":
+        """The same rows, with tokens that see only themselves and earlier tokens."""
+        ...
+
     def __call__(
-        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+        self,
+        qkv: Float[Tensor, "tokens qkv_width"],
+        *,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        dropout: float,
     ) -> Float[Tensor, "tokens width"]:
         """Let the tokens of each row attend to one another (see `attend`)."""
         ...
@@ -69,6 +81,8 @@ class AttentionRun:
     mask: Shaped[Tensor, "#rows #heads #queries length"] | None = None
     """True where a query may see a key, or numbers to be added to the scores; None if every query
     may see every key."""
+    is_causal: bool = False
+    """Whether a query sees only its own and earlier keys; such a run has no mask."""
 
     @property
     def num_tokens(self) -> int:
@@ -95,11 +109,22 @@ class RunAttention:
         """The same rows, with tokens that see only `reach` tokens to either side."""
         return replace(self, plan=narrow(self.plan, reach=reach, device=self.device))
 
+    def causal(self) -> "RunAttention":
+        """The same rows, with tokens that see only themselves and earlier tokens."""
+        return replace(self, plan=tuple(replace(run, is_causal=True) for run in self.plan))
+
     def __call__(
-        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+        self,
+        qkv: Float[Tensor, "tokens qkv_width"],
+        *,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        dropout: float,
     ) -> Float[Tensor, "tokens width"]:
         """Let the tokens of each row attend to one another (see `attend`)."""
-        return attend(qkv, self.plan, num_heads=num_heads, dropout=dropout)
+        return attend(
+            qkv, self.plan, num_heads=num_heads, num_key_heads=num_key_heads, dropout=dropout
+        )
 
 
 def attention_by_runs(lengths: Sequence[int], device: torch.device) -> RunAttention:
@@ -124,29 +149,38 @@ def narrow(plan: AttentionPlan, *, reach: int, device: torch.device) -> Attentio
 
 
 def attend(
-    qkv: Float[Tensor, "tokens three_width"],
+    qkv: Float[Tensor, "tokens qkv_width"],
     plan: AttentionPlan,
     *,
     num_heads: int,
+    num_key_heads: int | None = None,
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
     """Let the tokens of each row attend to one another.
 
+    `num_key_heads` is the number of heads of keys, and of values; None means `num_heads`.
+
     Semantics:
         for row in rows:
-            q, k, v = qkv[row].split(width)
+            q, k, v = the heads of qkv[row]; each k and v stands for a group of neighbouring q
             out[row] = softmax(q @ k.T / sqrt(head width)) @ v        for each head
+        where a query of a causal run sees only its own and earlier keys
     """
-    width = qkv.shape[1] // 3
+    shared = num_key_heads or num_heads
+    width = qkv.shape[1] // (num_heads + 2 * shared)
     outputs = list[Tensor]()
     parts = torch.split(qkv, [run.num_tokens for run in plan])
     for run, rows in zip(plan, parts, strict=True):
-        heads = rows.view(run.num_rows, run.length, 3, num_heads, width // num_heads)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
+        heads = rows.view(run.num_rows, run.length, -1, width).transpose(1, 2)
+        query, key, value = torch.split(heads, [num_heads, shared, shared], dim=1)
+        if shared != num_heads:
+            # On the CPU, the fast kernel takes no shared heads.
+            group = num_heads // shared
+            key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
         context = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=run.mask, dropout_p=dropout
+            query, key, value, attn_mask=run.mask, dropout_p=dropout, is_causal=run.is_causal
         )
-        outputs.append(context.transpose(1, 2).reshape(run.num_tokens, width))
+        outputs.append(context.transpose(1, 2).reshape(run.num_tokens, num_heads * width))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -186,14 +220,33 @@ class PaddedAttention:
         device = self.padding.cell_of.device
         return replace(self, plan=narrow(self.plan, reach=reach, device=device), additive={})
 
+    def causal(self) -> "PaddedAttention":
+        """The same rows, with tokens that see only themselves and earlier tokens.
+
+        The padding follows the tokens of a row, so no token sees it.
+        """
+        plan = tuple(replace(run, mask=None, is_causal=True) for run in self.plan)
+        return replace(self, plan=plan, additive={})
+
     def __call__(
-        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+        self,
+        qkv: Float[Tensor, "tokens qkv_width"],
+        *,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        dropout: float,
     ) -> Float[Tensor, "tokens width"]:
         """Let the tokens of each row attend to one another (see `attend`)."""
         plan = self.additive.get(qkv.dtype)
         if plan is None:
             plan = self.additive[qkv.dtype] = tuple(_additive(it, qkv.dtype) for it in self.plan)
-        cells = attend(self.padding.pad(qkv), plan, num_heads=num_heads, dropout=dropout)
+        cells = attend(
+            self.padding.pad(qkv),
+            plan,
+            num_heads=num_heads,
+            num_key_heads=num_key_heads,
+            dropout=dropout,
+        )
         return self.padding.unpad(cells)
 
 
@@ -267,8 +320,17 @@ class VarlenAttention:
         """The same rows, with tokens that see only `reach` tokens to either side."""
         return replace(self, window=(reach, reach))
 
+    def causal(self) -> "VarlenAttention":
+        """The same rows, with tokens that see only themselves and earlier tokens."""
+        return replace(self, window=BACKWARDS)
+
     def __call__(
-        self, qkv: Float[Tensor, "tokens three_width"], *, num_heads: int, dropout: float
+        self,
+        qkv: Float[Tensor, "tokens qkv_width"],
+        *,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        dropout: float,
     ) -> Float[Tensor, "tokens width"]:
         """Let the tokens of each row attend to one another (see `attend`).
 
@@ -280,15 +342,17 @@ class VarlenAttention:
                 f"the kernels that serve have no dropout, got {dropout}; "
                 "train on a backbone that is not packed"
             )
-        query, key, value = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)
+        shared = num_key_heads or num_heads
+        heads = qkv.view(len(qkv), num_heads + 2 * shared, -1)
+        query, key, value = torch.split(heads, [num_heads, shared, shared], dim=1)
         context = _flash_attention(query, key, value, self.bounds, self.longest, self.window)
         return context.flatten(1)
 
 
 def _flash_attention(
     query: Float[Tensor, "tokens heads head_width"],
-    key: Float[Tensor, "tokens heads head_width"],
-    value: Float[Tensor, "tokens heads head_width"],
+    key: Float[Tensor, "tokens key_heads head_width"],
+    value: Float[Tensor, "tokens key_heads head_width"],
     bounds: Int32[Tensor, " bounds"],
     longest: int,
     window: tuple[int, int],
@@ -309,7 +373,12 @@ def _flash_attention(
     # This module imports torch's compiler, which takes as long to import as torch itself.
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - for some builds alone
 
-    context = varlen_attn(query, key, value, bounds, bounds, longest, longest, window_size=window)
+    # A version without shared heads raises an error for this option, and another form of attention
+    # serves instead.
+    options: dict[str, Any] = {} if key.shape == query.shape else {"enable_gqa": True}
+    context = varlen_attn(
+        query, key, value, bounds, bounds, longest, longest, window_size=window, **options
+    )
     if isinstance(context, tuple):
         raise TypeError("varlen_attn gave more than was asked for")
     return context

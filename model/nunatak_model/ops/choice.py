@@ -5,7 +5,8 @@ each fast kernel is compared with the plain form before the server is ready: on 
 widths and in the number format of the backbone. A kernel that fails or differs is replaced by the
 next slower form, with one warning.
 
-Axes: tokens = packed tokens of the rows, slots = places of a page, in, out = widths of a map.
+Axes: tokens = packed tokens of the rows, slots = places of a page, in, out = widths of a map,
+qkv_width = query, key and value of all heads, width = the query heads side by side.
 """
 
 import logging
@@ -21,6 +22,7 @@ from torch import Tensor
 from nunatak_contract.errors import NunatakError
 from nunatak_model.config import BackboneConfig
 from nunatak_model.ops.attention import (
+    Attention,
     PlanAttention,
     attention_by_runs,
     can_attend_varlen,
@@ -95,6 +97,9 @@ def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device)
     """The operations that should be the fastest for such a backbone on this device; unproven."""
     if device.type != "cuda":
         return PLAIN_OPS
+    if config.has_pair_terms:
+        # Their attention is by runs, and the products of distances serve each task by itself.
+        return Ops(sum_rows=sum_by_segment)
     varlen = can_attend_varlen(dtype, device, head_width=config.head_width)
     _, memory = torch.cuda.mem_get_info(device)
     return Ops(
@@ -197,20 +202,24 @@ def _attends_alike(
     attention: PlanAttention, *, config: BackboneConfig, dtype: torch.dtype, device: torch.device
 ) -> bool:
     lengths = [min(length, config.max_tokens) for length in LENGTHS]
-    qkv = _random(sum(lengths), 3 * config.hidden_width, device=device).to(dtype)
+    qkv = _random(sum(lengths), sum(config.qkv_widths), device=device).to(dtype)
     fast, plain = attention(lengths, device), attention_by_runs(lengths, device)
     if not torch.equal(fast.positions(), plain.positions()):
         return False
-    pairs = [(fast, plain)]
+    pairs = [(fast.causal(), plain.causal()) if config.is_causal else (fast, plain)]
     if config.reach is not None:
         pairs.append((fast.narrow(config.reach), plain.narrow(config.reach)))
     return all(
-        _is_near(
-            one(qkv, num_heads=config.num_heads, dropout=0.0),
-            other(qkv.float(), num_heads=config.num_heads, dropout=0.0),
-            TOLERANCE,
-        )
+        _is_near(_attended(one, qkv, config), _attended(other, qkv.float(), config), TOLERANCE)
         for one, other in pairs
+    )
+
+
+def _attended(
+    attention: Attention, qkv: Float[Tensor, "tokens qkv_width"], config: BackboneConfig
+) -> Float[Tensor, "tokens width"]:
+    return attention(
+        qkv, num_heads=config.num_heads, num_key_heads=config.num_shared_heads, dropout=0.0
     )
 
 

@@ -402,9 +402,11 @@ def can_group(config: BackboneConfig, *, dtype: torch.dtype, device: torch.devic
     alignment = ALIGNMENT_BYTES // dtype.itemsize
     return (
         device.type == "cuda"
+        and not config.has_pair_terms
         and dtype is GROUPED_DTYPE
         and config.hidden_width % alignment == 0
         and config.intermediate_width % alignment == 0
+        and all(width % alignment == 0 for width in config.qkv_widths)
         and torch.version.hip is None
         and torch.cuda.get_device_capability(device) in GROUPED_CAPABILITIES
     )

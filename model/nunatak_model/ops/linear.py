@@ -1,4 +1,4 @@
-"""Operations on each token alone: linear maps, activations, layer norms.
+"""Operations on each token alone: linear maps, activations, norms.
 
 A linear map is plain, packed, grouped (`ops.grouped`) or in 8-bit integers (`ops.int8`).
 
@@ -6,10 +6,12 @@ A packed weight lies in the blocked layout of oneDNN, the CPU's matrix kernels. 
 rearrange a packed weight. Packing keeps the numbers and the bytes, but cannot have gradients:
 packing is for serving.
 
-Axes: tokens = packed tokens, in, out = widths of the map, width = hidden width.
+Axes: tokens = packed tokens, in, out = widths of the map, width = hidden width, or the width
+of one head.
 """
 
 from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -66,23 +68,65 @@ def activate(x: Tensor, activation: Activation, *, in_place: bool = False) -> Te
             return functional.leaky_relu(x)
 
 
+@runtime_checkable
+class ApplyNorm(Protocol):
+    """A norm of each token: `layer_norm` or `rms_norm`."""
+
+    def __call__(
+        self,
+        x: Float[Tensor, "tokens *heads width"],
+        norm: Norm,
+        *,
+        epsilon: float,
+        groups: SlotGroups | None = None,
+    ) -> Float[Tensor, "tokens *heads width"]:
+        """Normalise each token; with `groups`, by stacked parameters."""
+        ...
+
+
 def layer_norm(
     x: Float[Tensor, "tokens width"],
-    norm: Norm,
+    norm: Norm | None,
     *,
     epsilon: float,
     groups: SlotGroups | None = None,
 ) -> Float[Tensor, "tokens width"]:
-    """Normalise each token over its width; with `groups`, by stacked gains and offsets.
+    """Normalise each token over its width, if there is a norm.
+
+    With `groups`, gains and offsets are stacked.
 
     Semantics:
         for token in tokens:
             centred = x[token] - mean(x[token])
             y[token] = centred / sqrt(mean(centred**2) + epsilon) * norm.weight + norm.bias
     """
+    if norm is None:
+        return x
     if groups is not None:
         return grouped_layer_norm(x, norm.weight, norm.bias, groups, epsilon=epsilon)
     return torch.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, epsilon)
+
+
+def rms_norm(
+    x: Float[Tensor, "tokens *heads width"],
+    norm: Norm,
+    *,
+    epsilon: float,
+    groups: SlotGroups | None = None,
+) -> Float[Tensor, "tokens *heads width"]:
+    """Divide each token, or each head of it, by its root mean square (Zhang and Sennrich 2019).
+
+    arXiv:1910.07467, eq. 4. Such a norm has no offset. With `groups`, gains are stacked.
+
+    Semantics:
+        for token in tokens:
+            y[token] = x[token] / sqrt(mean(x[token]**2) + epsilon) * norm.weight
+    """
+    gain = norm.weight
+    if groups is not None:
+        gain = gain.index_select(0, groups.slot_of)
+        gain = gain.view(len(x), *(1 for _ in x.shape[1:-1]), -1)
+    return functional.rms_norm(x, x.shape[-1:], eps=epsilon) * gain
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

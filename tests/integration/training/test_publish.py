@@ -53,7 +53,9 @@ METHODS = [
 QUICK: dict[str, JsonValue] = {"epochs": 3, "min_steps": 0, "batch_size": 16, "max_length": 32}
 
 
-@pytest.fixture(name="backbone", scope="module", params=["bert", "modernbert"])
+@pytest.fixture(
+    name="backbone", scope="module", params=["bert", "deberta-v2", "modernbert", "qwen3"]
+)
 def make_backbone(request: pytest.FixtureRequest) -> Backbone:
     return tiny_backbone(num_layers=3, family=request.param)
 

@@ -30,6 +30,7 @@ def test_every_dense_head_comes_back_from_its_record(pooling: Pooling, block: De
         (HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=2), ("O", "B-X")),
         (HeadSpec(kind=HeadKind.QUESTION_ANSWERING, num_labels=2), ()),
         (HeadSpec(kind=HeadKind.RANKING, num_labels=1, pooling=Pooling.FIRST), ()),
+        (HeadSpec(num_labels=2, pooling=Pooling.LAST, bias=False, padding_id=0), ("no", "yes")),
     ],
     ids=lambda it: it.kind if isinstance(it, HeadSpec) else "",
 )

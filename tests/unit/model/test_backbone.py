@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from doubles.backbones import tiny_backbone
+from doubles.backbones import FAMILIES, tiny_backbone
 from doubles.refusals import raises
 from doubles.tasks import LABELS, random_parameters, spec_of
 from nunatak_contract.methods import QUERY_AND_VALUE, Full, HeadOnly, Lora, Method, TopK
@@ -26,7 +26,7 @@ from nunatak_model import (
 TEXTS = ["where is my parcel?", "it is late, and nobody answers"]
 
 
-@pytest.fixture(scope="module", params=["bert", "modernbert"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def whole(request: pytest.FixtureRequest) -> Backbone:
     return tiny_backbone(num_layers=4, family=request.param)
 

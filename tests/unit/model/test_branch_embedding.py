@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from doubles.backbones import Family, tiny_backbone
+from doubles.backbones import FAMILIES, Family, tiny_backbone
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import TopK
@@ -12,7 +12,7 @@ from nunatak_model import Row, TrunkCache, build_branch, embedding_branch, forwa
 TEXTS = ["where is my parcel?", "a", "no, not that one; the other one!"]
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("pooling", Pooling)
 def test_an_embedding_is_the_pooled_state_above_the_last_layer(
     family: Family, pooling: Pooling
@@ -27,8 +27,8 @@ def test_an_embedding_is_the_pooled_state_above_the_last_layer(
     states = run_trunk(backbone, encodings, depth=depth).hidden
     for encoding, vector in zip(encodings, vectors, strict=True):
         state = states[encoding]
-        expected = state.mean(0) if pooling is Pooling.MEAN else state[0]
-        assert torch.allclose(vector, expected, atol=1e-5)
+        ways = {Pooling.MEAN: state.mean(0), Pooling.FIRST: state[0], Pooling.LAST: state[-1]}
+        assert torch.allclose(vector, ways[pooling], atol=1e-5)
 
 
 def test_an_embedding_owns_no_bytes_and_shares_every_layer() -> None:

@@ -56,7 +56,7 @@ def recorded(backbone: Backbone, record: Record) -> TrunkGraphs:
     return graphs
 
 
-@pytest.fixture(scope="module", params=["bert", "modernbert"])
+@pytest.fixture(scope="module", params=["bert", "modernbert", "qwen3"])
 def backbone(request: pytest.FixtureRequest) -> Backbone:
     family: Family = request.param
     return with_gpu_kernels(tiny_backbone(family=family, num_layers=3))

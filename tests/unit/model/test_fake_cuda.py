@@ -69,6 +69,8 @@ METHODS: tuple[Method, ...] = (
 )
 GROUPED = {(9, 0), (10, 0)}
 FLASH_FROM = (8, 0)
+WITH_PAIR_TERMS = ("deberta-v2", "mpnet")
+"""Families whose attention no fast kernel computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,14 @@ DEVICES: tuple[tuple[tuple[int, int], Family, torch.dtype], ...] = (
     ((9, 0), "bert", HALF),
     ((9, 0), "modernbert", HALF),
     ((10, 0), "roberta", HALF),
+    ((8, 0), "llama", HALF),
+    ((9, 0), "qwen3", HALF),
     ((10, 0), "bert", WHOLE),
+    ((8, 6), "distilbert", HALF),
+    ((9, 0), "electra", HALF),
+    ((9, 0), "deberta-v2", HALF),
+    ((8, 0), "deberta-v2", WHOLE),
+    ((9, 0), "mpnet", HALF),
 )
 CASES = [
     Case(capability=capability, family=family, dtype=dtype) for capability, family, dtype in DEVICES
@@ -197,14 +206,15 @@ def test_every_method_runs_on_every_device_without_waiting_for_it(case: Case) ->
                 assert (found.device, found.dtype) == (CUDA, torch.float32)
         assert trunk.stats.hits > 0
 
+    has_terms = case.family in WITH_PAIR_TERMS
     has_flash = case.dtype is not WHOLE and case.capability >= FLASH_FROM
     is_grouped = case.dtype is HALF and case.capability in GROUPED
     expected = {
-        "flash_attention": has_flash,
-        "padded_attention": not has_flash,
+        "flash_attention": has_flash and not has_terms,
+        "padded_attention": not has_flash and not has_terms,
         "segment_sums": True,
-        "grouped_products": is_grouped,
-        "padded_products": not is_grouped,
+        "grouped_products": is_grouped and not has_terms,
+        "padded_products": not is_grouped and not has_terms,
     }
     assert backbone.fast_kernels == tuple(name for name, is_fast in expected.items() if is_fast)
 
@@ -331,7 +341,7 @@ class RefuseHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
 def test_what_is_recorded_takes_nothing_from_the_host(family: Family) -> None:
     num_recorded = 0
 

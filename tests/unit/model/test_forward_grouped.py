@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from doubles.backbones import Family, tiny_backbone
+from doubles.backbones import BYTES, Family, tiny_backbone
 from doubles.serving_kernels import banks_of, with_gpu_kernels
 from nunatak_contract.enums import AdapterInput, HeadKind, LinearMap, Norms
 from nunatak_contract.methods import (
@@ -107,14 +107,14 @@ def groups(request: pytest.FixtureRequest) -> PlanGroups:
 
 
 @pytest.mark.parametrize("page_bytes", [1, 20_000, 2**28], ids=["lone", "some", "all"])
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "llama", "qwen3"])
 def test_grouped_tasks_answer_as_each_by_itself(
     family: Family, page_bytes: int, groups: PlanGroups
 ) -> None:
     """Pages of one slot, of some, of all: the answers are the same for every grouping."""
     plain = tiny_backbone(family=family)
     served = with_gpu_kernels(plain, groups=groups, page_bytes=page_bytes)
-    methods = METHODS if family == "modernbert" else [*METHODS, FROZEN_NORMS]
+    methods = METHODS if family in BYTES else [*METHODS, FROZEN_NORMS]
     stored = [
         stored_branch(plain, methods[index // COPIES], index)
         for index in range(COPIES * len(methods))

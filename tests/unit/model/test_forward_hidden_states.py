@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from doubles.backbones import Family, tiny_backbone
+from doubles.backbones import FAMILIES, Family, tiny_backbone
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
 from nunatak_model import (
@@ -20,7 +20,7 @@ from nunatak_model import (
 TEXTS = ("abc de", "f", "ghij klm no")
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_states_of_the_backbone_match_the_trunk_at_every_depth(family: Family) -> None:
     backbone = tiny_backbone(num_layers=3, family=family)
     inputs = backbone.tokenizer.encode(TEXTS, max_length=32)

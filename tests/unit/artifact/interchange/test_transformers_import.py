@@ -12,7 +12,7 @@ from safetensors.torch import (
 )
 from torch import Tensor
 
-from doubles.backbones import Family, save_tiny_backbone
+from doubles.backbones import ANSWERING, Family, save_tiny_backbone
 from doubles.checkpoints import branch_of, encodings, logits, save_checkpoint
 from doubles.published import TwinFactory
 from doubles.refusals import raises
@@ -29,7 +29,7 @@ KINDS = (
 METHODS: tuple[Method, ...] = (HeadOnly(), TopK(num_layers=1), TopK(num_layers=3), Full())
 
 
-@pytest.fixture(scope="module", params=["bert", "roberta", "modernbert"])
+@pytest.fixture(scope="module", params=ANSWERING)
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:
@@ -269,9 +269,9 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
         "it is a BertForMaskedLM",
     ),
     "another-architecture": (
-        lambda it: edit(it / "config.json", model_type="deberta-v2"),
+        lambda it: edit(it / "config.json", model_type="albert"),
         "unsupported_import",
-        "'deberta-v2'",
+        "'albert'",
     ),
     "missing-field": (
         lambda it: edit(it / "config.json", hidden_size=...),

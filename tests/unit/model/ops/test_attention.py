@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nunatak_model.ops.attention import attend, narrow, plan_attention
+from nunatak_model.ops.attention import attend, attention_by_runs, narrow, plan_attention
 
 CPU = torch.device("cpu")
 NUM_HEADS, HEAD_WIDTH = 2, 4
@@ -38,6 +38,25 @@ def test_a_token_sees_its_row_and_no_further_than_its_reach(lengths: list[int], 
     for first, last in pairwise(offsets):
         expected = one_row_by_hand(qkv[first:last], reach)
         torch.testing.assert_close(seen[first:last], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("num_shared", [1, 2])
+def test_a_causal_token_sees_itself_and_earlier_tokens_by_shared_heads(num_shared: int) -> None:
+    lengths, num_heads = [1, 9, 9, 30], 4
+    qkv = torch.randn(sum(lengths), (num_heads + 2 * num_shared) * HEAD_WIDTH)
+    plan = attention_by_runs(lengths, CPU).causal()
+
+    seen = plan(qkv, num_heads=num_heads, num_key_heads=num_shared, dropout=0.0)
+
+    for rows, found in zip(torch.split(qkv, lengths), torch.split(seen, lengths), strict=True):
+        heads = rows.view(len(rows), -1, HEAD_WIDTH)
+        for place in range(len(rows)):
+            for head in range(num_heads):
+                shared = num_heads + head * num_shared // num_heads
+                keys, values = heads[: place + 1, shared], heads[: place + 1, shared + num_shared]
+                weights = (keys @ heads[place, head] / HEAD_WIDTH**0.5).softmax(dim=0)
+                own = slice(head * HEAD_WIDTH, (head + 1) * HEAD_WIDTH)
+                torch.testing.assert_close(found[place, own], weights @ values, atol=1e-5, rtol=0)
 
 
 def test_rows_within_reach_need_no_band() -> None:

@@ -56,6 +56,21 @@ def test_a_window_is_as_wide_as_a_reach(lengths: list[int], reach: int) -> None:
 
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("num_shared", [1, 2])
+def test_causal_rows_and_shared_heads_are_those_of_attention_by_runs(
+    lengths: list[int], num_shared: int
+) -> None:
+    qkv = torch.randn(sum(lengths), (NUM_HEADS + 2 * num_shared) * HEAD_WIDTH)
+
+    seen, expected = (
+        plan(lengths, CPU).causal()(qkv, num_heads=NUM_HEADS, num_key_heads=num_shared, dropout=0.0)
+        for plan in (varlen_attention, attention_by_runs)
+    )
+
+    torch.testing.assert_close(seen, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_positions_found_on_the_device_are_those_counted_on_the_host(lengths: list[int]) -> None:
     counted = attention_by_runs(lengths, CPU).positions()
 

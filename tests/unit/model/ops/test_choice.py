@@ -33,7 +33,7 @@ def prove(backbone: Backbone, ops: Ops) -> Ops:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("family", ["bert", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
 @pytest.mark.parametrize(
     ("groups", "names"),
     [
@@ -81,8 +81,14 @@ class Changed:
     def narrow(self, reach: int) -> Attention:
         return self if self.is_wide else replace(self, inner=self.inner.narrow(reach))
 
-    def __call__(self, qkv: Tensor, *, num_heads: int, dropout: float) -> Tensor:
-        return self.change(self.inner(qkv, num_heads=num_heads, dropout=dropout))
+    def causal(self) -> Attention:
+        return self if self.is_wide else replace(self, inner=self.inner.causal())
+
+    def __call__(
+        self, qkv: Tensor, *, num_heads: int, num_key_heads: int | None = None, dropout: float
+    ) -> Tensor:
+        context = self.inner(qkv, num_heads=num_heads, num_key_heads=num_key_heads, dropout=dropout)
+        return self.change(context)
 
 
 def spoil_last_token(values: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from doubles.backbones import Family, save_tiny_backbone, tiny_backbone
+from doubles.backbones import FAMILIES, Family, save_tiny_backbone, tiny_backbone
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
 from nunatak_model import (
@@ -34,7 +34,6 @@ from nunatak_model.ops.int8 import int8_product, quantized, restored
 from nunatak_model.weights import Linear, linear_from
 
 OUT, IN = 24, 16
-FAMILIES: tuple[Family, ...] = ("bert", "roberta", "modernbert")
 
 
 def quantized_map(*, bias: bool = True, seed: int = 0) -> Linear:

@@ -1,0 +1,266 @@
+"""Decoders: Llama and Qwen3, as embedding models, rerankers, reward models and guards.
+
+Touvron et al. 2023 (arXiv:2302.13971), sec. 2.2; Yang et al. 2025, "Qwen3 Technical Report"
+(arXiv:2505.09388), sec. 2. A token sees only itself and earlier tokens, so heads read the last
+token. Groups of query heads share heads of keys and values. Norms have no offset and subtract no
+mean. Qwen3 also has norms for the heads of queries and keys.
+
+The embeddings are word embeddings alone. The map from states to words (`lm_head`) is no part of the
+encoder.
+
+Axes: tokens = packed tokens of the rows, width = hidden width.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_contract.enums import Pooling
+from nunatak_contract.heads import DenseBlock
+from nunatak_model.architectures.base import RunLayer
+from nunatak_model.architectures.prenorm import run_prenorm_layer
+from nunatak_model.architectures.rotary import Rope, read_flat_rope, rotary
+from nunatak_model.config import BackboneConfig, read_activation
+from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.layer import MixedLayer
+from nunatak_model.ops.attention import Attention
+from nunatak_model.ops.device import flattened
+from nunatak_model.ops.linear import rms_norm
+from nunatak_model.text.encoding import Encoding
+from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
+
+MODEL_TYPES = ("llama", "qwen3")
+THETA = 10_000.0
+DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    "llama": {
+        "vocab_size": 32_000,
+        "intermediate_size": 11_008,
+        "max_position_embeddings": 2048,
+        "num_key_value_heads": None,
+        "head_dim": None,
+    },
+    "qwen3": {
+        "vocab_size": 151_936,
+        "intermediate_size": 22_016,
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+    },
+}
+SHARED_DEFAULTS: Mapping[str, object] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+"""Defaults of transformers for missing fields."""
+WHOLE, SLIDING = "full_attention", "sliding_attention"
+WINDOW, FULL_LAYERS = 4096, 28
+"""Qwen3's defaults of `sliding_window` and `max_window_layers`."""
+
+WORDS, FINAL_NORM = "embed_tokens.weight", "norm.weight"
+LAYER = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "query_norm": ("self_attn.q_norm",),
+    "key_norm": ("self_attn.k_norm",),
+    "attention_output": ("self_attn.o_proj",),
+    "attention_norm": ("input_layernorm",),
+    "feedforward_in": ("mlp.gate_proj", "mlp.up_proj"),
+    "feedforward_out": ("mlp.down_proj",),
+    "output_norm": ("post_attention_layernorm",),
+}
+HEAD_SOURCES: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(BackboneConfig):
+    """The fields of decoders in addition to the common fields."""
+
+    rope: Rope
+    attention_bias: bool
+    feedforward_bias: bool
+    has_head_norms: bool
+    """Whether queries and keys of each head have a norm, as in Qwen3."""
+
+
+def config_from(raw: dict[str, Any]) -> DecoderConfig:
+    """Read transformers' `config.json`, in its spelling before and since version 5.
+
+    Raises:
+        UnsupportedBackboneError: a variant whose layers have different computations.
+    """
+    is_qwen = raw["model_type"] == "qwen3"
+    fields = read_fields(raw, DEFAULTS[raw["model_type"]])
+    if raw.get("is_causal") is False:
+        raise UnsupportedBackboneError(
+            f"expected a {raw['model_type']} in which tokens see earlier tokens alone, got "
+            "is_causal=False"
+        )
+    if is_qwen:
+        _check_windows(raw, fields["num_layers"])
+        # Qwen3 has no setting for these biases.
+        fields["feedforward_bias"] = False
+    return DecoderConfig(
+        **fields,
+        is_causal=True,
+        has_score_bias=False,
+        has_head_norms=is_qwen,
+    )
+
+
+def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of a `DecoderConfig` that all models with Llama's layers share.
+
+    Raises:
+        UnsupportedBackboneError: a variant whose layers have different computations.
+    """
+    raw = {**SHARED_DEFAULTS, **defaults, **raw}
+    if "AutoModel" in (raw.get("auto_map") or {}):
+        raise UnsupportedBackboneError(
+            f"expected transformers' own {raw['model_type']}, got a model with code of its own "
+            f"(auto_map names {raw['auto_map']['AutoModel']!r}), which is never run here and may "
+            "compute otherwise; remove auto_map in a copy of the folder if it does not"
+        )
+    num_heads: int = raw["num_attention_heads"]
+    num_shared: int = raw["num_key_value_heads"] or num_heads
+    if num_heads % num_shared:
+        raise UnsupportedBackboneError(
+            f"num_attention_heads must be a multiple of num_key_value_heads, got {num_heads} and "
+            f"{num_shared}"
+        )
+    head_width: int = raw["head_dim"] or raw["hidden_size"] // num_heads
+    if head_width % 2:
+        raise UnsupportedBackboneError(
+            f"rotary positions need heads of an even width, got head_dim={head_width}"
+        )
+    padding_id: int | None = raw.get("pad_token_id")
+    return {
+        "model_type": raw["model_type"],
+        "vocab_size": raw["vocab_size"],
+        "hidden_width": raw["hidden_size"],
+        "num_layers": raw["num_hidden_layers"],
+        "num_heads": num_heads,
+        "num_shared_heads": num_shared,
+        "own_head_width": head_width,
+        "intermediate_width": raw["intermediate_size"],
+        "num_positions": raw["max_position_embeddings"],
+        "position_offset": 0,
+        "num_token_types": 1,
+        "padding_id": -1 if padding_id is None else padding_id,
+        "layer_norm_epsilon": raw["rms_norm_eps"],
+        "activation": read_activation("hidden_act", raw["hidden_act"]),
+        "counts_positions_from_padding": False,
+        "reach": None,
+        "rope": read_flat_rope(raw, default_theta=THETA),
+        "attention_bias": raw["attention_bias"],
+        "feedforward_bias": raw["mlp_bias"],
+    }
+
+
+def _check_windows(raw: Mapping[str, Any], num_layers: int) -> None:
+    window = raw.get("sliding_window", WINDOW) if raw.get("use_sliding_window") else None
+    full_layers: int = raw.get("max_window_layers", FULL_LAYERS)
+    kinds: list[str] = raw.get("layer_types") or [
+        SLIDING if window is not None and index >= full_layers else WHOLE
+        for index in range(num_layers)
+    ]
+    if set(kinds) != {WHOLE}:
+        raise UnsupportedBackboneError(
+            f"expected a qwen3 with {WHOLE} in all layers, got "
+            f"use_sliding_window={raw.get('use_sliding_window', False)} and layers of "
+            f"{', '.join(sorted(set(kinds)))}"
+        )
+
+
+def identity(config: DecoderConfig) -> str:
+    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors.
+
+    The padding token is left out, because only heads read it.
+    """
+    return layer_facts("decoder", config)
+
+
+def layer_facts(family: str, config: DecoderConfig) -> str:
+    """Return the facts that decide what Llama's layers compute."""
+    return json.dumps(
+        {
+            "family": family,
+            "num_heads": config.num_heads,
+            "num_key_heads": config.num_key_heads,
+            "rope": config.rope.facts(),
+            "norm_epsilon": config.layer_norm_epsilon,
+            "activation": config.activation,
+        },
+        sort_keys=True,
+    )
+
+
+def source_names(target: str) -> tuple[str, ...]:
+    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
+    if target == "embeddings.word":
+        return (WORDS,)
+    _, layer, part, kind = target.split(".")
+    if part == "final_norm":
+        return (FINAL_NORM,)
+    return tuple(f"layers.{layer}.{name}.{kind}" for name in LAYER[part])
+
+
+def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | None:
+    """None: transformers' heads of decoders have no dense block."""
+    del config, pooling
+
+
+def embedding_shapes(config: DecoderConfig) -> Shapes:
+    """Names and shapes of the embeddings: only the words."""
+    return {"embeddings.word": (config.vocab_size, config.hidden_width)}
+
+
+def layer_shapes(layer: int, config: DecoderConfig) -> Shapes:
+    """Names and shapes of one layer; the last layer has one more norm."""
+    prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
+    attention, feedforward = config.attention_bias, config.feedforward_bias
+    query, key, value = config.qkv_widths
+    norms = ["attention_norm", "output_norm"]
+    shapes: Shapes = {
+        **linear_shapes(f"{prefix}.qkv", out=query + key + value, into=width, bias=attention),
+        **linear_shapes(f"{prefix}.attention_output", out=width, into=query, bias=attention),
+        **linear_shapes(f"{prefix}.feedforward_in", out=2 * inner, into=width, bias=feedforward),
+        **linear_shapes(f"{prefix}.feedforward_out", out=width, into=inner, bias=feedforward),
+    }
+    if config.has_head_norms:
+        for norm in ("query_norm", "key_norm"):
+            shapes |= norm_shapes(f"{prefix}.{norm}", config.head_width, bias=False)
+    if layer == config.num_layers - 1:
+        norms.append("final_norm")
+    for norm in norms:
+        shapes |= norm_shapes(f"{prefix}.{norm}", width, bias=False)
+    return shapes
+
+
+def embed(
+    encodings: Sequence[Encoding], tables: EmbeddingWeights, config: DecoderConfig
+) -> Float[Tensor, "tokens width"]:
+    """Word embeddings; the attention adds the positions."""
+    del config
+    ids = flattened((encoding.token_ids for encoding in encodings), tables.word.device)
+    return functional.embedding(ids, tables.word)
+
+
+def plan_layers(attention: Attention, config: DecoderConfig) -> RunLayer:
+    """All layers share the attention to earlier tokens."""
+    attend = rotary(attention.causal(), attention.positions(), config.rope, config)
+
+    def run(
+        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        return run_prenorm_layer(hidden, layer, attend, config, norm=rms_norm, dropout=dropout)
+
+    return run

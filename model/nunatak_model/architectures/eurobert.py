@@ -1,0 +1,93 @@
+"""EuroBERT: Llama's layers, in which every token sees all others.
+
+Boizard et al. 2025, "EuroBERT: Scaling Multilingual Encoders for European Languages"
+(arXiv:2503.05500), sec. 2.1.
+
+Axes: tokens = packed tokens of the rows, width = hidden width.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from nunatak_contract.enums import Activation, HeadNorm, Pooling
+from nunatak_contract.heads import DenseBlock
+from nunatak_model.architectures.base import RunLayer
+from nunatak_model.architectures.decoder import (
+    DecoderConfig,
+    embed,
+    embedding_shapes,
+    layer_facts,
+    layer_shapes,
+    read_fields,
+    source_names,
+)
+from nunatak_model.architectures.prenorm import run_prenorm_layer
+from nunatak_model.architectures.rotary import rotary
+from nunatak_model.layer import MixedLayer
+from nunatak_model.ops.attention import Attention
+from nunatak_model.ops.linear import rms_norm
+
+__all__ = [
+    "HEAD_SOURCES",
+    "MODEL_TYPES",
+    "config_from",
+    "dense_block",
+    "embed",
+    "embedding_shapes",
+    "identity",
+    "layer_shapes",
+    "plan_layers",
+    "source_names",
+]
+
+MODEL_TYPES = ("eurobert",)
+DEFAULTS: Mapping[str, object] = {
+    "vocab_size": 128_256,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": 128_001,
+}
+"""Defaults of transformers for missing fields."""
+HEAD_SOURCES: Mapping[str, str] = {"head.dense": "dense"}
+BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
+
+
+def config_from(raw: dict[str, Any]) -> DecoderConfig:
+    """Read transformers' `config.json`.
+
+    Raises:
+        UnsupportedBackboneError: a variant whose layers have different computations.
+    """
+    return DecoderConfig(**read_fields(raw, DEFAULTS), has_head_norms=False)
+
+
+def identity(config: DecoderConfig) -> str:
+    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
+    return layer_facts("eurobert", config)
+
+
+def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | None:
+    """The block of sequence heads; heads that read tokens have none."""
+    del config
+    return None if pooling is None else BLOCK
+
+
+def plan_layers(attention: Attention, config: DecoderConfig) -> RunLayer:
+    """All layers share the attention."""
+    attend = rotary(attention, attention.positions(), config.rope, config)
+
+    def run(
+        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        return run_prenorm_layer(hidden, layer, attend, config, norm=rms_norm, dropout=dropout)
+
+    return run

@@ -1,0 +1,174 @@
+"""MPNet: BERT's layers with a bias for each distance between two tokens (Song et al. 2020).
+
+"MPNet: Masked and Permuted Pre-training for Language Understanding" (arXiv:2004.09297). The biases
+are T5's (Raffel et al. 2020, arXiv:1910.10683, sec. 2.1): far distances share a bias, and all
+layers share one table of biases.
+
+Axes: tokens = packed tokens of the rows, width = hidden width, heads = attention heads, distances =
+distances between two tokens of the longest row.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nunatak_model.architectures import bert
+from nunatak_model.architectures.base import RunLayer
+from nunatak_model.config import BackboneConfig
+from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.layer import MixedLayer, mixed_qkv
+from nunatak_model.ops.attention import Attention
+from nunatak_model.ops.device import to_device
+from nunatak_model.ops.pair_attention import (
+    attend_with_terms,
+    by_pair,
+    by_runs,
+    distances,
+    runs_within,
+)
+from nunatak_model.weights import RELATIVE, RelativePositions, Shapes
+
+MODEL_TYPES = ("mpnet",)
+PADDING_ID = 1
+"""transformers' code has this number, whatever `config.json` says."""
+NUM_BUCKETS, FARTHEST = 32, 128
+"""Number of biases of each head, and the distance from which all share the last; also fixed."""
+DEFAULTS: Mapping[str, object] = {
+    **bert.DEFAULTS,
+    "vocab_size": 30_527,
+    "pad_token_id": PADDING_ID,
+    "relative_attention_num_buckets": NUM_BUCKETS,
+}
+"""Defaults of transformers for missing fields."""
+EMBEDDINGS = {
+    **{ours: it for ours, it in bert.EMBEDDINGS.items() if ours != "embeddings.token_type"},
+    RELATIVE: "encoder.relative_attention_bias.weight",
+}
+LAYER = {
+    **bert.LAYER,
+    "qkv": ("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    "attention_output": ("attention.attn.o",),
+    "attention_norm": ("attention.LayerNorm",),
+}
+HEAD_SOURCES, dense_block = bert.HEAD_SOURCES, bert.dense_block
+embed, layer_shapes = bert.embed, bert.layer_shapes
+
+
+def config_from(raw: dict[str, Any]) -> BackboneConfig:
+    """Read transformers' `config.json`.
+
+    Raises:
+        UnsupportedBackboneError: a variant with different computations.
+    """
+    raw = {**DEFAULTS, **raw}
+    if raw["relative_attention_num_buckets"] != NUM_BUCKETS:
+        raise UnsupportedBackboneError(
+            f"expected relative_attention_num_buckets={NUM_BUCKETS}, the number that transformers' "
+            f"MPNet reads, got {raw['relative_attention_num_buckets']!r}"
+        )
+    if raw["pad_token_id"] != PADDING_ID:
+        raise UnsupportedBackboneError(
+            f"expected pad_token_id={PADDING_ID}, from which transformers' MPNet counts positions, "
+            f"got {raw['pad_token_id']!r}"
+        )
+    fixed = {"type_vocab_size": 1, "position_embedding_type": None}
+    return replace(bert.read_encoder({**raw, **fixed}, from_padding=True), has_pair_terms=True)
+
+
+def identity(config: BackboneConfig) -> str:
+    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
+    return bert.identity_of("mpnet", config)
+
+
+def source_names(target: str) -> tuple[str, ...]:
+    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
+    return bert.sources_in(target, EMBEDDINGS, "encoder.layer", LAYER)
+
+
+def embedding_shapes(config: BackboneConfig) -> Shapes:
+    """Names and shapes of the embeddings, with the biases of distances."""
+    shapes = bert.embedding_shapes(config)
+    return {
+        **{name: it for name, it in shapes.items() if name in EMBEDDINGS},
+        RELATIVE: (NUM_BUCKETS, config.num_heads),
+    }
+
+
+def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
+    """Prepare the buckets of all distances; all layers share them."""
+    runs = by_runs(attention)
+    longest = max(run.length for run in runs.plan)
+    buckets = to_device([_bucket(it) for it in distances(longest)], runs.device)
+
+    def attend(
+        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, dropout: float
+    ) -> Float[Tensor, "tokens width"]:
+        qkv = mixed_qkv(hidden, layer)
+        parts = list[Tensor]()
+        for tokens, relative in _pieces(layer, len(hidden)):
+            biases = relative.table.index_select(0, buckets).t().to(qkv.dtype)
+            part = attend_with_terms(
+                qkv[tokens],
+                runs_within(runs.plan, tokens),
+                partial(_terms, biases=biases),
+                num_heads=config.num_heads,
+                scale=config.head_width**-0.5,
+                dropout=dropout,
+            )
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    return partial(bert.run_layer, attend=attend, config=config)
+
+
+def _pieces(layer: MixedLayer, num_tokens: int) -> Iterator[tuple[slice, RelativePositions]]:
+    """Adjacent tokens with the same biases: a task's own, or the backbone's."""
+    start = 0
+    for span, weights in layer.own:
+        if weights.relative is not None:
+            if start < span.tokens.start:
+                yield slice(start, span.tokens.start), layer.shared_relative()
+            yield span.tokens, weights.relative
+            start = span.tokens.stop
+    if start < num_tokens:
+        yield slice(start, num_tokens), layer.shared_relative()
+
+
+def _terms(
+    query: Float[Tensor, "rows heads length head_width"],
+    key: Float[Tensor, "rows heads length head_width"],
+    *,
+    biases: Float[Tensor, "heads distances"],
+) -> Float[Tensor, "1 heads length length"]:
+    del key
+    return by_pair(biases, query.shape[2]).unsqueeze(0)
+
+
+def _bucket(distance: int) -> int:
+    """The row of the table for the distance query - key; keys behind the query have the first."""
+    near = BUCKETS[min(abs(distance), FARTHEST)]
+    return near + NUM_BUCKETS // 2 if distance < 0 else near
+
+
+def _near_buckets() -> tuple[int, ...]:
+    """Buckets of the distances from 0 to `FARTHEST`.
+
+    These are transformers' operations in transformers' order: other roundings would move the
+    borders of the buckets.
+    """
+    half = NUM_BUCKETS // 2
+    exact = half // 2
+    distance = torch.arange(FARTHEST + 1)
+    share = torch.log(distance.float() / exact) / math.log(FARTHEST / exact)
+    far = exact + (share * (half - exact)).to(torch.long)
+    buckets = torch.where(distance < exact, distance, far.clamp(max=half - 1))
+    return tuple(int(it) for it in buckets)
+
+
+BUCKETS = _near_buckets()

@@ -1,0 +1,304 @@
+"""NomicBERT and GTE: BERT's layers with rotary positions and gated feed-forward blocks.
+
+Nussbaum et al. 2024, "Nomic Embed" (arXiv:2402.01613), sec. 3.1; Zhang et al. 2024, "mGTE"
+(arXiv:2407.19669), sec. 2.1. The norms follow the blocks, as in BERT. GTE has biases, and stores
+the two halves of the first feed-forward map in the other order.
+
+The names of tensors are those of the published checkpoints, which transformers writes, too.
+
+Axes: tokens = packed tokens of the rows, width = hidden width.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+from nunatak_contract.enums import LinearMap, Pooling
+from nunatak_contract.heads import TANH_BLOCK, DenseBlock
+from nunatak_model.architectures.base import RunLayer
+from nunatak_model.architectures.prenorm import run_gated_block
+from nunatak_model.architectures.rotary import Rope, RotaryAttention, read_flat_rope, rotary
+from nunatak_model.config import BackboneConfig, read_activation
+from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
+from nunatak_model.ops.attention import Attention
+from nunatak_model.ops.device import flattened
+from nunatak_model.ops.linear import layer_norm
+from nunatak_model.text.encoding import Encoding
+from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
+
+NOMIC, GTE = MODEL_TYPES = ("nomic_bert", "gte")
+SHARED_DEFAULTS: Mapping[str, object] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-12,
+}
+DEFAULTS: Mapping[str, Mapping[str, object]] = {
+    NOMIC: {
+        "vocab_size": 30_528,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "type_vocab_size": 2,
+        "pad_token_id": 0,
+        "head_dim": None,
+    },
+    GTE: {
+        "vocab_size": 250_048,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 8192,
+        "type_vocab_size": 1,
+        "pad_token_id": 1,
+        "head_dim": None,
+    },
+}
+"""Defaults of transformers for missing fields."""
+THETAS = {NOMIC: 1000.0, GTE: 160_000.0}
+OLD_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+"""Names in the first configurations of NomicBERT, which transformers does not read."""
+OLD_SETTINGS: Mapping[str, object] = {
+    "activation_function": "swiglu",
+    "prenorm": False,
+    "use_rms_norm": False,
+    "parallel_block": False,
+    "qkv_proj_bias": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_scaling_factor": None,
+    "num_experts": 0,
+}
+"""Other settings there, each with the value by which transformers computes."""
+
+EMBEDDINGS = {
+    "embeddings.word": "embeddings.word_embeddings.weight",
+    "embeddings.token_type": "embeddings.token_type_embeddings.weight",
+}
+LAYERS: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
+    NOMIC: (
+        "emb_ln",
+        "encoder.layers",
+        {
+            "qkv": ("attn.Wqkv",),
+            "attention_output": ("attn.out_proj",),
+            "attention_norm": ("norm1",),
+            "feedforward_in": ("mlp.fc12", "mlp.fc11"),
+            "feedforward_out": ("mlp.fc2",),
+            "output_norm": ("norm2",),
+        },
+    ),
+    GTE: (
+        "embeddings.LayerNorm",
+        "encoder.layer",
+        {
+            "qkv": ("attention.qkv_proj",),
+            "attention_output": ("attention.o_proj",),
+            "attention_norm": ("attn_ln",),
+            "feedforward_in": ("mlp.up_gate_proj",),
+            "feedforward_out": ("mlp.down_proj",),
+            "output_norm": ("mlp_ln",),
+        },
+    ),
+}
+"""The norm of the embeddings, the layers, and the parts of a layer, by `model_type`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NomicConfig(BackboneConfig):
+    """The fields of NomicBERT and GTE in addition to the common fields."""
+
+    rope: Rope
+    has_token_types: bool
+    """Whether there is a table of token types."""
+
+    @property
+    def is_gte(self) -> bool:
+        """Whether the model is a GTE."""
+        return self.model_type == GTE
+
+
+class NomicArchitecture:
+    """One of the two architectures, which differ in names and biases."""
+
+    def __init__(self, model_type: str) -> None:
+        self._model_type = model_type
+        self.HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
+
+    def config_from(self, raw: dict[str, Any]) -> NomicConfig:
+        """Read transformers' `config.json`.
+
+        Raises:
+            UnsupportedBackboneError: a variant whose layers have different computations.
+        """
+        raw = {**SHARED_DEFAULTS, **DEFAULTS[self._model_type], **raw}
+        _check_old_settings(raw)
+        width, num_heads = raw["hidden_size"], raw["num_attention_heads"]
+        if raw["head_dim"] not in {None, width // num_heads}:
+            raise UnsupportedBackboneError(
+                f"expected heads of width {width // num_heads}, got head_dim={raw['head_dim']}"
+            )
+        return NomicConfig(
+            model_type=self._model_type,
+            vocab_size=raw["vocab_size"],
+            hidden_width=width,
+            num_layers=raw["num_hidden_layers"],
+            num_heads=num_heads,
+            intermediate_width=raw["intermediate_size"],
+            num_positions=raw["max_position_embeddings"],
+            position_offset=0,
+            num_token_types=max(1, raw["type_vocab_size"]),
+            padding_id=int(raw["pad_token_id"] or 0),
+            layer_norm_epsilon=raw["layer_norm_eps"],
+            activation=read_activation("hidden_act", raw["hidden_act"]),
+            counts_positions_from_padding=False,
+            reach=None,
+            rope=read_flat_rope(raw, default_theta=THETAS[self._model_type]),
+            has_token_types=raw["type_vocab_size"] > 0,
+        )
+
+    def identity(self, config: NomicConfig) -> str:
+        """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
+        return json.dumps(
+            {
+                "family": config.model_type,
+                "num_heads": config.num_heads,
+                "rope": config.rope.facts(),
+                "layer_norm_epsilon": config.layer_norm_epsilon,
+                "activation": config.activation,
+            },
+            sort_keys=True,
+        )
+
+    def source_names(self, target: str) -> tuple[str, ...]:
+        """Names, without prefix, of the stored tensors that make up our tensor `target`."""
+        norm, layers, parts = LAYERS[self._model_type]
+        if target in EMBEDDINGS:
+            return (EMBEDDINGS[target],)
+        if target.startswith("embeddings.norm."):
+            return (target.replace("embeddings.norm", norm),)
+        _, layer, part, kind = target.split(".")
+        return tuple(f"{layers}.{layer}.{name}.{kind}" for name in parts[part])
+
+    def dense_block(self, config: NomicConfig, pooling: Pooling | None) -> DenseBlock | None:
+        """The pooler of heads that read the first token."""
+        del config
+        return TANH_BLOCK if pooling is Pooling.FIRST else None
+
+    def embedding_shapes(self, config: NomicConfig) -> Shapes:
+        """Names and shapes of the embeddings."""
+        width = config.hidden_width
+        shapes: Shapes = {"embeddings.word": (config.vocab_size, width)}
+        if config.has_token_types:
+            shapes["embeddings.token_type"] = (config.num_token_types, width)
+        return {**shapes, **norm_shapes("embeddings.norm", width)}
+
+    def layer_shapes(self, layer: int, config: NomicConfig) -> Shapes:
+        """Names and shapes of one layer."""
+        prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
+        bias = config.is_gte
+        return {
+            **linear_shapes(f"{prefix}.qkv", out=3 * width, into=width, bias=bias),
+            **linear_shapes(f"{prefix}.attention_output", out=width, into=width, bias=bias),
+            **norm_shapes(f"{prefix}.attention_norm", width),
+            **linear_shapes(f"{prefix}.feedforward_in", out=2 * inner, into=width, bias=False),
+            **linear_shapes(f"{prefix}.feedforward_out", out=width, into=inner, bias=bias),
+            **norm_shapes(f"{prefix}.output_norm", width),
+        }
+
+    def embed(
+        self, encodings: Sequence[Encoding], tables: EmbeddingWeights, config: NomicConfig
+    ) -> Float[Tensor, "tokens width"]:
+        """Sum of word and token type embeddings, normalised; the attention adds the positions."""
+        device = tables.word.device
+        ids = flattened((encoding.token_ids for encoding in encodings), device)
+        summed = functional.embedding(ids, tables.word)
+        if tables.token_type is not None:
+            types = flattened((encoding.type_ids for encoding in encodings), device)
+            summed = summed + functional.embedding(types, tables.token_type)
+        return layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
+
+    def plan_layers(self, attention: Attention, config: NomicConfig) -> RunLayer:
+        """All layers share the attention."""
+        attend = rotary(attention, attention.positions(), config.rope, config)
+        return partial(_run_layer, attention=attend, config=config)
+
+
+def _check_old_settings(raw: Mapping[str, Any]) -> None:
+    used: dict[str, object] = {old: raw[new] for old, new in OLD_NAMES.items()}
+    used |= OLD_SETTINGS
+    other = {name: raw[name] for name, it in used.items() if name in raw and raw[name] != it}
+    if other:
+        raise UnsupportedBackboneError(
+            f"config.json sets {', '.join(sorted(other))}, which transformers does not read, got "
+            f"{other}; load the model with a current transformers and save it again"
+        )
+
+
+def _run_layer(
+    hidden: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    *,
+    attention: RotaryAttention,
+    config: NomicConfig,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    """Run one layer; each row's result equals the result of its task's own layer alone.
+
+    Semantics:
+        for row in rows:
+            x = hidden[row];  W = frozen, plus the row's task's updates, or its own layer
+            a = W.attention_output(attend(turn(W.qkv(x))))
+            x = W.attention_norm(x + a + attention_adapter(a))
+            f = W.feedforward_out(activation(value) * gate), of W.feedforward_in(x)
+            out[row] = W.output_norm(x + f + feedforward_adapter(f))
+    """
+    epsilon = config.layer_norm_epsilon
+    context = attention(mixed_qkv(hidden, layer), layer, config, dropout=dropout)
+    block = mixed_linear(
+        context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
+    )
+    block = functional.dropout(block, dropout, training=dropout > 0.0)
+    summed = hidden + block
+    add_adapters(
+        summed,
+        block,
+        layer,
+        lambda own: own.attention_adapter,
+        norm=layer.frozen.attention_norm,
+        epsilon=epsilon,
+    )
+    hidden = mixed_norm(
+        summed,
+        layer,
+        lambda own: own.attention_norm,
+        lambda own: own.attention_norm,
+        epsilon=epsilon,
+    )
+    block = run_gated_block(hidden, layer, config, is_reversed=config.is_gte)
+    block = functional.dropout(block, dropout, training=dropout > 0.0)
+    summed = hidden + block
+    add_adapters(
+        summed,
+        block,
+        layer,
+        lambda own: own.feedforward_adapter,
+        norm=layer.frozen.output_norm,
+        epsilon=epsilon,
+    )
+    return mixed_norm(
+        summed, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
+    )

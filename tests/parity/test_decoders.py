@@ -1,0 +1,290 @@
+"""Llama and Qwen3 against transformers' own classes: every setting that changes the results."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM, Qwen3Model
+
+from doubles.backbones import DECODERS, Family, save_tiny_backbone, tiny_config, tiny_tokenizer
+from doubles.published import CONFIG_CLASSES, TwinFactory
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
+from nunatak_model import (
+    Encoding,
+    HeadSpec,
+    Row,
+    TrunkCache,
+    UnsupportedBackboneError,
+    default_head,
+    forward,
+    load_backbone,
+    pack_backbone,
+    run_trunk,
+)
+
+TOLERANCE = 1e-4
+LONGEST = 160
+PADDING = 0
+"""`pad_token_id` of the tiny decoders."""
+METHODS: tuple[Method, ...] = (
+    HeadOnly(),
+    TopK(num_layers=1),
+    Lora(rank=4, alpha=8.0, targets=tuple(LinearMap)),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=()),
+    Bottleneck(size=8),
+    Full(),
+)
+
+
+def rope(rope_type: str, **settings: object) -> dict[str, object]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 500.0, **settings}}
+
+
+VARIANTS: dict[str, tuple[Family, dict[str, object]]] = {
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "attention-bias": ("qwen3", {"attention_bias": True}),
+    "one-key-head": ("llama", {"num_key_value_heads": 1}),
+    "own-key-heads": ("qwen3", {"num_key_value_heads": 4}),
+    "narrow-heads": ("llama", {"head_dim": 4}),
+    "epsilon": ("qwen3", {"rms_norm_eps": 1e-2}),
+    "activation": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "theta": ("qwen3", rope("default")),
+    "linear": ("llama", rope("linear", factor=4.0)),
+    "llama3": (
+        "llama",
+        rope(
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+    ),
+    "yarn": ("qwen3", rope("yarn", factor=4.0, original_max_position_embeddings=40)),
+    "yarn-settings": (
+        "llama",
+        rope(
+            "yarn",
+            factor=2.0,
+            beta_fast=8.0,
+            beta_slow=2.0,
+            truncate=False,
+            mscale=1.5,
+            mscale_all_dim=0.5,
+        ),
+    ),
+    "yarn-attention": ("qwen3", rope("yarn", factor=2.0, attention_factor=0.7)),
+}
+
+
+def encoding_of(chance: random.Random, num_tokens: int) -> Encoding:
+    token_ids = tuple(chance.randint(5, 99) for _ in range(num_tokens))
+    return Encoding(token_ids=token_ids, type_ids=(0,) * num_tokens)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_row_of_every_variant_equals_its_published_model(variant: str, tmp_path: Path) -> None:
+    family, changes = VARIANTS[variant]
+    options = {"max_position_embeddings": LONGEST} | changes
+    factory = TwinFactory(tmp_path, family=family, num_layers=2, options=options)
+    chance = random.Random(4)
+    encodings = [encoding_of(chance, length) for length in (1, 2, 30, 31, 31, LONGEST)]
+    twins = [factory.twin(method) for method in METHODS]
+    questions = [(twin, encoding) for twin in twins for encoding in encodings]
+    chance.shuffle(questions)
+
+    with torch.inference_mode():
+        logits = forward(
+            factory.backbone,
+            [Row(encoding=encoding, branch=twin.branch) for twin, encoding in questions],
+        )
+
+    for (twin, encoding), answer in zip(questions, logits, strict=True):
+        torch.testing.assert_close(answer, twin.expected(encoding), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_the_padding_token_never_counts_as_the_last(family: Family, tmp_path: Path) -> None:
+    """In many decoders, the padding token is also the token that ends a text."""
+    factory = TwinFactory(tmp_path, family=family, num_layers=2)
+    twin = factory.twin(TopK(num_layers=1))
+    texts = ((7, 8, PADDING), (7, PADDING, PADDING), (7, PADDING, 9), (PADDING,), (PADDING, 7))
+    encodings = [Encoding(token_ids=it, type_ids=(0,) * len(it)) for it in texts]
+
+    with torch.inference_mode():
+        rows = [Row(encoding=encoding, branch=twin.branch) for encoding in encodings]
+        logits = forward(factory.backbone, rows)
+
+    for encoding, answer in zip(encodings, logits, strict=True):
+        torch.testing.assert_close(answer, twin.expected(encoding), atol=TOLERANCE, rtol=0)
+    assert (logits[0] - logits[1]).abs().max() > TOLERANCE
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_later_tokens_change_no_earlier_state(family: Family, tmp_path: Path) -> None:
+    backbone = load_backbone(save_tiny_backbone(tmp_path, family=family, num_layers=2))
+    chance = random.Random(6)
+    long = encoding_of(chance, 20)
+    short = Encoding(token_ids=long.token_ids[:7], type_ids=(0,) * 7)
+
+    with torch.inference_mode():
+        trunk = run_trunk(backbone, [long, short, encoding_of(chance, 20)], depth=2)
+
+    torch.testing.assert_close(trunk.hidden[long][:7], trunk.hidden[short], atol=1e-5, rtol=0)
+
+
+def test_held_states_and_packed_weights_give_the_same_answers(tmp_path: Path) -> None:
+    factory = TwinFactory(tmp_path, family="qwen3", num_layers=3)
+    backbone = pack_backbone(factory.backbone)
+    twins = [factory.twin(method) for method in (HeadOnly(), TopK(num_layers=2), Ia3())]
+    chance = random.Random(7)
+    encodings = [encoding_of(chance, length) for length in (3, 17, 17, 40)]
+    rows = [Row(encoding=it, branch=twin.branch) for it in encodings for twin in twins]
+    cache = TrunkCache(max_bytes=10**7)
+
+    with torch.inference_mode():
+        answers = [forward(backbone, rows, trunk=cache) for _ in range(2)]
+
+    assert cache.stats.hits > 0
+    for found in answers:
+        for row, answer in zip(rows, found, strict=True):
+            (twin,) = (it for it in twins if it.branch is row.branch)
+            expected = twin.expected(row.encoding)
+            torch.testing.assert_close(answer, expected, atol=TOLERANCE, rtol=0)
+
+
+def saved(folder: Path, model: PreTrainedModel) -> Path:
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.3
+        parameter.data = 1.0 + 0.1 * noise if name.endswith("norm.weight") else noise
+    model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
+    tiny_tokenizer("qwen3").save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def qwen_config(**changes: object) -> object:
+    raw = tiny_config(num_layers=2, family="qwen3") | changes
+    return CONFIG_CLASSES["qwen3"](**raw)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}], ids=str)
+def test_a_language_model_is_the_same_backbone(changes: dict[str, object], tmp_path: Path) -> None:
+    model = Qwen3ForCausalLM(qwen_config(**changes)).eval()  # pyright: ignore[reportArgumentType]
+    backbone = load_backbone(saved(tmp_path, model))
+    encoding = encoding_of(random.Random(8), 12)
+
+    with torch.inference_mode():
+        trunk = run_trunk(backbone, [encoding], depth=2)
+        expected = model.model(input_ids=torch.tensor([encoding.token_ids])).last_hidden_state[0]
+
+    torch.testing.assert_close(trunk.hidden[encoding], expected, atol=TOLERANCE, rtol=0)
+
+
+def test_the_configuration_is_read_in_its_old_spelling_too(tmp_path: Path) -> None:
+    scaling = {"factor": 4.0, "original_max_position_embeddings": 16}
+    new = {"rope_type": "yarn", "rope_theta": 500.0, **scaling}
+    path = saved(tmp_path, Qwen3Model(qwen_config(rope_parameters=new))) / "config.json"  # pyright: ignore[reportArgumentType]
+    raw = json.loads(path.read_text())
+    new_digest = load_backbone(tmp_path).digest
+    del raw["rope_parameters"]
+    raw |= {"rope_theta": 500.0, "rope_scaling": {"type": "yarn", **scaling}}
+    path.write_text(json.dumps(raw))
+
+    assert load_backbone(tmp_path).digest == new_digest
+
+
+def test_the_usual_head_reads_the_last_token_without_a_bias(tmp_path: Path) -> None:
+    backbone = load_backbone(save_tiny_backbone(tmp_path, family="llama", num_layers=1))
+
+    head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=3)
+
+    expected = HeadSpec(num_labels=3, pooling=Pooling.LAST, bias=False, padding_id=PADDING)
+    assert head == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_act": "mish"},
+        {"is_causal": False},
+        {"auto_map": {"AutoModel": "modeling.OwnModel"}},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"num_key_value_heads": 3},
+        {"head_dim": 7},
+        {"model_type": "qwen3_moe"},
+        {"quantization_config": {"quant_method": "fp8"}},
+        {"partial_rotary_factor": 0.5},
+        {"original_max_position_embeddings": 16},
+        rope("dynamic", factor=2.0),
+        rope("longrope", short_factor=[1.0], long_factor=[2.0]),
+        rope("yarn"),
+        rope("linear", factor=0),
+        rope("default", mrope_section=[4, 2, 2]),
+        rope("default", partial_rotary_factor=0.5),
+    ],
+    ids=str,
+)
+def test_a_variant_that_is_computed_differently_is_refused(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    path = save_tiny_backbone(tmp_path, family="qwen3", num_layers=2) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    with pytest.raises(UnsupportedBackboneError, match="got"):
+        load_backbone(tmp_path)
+
+
+TEXTS = ("where is it?", "It's  1234 caf\u00e9s,\n\n isn't it", "a")
+TOKENIZERS: Any = AutoTokenizer
+LLAMA_ENDS = {"add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
+
+
+def folder_with(folder: Path, family: Family, settings: dict[str, object]) -> Path:
+    save_tiny_backbone(folder, family=family, num_layers=1)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen3", {"tokenizer_class": "Qwen2Tokenizer"}),
+        ("llama", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("llama", {"tokenizer_class": "PreTrainedTokenizerFast", **LLAMA_ENDS}),
+    ],
+    ids=str,
+)
+def test_texts_and_pairs_have_the_tokens_of_transformers(
+    family: Family, settings: dict[str, object], tmp_path: Path
+) -> None:
+    folder = folder_with(tmp_path, family, settings)
+    tokenizer = TOKENIZERS.from_pretrained(str(folder))
+    inputs = [*TEXTS, (TEXTS[0], TEXTS[1])]
+
+    ours = load_backbone(folder).tokenizer.encode(inputs, max_length=500)
+
+    for text, encoding in zip(inputs, ours, strict=True):
+        theirs = tokenizer(*((text,) if isinstance(text, str) else text))["input_ids"]
+        assert list(encoding.token_ids) == theirs
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen3", {"tokenizer_class": "LlamaTokenizer"}),
+        ("llama", {"tokenizer_class": "Qwen2Tokenizer"}),
+        ("llama", {**LLAMA_ENDS, "add_bos_token": False}),
+        ("qwen3", {"add_eos_token": True, "eos_token": "<|endoftext|>"}),
+    ],
+    ids=str,
+)
+def test_settings_by_which_transformers_reads_other_tokens_are_refused(
+    family: Family, settings: dict[str, object], tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedBackboneError, match=r"TokenizersBackend|tokenizer\.json has"):
+        load_backbone(folder_with(tmp_path, family, settings))
