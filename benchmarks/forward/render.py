@@ -48,8 +48,9 @@ or bottlenecks of 64. `transformers` runs one model per task with merged updates
 set for one padded batch (`peft.adapter_names`, `adapters.batch_split`). The headline compares
 with the sorted batches, which a user has to write.
 
-**Why figures miss.** The most likely cause is work that hardly uses the second core: a low-rank
-product or an adapter of one task has some twenty tokens, and attention runs row by row. The
+**Why figures miss.** The cause is work that hardly uses the second core: a low-rank product or an
+adapter of one task has some twenty tokens, and attention runs row by row. A native operator would
+reach the ceiling's goal nearly ([decision 19](../decisions/0019-no-native-operator-yet.md)). The
 ceiling is the time of the frozen linear products alone, the best of ten runs with plain and with
 packed weights. The ceiling leaves out low-rank products and attention.
 
@@ -63,7 +64,9 @@ batch, so the rival runs one forward per text, and bottleneck tasks run without 
         """The same 32 texts, divided among 1 to 32 tasks. **Why figures miss:** each task's own
 parameters run task by task on one core, while the frozen products use both cores. In bfloat16 the
 products take half the time, and the calls take as long as before. Bottlenecks also read 32 times
-the weights.
+the weights. Other forms in torch are no faster
+([decision 6](../decisions/0006-packed-weights-and-attention-by-rows.md)); a prototype in C++ is
+([decision 19](../decisions/0019-no-native-operator-yet.md)).
 """,
         ("flat.svg",),
     ),
@@ -82,7 +85,8 @@ shrinks.
         """Bytes that one more task takes, as a multiple of the bytes of its parameters. Each figure
 is a slope over many tasks in a fresh process; each task is loaded from bytes as a server loads
 it, and asked once. The figures with a goal count the live tensors, that is, what lies on the
-device. `resident` counts the whole process: the Python objects around a tensor matter more for
+device. On a CPU, the factors of LoRA lie in float32, so on a bfloat16 backbone they take twice the
+bytes. `resident` counts the whole process: the Python objects around a tensor matter more for
 small tensors. torch's profiler counts the peak activations, with half of the rows `head` and half
 `lora`. They depend only on the tokens of a batch, so the lines of short and long rows coincide in
 the plot.

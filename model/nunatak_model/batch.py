@@ -138,8 +138,7 @@ def run_heads(
             scores = apply_head(features, run.head, dropout=dropout, groups=run.groups)
             parts = torch.split(scores, [layout.lengths[row] for row in run.rows])
         else:
-            index = to_device(run.rows, hidden.device)
-            features = pooled[_reading(run.head)].index_select(0, index)
+            features = _select(pooled[_reading(run.head)], run.rows)
             parts = apply_head(features, run.head, dropout=dropout, groups=run.groups).unbind()
         for pair, part in zip(run.pairs, parts, strict=True):
             logits[pair] = part if run.groups is None else _own_labels(part, branches[pair[1]])
@@ -148,6 +147,16 @@ def run_heads(
 
 def _reading(head: Head) -> _Reading:
     return head.pooling, head.padding_id
+
+
+def _select(
+    pooled: Float[Tensor, "rows width"], rows: Sequence[int]
+) -> Float[Tensor, "vectors width"]:
+    """The vectors of some rows; a view if the rows are adjacent, as those of a task mostly are."""
+    first = rows[0]
+    if list(rows) == list(range(first, first + len(rows))):
+        return pooled.narrow(0, first, len(rows))
+    return pooled.index_select(0, to_device(rows, pooled.device))
 
 
 def _head_runs(

@@ -21,7 +21,7 @@ from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import mismatch_of
 from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_head, with_labels
-from nunatak_model.layer import LayerOverride, OwnLayer
+from nunatak_model.layer import ChangedMaps, LayerOverride, OwnLayer, change_dtype
 from nunatak_model.methods import maths_of
 from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks, rounded_up
 from nunatak_model.ops.linear import packed
@@ -137,7 +137,7 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     if backbone.ops.banks is not None and branch.split_depth is not None:
         return _in_slots(branch, backbone, backbone.ops.banks)
     parameters = {
-        name: tensor.to(device=backbone.device, dtype=backbone.dtype)
+        name: tensor.to(device=backbone.device, dtype=_served_dtype(name, branch, backbone))
         for name, tensor in branch.parameters.items()
     }
     # Unchanged tensors were checked when the branch was built.
@@ -147,6 +147,14 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     if backbone.is_packed:
         parameters = packed(parameters)
     return _arrange(branch.spec, backbone.config, parameters)
+
+
+def _served_dtype(name: str, branch: Branch, backbone: Backbone) -> torch.dtype:
+    """The number format of a parameter in memory: the format of its computation."""
+    is_change = not name.startswith(HEAD_PREFIX) and any(
+        isinstance(it, ChangedMaps) for it in branch.layers.values()
+    )
+    return change_dtype(backbone.dtype, backbone.device) if is_change else backbone.dtype
 
 
 def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:

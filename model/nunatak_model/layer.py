@@ -309,7 +309,7 @@ def mixed_norm(
             own = pick_bottleneck(override)
             pieces.append((TokenSpan(tokens=span.tokens), frozen) if own is None else (span, own))
     pieces += [(span, pick(weights)) for span, weights in layer.own]
-    rows = x.split([span.num_tokens for span, _ in pieces])
+    rows = torch.split(x, [span.num_tokens for span, _ in pieces])
     # Either all rows of a layer have the norm or none; the filter only narrows the type.
     normed = [
         apply(own, norm, epsilon=epsilon, groups=span.groups)
@@ -337,16 +337,21 @@ def _changed_inputs(
     return x
 
 
+def change_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The number format of the changes of outputs, in a batch of format `dtype`.
+
+    It is float32 on the CPU, whose bfloat16 products cost more to call than to compute at these
+    sizes.
+    """
+    return torch.float32 if device.type == "cpu" else dtype
+
+
 def _change_outputs(
     outputs: Mapping[LinearMap, Float[Tensor, "tokens out"]],
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
 ) -> None:
-    """Change the outputs of maps of one input for the tasks that do, in place.
-
-    The changes are computed in float32 on the CPU: its bfloat16 products cost more to call than to
-    compute at these sizes.
-    """
+    """Change the outputs of maps of one input for the tasks that do, in place."""
     changed = [
         target
         for target in outputs
@@ -357,8 +362,8 @@ def _change_outputs(
     # Rows of one lane are adjacent, so that one copy serves all their tasks.
     spans = [span for span, _ in layer.changed]
     lane = slice(spans[0].tokens.start, spans[-1].tokens.stop)
-    dtype = torch.float32 if x.device.type == "cpu" else x.dtype
-    inputs = x[lane].to(dtype).split([span.num_tokens for span in spans])
+    dtype = change_dtype(x.dtype, x.device)
+    inputs = torch.split(x[lane].to(dtype), [span.num_tokens for span in spans])
     for target in changed:
         rows = outputs[target][lane]
         exact = rows.to(dtype)
@@ -432,7 +437,7 @@ def _adapter_updates(run: Sequence[_Adapted], inputs: Sequence[Tensor]) -> list[
     inner = [apply_linear(x, adapter.down) for (_, adapter), x in zip(run, inputs, strict=True)]
     joined = inner[0] if len(inner) == 1 else torch.cat(inner)
     active = activate(joined, run[0][1].activation, in_place=not joined.requires_grad)
-    parts = active.split([len(x) for x in inputs])
+    parts = torch.split(active, [len(x) for x in inputs])
     return [apply_linear(x, adapter.up) for (_, adapter), x in zip(run, parts, strict=True)]
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from nunatak_artifact.backbones import AddedBackbone
 
 EXAMPLES = {
-    "add": "nunatak backbone add google-bert/bert-base-uncased --name bert-base",
+    "add": "nunatak backbone add sentence-transformers/all-MiniLM-L6-v2 --name my-minilm",
     "list": "nunatak backbone list",
-    "show": "nunatak backbone show bert-base",
+    "show": "nunatak backbone show my-minilm",
     "verify": "nunatak backbone verify",
 }
 

@@ -20,6 +20,7 @@ from doubles.hostile_texts import HOSTILE, HOSTILE_FILE_NAME, MARKUP, hostile_se
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from doubles.tasks import tiny_task
 from nunatak_artifact import load_task
+from nunatak_artifact.backbones import AddedBackbone
 from nunatak_artifact.interchange import export_transformers, write_hub_folder
 from nunatak_cli.main import app
 from nunatak_contract.evidence import (
@@ -100,6 +101,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
     write_hub_folder(task.manifest, blobs, folder / f"pushed {HOSTILE_FILE_NAME}")
     write_data(folder)
     write_sweep(folder)
+    write_backbone(folder)
     with hostile_server(refuses=False) as answering, hostile_server(refuses=True) as refusing:
         yield World(folder=folder, answering=answering, refusing=refusing)
 
@@ -137,6 +139,32 @@ def write_sweep(folder: Path) -> None:
     (folder / "sweep.yaml").write_text(
         json.dumps({"tasks": [{"name": "toy", "data": HOSTILE}], "methods": [{"kind": "head"}]})
     )
+
+
+def write_backbone(folder: Path) -> None:
+    record = AddedBackbone(
+        name="hostile",
+        source=HOSTILE,
+        digest="d" * 64,
+        model_type=HOSTILE,
+        num_layers=1,
+        hidden_width=8,
+        max_tokens=64,
+        difference=0.0,
+    )
+    place = folder / "data" / "nunatak" / "backbones" / "hostile"
+    place.mkdir(parents=True)
+    (place / "backbone.json").write_text(record.model_dump_json())
+
+
+def backbone_cases(world: World) -> Iterator[Case]:
+    yield ("backbone", "add", str(world.new()))
+    yield ("backbone", "add", str(world.folder / HOSTILE_FILE_NAME), "--name", HOSTILE)
+    for options in ((), ("--json",)):
+        yield ("backbone", "list", *options)
+        yield ("backbone", "show", "hostile", *options)
+        yield ("backbone", "verify", *options)
+    yield ("backbone", "verify", HOSTILE)
 
 
 def train_cases(world: World) -> Iterator[Case]:
@@ -243,6 +271,7 @@ def file_cases(world: World) -> Iterator[Case]:
 
 
 SOURCES: tuple[Callable[[World], Iterator[Case]], ...] = (
+    backbone_cases,
     train_cases,
     predict_cases,
     evaluate_cases,
@@ -273,6 +302,7 @@ def test_no_command_prints_what_a_terminal_obeys(
     path: Case, world: World, monkeypatch: pytest.MonkeyPatch, *, styles: bool
 ) -> None:
     monkeypatch.setenv("NUNATAK_CACHE", str(world.folder / "cache" / HOSTILE_FILE_NAME))
+    monkeypatch.setenv("XDG_DATA_HOME", str(world.folder / "data"))
     look = {"FORCE_COLOR": "1", "TERM": "xterm-256color"} if styles else {"NO_COLOR": "1"}
     printed = ""
 

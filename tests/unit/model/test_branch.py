@@ -185,6 +185,16 @@ def test_converting_halves_the_bytes_and_keeps_the_split_depth() -> None:
     assert half.split_depth == branch.split_depth
 
 
+@pytest.mark.parametrize("method", [Lora(rank=3, alpha=16.0, targets=QUERY_AND_VALUE), Ia3()])
+def test_changes_of_maps_lie_in_the_format_of_their_computation(method: Method) -> None:
+    branch = build_branch(spec_of(method), BACKBONE.config, fresh(method))
+
+    half = convert_branch(branch, tiny_backbone(dtype=torch.bfloat16))
+
+    for name, tensor in half.parameters.items():
+        assert tensor.dtype is (torch.bfloat16 if name.startswith("head.") else torch.float32)
+
+
 def test_tensors_survive_a_round_trip_through_bytes() -> None:
     parameters = fresh(Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from doubles.backbones import tiny_backbone
-from nunatak_contract.enums import AdapterInput, Norms, Pooling
+from nunatak_contract.enums import AdapterInput, LinearMap, Norms, Pooling
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
     Bottleneck,
@@ -135,6 +135,30 @@ def test_the_order_of_rows_only_orders_the_answers() -> None:
 
     for position, index in enumerate(order):
         torch.testing.assert_close(shuffled[position], straight[index], atol=1e-5, rtol=0)
+
+
+def test_tasks_that_change_other_maps_learn_together_as_each_alone() -> None:
+    targets = [
+        tuple(LinearMap), (LinearMap.KEY,), QUERY_AND_VALUE, (LinearMap.FEEDFORWARD_IN,),
+    ]  # fmt: skip
+    branches = [
+        branch_of(Lora(rank=2, alpha=4.0, targets=it), seed) for seed, it in enumerate(targets)
+    ]
+    weights = [tensor.requires_grad_() for it in branches for tensor in it.parameters.values()]
+    rows = [
+        Row(
+            encoding=Encoding(token_ids=tuple(range(5 + first, 12 + first)), type_ids=(0,) * 7),
+            branch=branches[first % len(branches)],
+        )
+        for first in range(2 * len(branches))
+    ]
+
+    together = torch.stack([it.square().sum() for it in forward(BACKBONE, rows)]).sum()
+    alone = torch.stack([forward(BACKBONE, [row])[0].square().sum() for row in rows]).sum()
+
+    found, expected = (torch.autograd.grad(loss, weights) for loss in (together, alone))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
 
 
 def test_nothing_that_was_read_is_written() -> None:
