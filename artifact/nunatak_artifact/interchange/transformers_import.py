@@ -182,7 +182,7 @@ def import_transformers(
     )
     loaded = load_model(folder, class_named(class_name), config, stored)
     check_names(folder, loaded, ignored=unread_names(family, kind, backbone.config))
-    # Transformers renames the tensors of some classes, as NomicBERT's, when it loads and saves them.
+    # Transformers renames the tensors of some classes, as NomicBERT's, when it loads them.
     in_folder = {name: it.to(torch.float32) for name, it in stored.items()}
     tensors = from_stored({**in_folder, **loaded.model.state_dict()}, family, head, backbone.config)
     found = find_divergence(tensors, backbone)
