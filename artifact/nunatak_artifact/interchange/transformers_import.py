@@ -182,7 +182,9 @@ def import_transformers(
     )
     loaded = load_model(folder, class_named(class_name), config, stored)
     check_names(folder, loaded, ignored=unread_names(family, kind, backbone.config))
-    tensors = from_stored(loaded.model.state_dict(), family, head, backbone.config)
+    # Transformers renames the tensors of some classes, as NomicBERT's, when it loads them.
+    in_folder = {name: it.to(torch.float32) for name, it in stored.items()}
+    tensors = from_stored({**in_folder, **loaded.model.state_dict()}, family, head, backbone.config)
     found = find_divergence(tensors, backbone)
     spec = BranchSpec(method=found.method(), head=head)
     parameters = {
