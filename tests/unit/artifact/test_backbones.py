@@ -179,7 +179,7 @@ REFUSALS: dict[str, tuple[dict[str, object], str]] = {
     "decoder": ({"is_decoder": True}, "is_decoder=True"),
     "positions": ({"position_embedding_type": "relative_key"}, "relative_key"),
     "activation": ({"hidden_act": "mish"}, "hidden_act must be one of"),
-    "quantized": ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized"),
+    "quantized": ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
 }
 
 
