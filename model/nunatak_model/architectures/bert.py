@@ -242,6 +242,26 @@ Attend = Callable[[Tensor, MixedLayer, float], Tensor]
 """Gives the attention of a layer over its input [tokens, width]; the number is the dropout."""
 
 
+FeedForward = Callable[[Tensor, MixedLayer, BackboneConfig], Tensor]
+"""Gives the feed-forward block of a layer over its input [tokens, width]."""
+
+
+def run_feed_forward(
+    x: Float[Tensor, "tokens width"], layer: MixedLayer, config: BackboneConfig
+) -> Float[Tensor, "tokens width"]:
+    """Run the feed-forward block: two maps, with the activation between them."""
+    inner = mixed_linear(
+        x,
+        layer,
+        lambda weights: weights.feedforward_in,
+        LinearMap.FEEDFORWARD_IN,
+        activation=config.activation,
+    )
+    return mixed_linear(
+        inner, layer, lambda weights: weights.feedforward_out, LinearMap.FEEDFORWARD_OUT
+    )
+
+
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
     """All layers share the attention."""
 
@@ -258,6 +278,7 @@ def run_layer(
     layer: MixedLayer,
     *,
     attend: Attend,
+    feed_forward: FeedForward = run_feed_forward,
     config: BackboneConfig,
     dropout: float,
 ) -> Float[Tensor, "tokens width"]:
@@ -268,7 +289,7 @@ def run_layer(
             x = hidden[row];  W = frozen, plus the row's task's updates, or its own layer
             a = W.attention_output(attend(x, W))
             x = W.attention_norm(x + a + attention_adapter(a))
-            f = W.feedforward_out(activation(W.feedforward_in(x)))
+            f = feed_forward(x, W)
             out[row] = W.output_norm(x + f + feedforward_adapter(f))
         where an adapter that reads NORMED_SUM gets W.attention_norm(x + a) for a, or
         W.output_norm(x + f) for f
@@ -295,17 +316,7 @@ def run_layer(
         lambda own: own.attention_norm,
         epsilon=epsilon,
     )
-
-    inner = mixed_linear(
-        hidden,
-        layer,
-        lambda weights: weights.feedforward_in,
-        LinearMap.FEEDFORWARD_IN,
-        activation=config.activation,
-    )
-    block = mixed_linear(
-        inner, layer, lambda weights: weights.feedforward_out, LinearMap.FEEDFORWARD_OUT
-    )
+    block = feed_forward(hidden, layer, config)
     block = functional.dropout(block, dropout, training=dropout > 0.0)
     summed = hidden + block
     add_adapters(

@@ -19,14 +19,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from nunatak_contract.enums import LinearMap, Pooling
+from nunatak_contract.enums import Pooling
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
+from nunatak_model.architectures import bert
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.architectures.prenorm import run_gated_block
-from nunatak_model.architectures.rotary import Rope, RotaryAttention, read_flat_rope, rotary
+from nunatak_model.architectures.rotary import Rope, read_flat_rope, rotary
 from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
+from nunatak_model.layer import MixedLayer, mixed_qkv
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.device import flattened
 from nunatak_model.ops.linear import layer_norm
@@ -233,8 +234,19 @@ class NomicArchitecture:
 
     def plan_layers(self, attention: Attention, config: NomicConfig) -> RunLayer:
         """All layers share the attention."""
-        attend = rotary(attention, attention.positions(), config.rope, config)
-        return partial(_run_layer, attention=attend, config=config)
+        turned = rotary(attention, attention.positions(), config.rope, config)
+
+        def attend(
+            hidden: Float[Tensor, "tokens width"], layer: MixedLayer, dropout: float
+        ) -> Float[Tensor, "tokens width"]:
+            return turned(mixed_qkv(hidden, layer), layer, config, dropout=dropout)
+
+        return partial(
+            bert.run_layer,
+            attend=attend,
+            feed_forward=partial(run_gated_block, is_reversed=config.is_gte),
+            config=config,
+        )
 
 
 def _check_old_settings(raw: Mapping[str, Any]) -> None:
@@ -246,59 +258,3 @@ def _check_old_settings(raw: Mapping[str, Any]) -> None:
             f"config.json sets {', '.join(sorted(other))}, which transformers does not read, got "
             f"{other}; load the model with a current transformers and save it again"
         )
-
-
-def _run_layer(
-    hidden: Float[Tensor, "tokens width"],
-    layer: MixedLayer,
-    *,
-    attention: RotaryAttention,
-    config: NomicConfig,
-    dropout: float,
-) -> Float[Tensor, "tokens width"]:
-    """Run one layer; each row's result equals the result of its task's own layer alone.
-
-    Semantics:
-        for row in rows:
-            x = hidden[row];  W = frozen, plus the row's task's updates, or its own layer
-            a = W.attention_output(attend(turn(W.qkv(x))))
-            x = W.attention_norm(x + a + attention_adapter(a))
-            f = W.feedforward_out(activation(value) * gate), of W.feedforward_in(x)
-            out[row] = W.output_norm(x + f + feedforward_adapter(f))
-    """
-    epsilon = config.layer_norm_epsilon
-    context = attention(mixed_qkv(hidden, layer), layer, config, dropout=dropout)
-    block = mixed_linear(
-        context, layer, lambda weights: weights.attention_output, LinearMap.ATTENTION_OUTPUT
-    )
-    block = functional.dropout(block, dropout, training=dropout > 0.0)
-    summed = hidden + block
-    add_adapters(
-        summed,
-        block,
-        layer,
-        lambda own: own.attention_adapter,
-        norm=layer.frozen.attention_norm,
-        epsilon=epsilon,
-    )
-    hidden = mixed_norm(
-        summed,
-        layer,
-        lambda own: own.attention_norm,
-        lambda own: own.attention_norm,
-        epsilon=epsilon,
-    )
-    block = run_gated_block(hidden, layer, config, is_reversed=config.is_gte)
-    block = functional.dropout(block, dropout, training=dropout > 0.0)
-    summed = hidden + block
-    add_adapters(
-        summed,
-        block,
-        layer,
-        lambda own: own.feedforward_adapter,
-        norm=layer.frozen.output_norm,
-        epsilon=epsilon,
-    )
-    return mixed_norm(
-        summed, layer, lambda own: own.output_norm, lambda own: own.output_norm, epsilon=epsilon
-    )

@@ -20,8 +20,6 @@ KINDS: Final[Mapping[ProblemType, str]] = {
     ProblemType.SINGLE_LABEL: "sequence",
     ProblemType.MULTI_LABEL: "scores",
 }
-
-
 Items = Annotated[list[Text | TextPair], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
 
@@ -48,12 +46,7 @@ class ClassifyRequest(Message):
     """Texts, or pairs of texts, for the head of a model."""
 
     model: ModelName
-    input: (
-        Text
-        | Annotated[
-            list[Text | TextPair], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
-        ]
-    )
+    input: Text | Items
     head: str | None = None
     options: ClassifyOptions = ClassifyOptions.model_validate({})
 
