@@ -30,7 +30,7 @@ NUM_TASKS: Final = 10_000
 NUM_REPLICAS: Final = 4
 ROOM: Final = 3000
 LOAD_S: Final = 0.005
-CALLERS: Final = 8
+CALLERS: Final = 16
 BODY: Final = b'{"inputs": "hi"}'
 HEADERS: Final = {"content-type": "application/json", "host": HOST}
 PATHS: Final = [f"/v1/tasks/task-{index}/predict" for index in range(NUM_TASKS)]
@@ -114,7 +114,7 @@ def at_random(text: str) -> str:
     """Return the shipped file with random routing in place of the affinity."""
     if AFFINITY not in text:
         raise SystemExit("the shipped file routes by another rule")
-    rules = ("    hash-type consistent\n", "    hash-balance-factor 150\n")
+    rules = ("    hash-type consistent sdbm avalanche\n", "    hash-balance-factor 200\n")
     without = text.replace(rules[0], "").replace(rules[1], "")
     return without.replace(AFFINITY, "balance random(1)")
 

@@ -33,13 +33,13 @@ from nunatak_registry.errors import (
 )
 from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, ListedVersion
 from nunatak_registry.locations import default_location
-from nunatak_registry.replicas import LIFETIME_S, Beat, ReplicaStore, replicas_behind
+from nunatak_registry.replicas import LOOK_S, Beat, replicas_behind
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, FindingKind
 
 __all__ = [
     "DEFAULT_GRACE_S",
-    "LIFETIME_S",
+    "LOOK_S",
     "AliasEvent",
     "AliasEventKind",
     "Beat",
@@ -62,7 +62,6 @@ __all__ = [
     "Mistake",
     "NunatakError",
     "Registry",
-    "ReplicaStore",
     "SharedTraffic",
     "StoreReadOnlyError",
     "StoreUnavailableError",

@@ -20,6 +20,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaListing
 from nunatak_registry import (
+    LOOK_S,
     AliasEvent,
     Beat,
     Candidate,
@@ -36,9 +37,6 @@ from nunatak_registry import (
 from nunatak_server.access.keys import TaskList
 from nunatak_server.residency.resident_set import key_of
 from nunatak_server.telemetry.records import note_task
-
-LOOK_S = 0.05
-"""Time between two looks at the replicas during a wait."""
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -21,7 +21,7 @@ from doubles.postgres import PostgresServer
 from doubles.proxies import PROXIES
 from nunatak_contract.errors import NunatakError
 
-LEASE_S = 2
+LEASE_S = 6
 AFTER_S = 2.0
 """Time of load after an event."""
 

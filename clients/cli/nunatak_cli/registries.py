@@ -83,9 +83,7 @@ def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) ->
     elif listing.replicas:
         console().print(_replicas_table(listing))
     else:
-        error_console().print(
-            "no server process of this registry has a row; see docs/operations.md"
-        )
+        error_console().print("no server process is listed in this registry")
 
 
 def wait_for_replicas(registry: "Registry", seconds: float) -> str:

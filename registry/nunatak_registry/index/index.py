@@ -405,7 +405,7 @@ class Index:
 
     @contextmanager
     def noting(self) -> Generator[Change]:
-        """Yield a change of rows that only this process writes; it waits for no other writer."""
+        """Yield a change of rows of this process; on PostgreSQL it waits for no other writer."""
         with self._database.noting() as connection:
             yield Change(connection)
 

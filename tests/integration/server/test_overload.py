@@ -237,6 +237,22 @@ def test_requests_for_several_heads_on_one_trunk_are_answered_side_by_side(
                 wait_for(partial(open_requests, address), 0)
 
 
+def test_waiting_and_running_requests_are_counted_apart(
+    backbone: Backbone, registry: Registry
+) -> None:
+    with running_server(backbone, registry) as address, ExitStack() as stack:
+        assert ask(address).status_code == 200
+        HeldLayers.may_compute.clear()
+        running = stack.enter_context(send_only(address, 1))
+        wait_for(partial(metric, address, "nunatak_running_requests"), 1)
+        waiting = stack.enter_context(send_only(address, 2))
+        wait_for(partial(metric, address, "nunatak_waiting_requests"), 1)
+        assert metric(address, "nunatak_running_requests") == 1
+        HeldLayers.may_compute.set()
+        assert {status_of(it) for it in (running, waiting)} == {200}
+        wait_for(partial(open_requests, address), 0)
+
+
 @pytest.mark.parametrize("value", ["urgent", "", "HIGH", "0"])
 async def test_an_unknown_priority_is_refused(
     backbone: Backbone, registry: Registry, value: str
