@@ -94,7 +94,7 @@ def wait_for_replicas(registry: "Registry", seconds: float) -> str:
     """
     found = registry.replicas.wait(seconds).replicas
     without_lease = sum(it.lease_s is None for it in found)
-    line = f"{len(found)} replica{'' if len(found) == 1 else 's'} follow"
+    line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
     if without_lease:
         line += (
             f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without a "

@@ -1,11 +1,13 @@
 """`nunatak task promote` and `rollback` move an alias only to a version that runs as recorded."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from doubles.backbones import save_tiny_backbone
+from doubles.replicas import beat
 from doubles.tasks import publish_tiny_task, tiny_task
 from doubles.terminals import nunatak
 from nunatak_contract.evidence import ProbeRecord
@@ -105,3 +107,31 @@ def test_rollback_to_a_version_that_fails_its_probe_leaves_the_alias(
     assert refused.exit_code == 1
     assert refused.stderr.startswith("error [probe_failed]: ")
     assert unprobed.stdout == "tone@prod -> version 2 (was 3)\n"
+
+
+def test_a_promotion_waits_for_every_replica(registry: Registry, options: tuple[str, ...]) -> None:
+    alone = nunatak("task", "promote", "tone", "3", "--wait", *options)
+    beat(registry, "late", lease_s=None)
+    late = nunatak("task", "rollback", "tone", "--wait", "--timeout", "0", *options)
+    beat(registry, "late", lease_s=None)
+    followed = nunatak("task", "promote", "tone", "1", "--wait", *options)
+
+    assert alone.stdout == "tone@prod -> version 3 (was 1)\n0 replicas follow\n"
+    assert late.exit_code == 1
+    assert "replicas_behind" in late.stderr
+    assert "had not confirmed it: late;" in late.stderr.replace("\n", " ")
+    assert registry.resolve("tone").version == 1
+    assert "1 replica follows; 1 without a lease" in followed.stdout
+
+
+def test_replicas_are_listed(registry: Registry, options: tuple[str, ...]) -> None:
+    none = nunatak("replicas", *options[:2])
+    beat(registry, "pod-7")
+    table = nunatak("replicas", *options[:2])
+    listed = json.loads(nunatak("replicas", "--json", *options[:2]).stdout)
+
+    assert none.stderr == "no server process is listed in this registry\n"
+    assert "pod-7" in table.stdout
+    assert listed["revision"] == registry.generation().number
+    assert [(it["id"], it["is_current"]) for it in listed["replicas"]] == [("pod-7", True)]
+    assert listed["replicas"][0]["load"]["waiting"] == 3
