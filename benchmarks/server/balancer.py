@@ -65,7 +65,7 @@ def main() -> None:
         for _ in range(sheet.rounds + 1):
             took = rounds_of(direct, proxied, options.requests)
             for found, quantile in ((p50, 50), (p99, 99)):
-                here, there = (1000 * percentile(seconds, quantile) for seconds in took)
+                here, there = (1000 * percentile(sorted(it), quantile) for it in took)
                 found.append(there - here)
     # The first round warms up.
     unit = "ms more than without HAProxy, with TLS, at half load"

@@ -101,7 +101,7 @@ def promotions(site: Site) -> None:
             unwaited = moves_of(fleet, load, waits=False, num_answers=site.num_answers // 20)
             control = load.end()
     check(answers)
-    seconds = [it.returned - it.begun for it in moves[1:]]
+    seconds = sorted(it.returned - it.begun for it in moves[1:])
     unit = f"s until all of {NUM_REPLICAS} replicas have confirmed, {len(seconds)} promotions"
     site.sheet.record("cluster.promote.p50_s", [percentile(seconds, 50)], unit=unit)
     site.sheet.record("cluster.promote.p99_s", [percentile(seconds, 99)], unit=unit, goal="<= 1")

@@ -10,7 +10,6 @@ holds with each turn.
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from collections.abc import Set as AbstractSet
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Generation
+from nunatak_server.readiness import RegistryLease
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Members(Protocol):
 class Membership:
     """Keeps this process among the replicas of its registry.
 
-    With a lease, the process may answer only until `lease_s` after the start of its last beat. The
+    With a lease, the process may answer only for a time after the start of its last beat. The
     row of that beat lives longer, so a process without a live row answers nothing. After a lapse,
     the row was perhaps missing while an operator waited for the replicas. So `on_return` runs
     before the process answers again, and must forget everything that was read before.
@@ -107,57 +107,51 @@ class Membership:
         self,
         *,
         members: Members,
-        lease_s: float | None,
+        lease: RegistryLease | None,
         on_return: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
         pause: Callable[[asyncio.Event, float], Awaitable[None]] | None = None,
     ) -> None:
         """`pause` waits for some seconds, or until the event is set."""
         self._members = members
-        self._lease_s = lease_s
+        self._lease = lease
         self._on_return = on_return
-        self._clock = clock
         self._pause = pause or _pause
         self._seen: Generation | None = None
         self._has_news = asyncio.Event()
         self._asked: asyncio.Future[int] | None = None
-        self._interval_s = ALONE_S if lease_s is None else lease_s / BEATS_PER_LEASE
-        self._ends_at = -math.inf
+        self._interval_s = ALONE_S if lease is None else lease.seconds / BEATS_PER_LEASE
         self._is_refused = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether this process has a lease, and the lease has ended."""
-        return self._lease_s is not None and self._clock() >= self._ends_at
 
     def see(self, generation: Generation) -> None:
         """Confirm a generation that this process has applied."""
-        self._seen = generation
-        self._has_news.set()
+        if generation != self._seen:
+            self._seen = generation
+            self._has_news.set()
 
     async def run(self) -> None:
         """Beat until cancelled."""
         while True:
-            self._has_news.clear()
-            if self._seen is not None:
-                await self.beat(self._seen)
             await self._pause(self._has_news, self._interval_s)
+            await self.beat()
 
-    async def beat(self, seen: Generation) -> None:
+    async def beat(self) -> None:
         """Beat once. A refusal is logged, and does not end a lease that has not ended yet."""
-        begun = self._clock()
-        self._asked = asyncio.ensure_future(self._members.beat(seen))
+        self._has_news.clear()
+        if self._seen is None:
+            return
+        begun = 0.0 if self._lease is None else self._lease.clock()
+        self._asked = asyncio.ensure_future(self._members.beat(self._seen))
         try:
             num_others = await asyncio.shield(self._asked)
         except NunatakError as error:
             self._refuse(error)
             return
-        if self.is_over:
-            self._on_return()
-        if self._lease_s is None:
+        if self._lease is None:
             self._interval_s = TOGETHER_S if num_others else ALONE_S
         else:
-            self._ends_at = begun + self._lease_s
+            if self._lease.is_over:
+                self._on_return()
+            self._lease.renew(begun)
         self._is_refused = False
 
     async def leave(self) -> None:
@@ -172,7 +166,7 @@ class Membership:
             logger.warning("cannot leave the replicas of the registry: %s", error)
 
     def _refuse(self, error: NunatakError) -> None:
-        if not self._is_refused and self._lease_s is not None:
+        if not self._is_refused and self._lease is not None:
             logger.warning("the registry takes no beats, so the lease will end: %s", error)
         self._is_refused = True
 

@@ -1,6 +1,8 @@
 """Readiness: whether this process accepts requests."""
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from typing import assert_never
@@ -19,6 +21,24 @@ class State(StrEnum):
     FAILED = "failed"
 
 
+@dataclass(slots=True, kw_only=True)
+class RegistryLease:
+    """The time for which a process may answer without word from its registry."""
+
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    ends_at: float = -inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time has passed, or has never begun."""
+        return self.clock() >= self.ends_at
+
+    def renew(self, begun: float) -> None:
+        """Let the time count from `begun`, the moment before the registry was asked."""
+        self.ends_at = begun + self.seconds
+
+
 class Readiness:
     """The state of the process; only the event loop thread may use it."""
 
@@ -27,18 +47,18 @@ class Readiness:
         *,
         stalled_s: Callable[[], float] = lambda: 0.0,
         max_stall_s: float = inf,
-        lease_is_over: Callable[[], bool] = lambda: False,
+        lease: RegistryLease | None = None,
     ) -> None:
         """`stalled_s` returns the seconds in which rows have waited and no batch has ended."""
         self.state = State.STARTING
         self._stalled_s = stalled_s
         self._max_stall_s = max_stall_s
-        self._lease_is_over = lease_is_over
+        self._lease = lease
 
     @property
     def is_ready(self) -> bool:
         """Whether `check_ready` returns."""
-        return self.state is State.READY and not self._is_stalled and not self._lease_is_over()
+        return self.state is State.READY and not self._is_stalled and self._has_lease
 
     def move_to(self, state: State) -> None:
         """Change the state; a failed process stays failed."""
@@ -48,7 +68,7 @@ class Readiness:
     @property
     def takes_requests(self) -> bool:
         """Whether `check` returns."""
-        return self.state in (State.READY, State.LEAVING) and not self._lease_is_over()
+        return self.state in (State.READY, State.LEAVING) and self._has_lease
 
     def check(self) -> None:
         """Return if the server accepts requests.
@@ -69,7 +89,7 @@ class Readiness:
                     reason=f"requests have waited for {self._max_stall_s:g} s, and no batch has "
                     "ended",
                 )
-            case State.READY | State.LEAVING if self._lease_is_over():
+            case State.READY | State.LEAVING if not self._has_lease:
                 raise NunatakError(
                     "not_ready",
                     reason="its lease has ended: the registry has not answered for "
@@ -85,6 +105,10 @@ class Readiness:
                 raise NunatakError("draining")
             case _:
                 assert_never(self.state)
+
+    @property
+    def _has_lease(self) -> bool:
+        return self._lease is None or not self._lease.is_over
 
     @property
     def _is_stalled(self) -> bool:

@@ -52,7 +52,7 @@ from nunatak_server.engine.outcomes import BatchObservers
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.following import HoldRenewal, Membership, RegistryWatch, run_together
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
-from nunatak_server.readiness import Readiness, State
+from nunatak_server.readiness import Readiness, RegistryLease, State
 from nunatak_server.residency.loading import VersionLoader, pin_at_start
 from nunatak_server.residency.loads import Loader, LoadThrottle
 from nunatak_server.residency.memory import (
@@ -193,10 +193,12 @@ class Runtime:
         self.settings = settings
         self.backbone = backbone
         self.registry = registry
+        lease_s = settings.registry_lease_s
+        lease = None if lease_s is None else RegistryLease(seconds=lease_s)
         self.readiness = Readiness(
             stalled_s=lambda: self._engine.stalled_s,
             max_stall_s=settings.stall_s,
-            lease_is_over=lambda: self._membership.is_over,
+            lease=lease,
         )
         self.trunk_cache = TrunkCache(max_bytes=settings.trunk_cache_bytes)
         self.metrics = Metrics()
@@ -301,7 +303,7 @@ class Runtime:
         """The name of this process among the replicas of its registry."""
         self._started = datetime.now(UTC)
         self._membership = Membership(
-            members=self, lease_s=settings.registry_lease_s, on_return=self.residency.invalidate
+            members=self, lease=lease, on_return=self.residency.invalidate
         )
         self._watching: asyncio.Task[None] | None = None
         self._holding = HoldRenewal(
@@ -436,7 +438,7 @@ class Runtime:
         with contextlib.suppress(NunatakError):
             seen = await self.catalog.generation()
             self._membership.see(seen)
-            await self._membership.beat(seen)
+            await self._membership.beat()
 
     def _registry_has_changed(self, found: Generation) -> None:
         self.residency.invalidate()

@@ -1,5 +1,6 @@
 from doubles.refusals import raises
-from nunatak_server.readiness import Readiness, State
+from doubles.serving import ManualClock
+from nunatak_server.readiness import Readiness, RegistryLease, State
 
 
 def test_a_process_takes_requests_only_while_it_is_ready() -> None:
@@ -42,12 +43,15 @@ def test_a_process_that_gets_nothing_done_is_not_ready_until_it_does() -> None:
 
 
 def test_a_process_whose_lease_has_ended_takes_no_requests_until_it_has_a_new_one() -> None:
-    is_over = False
-    readiness = Readiness(lease_is_over=lambda: is_over)
+    clock = ManualClock()
+    lease = RegistryLease(seconds=10, clock=clock)
+    readiness = Readiness(lease=lease)
     readiness.move_to(State.READY)
+    assert not readiness.takes_requests, "there was no lease yet"
+    lease.renew(0.0)
     readiness.check()
 
-    is_over = True
+    clock.now = 10.0
     for state in (State.READY, State.LEAVING):
         readiness.move_to(state)
         assert not readiness.is_ready
@@ -55,6 +59,6 @@ def test_a_process_whose_lease_has_ended_takes_no_requests_until_it_has_a_new_on
         with raises("not_ready", match="its lease has ended"):
             readiness.check()
 
-    is_over = False
+    lease.renew(5.0)
     readiness.move_to(State.READY)
     readiness.check()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI, Response
@@ -25,6 +26,7 @@ async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raise
     caplog.set_level(logging.ERROR, "nunatak_server")
     sent = list[Message]()
     app = FastAPI(exception_handlers=dict(ANSWERS))
+    app.state.runtime = SimpleNamespace(replica_id="r1")
     app.add_middleware(RequestIdMiddleware)
 
     @app.get("/")
