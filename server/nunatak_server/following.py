@@ -282,9 +282,9 @@ class HoldRenewal:
         return await asyncio.shield(self._asked)
 
 
-async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
+async def run_together(*parts: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run all parts; if one fails, end the others and raise its error."""
-    running = [asyncio.ensure_future(it) for it in parts]
+    running = [asyncio.ensure_future(run()) for run in parts]
     try:
         await asyncio.gather(*running)
     finally:

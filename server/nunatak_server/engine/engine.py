@@ -151,10 +151,10 @@ class Engine:
 
     @property
     def num_running_requests(self) -> int:
-        """Number of requests with a row in a batch that runs; any thread may read it."""
+        """Number of requests whose caller waits for a batch that runs; any thread may read it."""
         # The rows of a request have its deadline, which no other request has.
         running = itertools.chain.from_iterable(tuple(self._batches))
-        return len({row.deadline for row in running if not row.is_shadow})
+        return len({it.deadline for it in running if not it.is_shadow and not it.is_cancelled})
 
     @property
     def stalled_s(self) -> float:
