@@ -104,7 +104,7 @@ class Fleet:
     oracle: Oracle
     backbone: Path
     locations: Sequence[str]
-    settings: dict[str, object]
+    settings: dict[str, Any]
     wires: Sequence[Wire]
     stack: ExitStack
     ports: list[int] = field(default_factory=list[int])

@@ -40,7 +40,10 @@ def test_a_wait_ends_when_every_replica_has_confirmed(registry: Registry) -> Non
     for name in ("one", "two"):
         beat(registry, name, seen=old)
 
-    found = registry.replicas.wait(60, pause=lambda _: beat(registry, next(late)) and None)
+    def pause(_: float) -> None:
+        beat(registry, next(late))
+
+    found = registry.replicas.wait(60, pause=pause)
 
     assert [it.is_current for it in found.replicas] == [True, True]
     assert next(late, None) is None

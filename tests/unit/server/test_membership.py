@@ -138,7 +138,8 @@ def test_a_process_leaves_after_its_last_beat() -> None:
     script = Script()
     may_end = asyncio.Event()
 
-    async def slow_beat(_: Generation) -> int:
+    async def slow_beat(seen: Generation) -> int:
+        assert seen == SEEN
         await may_end.wait()
         script.events.append("beat")
         return 0
