@@ -25,7 +25,7 @@ from nunatak_server.app import create_app
 SCHEMA = schemathesis.openapi.from_dict(create_app(make_settings()).openapi())
 # A caller with valid headers is admitted everywhere.
 SCHEMA.config.checks.positive_data_acceptance.expected_statuses = ["2xx", "404", "409", "5xx"]
-KNOWN = {"task": "tone", "version": "1", "alias": "prod"}
+KNOWN = {"task": "tone", "version": "1", "alias": "prod", "policy": "guard"}
 """Existing names for half of the requests, because random names are nearly always unknown."""
 BEYOND_SCHEMAS = {
     "invalid_candidate",  # the version that the alias points to

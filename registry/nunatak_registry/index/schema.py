@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _NAME = String(64)
 _DIGEST = String(64)
@@ -163,4 +163,17 @@ class CandidateEventRow(Base):
     version: Mapped[int]
     share: Mapped[float] = mapped_column(Double)
     at: Mapped[str] = mapped_column(_TIME)
+    by: Mapped[str] = mapped_column(_READER)
+
+
+class PolicyRow(Base):
+    """One published version of a policy. Rows are only ever added; the newest version serves."""
+
+    __tablename__ = "nunatak_policies"
+
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    document: Mapped[str] = mapped_column(Text)
+    digest: Mapped[str] = mapped_column(_DIGEST)
+    published_at: Mapped[str] = mapped_column(_TIME)
     by: Mapped[str] = mapped_column(_READER)
