@@ -269,3 +269,11 @@ class ModerationCategory(StrEnum):
     SEXUAL_MINORS = "sexual/minors"
     VIOLENCE = "violence"
     VIOLENCE_GRAPHIC = "violence/graphic"
+
+
+class UnjudgedPart(StrEnum):
+    """Parts of a request to a language model that no task reads (names as in LiteLLM)."""
+
+    IMAGES = "images"
+    TOOLS = "tools"
+    TOOL_CALLS = "tool_calls"

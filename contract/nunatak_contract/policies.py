@@ -16,6 +16,7 @@ from nunatak_contract.enums import (
     OnFailure,
     PolicyMode,
     ProblemType,
+    UnjudgedPart,
     VerdictAction,
 )
 from nunatak_contract.errors import InvalidNameError
@@ -99,6 +100,11 @@ class Policy(Record, frozen=True):
         default=None, description="absent: the server's default; a request may send its own"
     )
     rules: Annotated[tuple[Rule, ...], Field(min_length=1, max_length=MAX_RULES)]
+    unjudged: frozenset[UnjudgedPart] = Field(
+        default=frozenset(),
+        description="parts of a gateway's request that may pass without a judgement; all others "
+        "are refused, because no task reads them",
+    )
 
     @property
     def references(self) -> tuple[str, ...]:

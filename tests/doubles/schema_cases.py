@@ -59,6 +59,8 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|threshold is an option of "
     r"|(?:classify|rerank) cannot ask "
     r"|each task of a bundle must have "
+    # Parts of a call that no task reads.
+    r"|no task reads "
     # A request without a name, from a key with several tasks.
     r"|the request names no task"
     # A question for a task that reads texts.
@@ -188,5 +190,7 @@ TRIALS = [
     for path in SCHEMA
     for method in SCHEMA[path]
     for mode in GenerationMode
+    # Portkey takes errors for a pass, so its route answers a wrong request with the verdict false.
+    if mode is GenerationMode.POSITIVE or not path.endswith("/portkey")
     if mode is GenerationMode.POSITIVE or can_be_wrong(SCHEMA[path][method].definition.raw)
 ]

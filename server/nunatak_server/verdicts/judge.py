@@ -1,6 +1,6 @@
 """The judge: asks the tasks of a policy about texts, and decides as soon as a block is certain."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -33,6 +33,7 @@ class JudgeRequest:
 
     policy: str
     texts: tuple[str, ...]
+    """Without any text, no task is asked, and nothing is found."""
     request: PredictionRequest
     """The request to the service, without the tasks of the policy."""
     has_own_deadline: bool = False
@@ -74,6 +75,19 @@ class Judgement:
         decided = self.decided
         rules = (found.rule for it in self.decisions for found in it.applied)
         return next((it.message for it in rules if it.action is decided and it.message), None)
+
+
+def reason_of(judgement: Judgement) -> str:
+    """Return the reason of a decision for a person: the message, or the names of the rules."""
+    if judgement.message is not None:
+        return judgement.message
+    name = judgement.published.policy.name
+    if judgement.is_by_failure:
+        failed = ", ".join(it.reference for it in judgement.failures)
+        return f"policy {name!r}: no answer from {failed}"
+    rules = (found.rule for it in judgement.decisions for found in it.applied)
+    names = dict.fromkeys(it.name for it in rules if it.action is judgement.decided)
+    return f"policy {name!r}: {', '.join(names) or 'no rule applies'}"
 
 
 class PolicyCache:
@@ -165,6 +179,8 @@ class Judge:
         if policy.deadline_ms is not None and not wanted.has_own_deadline:
             request = replace(request, deadline_s=policy.deadline_ms / 1000)
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
+        if not texts:
+            return _judged(published, answers, times, texts)
         try:
             async with aclosing(self._service.stream(request)) as results:
                 async for streamed in results:
@@ -177,13 +193,19 @@ class Judge:
                         break
         except DeadlineExceededError as late:
             answers = _all_late(policy.references, answers, late)
-        return Judgement(
-            published=published,
-            decisions=decide(policy, answers, texts),
-            answers=answers,
-            failures=failures_in(policy, answers),
-            timings=_slowest(times),
-        )
+        return _judged(published, answers, times, texts)
+
+
+def _judged(
+    published: PublishedPolicy, answers: Answers, times: list[StageTimes], texts: Sequence[str]
+) -> Judgement:
+    return Judgement(
+        published=published,
+        decisions=decide(published.policy, answers, texts),
+        answers=answers,
+        failures=failures_in(published.policy, answers),
+        timings=_slowest(times),
+    )
 
 
 def _all_late(

@@ -39,12 +39,17 @@ class TextDecision:
     """The decision about one text."""
 
     action: VerdictAction
-    applied: tuple[RuleState, ...]
-    """The rules that apply, in the order of the policy."""
+    states: tuple[RuleState, ...]
+    """The states of all rules, in the order of the policy."""
     masked: str | None = None
     """The text without the found parts; None unless the action is `mask`."""
     is_by_failure: bool = False
     """Whether `on_failure` has decided."""
+
+    @property
+    def applied(self) -> tuple[RuleState, ...]:
+        """The rules that apply."""
+        return tuple(it for it in self.states if it.applies)
 
 
 def combine(rule: Rule, states: Sequence[ConditionState]) -> RuleState:
@@ -83,7 +88,7 @@ def all_of(values: Iterable[bool | None]) -> bool | None:
 def decide(policy: Policy, answers: Answers, texts: Sequence[str]) -> tuple[TextDecision, ...]:
     """Return the decision about each text. Tasks without an answer count as failed."""
     return tuple(
-        _decide(policy, [_state(rule, answers, index) for rule in policy.rules], text)
+        _decide(policy, tuple(_state(rule, answers, index) for rule in policy.rules), text)
         for index, text in enumerate(texts)
     )
 
@@ -127,14 +132,14 @@ def _state(rule: Rule, answers: Answers, text: int) -> RuleState:
     return combine(rule, [find(it, answers.get(it.task), text) for it in rule.conditions])
 
 
-def _decide(policy: Policy, states: Sequence[RuleState], text: str) -> TextDecision:
-    applied = tuple(it for it in states if it.applies)
+def _decide(policy: Policy, states: tuple[RuleState, ...], text: str) -> TextDecision:
+    applied = [it for it in states if it.applies]
     action = strongest(it.rule.action for it in applied)
     is_open = any(it.could_change(action) for it in states)
     if is_open and policy.on_failure is OnFailure.BLOCK:
-        return TextDecision(action=VerdictAction.BLOCK, applied=applied, is_by_failure=True)
+        return TextDecision(action=VerdictAction.BLOCK, states=states, is_by_failure=True)
     masked = None
     if action is VerdictAction.MASK:
         masking = (it for it in applied if it.rule.action is VerdictAction.MASK)
         masked = mask(text, (span for it in masking for span in it.spans))
-    return TextDecision(action=action, applied=applied, masked=masked, is_by_failure=is_open)
+    return TextDecision(action=action, states=states, masked=masked, is_by_failure=is_open)
