@@ -138,7 +138,7 @@ class Campaign:
             for number in numbers:
                 if number % 37 == 0:
                     self.promote(self.chance.choice(TASKS))
-                if number % 101 == 0:
+                if number % 11 == 0:
                     self.change_policy()
                     judge.policies.invalidate()
                 if number % 53 == 0:
