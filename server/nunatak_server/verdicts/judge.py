@@ -124,7 +124,7 @@ class PolicyCache:
 
 
 class VerdictMetrics:
-    """Counts verdicts. Every policy has counters of all actions from its first verdict on."""
+    """Counts verdicts."""
 
     def __init__(self) -> None:
         self.counter = Counter(
