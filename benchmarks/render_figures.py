@@ -66,6 +66,11 @@ SECTIONS = (
         about="Protocols of LLM gateways over the native route: [server.md](server.md).",
     ),
     Section(
+        prefix="cluster.",
+        title="Replicas",
+        about="What runs, and what the controls are: [server.md](server.md#replicas).",
+    ),
+    Section(
         prefix="report.",
         title="Whole servers compared with others",
         about="With plots: [the savings report](savings/report.md).",

@@ -34,13 +34,16 @@ from nunatak_registry.errors import (
 from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, ListedVersion
 from nunatak_registry.locations import default_location
 from nunatak_registry.policies import PublishedPolicy
+from nunatak_registry.replicas import LIFETIME_S, Beat, ReplicaStore, replicas_behind
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, FindingKind
 
 __all__ = [
     "DEFAULT_GRACE_S",
+    "LIFETIME_S",
     "AliasEvent",
     "AliasEventKind",
+    "Beat",
     "Candidate",
     "CandidateEvent",
     "CandidateEventKind",
@@ -61,6 +64,7 @@ __all__ = [
     "NunatakError",
     "PublishedPolicy",
     "Registry",
+    "ReplicaStore",
     "SharedTraffic",
     "StoreReadOnlyError",
     "StoreUnavailableError",
@@ -73,6 +77,7 @@ __all__ = [
     "confusion_matrix",
     "default_location",
     "read_header",
+    "replicas_behind",
     "task_card",
     "worst_mistakes",
 ]
