@@ -1,7 +1,7 @@
 """Conditions: whether the answer of a task decides a condition of a policy about a text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from nunatak_contract.enums import AggregationStrategy, HeadKind, OnLong, ProblemType
@@ -42,9 +42,11 @@ class ConditionState:
     """The largest score of the condition's labels; None if no answer has one."""
     spans: tuple[FoundSpan, ...] = ()
     """The parts of the text for which the condition holds."""
+    is_complete: bool = True
+    """Whether the answer decides about all labels of the condition."""
 
 
-UNKNOWN: Final = ConditionState(holds=None)
+UNKNOWN: Final = ConditionState(holds=None, is_complete=False)
 
 
 def find(
@@ -63,9 +65,9 @@ def find(
             found = _find_label(condition, answer, text)
         case _:
             return UNKNOWN
-    if not found.holds and misfit_of(condition, answer) is not None:
-        return UNKNOWN
-    return found
+    if misfit_of(condition, answer) is None:
+        return found
+    return replace(found, is_complete=False) if found.holds else UNKNOWN
 
 
 def misfit_of(condition: Condition, answer: TaskPrediction) -> str | None:

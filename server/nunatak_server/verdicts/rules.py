@@ -24,7 +24,7 @@ class RuleState:
     """Of the conditions with a score: the largest for `any`, the smallest for `all`."""
     spans: tuple[FoundSpan, ...]
     is_complete: bool
-    """Whether no condition is unknown."""
+    """Whether the answers decide about all labels of all conditions."""
 
     def could_change(self, action: VerdictAction) -> bool:
         """Return whether the unknown conditions could change a decision with this action."""
@@ -69,7 +69,7 @@ def combine(rule: Rule, states: Sequence[ConditionState]) -> RuleState:
         applies=applies,
         score=pick(scores, default=0.0),
         spans=spans,
-        is_complete=None not in values,
+        is_complete=all(state.is_complete for state in states),
     )
 
 

@@ -212,6 +212,18 @@ def test_an_answer_without_a_label_is_a_failure_and_never_a_no(
     assert (found.action, found.is_by_failure) == (action, is_by_failure)
 
 
+def test_a_mask_without_one_of_its_labels_is_a_failure_though_it_finds_the_other() -> None:
+    rule = make_rule(when("names", "NAME", "PLACE"), action=MASK)
+    answers = {"names": spanned("names", [span(0, 3)])}
+
+    (closed,) = decide(make_policy(rule), answers, ["Ann in Oslo"])
+    (opened,) = decide(make_policy(rule, on_failure=OnFailure.ALLOW), answers, ["Ann in Oslo"])
+
+    assert (closed.action, closed.masked, closed.is_by_failure) == (BLOCK, None, True)
+    assert (opened.action, opened.masked) == (MASK, "[NAME] in Oslo")
+    assert opened.is_by_failure
+
+
 def test_each_text_has_its_own_decision() -> None:
     policy = make_policy(make_rule(when("attack", "yes", threshold=0.5)))
     answers = {"attack": scored("attack", {"yes": 0.1, "no": 0.9}, {"yes": 0.9, "no": 0.1})}
