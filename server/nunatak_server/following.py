@@ -288,9 +288,10 @@ class HoldRenewal:
         return await asyncio.shield(self._asked)
 
 
-async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
+async def run_together(*parts: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run all parts; if one fails, end the others and raise its error."""
-    running = [asyncio.ensure_future(it) for it in parts]
+    # Called here, because a task that is cancelled before its first step awaits no coroutine.
+    running = [asyncio.ensure_future(it()) for it in parts]
     try:
         await asyncio.gather(*running)
     finally:

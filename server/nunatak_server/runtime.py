@@ -341,7 +341,7 @@ class Runtime:
             self.settings.pinned(), resolve=self.catalog.resolve, pin=self.residency.pin
         )
         await self._join()
-        parts = (self._watch.run(), self._membership.run(), self._holding.run())
+        parts = (self._watch.run, self._membership.run, self._holding.run)
         self._watching = asyncio.create_task(run_together(*parts), name="the registry")
         self.depend_on(self._watching)
         self.readiness.move_to(State.READY)
