@@ -56,6 +56,16 @@ SECTIONS = (
         about="What is measured, and why one figure misses: [server.md](server.md).",
     ),
     Section(
+        prefix="verdict.",
+        title="Verdicts",
+        about="Decisions of policies while tasks change and fail: [server.md](server.md).",
+    ),
+    Section(
+        prefix="gateway.",
+        title="Gateways",
+        about="Protocols of LLM gateways over the native route: [server.md](server.md).",
+    ),
+    Section(
         prefix="cluster.",
         title="Replicas",
         about="What runs, and what the controls are: [server.md](server.md#replicas).",

@@ -214,3 +214,66 @@ class CandidateRole(StrEnum):
 
     CANARY = "canary"
     SHADOW = "shadow"
+
+
+class VerdictAction(StrEnum):
+    """What to do with a text, from the weakest to the strongest."""
+
+    ALLOW = "allow"
+    FLAG = "flag"
+    """Let the text through, and report it."""
+    MASK = "mask"
+    """Let the text through without the parts that were found."""
+    BLOCK = "block"
+
+    @property
+    def strength(self) -> int:
+        """The position in the order from the weakest to the strongest."""
+        return list(VerdictAction).index(self)
+
+
+class PolicyMode(StrEnum):
+    """Whether the decision of a policy counts, or is only reported."""
+
+    ENFORCE = "enforce"
+    DRY_RUN = "dry_run"
+
+
+class OnFailure(StrEnum):
+    """The decision while a task that could change the decision has no answer."""
+
+    BLOCK = "block"
+    ALLOW = "allow"
+
+
+class Combine(StrEnum):
+    """How many conditions of a rule must hold."""
+
+    ANY = "any"
+    ALL = "all"
+
+
+class ModerationCategory(StrEnum):
+    """The categories of OpenAI's moderations."""
+
+    HARASSMENT = "harassment"
+    HARASSMENT_THREATENING = "harassment/threatening"
+    HATE = "hate"
+    HATE_THREATENING = "hate/threatening"
+    ILLICIT = "illicit"
+    ILLICIT_VIOLENT = "illicit/violent"
+    SELF_HARM = "self-harm"
+    SELF_HARM_INSTRUCTIONS = "self-harm/instructions"
+    SELF_HARM_INTENT = "self-harm/intent"
+    SEXUAL = "sexual"
+    SEXUAL_MINORS = "sexual/minors"
+    VIOLENCE = "violence"
+    VIOLENCE_GRAPHIC = "violence/graphic"
+
+
+class UnjudgedPart(StrEnum):
+    """Parts of a request to a language model that no task reads (names as in LiteLLM)."""
+
+    IMAGES = "images"
+    TOOLS = "tools"
+    TOOL_CALLS = "tool_calls"

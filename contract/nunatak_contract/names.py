@@ -93,6 +93,11 @@ def check_alias_name(value: str) -> str:
     return _check("alias", value)
 
 
+def check_policy_name(value: str) -> str:
+    """Return `value` if it can name a policy, else raise `InvalidNameError`."""
+    return _check("policy name", value)
+
+
 def check_reader_name(value: str) -> str:
     """Return `value` if it can name a reader, else raise `InvalidNameError`."""
     if not (1 <= len(value) <= MAX_READER_LENGTH and value.isascii() and value.isprintable()):

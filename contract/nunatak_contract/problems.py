@@ -78,9 +78,14 @@ REGISTRY: Mapping[str, Reason] = {
         "blob {digest:.12}... {reason}; restore it or publish the version again", _UNAVAILABLE
     ),
     "copy_conflict": Reason(
-        "task {task!r} cannot be copied: {reason}; copy into a registry without this task, or make "
-        "both registries agree first"
+        "{what} cannot be copied: {reason}; copy into a registry without it, or make both "
+        "registries agree first"
     ),
+    "policy_not_found": Reason(
+        "no policy {policy!r} in this registry; `nunatak policy list` shows the policies there are",
+        _NOT_FOUND,
+    ),
+    "invalid_policy": Reason("{problem}", _UNAVAILABLE),
     "store_unavailable": Reason("{problem}", _UNAVAILABLE),
     "store_read_only": Reason(
         "the registry takes no changes since {reason}; check the disk, open the registry anew "
@@ -321,6 +326,11 @@ SERVER: Mapping[str, Reason] = {
         "{task}/{version} is answering {num_leases} requests; retry when they are done", _CONFLICT
     ),
     "task_pinned": Reason("{task}/{version} is pinned; unpin it before it is evicted", _CONFLICT),
+    "rule_unanswerable": Reason(
+        "version {version} of task {task!r} cannot decide a condition of the policy: {reason}; "
+        "roll the version back, or publish a policy for it",
+        _UNAVAILABLE,
+    ),
 }
 
 COMMAND: Mapping[str, Reason] = {
@@ -330,6 +340,7 @@ COMMAND: Mapping[str, Reason] = {
     "invalid_option": Reason("{problem}"),
     "invalid_input_file": Reason("{where}: {problem}"),
     "invalid_task_file": Reason("{path}: {place}: {problem}; docs/training.md shows the format"),
+    "invalid_policy_file": Reason("{path}: {place}: {problem}; docs/verdicts.md shows the format"),
     "process_not_found": Reason("no process {pid} on this machine; give the pid of the server"),
     "server_start_failed": Reason(
         "the server ended with code {exit_code} before it was ready; {where}"

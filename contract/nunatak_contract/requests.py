@@ -189,6 +189,12 @@ class PredictManyRequest(PredictRequest):
     ]
 
 
+class VerdictRequest(Message):
+    """One text, or a list of texts, for a policy."""
+
+    inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+
+
 class PromoteRequest(Message):
     """The new version of an alias, and the version that the alias is expected to name now."""
 

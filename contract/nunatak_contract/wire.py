@@ -10,7 +10,15 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from nunatak_contract.enums import CandidateRole, HeadKind, ProblemType, Reads
+from nunatak_contract.enums import (
+    CandidateRole,
+    HeadKind,
+    PolicyMode,
+    ProblemType,
+    Reads,
+    VerdictAction,
+)
+from nunatak_contract.policies import Policy
 
 QUEUE_HEADER: Final = "x-queue-ms"
 TOKENIZE_HEADER: Final = "x-tokenize-ms"
@@ -161,6 +169,55 @@ class PredictManyResponse(Result):
     """Results in the order of the request's tasks."""
 
     results: tuple[TaskAnswer | FailedTask, ...]
+
+
+class AppliedRule(Result):
+    """A rule that applies to one text, by the index of the text in the request."""
+
+    rule: str
+    action: VerdictAction
+    message: str | None
+    input: int
+    score: float = Field(
+        description="of the conditions: the largest for `any`, the smallest for `all`"
+    )
+
+
+class PolicyVerdict(Result):
+    """The decision of a policy about all texts of a request."""
+
+    policy: str
+    version: int
+    mode: PolicyMode
+    action: VerdictAction = Field(
+        description="what to do: the decision, but always `allow` in a dry run"
+    )
+    decided: VerdictAction = Field(description="the strongest action of all texts")
+    by_failure: bool = Field(
+        description="whether `on_failure` has decided, because a task has no answer"
+    )
+    message: str | None = Field(description="of the first rule with the decided action")
+    rules: tuple[AppliedRule, ...]
+    texts: str | tuple[str, ...] | None = Field(
+        description="all texts, with the found parts masked; null unless `decided` is `mask`"
+    )
+    tasks: tuple[str, ...] = Field(description="the versions that answered, as `name/version`")
+    failures: tuple[FailedTask, ...] = Field(description="tasks without an answer that decides")
+
+
+class PolicyDetail(Result):
+    """The newest version of a policy."""
+
+    version: int
+    published_at: datetime
+    by: str
+    policy: Policy
+
+
+class PolicyListing(Result):
+    """All policies of the registry, by name."""
+
+    policies: tuple[PolicyDetail, ...]
 
 
 class Timings(Result):

@@ -33,6 +33,7 @@ from nunatak_registry.errors import (
 )
 from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, ListedVersion
 from nunatak_registry.locations import default_location
+from nunatak_registry.policies import PublishedPolicy
 from nunatak_registry.replicas import LOOK_S, Beat, replicas_behind
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, FindingKind
@@ -61,6 +62,7 @@ __all__ = [
     "Matrix",
     "Mistake",
     "NunatakError",
+    "PublishedPolicy",
     "Registry",
     "SharedTraffic",
     "StoreReadOnlyError",

@@ -136,7 +136,7 @@ def _check_free(task: str, number: int, target: TaskState, *, same: int | None) 
 
 
 def _conflict(task: str, reason: str) -> NunatakError:
-    return NunatakError("copy_conflict", task=task, reason=reason)
+    return NunatakError("copy_conflict", what=f"task {task!r}", reason=reason)
 
 
 class Copies:

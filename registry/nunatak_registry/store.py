@@ -51,6 +51,7 @@ from nunatak_registry.index.snapshot import (
     summarize,
 )
 from nunatak_registry.locations import parse_location
+from nunatak_registry.policy_store import PolicyStore
 from nunatak_registry.publication import check_publication, number_draft
 from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
@@ -76,6 +77,7 @@ class Registry:
         self._clock = clock
         self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
         self.rollouts = RolloutStore(index=index, writing=self._writing, clock=clock)
+        self.policies = PolicyStore(index=index, writing=self._writing, clock=clock)
         self.copies = Copies(index=index, blobs=blobs, writing=self._writing)
         self.replicas = ReplicaStore(index=index, clock=clock)
 

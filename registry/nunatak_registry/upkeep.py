@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord
 from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key
 from nunatak_registry.blobs.tensors import read_header
@@ -24,6 +25,7 @@ from nunatak_registry.errors import (
 )
 from nunatak_registry.index.index import Change, Index
 from nunatak_registry.index.snapshot import Snapshot, VersionRecord
+from nunatak_registry.policies import PolicyRecord
 
 DEFAULT_GRACE_S = 3600.0
 """Longer than any load or publish, also with a slow bucket."""
@@ -34,11 +36,13 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class FindingKind(StrEnum):
     """The kind of fault.
 
-    Only three kinds harm no version: `ORPHAN` (a blob that no version refers to), `TEMPORARY` (the
-    rest of a write that was cut short) and `STRANGER` (a file that the registry did not write).
+    Only three kinds harm no version and no policy: `ORPHAN` (a blob that no version refers to),
+    `TEMPORARY` (the rest of a write that was cut short) and `STRANGER` (a file that the registry
+    did not write).
     """
 
     MANIFEST = "manifest"
+    POLICY = "policy"
     INDEX = "index"
     BLOB = "blob"
     HEADER = "header"
@@ -48,7 +52,7 @@ class FindingKind(StrEnum):
 
     @property
     def is_error(self) -> bool:
-        """Whether a version cannot be served, or the index cannot be trusted."""
+        """Whether a version or policy cannot be served, or the index cannot be trusted."""
         return self not in {FindingKind.ORPHAN, FindingKind.TEMPORARY, FindingKind.STRANGER}
 
 
@@ -267,6 +271,7 @@ def _check_index(snapshot: Snapshot, task: str | None) -> Iterator[Finding]:
         for alias, version in aliases.items():
             yield from _check_alias(snapshot, f"{name}@{alias}", version, versions.get(name, ()))
     yield from _check_candidates(snapshot, task)
+    yield from _check_policies([] if task is not None else snapshot.policies())
 
 
 def _check_alias(
@@ -288,3 +293,15 @@ def _check_candidates(snapshot: Snapshot, task: str | None) -> Iterator[Finding]
         snapshot.candidates(task)
     except StoreUnavailableError as error:
         yield index_finding("index" if task is None else task, f"has damage: {error}")
+
+
+def _check_policies(records: Sequence[PolicyRecord]) -> Iterator[Finding]:
+    for record in records:
+        try:
+            record.parse()
+        except NunatakError as error:
+            yield Finding(
+                subject=f"{record.name}/{record.version}",
+                kind=FindingKind.POLICY,
+                message=str(error),
+            )

@@ -21,8 +21,10 @@ from nunatak_server.access.authenticators import authenticator_for, check_exposu
 from nunatak_server.compat import (
     hugging_face,
     kserve,
+    litellm,
     open_inference,
     openai,
+    portkey,
     semantic_router,
     tei,
     vllm,
@@ -119,7 +121,8 @@ def create_app(
             stack.callback(following.cancel)
             yield
 
-    neighbours = (tei, openai, open_inference, kserve, vllm, hugging_face, semantic_router)
+    protocols = (tei, openai, open_inference, kserve, vllm, hugging_face, semantic_router)
+    neighbours = (*protocols, litellm, portkey)
     modules = (routes, admin, pages, *neighbours)
     found = list(chain.from_iterable(module.router.routes for module in modules))
     return Application(

@@ -28,6 +28,7 @@ from nunatak_registry import (
     CandidateRole,
     Generation,
     ListedTask,
+    PublishedPolicy,
     Registry,
     StoreUnavailableError,
     TaskNotFoundError,
@@ -73,6 +74,14 @@ class Catalog:
     async def task(self, name: str) -> ListedTask:
         """Return one task."""
         return await self._call(self._registry.task, name)
+
+    async def policy(self, name: str) -> PublishedPolicy:
+        """Return the newest version of a policy."""
+        return await self._call(self._registry.policies.get, name)
+
+    async def policies(self) -> list[PublishedPolicy]:
+        """Return the newest version of each policy."""
+        return await self._call(self._registry.policies.newest)
 
     async def history(self, reference: TaskReference) -> History:
         """Return the history of a task, or of the one alias that the reference names."""
@@ -243,6 +252,15 @@ class VisibleCatalog:
     async def tasks(self) -> list[ListedTask]:
         """Return the caller's tasks."""
         return [task for task in await self._catalog.tasks() if self._tasks.allows(task.name)]
+
+    async def policies(self) -> list[PublishedPolicy]:
+        """Return the policies whose tasks are all the caller's."""
+        return [it for it in await self._catalog.policies() if may_ask(it, self._tasks)]
+
+
+def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
+    """Return whether a list has all tasks of a policy."""
+    return all(map(tasks.allows, published.policy.tasks))
 
 
 async def visible(task: str, lookup: Awaitable[Found], *, tasks: TaskList) -> Found:

@@ -284,7 +284,8 @@ class HoldRenewal:
 
 async def run_together(*parts: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run all parts; if one fails, end the others and raise its error."""
-    running = [asyncio.ensure_future(run()) for run in parts]
+    # Called here, because a task that is cancelled before its first step awaits no coroutine.
+    running = [asyncio.ensure_future(it()) for it in parts]
     try:
         await asyncio.gather(*running)
     finally:

@@ -75,6 +75,7 @@ from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector
 from nunatak_server.telemetry.records import note_prediction
 from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
+from nunatak_server.verdicts.judge import Judge
 
 WARM_UP_TEXT = "ready " * 128
 WARM_UP_METHODS: tuple[Method, ...] = (
@@ -293,6 +294,8 @@ class Runtime:
             ),
             backbone=backbone,
         )
+        self.judge = Judge(look_up=self.catalog.policy, service=self.service)
+        self.metrics.include(self.judge.metrics.counter)
         self._watch = RegistryWatch(
             generation=self.catalog.generation,
             on_change=self._registry_has_changed,
@@ -442,6 +445,7 @@ class Runtime:
 
     def _registry_has_changed(self, found: Generation) -> None:
         self.residency.invalidate()
+        self.judge.policies.invalidate()
         self._membership.see(found)
         self._holding.look()
 

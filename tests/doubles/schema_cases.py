@@ -25,7 +25,7 @@ from nunatak_server.app import create_app
 SCHEMA = schemathesis.openapi.from_dict(create_app(make_settings()).openapi())
 # A caller with valid headers is admitted everywhere.
 SCHEMA.config.checks.positive_data_acceptance.expected_statuses = ["2xx", "404", "409", "5xx"]
-KNOWN = {"task": "tone", "version": "1", "alias": "prod"}
+KNOWN = {"task": "tone", "version": "1", "alias": "prod", "policy": "guard"}
 """Existing names for half of the requests, because random names are nearly always unknown."""
 BEYOND_SCHEMAS = {
     "invalid_candidate",  # the version that the alias points to
@@ -59,6 +59,8 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|threshold is an option of "
     r"|(?:classify|rerank) cannot ask "
     r"|each task of a bundle must have "
+    # Parts of a call that no task reads.
+    r"|no task reads "
     # A request without a name, from a key with several tasks.
     r"|the request names no task"
     # A question for a task that reads texts.
@@ -188,5 +190,7 @@ TRIALS = [
     for path in SCHEMA
     for method in SCHEMA[path]
     for mode in GenerationMode
+    # Portkey takes errors for a pass, so its route answers a wrong request with the verdict false.
+    if mode is GenerationMode.POSITIVE or not path.endswith("/portkey")
     if mode is GenerationMode.POSITIVE or can_be_wrong(SCHEMA[path][method].definition.raw)
 ]

@@ -41,9 +41,11 @@ def make_traffic_bench(
     draw: Callable[[], float] = lambda: 0.0,
     clock: ManualClock | None = None,
     admission: Admission | None = None,
+    room_for: int = 100,
 ) -> TrafficBench:
-    """Return a ready service with these random draws."""
-    residency, readiness, metrics = make_residency(store), Readiness(), Metrics()
+    """Return a ready service with these random draws, and room for some versions."""
+    residency = make_residency(store, room_for=room_for)
+    readiness, metrics = Readiness(), Metrics()
     admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     rollouts = Rollouts(
         residency=residency,

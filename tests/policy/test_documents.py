@@ -18,9 +18,10 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 ANALYSIS = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
-GROUPS = {"backbone", "task", "memory", "sweep", "cache", "key", "loadtest"}
+GROUPS = {"backbone", "policy", "task", "memory", "sweep", "cache", "key", "loadtest"}
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 BACKBONES = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
+VERDICTS = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SOURCES = ("artifact", "clients", "contract", "model", "registry", "server", "tests", "training")
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
@@ -81,7 +82,7 @@ def test_every_make_target_of_the_readme_exists(command: str) -> None:
     "command",
     [
         it
-        for page in (README, BACKBONES, INTERCHANGE, LOADTEST, TRAINING, ANALYSIS)
+        for page in (README, BACKBONES, INTERCHANGE, LOADTEST, TRAINING, ANALYSIS, VERDICTS)
         for it in shell_lines(page)
         if it.startswith("nunatak ")
     ],

@@ -20,6 +20,7 @@ from nunatak_cli.memory import memory_app
 from nunatak_cli.multitask import multitask
 from nunatak_cli.options import example
 from nunatak_cli.output import print_text
+from nunatak_cli.policy import policy_app
 from nunatak_cli.predict import predict
 from nunatak_cli.registries import registry_app, replicas
 from nunatak_cli.serve import serve
@@ -57,8 +58,8 @@ def build_app() -> Program:
     built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
     for command in (multitask, predict, evaluate, doubts, serve, replicas):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    groups = (task_app, registry_app, backbone_app, memory_app, sweep_app, cache_app, key_app)
-    for group in (*groups, loadtest_app):
+    groups = (task_app, policy_app, registry_app, backbone_app, memory_app, sweep_app, cache_app)
+    for group in (*groups, key_app, loadtest_app):
         built.add_typer(group())
     return built
 

@@ -5,7 +5,8 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import JsonValue
@@ -54,14 +55,23 @@ def copy(
     create: CreateOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy tasks with versions, aliases and history to another registry; repeat to go on."""
-    outcomes: list[TaskCopy | FailedCopy] = []
+    """Copy tasks with versions, aliases and history, and policies, to another registry.
+
+    Repeat the command to go on.
+    """
+    outcomes: list[TaskCopy | PolicyCopy | FailedCopy] = []
     with (
         existing_registry(source) as opened,
         publishing_registry(target, create=create) as receiver,
     ):
-        for name in task or opened.copies.tasks():
-            outcomes.append(_copied(name, opened, receiver))
+        policies = () if task else opened.policies.numbers()
+        attempts = [
+            partial(_copied, name, opened, receiver) for name in task or opened.copies.tasks()
+        ]
+        # After the tasks, because the rules of a policy are about tasks.
+        attempts += [partial(_policy_copied, name, opened, receiver) for name in policies]
+        for attempt in attempts:
+            outcomes.append(attempt())
             if not as_json:
                 _print_outcome(outcomes[-1])
     failed = [it for it in outcomes if isinstance(it, FailedCopy)]
@@ -69,7 +79,7 @@ def copy(
         copied = [_copy_json(it) for it in outcomes if not isinstance(it, FailedCopy)]
         print_json({"copied": [*copied], "failed": [it.json() for it in failed]})
     elif not outcomes:
-        error_console().print("the source has no tasks")
+        error_console().print("the source has no tasks and no policies")
     if failed:
         raise typer.Exit(1)
 
@@ -122,20 +132,36 @@ def _replicas_table(listing: "ReplicaListing") -> Table:
     return table
 
 
-FAILURES_OF_A_TASK = {"copy_conflict", "task_not_found", "invalid_manifest", "corrupt_blob"}
-"""Errors that concern one task; the copy goes on with the next task."""
+FAILURES_OF_A_TASK = {
+    "copy_conflict",
+    "task_not_found",
+    "invalid_manifest",
+    "invalid_policy",
+    "corrupt_blob",
+}
+"""Errors that concern one task or policy; the copy goes on with the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCopy:
+    """The outcome of the copy of one policy."""
+
+    policy: str
+    versions: tuple[int, ...]
+    """Numbers of the versions that were copied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedCopy:
-    """A task that was not copied, and the reason."""
+    """A task or a policy that was not copied, and the reason."""
 
-    task: str
+    kind: Literal["task", "policy"]
+    name: str
     error: NunatakError
 
     def json(self) -> dict[str, JsonValue]:
         """Return the failure for programs."""
-        return {"task": self.task, "code": self.error.code, "detail": str(self.error)}
+        return {self.kind: self.name, "code": self.error.code, "detail": str(self.error)}
 
 
 @contextmanager
@@ -212,30 +238,48 @@ def _copied(task: str, source: "Registry", target: "Registry") -> "TaskCopy | Fa
     except NunatakError as error:
         if error.code not in FAILURES_OF_A_TASK:
             raise
-        return FailedCopy(task=task, error=error)
+        return FailedCopy(kind="task", name=task, error=error)
 
 
-def _print_outcome(outcome: "TaskCopy | FailedCopy") -> None:
+def _policy_copied(
+    policy: str, source: "Registry", target: "Registry"
+) -> "PolicyCopy | FailedCopy":
+    try:
+        versions = target.policies.take(policy, source.policies)
+    except NunatakError as error:
+        if error.code not in FAILURES_OF_A_TASK:
+            raise
+        return FailedCopy(kind="policy", name=policy, error=error)
+    return PolicyCopy(policy=policy, versions=tuple(versions))
+
+
+def _print_outcome(outcome: "TaskCopy | PolicyCopy | FailedCopy") -> None:
     if isinstance(outcome, FailedCopy):
         print_failure(outcome.error.code, str(outcome.error))
     else:
         console().print(_copied_line(outcome), soft_wrap=True)
 
 
-def _copied_line(done: "TaskCopy") -> str:
+def _copied_line(done: "TaskCopy | PolicyCopy") -> str:
+    subject = f"policy {done.policy}" if isinstance(done, PolicyCopy) else done.task
     new = ", ".join(map(str, done.versions))
-    if not new and not done.num_events:
-        return f"{done.task}: everything was there already"
+    copied = f"copied version{'s' if len(done.versions) > 1 else ''} {new}"
+    if not new and (isinstance(done, PolicyCopy) or not done.num_events):
+        return f"{subject}: everything was there already"
+    if isinstance(done, PolicyCopy):
+        return f"{subject}: {copied}"
     parts = [
-        f"copied version{'s' if len(done.versions) > 1 else ''} {new}" if new else "no new version",
+        copied if new else "no new version",
         *([f"{len(done.present)} there already"] if done.present else []),
         f"{done.num_events} event{'' if done.num_events == 1 else 's'} of aliases",
         decimal(done.num_bytes),
     ]
-    return f"{done.task}: {'; '.join(parts)}"
+    return f"{subject}: {'; '.join(parts)}"
 
 
-def _copy_json(done: "TaskCopy") -> dict[str, JsonValue]:
+def _copy_json(done: "TaskCopy | PolicyCopy") -> dict[str, JsonValue]:
+    if isinstance(done, PolicyCopy):
+        return {"policy": done.policy, "versions": list(done.versions)}
     return {
         "task": done.task,
         "versions": list(done.versions),

@@ -7,6 +7,7 @@ only writer. All writes of a change become visible together, or none does. The f
 
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from typing import Self
 
@@ -34,12 +35,14 @@ from nunatak_registry.index.schema import (
     CandidateEventRow,
     CandidateRow,
     HoldRow,
+    PolicyRow,
     ReplicaRow,
     RetiredBlobRow,
     TaskRow,
     VersionRow,
 )
 from nunatak_registry.index.snapshot import Generation, Snapshot, VersionRecord
+from nunatak_registry.policies import PolicyRecord
 
 
 def find_version(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:
@@ -268,6 +271,12 @@ class Change(Snapshot):
                 [{"digest": digest, "at": at.isoformat()} for digest in retired],
             )
         raise_generation(self._connection)
+
+    def add_policies(self, records: Sequence[PolicyRecord]) -> None:
+        """Record versions of policies; without any, nothing changes."""
+        if records:
+            self._connection.execute(insert(PolicyRow), list(map(asdict, records)))
+            raise_generation(self._connection)
 
     def replace_holds(
         self,

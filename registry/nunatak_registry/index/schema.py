@@ -185,3 +185,16 @@ class CandidateEventRow(Base):
     share: Mapped[float] = mapped_column(Double)
     at: Mapped[str] = mapped_column(_TIME)
     by: Mapped[str] = mapped_column(_READER)
+
+
+class PolicyRow(Base):
+    """One published version of a policy. Rows are only ever added; the newest version serves."""
+
+    __tablename__ = "nunatak_policies"
+
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    document: Mapped[str] = mapped_column(Text)
+    digest: Mapped[str] = mapped_column(_DIGEST)
+    published_at: Mapped[str] = mapped_column(_TIME)
+    by: Mapped[str] = mapped_column(_READER)

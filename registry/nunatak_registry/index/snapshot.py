@@ -45,12 +45,14 @@ from nunatak_registry.index.schema import (
     CandidateEventRow,
     CandidateRow,
     HoldRow,
+    PolicyRow,
     ReplicaRow,
     RetiredBlobRow,
     StateRow,
     TaskRow,
     VersionRow,
 )
+from nunatak_registry.policies import PolicyRecord
 
 VersionQuery: TypeAlias = "Select[str, int, str, str]"
 _VERSIONS: VersionQuery = select(
@@ -329,6 +331,17 @@ class Snapshot:
         """Return the number that each task gives out next."""
         rows = self._connection.execute(select(TaskRow.name, TaskRow.next_version))
         return {name: version for name, version in rows}  # noqa: C416 - rows are no tuples
+
+    def policies(self, name: str | None = None) -> list[PolicyRecord]:
+        """Return every version of one policy or of all, ordered by name and number."""
+        row = PolicyRow
+        query = select(
+            row.name, row.version, row.document, row.digest, row.published_at, row.by
+        ).order_by(row.name, row.version)
+        if name is not None:
+            query = query.where(row.name == name)
+        rows = self._connection.execute(query).mappings()
+        return [PolicyRecord(**found) for found in rows]
 
     def _one(self, query: VersionQuery) -> VersionRecord | None:
         return next(iter(self._all(query)), None)

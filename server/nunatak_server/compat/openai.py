@@ -1,6 +1,7 @@
-"""OpenAI's `/v1/embeddings` and `/v1/models`: the backbone as an embedding model.
+"""OpenAI's `/v1/embeddings`, `/v1/models` and `/v1/moderations`.
 
-Tasks are no models here, because OpenAI's clients have no call for the answers of tasks.
+The backbone is an embedding model. Tasks are no models here, because OpenAI's clients have no call
+for the answers of tasks. The model of a moderation is a policy.
 """
 
 import struct
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from nunatak_contract.enums import ModerationCategory, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_server.access.keys import Scope
@@ -20,10 +22,19 @@ from nunatak_server.compat.translation import (
     explained,
 )
 from nunatak_server.http.access import needs
-from nunatak_server.http.endpoints import DeadlineHeader, PriorityHeader, RequestOptions, runtime_of
-from nunatak_server.http.replies import reply
+from nunatak_server.http.endpoints import (
+    DeadlineHeader,
+    PriorityHeader,
+    RequestOptions,
+    RoutingKeyHeader,
+    ask_policy,
+    runtime_of,
+)
+from nunatak_server.http.replies import reply, timing_headers
+from nunatak_server.http.state import request_id_of
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
+from nunatak_server.verdicts.rules import TextDecision
 
 
 class OpenAIError(Message):
@@ -177,3 +188,70 @@ def _model(runtime: Runtime, name: str) -> dict[str, Any]:
 
 def _base64(vector: list[float]) -> str:
     return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+class ModerationsRequest(Message):
+    """Texts for a policy. Images are refused, because no task reads them."""
+
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    model: str = Field(description="the name of a policy")
+
+
+class Moderation(Message):
+    """The moderation of one text, with every category of OpenAI."""
+
+    flagged: bool
+    categories: dict[ModerationCategory, bool]
+    category_scores: dict[ModerationCategory, float]
+    category_applied_input_types: dict[ModerationCategory, list[Literal["text"]]]
+
+
+class ModerationsResponse(Message):
+    """One moderation for each text, in order."""
+
+    id: str
+    model: str
+    results: list[Moderation]
+
+
+@router.post(
+    "/v1/moderations", dependencies=[needs(Scope.PREDICT)], response_model=ModerationsResponse
+)
+async def moderations(
+    request: Request,
+    body: ModerationsRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Judge texts by the policy `model`; the categories of its rules are OpenAI's."""
+    texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    judgement = await ask_policy(request, body.model, texts, handling=handling, stops_early=False)
+    published = judgement.published
+    is_dry = published.policy.mode is PolicyMode.DRY_RUN
+    fields = {
+        "id": f"modr-{request_id_of(request.scope)}",
+        "model": published.reference,
+        "results": [_moderation(it, is_dry=is_dry) for it in judgement.decisions],
+    }
+    return reply(fields, headers=timing_headers(judgement.timings))
+
+
+def _moderation(decision: TextDecision, *, is_dry: bool) -> dict[str, Any]:
+    """Return the categories of the rules that apply; the largest score counts."""
+    scores = {category.value: 0.0 for category in ModerationCategory}
+    applied = dict.fromkeys(scores, False)
+    types = dict[str, list[str]]((category, []) for category in scores)
+    for state in decision.states:
+        if state.rule.category is not None:
+            category = state.rule.category.value
+            scores[category] = max(scores[category], min(max(state.score, 0.0), 1.0))
+            applied[category] |= bool(state.applies)
+            types[category] = ["text"]
+    return {
+        "flagged": not is_dry and decision.action is not VerdictAction.ALLOW,
+        "categories": applied,
+        "category_scores": scores,
+        "category_applied_input_types": types,
+    }

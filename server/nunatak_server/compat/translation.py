@@ -1,4 +1,4 @@
-"""Shared parts of the translators: routes, failures in the other server's shape, and embedding."""
+"""Shared parts of the translators: routes, failures in the other server's shape, common calls."""
 
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Annotated, Any, Final
@@ -14,13 +14,20 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_server.http.access import caller_of
-from nunatak_server.http.endpoints import RequestOptions, catalog_of, reference_text, runtime_of
+from nunatak_server.http.endpoints import (
+    RequestOptions,
+    ask_policy,
+    catalog_of,
+    reference_text,
+    runtime_of,
+)
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.pages import WHOLE_REFERENCE
 from nunatak_server.http.problems import headers_of, problem_of, problem_of_invalid
 from nunatak_server.http.replies import read_headers, timing_headers
 from nunatak_server.http.state import request_id_of
 from nunatak_server.predict.types import EmbeddingRequest, Embeddings
+from nunatak_server.verdicts.judge import Judgement
 
 Problem = Mapping[str, Any]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
@@ -128,3 +135,18 @@ async def embed_texts(
     )
     read = read_headers(embeddings.num_tokens, is_cut=embeddings.is_cut)
     return embeddings, {**timing_headers(embeddings.timings), **read}
+
+
+async def judge_texts(
+    request: Request, policy: str, texts: list[str], handling: RequestOptions
+) -> Judgement:
+    """Judge the texts that have content; an empty text is nothing to judge."""
+    asked = tuple(text for text in texts if text.strip())
+    return await ask_policy(request, policy, asked, handling=handling)
+
+
+def masked_texts(judgement: Judgement, texts: list[str]) -> list[str]:
+    """Return all texts, masked where the policy masks."""
+    decisions = iter(judgement.decisions)
+    masked = [next(decisions).masked if text.strip() else None for text in texts]
+    return [text if it is None else it for it, text in zip(masked, texts, strict=True)]

@@ -12,11 +12,12 @@ from nunatak_server.http.access import caller_of
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.http.state import state_of
-from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
 from nunatak_server.predict.types import PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.settings import ServerSettings
+from nunatak_server.verdicts.judge import Judgement, JudgeRequest
 
 _PROBLEM: Final = {
     "description": "Any failure, as application/problem+json",
@@ -113,6 +114,31 @@ async def ask_task(
     )
     headers = {**timing_headers(prediction.timings), **read}
     return result, {**headers, TASK_VERSION_HEADER: f"{result.task}/{result.version}"}
+
+
+async def ask_policy(
+    request: Request,
+    policy: str,
+    texts: tuple[str, ...],
+    *,
+    handling: RequestOptions,
+    stops_early: bool = True,
+) -> Judgement:
+    """Judge texts by a policy.
+
+    Raises:
+        NunatakError: there is no such policy, or the request as a whole cannot be answered.
+    """
+    asked = prediction_request(request, (), texts, options=DEFAULT_OPTIONS, handling=handling)
+    return await runtime_of(request).judge.judge(
+        JudgeRequest(
+            policy=policy,
+            texts=texts,
+            request=asked,
+            has_own_deadline=handling.deadline_ms is not None,
+            stops_early=stops_early,
+        )
+    )
 
 
 def reference_text(task: str, version: str | None) -> str:

@@ -117,6 +117,7 @@ MEDIA_TYPES: Final[Mapping[str, str]] = {
     "docs.js": SCRIPT,
     "dom.js": SCRIPT,
     "icon.svg": "image/svg+xml",
+    "judging.js": SCRIPT,
     "key.js": SCRIPT,
     "listing.js": SCRIPT,
     "metrics.js": SCRIPT,

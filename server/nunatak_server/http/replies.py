@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
+from nunatak_contract.enums import VerdictAction
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.memory import ProcessMemory
@@ -26,13 +27,14 @@ from nunatak_contract.wire import (
     TOKENIZE_HEADER,
 )
 from nunatak_model import TrunkCacheStats
-from nunatak_registry import AliasEvent, CandidateEvent, ListedTask
+from nunatak_registry import AliasEvent, CandidateEvent, ListedTask, PublishedPolicy
 from nunatak_server.http.problems import problem_of
 from nunatak_server.predict.types import StageTimes, StreamedResult, TaskFailure, TaskPrediction
 from nunatak_server.residency.memory import HostStats
 from nunatak_server.residency.resident_set import ResidentStats
 from nunatak_server.runtime import Runtime
 from nunatak_server.telemetry.memory import MemoryLedger, saved_by_formula
+from nunatak_server.verdicts.judge import Judgement
 
 TASK_VERSION_HEADER: Final = "x-task-version"
 TOKENS_READ_HEADER: Final = "x-tokens-read"
@@ -99,6 +101,61 @@ def result_fields(
         return {"reference": result.reference, **prediction_fields(result, inputs)}
     problem = problem_of(result.error, request_id=request_id)
     return {"reference": result.reference, "error": problem}
+
+
+def verdict_fields(
+    judgement: Judgement, inputs: str | Sequence[str], *, request_id: str | None
+) -> dict[str, Any]:
+    """Return the verdict about the texts of a request."""
+    published, sent = judgement.published, [inputs] if isinstance(inputs, str) else inputs
+    texts = None
+    if judgement.decided is VerdictAction.MASK:
+        decisions = zip(judgement.decisions, sent, strict=True)
+        masked = [text if it.masked is None else it.masked for it, text in decisions]
+        texts = masked[0] if isinstance(inputs, str) else masked
+    return {
+        "policy": published.policy.name,
+        "version": published.version,
+        "mode": published.policy.mode,
+        "action": judgement.action,
+        "decided": judgement.decided,
+        "by_failure": judgement.is_by_failure,
+        "message": judgement.message,
+        "rules": [
+            {
+                "rule": found.rule.name,
+                "action": found.rule.action,
+                "message": found.rule.message,
+                "input": index,
+                "score": found.score,
+            }
+            for index, decision in enumerate(judgement.decisions)
+            for found in decision.applied
+        ],
+        "texts": texts,
+        "tasks": [
+            f"{it.task}/{it.version}"
+            for it in judgement.answers.values()
+            if isinstance(it, TaskPrediction)
+        ],
+        "failures": [
+            {"reference": it.reference, "error": problem_of(it.error, request_id=request_id)}
+            for it in judgement.failures
+        ],
+    }
+
+
+def policies_fields(policies: Iterable[PublishedPolicy]) -> list[dict[str, Any]]:
+    """Return the newest versions of policies."""
+    return [
+        {
+            "version": it.version,
+            "published_at": it.published_at,
+            "by": it.by,
+            "policy": it.policy.model_dump(mode="json"),
+        }
+        for it in policies
+    ]
 
 
 def timing_headers(timings: StageTimes) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Routes of callers: predictions and tasks."""
+"""Routes of callers: predictions, verdicts and tasks."""
 
 from typing import Annotated, Any, Final
 
@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header, Request, Response
 from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_contract.requests import PredictManyRequest, PredictRequest
+from nunatak_contract.requests import PredictManyRequest, PredictRequest, VerdictRequest
 from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskListing
 from nunatak_server.access.keys import Scope
 from nunatak_server.http.access import needs
@@ -18,6 +18,7 @@ from nunatak_server.http.endpoints import (
     RequestOptions,
     RoutingKeyHeader,
     VersionQuery,
+    ask_policy,
     ask_task,
     catalog_of,
     prediction_request,
@@ -30,11 +31,13 @@ from nunatak_server.http.replies import (
     history_fields,
     inputs_of,
     lines_response,
+    policies_fields,
     prediction_fields,
     reply,
     result_fields,
     summaries_fields,
     timing_headers,
+    verdict_fields,
     wants_lines,
 )
 from nunatak_server.http.requests import options_of
@@ -124,6 +127,34 @@ async def predict_many(
         result_fields(result, body.inputs, request_id=request_id) for result in prediction.results
     ]
     return reply({"results": results}, headers=timing_headers(prediction.timings))
+
+
+@router.post(
+    "/v1/verdicts/{policy}", dependencies=[needs(Scope.PREDICT)], response_model=wire.PolicyVerdict
+)
+async def judge(
+    request: Request,
+    policy: str,
+    body: VerdictRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Response:
+    """Let a policy decide about texts: allow, flag, mask or block.
+
+    The answer comes as soon as a block is certain; the other tasks are then not asked any further.
+    """
+    texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
+    judgement = await ask_policy(request, policy, texts, handling=handling)
+    fields = verdict_fields(judgement, body.inputs, request_id=request_id_of(request.scope))
+    return reply(fields, headers=timing_headers(judgement.timings))
+
+
+@router.get("/v1/policies", dependencies=[needs(Scope.READ)], response_model=wire.PolicyListing)
+async def list_policies(request: Request) -> Response:
+    """List the policies of the registry whose tasks the caller may ask."""
+    return reply({"policies": policies_fields(await catalog_of(request).policies())})
 
 
 @router.get("/v1/tasks", dependencies=[needs(Scope.READ)], response_model=TaskListing)

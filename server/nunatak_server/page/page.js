@@ -2,6 +2,7 @@
 
 import { chooseOnly, offerTasks, startAsking } from "/page/asking.js";
 import { byId, show } from "/page/dom.js";
+import { offerPolicies, startJudging } from "/page/judging.js";
 import { askForKey, startKey } from "/page/key.js";
 import { listTasks, startListing } from "/page/listing.js";
 import { parse, total } from "/page/metrics.js";
@@ -23,7 +24,7 @@ async function refresh() {
     state.info ??= await getJson("/info");
     await getJson("/readyz");
     setState("ready", "ready");
-    const readings = [readTasks(), readMetrics()];
+    const readings = [readTasks(), readPolicies(), readMetrics()];
     for (const it of await Promise.allSettled(readings)) {
       if (it.status === "rejected") throw it.reason;
     }
@@ -44,6 +45,11 @@ async function readTasks() {
     drawSavings(memory);
     drawMemory(memory);
   }
+}
+
+async function readPolicies() {
+  const listed = await permitted(getJson("/v1/policies"));
+  offerPolicies(listed?.policies ?? []);
 }
 
 async function readMetrics() {
@@ -120,6 +126,7 @@ async function watch() {
 }
 
 startAsking({ onAnswers: refresh, onMissingKey: askForKey });
+startJudging({ onVerdict: refresh, onMissingKey: askForKey });
 startListing();
 startKey(() => {
   state.hasAskedForKey = false;

@@ -8,6 +8,7 @@ from schemathesis import Case
 
 from doubles.access import add_key
 from doubles.backbones import tiny_backbone
+from doubles.policies import make_policy, make_rule, when
 from doubles.schema_cases import TRIALS, Target, Trial
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
@@ -25,6 +26,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Generator[list[Target]]
     headers = add_key(keys, "operator")
     with Registry.open(folder / "registry") as registry:
         publish_tiny_task(registry, backbone)
+        registry.policies.put(make_policy(make_rule(when("tone", "urgent"))))
         with (
             running_server(backbone, registry, make_settings()) as anyone,
             running_server(backbone, registry, make_settings(api_keys_file=keys)) as keyed,

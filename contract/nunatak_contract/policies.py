@@ -1,0 +1,157 @@
+"""Policies: rules that turn the answers of several tasks about a text into one decision.
+
+A condition holds if a task finds one of the condition's labels in the text. A rule combines
+conditions and names an action. The strongest action of the rules that apply is the decision.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field, field_validator
+
+from nunatak_contract.enums import (
+    Combine,
+    HeadKind,
+    ModerationCategory,
+    OnFailure,
+    PolicyMode,
+    ProblemType,
+    UnjudgedPart,
+    VerdictAction,
+)
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.heads import Label
+from nunatak_contract.names import TaskName, TaskReference
+from nunatak_contract.plain_text import visible
+from nunatak_contract.record import Record
+
+MAX_RULES: Final = 64
+MAX_CONDITIONS: Final = 32
+MAX_LABELS_OF_A_CONDITION: Final = 256
+OUTSIDE: Final = "O"
+"""The label of tokens that belong to no entity. No condition can name this label."""
+
+
+def _check_line(text: str) -> str:
+    if visible(text) != text:
+        raise ValueError(f"a message must be one line of plain text, got '{visible(text)}'")
+    return text
+
+
+def _check_reference(text: str) -> str:
+    try:
+        TaskReference.parse(text)
+    except InvalidNameError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+Message = Annotated[str, Field(max_length=500), AfterValidator(_check_line)]
+Reference = Annotated[str, AfterValidator(_check_reference)]
+
+
+class Condition(Record, frozen=True):
+    """Holds for a text in which the task finds one of the labels."""
+
+    task: Reference = Field(description="name, name@alias or name/version")
+    labels: tuple[Label, ...] = Field(
+        min_length=1,
+        max_length=MAX_LABELS_OF_A_CONDITION,
+        description="labels as answers show them; for token classification without B- and I-",
+    )
+    threshold: Annotated[float, Field(strict=True)] | None = Field(
+        default=None,
+        description="smallest score of a label; absent: the task's own decision, so the labels "
+        "that the task predicts. A regression needs a threshold",
+    )
+
+
+class Rule(Record, frozen=True):
+    """Conditions, and the action if they hold together."""
+
+    name: TaskName
+    conditions: Annotated[tuple[Condition, ...], Field(min_length=1, max_length=MAX_CONDITIONS)]
+    combine: Combine = Combine.ANY
+    action: VerdictAction = Field(description="flag, mask or block")
+    message: Message | None = None
+    category: ModerationCategory | None = Field(
+        default=None, description="the category of /v1/moderations that the rule stands for"
+    )
+
+    @field_validator("action")
+    @classmethod
+    def _action_does_something(cls, action: VerdictAction) -> VerdictAction:
+        if action is VerdictAction.ALLOW:
+            raise ValueError("a rule must flag, mask or block; all other texts are allowed")
+        return action
+
+
+class Policy(Record, frozen=True):
+    """A named list of rules, and what happens if a task does not answer."""
+
+    name: TaskName
+    mode: PolicyMode = PolicyMode.ENFORCE
+    on_failure: OnFailure = Field(
+        default=OnFailure.BLOCK,
+        description="the decision while a task that could change the decision has no answer; "
+        "allow: as if the task found nothing",
+    )
+    deadline_ms: Annotated[int, Field(ge=1, le=600_000, strict=True)] | None = Field(
+        default=None, description="absent: the server's default; a request may send its own"
+    )
+    rules: Annotated[tuple[Rule, ...], Field(min_length=1, max_length=MAX_RULES)]
+    unjudged: frozenset[UnjudgedPart] = Field(
+        default=frozenset(),
+        description="parts of a gateway's request that may pass without a judgement; all others "
+        "are refused, because no task reads them",
+    )
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """The task references of all conditions, each once, in the order of the rules."""
+        named = (condition.task for rule in self.rules for condition in rule.conditions)
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """The names of the tasks of all conditions."""
+        return frozenset(map(TaskReference.task_in, self.references))
+
+    @field_validator("rules")
+    @classmethod
+    def _rules_have_own_names(cls, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        names = [rule.name for rule in rules]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"each rule must have its own name, got {twice!r} twice")
+        return rules
+
+
+def labels_in_answers(kind: HeadKind, labels: Iterable[str]) -> tuple[str, ...]:
+    """Return the labels of a head as its answers show them, in order.
+
+    Spans of token classification are shown without `B-` and `I-`, and there are no spans of `O`.
+    """
+    if kind is not HeadKind.TOKEN_CLASSIFICATION:
+        return tuple(labels)
+    groups = (label.split("-", 1)[-1] for label in labels)
+    return tuple(dict.fromkeys(group for group in groups if group != OUTSIDE))
+
+
+def find_misfit(
+    condition: Condition,
+    *,
+    kind: HeadKind,
+    problem_type: ProblemType | None,
+    labels: Iterable[str],
+) -> str | None:
+    """Return why the answers of a head cannot decide a condition; None if they can."""
+    if kind in {HeadKind.QUESTION_ANSWERING, HeadKind.RANKING}:
+        return f"a condition needs a task with labels, got a {kind} task"
+    if problem_type is ProblemType.REGRESSION and condition.threshold is None:
+        return "a condition about a regression needs a threshold"
+    known = labels_in_answers(kind, labels)
+    missing = next((label for label in condition.labels if label not in known), None)
+    if missing is None:
+        return None
+    return f"there is no label {missing!r}; its labels: {', '.join(known[:20])}"

@@ -1,0 +1,122 @@
+"""Policies of a registry: every published version, of which the newest one serves.
+
+A policy has no aliases. To go back to an older version, publish the older document again.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.names import TaskReference, check_policy_name
+from nunatak_contract.policies import Policy
+from nunatak_registry.aliases import actor
+from nunatak_registry.index.index import Change, Index, find_version
+from nunatak_registry.index.snapshot import Snapshot
+from nunatak_registry.policies import HeadOf, PolicyRecord, PublishedPolicy, check_policy
+
+
+class PolicyStore:
+    """The policies of one registry. Threads and processes may share the registry."""
+
+    def __init__(
+        self,
+        *,
+        index: Index,
+        writing: Callable[[], AbstractContextManager[Change]],
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._index = index
+        self._writing = writing
+        self._clock = clock
+
+    def put(self, policy: Policy, *, by: str | None = None) -> PublishedPolicy:
+        """Publish a policy under its next number; the new version serves from then on.
+
+        A policy that equals its newest version is not published twice: the newest version is
+        returned. `by` is the author; None: the user of the operating system.
+
+        Raises:
+            NunatakError: `invalid_policy`, a task cannot decide a condition, or does not exist.
+        """
+        with self._writing() as change:
+            check_policy(policy, _heads_in(change))
+            present = change.policies(policy.name)
+            if present and present[-1].parse().policy == policy:
+                return present[-1].parse()
+            published = PublishedPolicy(
+                policy=policy,
+                version=len(present) + 1,
+                published_at=self._clock(),
+                by=actor(by),
+            )
+            change.add_policies([PolicyRecord.of(published)])
+            return published
+
+    def check(self, policy: Policy) -> None:
+        """Return if the present task versions can decide every condition of a policy.
+
+        Raises:
+            NunatakError: `invalid_policy`, a task cannot decide a condition, or does not exist.
+        """
+        with self._index.reading() as snapshot:
+            check_policy(policy, _heads_in(snapshot))
+
+    def get(self, name: str, version: int | None = None) -> PublishedPolicy:
+        """Return one version of a policy, or the newest one.
+
+        Raises:
+            NunatakError: `policy_not_found`, there is no such policy or version.
+            NunatakError: `invalid_policy`, the stored document is damaged.
+        """
+        found = [it for it in self._records(name) if version in {None, it.version}]
+        if not found:
+            wanted = name if version is None else f"{name}/{version}"
+            raise NunatakError("policy_not_found", policy=wanted)
+        return found[-1].parse()
+
+    def newest(self) -> list[PublishedPolicy]:
+        """Return the newest version of each policy, ordered by name.
+
+        Raises:
+            NunatakError: `invalid_policy`, a stored document is damaged.
+        """
+        return [record.parse() for record in {it.name: it for it in self._records()}.values()]
+
+    def numbers(self) -> dict[str, int]:
+        """Return the number of the newest version of each policy, also of a damaged one."""
+        return {record.name: record.version for record in self._records()}
+
+    def take(self, name: str, source: "PolicyStore") -> list[int]:
+        """Copy the missing versions of a policy from another registry; return their numbers.
+
+        Raises:
+            NunatakError: `copy_conflict`, this registry contradicts the source.
+            NunatakError: `invalid_policy`, a stored document is damaged, in the source or here.
+        """
+        wanted = source._records(name)  # noqa: SLF001 - another store of the same class
+        versions = [record.parse() for record in wanted]
+        with self._writing() as change:
+            present = [record.parse() for record in change.policies(name)]
+            num_common = min(len(present), len(versions))
+            if present[:num_common] != versions[:num_common]:
+                raise NunatakError(
+                    "copy_conflict", what=f"policy {name!r}", reason="it has other versions there"
+                )
+            missing = wanted[num_common:]
+            change.add_policies(missing)
+        return [record.version for record in missing]
+
+    def _records(self, name: str | None = None) -> list[PolicyRecord]:
+        if name is not None:
+            check_policy_name(name)
+        with self._index.reading() as snapshot:
+            return snapshot.policies(name)
+
+
+def _heads_in(snapshot: Snapshot) -> HeadOf:
+    def head_of(text: str) -> HeadRecord:
+        return find_version(snapshot, TaskReference.parse(text)).parse().head
+
+    return head_of

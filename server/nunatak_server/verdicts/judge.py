@@ -1,0 +1,227 @@
+"""The judge: asks the tasks of a policy about texts, and decides as soon as a block is certain."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Final
+
+from prometheus_client import Counter
+
+from nunatak_contract.enums import PolicyMode, VerdictAction
+from nunatak_contract.errors import NunatakError
+from nunatak_registry import PublishedPolicy
+from nunatak_server.access.keys import TaskList
+from nunatak_server.catalog import may_ask
+from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.predict.service import PredictionService
+from nunatak_server.predict.types import (
+    PredictionRequest,
+    StageTimes,
+    TaskFailure,
+    TaskPrediction,
+)
+from nunatak_server.telemetry.metrics import LabelValues
+from nunatak_server.verdicts.conditions import OPTIONS, Answers, failures_in
+from nunatak_server.verdicts.rules import TextDecision, blocks_for_certain, decide, strongest
+
+MAX_CACHED_POLICIES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeRequest:
+    """Texts for a policy, and the handling of the request."""
+
+    policy: str
+    texts: tuple[str, ...]
+    """Without any text, no task is asked, and nothing is found."""
+    request: PredictionRequest
+    """The request to the service, without the tasks of the policy."""
+    has_own_deadline: bool = False
+    """Whether the deadline of the request is the caller's own, and not the server's default."""
+    stops_early: bool = True
+    """Whether the other tasks may stay unasked once a block is certain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The decisions of a policy about the texts of a request."""
+
+    published: PublishedPolicy
+    decisions: tuple[TextDecision, ...]
+    answers: Answers
+    failures: tuple[TaskFailure, ...]
+    timings: StageTimes
+
+    @property
+    def decided(self) -> VerdictAction:
+        """The strongest action of all texts."""
+        return strongest(it.action for it in self.decisions)
+
+    @property
+    def action(self) -> VerdictAction:
+        """What to do: the decision, but `allow` in a dry run."""
+        is_dry = self.published.policy.mode is PolicyMode.DRY_RUN
+        return VerdictAction.ALLOW if is_dry else self.decided
+
+    @property
+    def is_by_failure(self) -> bool:
+        """Whether `on_failure` has decided about a text that has the strongest action."""
+        decided = self.decided
+        return any(it.is_by_failure and it.action is decided for it in self.decisions)
+
+    @property
+    def message(self) -> str | None:
+        """The message of the first rule with the decided action; None if it has none."""
+        decided = self.decided
+        rules = (found.rule for it in self.decisions for found in it.applied)
+        return next((it.message for it in rules if it.action is decided and it.message), None)
+
+
+def reason_of(judgement: Judgement) -> str:
+    """Return the reason of a decision for a person: the message, or the names of the rules."""
+    if judgement.message is not None:
+        return judgement.message
+    name = judgement.published.policy.name
+    if judgement.is_by_failure:
+        failed = ", ".join(it.reference for it in judgement.failures)
+        return f"policy {name!r}: no answer from {failed}"
+    rules = (found.rule for it in judgement.decisions for found in it.applied)
+    names = dict.fromkeys(it.name for it in rules if it.action is judgement.decided)
+    return f"policy {name!r}: {', '.join(names) or 'no rule applies'}"
+
+
+class PolicyCache:
+    """The newest versions of policies, looked up again after each change of the registry."""
+
+    def __init__(self, look_up: Callable[[str], Awaitable[PublishedPolicy]]) -> None:
+        self._look_up = look_up
+        self._known = dict[str, PublishedPolicy]()
+        self._epoch = 0
+
+    async def get(self, name: str, tasks: TaskList) -> PublishedPolicy:
+        """Return the newest version of a policy, if the caller may ask all of its tasks.
+
+        Raises:
+            NunatakError: `policy_not_found`, there is no such policy for this caller.
+            NunatakError: `invalid_policy`, the stored document is damaged.
+            StoreUnavailableError: the policy is not known yet, and the store cannot be read.
+        """
+        found = self._known.get(name)
+        if found is None:
+            epoch = self._epoch
+            found = await self._look_up(name)
+            # A result from before a change of the registry must not be cached after the change.
+            if epoch == self._epoch and len(self._known) < MAX_CACHED_POLICIES:
+                self._known[name] = found
+        if not may_ask(found, tasks):
+            raise NunatakError("policy_not_found", policy=name)
+        return found
+
+    def invalidate(self) -> None:
+        """Forget the policies, because the registry has changed."""
+        self._epoch += 1
+        self._known.clear()
+
+
+class VerdictMetrics:
+    """Counts verdicts."""
+
+    def __init__(self) -> None:
+        self.counter = Counter(
+            "nunatak_verdicts",
+            "Verdicts by policy and decision; `by` says whether the rules decided, or on_failure",
+            ["policy", "mode", "action", "by"],
+            registry=None,
+        )
+        self._policies = LabelValues()
+
+    def observe(self, judgement: Judgement) -> None:
+        """Count one verdict by its decision, also in a dry run."""
+        policy = judgement.published.policy
+        by = "failure" if judgement.is_by_failure else "rules"
+        label = self._policies.of(policy.name)
+        self.counter.labels(label, policy.mode.value, judgement.decided.value, by).inc()
+
+
+class Judge:
+    """Gives verdicts; only the event loop thread may use it."""
+
+    def __init__(
+        self,
+        *,
+        look_up: Callable[[str], Awaitable[PublishedPolicy]],
+        service: PredictionService,
+    ) -> None:
+        self.policies = PolicyCache(look_up)
+        self.metrics = VerdictMetrics()
+        self._service = service
+
+    async def judge(self, wanted: JudgeRequest) -> Judgement:
+        """Return the decisions of a policy about texts.
+
+        A task that fails or is late leaves its conditions unknown. If the whole request is late,
+        all conditions are unknown.
+
+        Raises:
+            NunatakError: `policy_not_found` and others of `PolicyCache.get`.
+            NunatakError: the request is refused for its texts, or has no room in the queue.
+        """
+        published = await self.policies.get(wanted.policy, wanted.request.tasks)
+        judgement = await self._ask(published, wanted)
+        self.metrics.observe(judgement)
+        return judgement
+
+    async def _ask(self, published: PublishedPolicy, wanted: JudgeRequest) -> Judgement:
+        policy, texts = published.policy, wanted.texts
+        request = replace(
+            wanted.request, references=policy.references, inputs=texts, options=OPTIONS
+        )
+        if policy.deadline_ms is not None and not wanted.has_own_deadline:
+            request = replace(request, deadline_s=policy.deadline_ms / 1000)
+        answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
+        if not texts:
+            return _judged(published, answers, times, texts)
+        try:
+            async with aclosing(self._service.stream(request)) as results:
+                async for streamed in results:
+                    result = streamed.result
+                    answers[result.reference] = result
+                    times.append(streamed.timings)
+                    if wanted.stops_early and blocks_for_certain(
+                        policy, answers, num_texts=len(texts), latest=result.reference
+                    ):
+                        break
+        except DeadlineExceededError as late:
+            answers = _all_late(policy.references, answers, late)
+        return _judged(published, answers, times, texts)
+
+
+def _judged(
+    published: PublishedPolicy, answers: Answers, times: list[StageTimes], texts: Sequence[str]
+) -> Judgement:
+    return Judgement(
+        published=published,
+        decisions=decide(published.policy, answers, texts),
+        answers=answers,
+        failures=failures_in(published.policy, answers),
+        timings=_slowest(times),
+    )
+
+
+def _all_late(
+    references: tuple[str, ...],
+    answers: Mapping[str, TaskPrediction | TaskFailure],
+    late: DeadlineExceededError,
+) -> dict[str, TaskPrediction | TaskFailure]:
+    return {
+        text: answers.get(text) or TaskFailure(reference=text, error=late) for text in references
+    }
+
+
+def _slowest(times: list[StageTimes]) -> StageTimes:
+    return StageTimes(
+        queue_s=max((it.queue_s for it in times), default=0.0),
+        tokenize_s=max((it.tokenize_s for it in times), default=0.0),
+        compute_s=max((it.compute_s for it in times), default=0.0),
+        batch_rows=max((it.batch_rows for it in times), default=0),
+    )

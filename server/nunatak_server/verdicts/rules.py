@@ -1,0 +1,145 @@
+"""Rules: the states of conditions become the decision about a text.
+
+A condition holds, does not hold, or is unknown, because its task has not answered. Rules combine
+conditions in Kleene's logic of three values: a rule is unknown only if the unknown conditions could
+change it. The decision of the known rules stands if no unknown rule could change it. Otherwise the
+policy's `on_failure` decides.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nunatak_contract.enums import Combine, OnFailure, VerdictAction
+from nunatak_contract.policies import Policy, Rule
+from nunatak_server.verdicts.conditions import Answers, ConditionState, FoundSpan, find
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleState:
+    """Whether a rule applies to a text; None if unknown conditions could change it."""
+
+    rule: Rule
+    applies: bool | None
+    score: float
+    """Of the conditions with a score: the largest for `any`, the smallest for `all`."""
+    spans: tuple[FoundSpan, ...]
+    is_complete: bool
+    """Whether the answers decide about all labels of all conditions."""
+
+    def could_change(self, action: VerdictAction) -> bool:
+        """Return whether the unknown conditions could change a decision with this action."""
+        if self.rule.action is VerdictAction.MASK and action is VerdictAction.MASK:
+            # Another span would change the masked text.
+            return self.applies is None or (self.applies and not self.is_complete)
+        return self.applies is None and self.rule.action.strength > action.strength
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextDecision:
+    """The decision about one text."""
+
+    action: VerdictAction
+    states: tuple[RuleState, ...]
+    """The states of all rules, in the order of the policy."""
+    masked: str | None = None
+    """The text without the found parts; None unless the action is `mask`."""
+    is_by_failure: bool = False
+    """Whether `on_failure` has decided."""
+
+    @property
+    def applied(self) -> tuple[RuleState, ...]:
+        """The rules that apply."""
+        return tuple(it for it in self.states if it.applies)
+
+
+def combine(rule: Rule, states: Sequence[ConditionState]) -> RuleState:
+    """Return whether a rule applies, from the states of its conditions.
+
+    A rule that masks, and finds nothing to mask, is unknown.
+    """
+    values = [state.holds for state in states]
+    applies = any_of(values) if rule.combine is Combine.ANY else all_of(values)
+    spans = tuple(span for state in states if state.holds for span in state.spans)
+    if applies and rule.action is VerdictAction.MASK and not spans:
+        applies = None
+    scores = [state.score for state in states if state.score is not None]
+    pick = max if rule.combine is Combine.ANY else min
+    return RuleState(
+        rule=rule,
+        applies=applies,
+        score=pick(scores, default=0.0),
+        spans=spans,
+        is_complete=all(state.is_complete for state in states),
+    )
+
+
+def any_of(values: Iterable[bool | None]) -> bool | None:
+    """Return the disjunction in the logic of three values."""
+    found = set(values)
+    return True if True in found else None if None in found else False
+
+
+def all_of(values: Iterable[bool | None]) -> bool | None:
+    """Return the conjunction in the logic of three values."""
+    found = set(values)
+    return False if False in found else None if None in found else True
+
+
+def decide(policy: Policy, answers: Answers, texts: Sequence[str]) -> tuple[TextDecision, ...]:
+    """Return the decision about each text. Tasks without an answer count as failed."""
+    return tuple(
+        _decide(policy, tuple(_state(rule, answers, index) for rule in policy.rules), text)
+        for index, text in enumerate(texts)
+    )
+
+
+def blocks_for_certain(policy: Policy, answers: Answers, *, num_texts: int, latest: str) -> bool:
+    """Return whether a rule with the latest answer blocks, whatever the other tasks answer."""
+    rules = [
+        rule
+        for rule in policy.rules
+        if rule.action is VerdictAction.BLOCK and latest in {it.task for it in rule.conditions}
+    ]
+    return any(_state(rule, answers, index).applies for rule in rules for index in range(num_texts))
+
+
+def mask(text: str, spans: Iterable[FoundSpan]) -> str:
+    """Return a text with its spans replaced by their labels, such as `[PERSON]`.
+
+    Overlapping spans become one, with the label of the span that begins first. If several spans
+    begin there, the longest of them gives the label.
+    """
+    merged = list[FoundSpan]()
+    for span in sorted(spans, key=lambda it: (it.start, -it.end, it.label)):
+        if merged and span.start < merged[-1].end:
+            last = merged[-1]
+            merged[-1] = FoundSpan(start=last.start, end=max(last.end, span.end), label=last.label)
+        else:
+            merged.append(span)
+    parts, place = list[str](), 0
+    for span in merged:
+        parts += (text[place : span.start], f"[{span.label}]")
+        place = span.end
+    return "".join((*parts, text[place:]))
+
+
+def strongest(actions: Iterable[VerdictAction]) -> VerdictAction:
+    """Return the strongest action; `allow` without any."""
+    return max(actions, key=lambda it: it.strength, default=VerdictAction.ALLOW)
+
+
+def _state(rule: Rule, answers: Answers, text: int) -> RuleState:
+    return combine(rule, [find(it, answers.get(it.task), text) for it in rule.conditions])
+
+
+def _decide(policy: Policy, states: tuple[RuleState, ...], text: str) -> TextDecision:
+    applied = [it for it in states if it.applies]
+    action = strongest(it.rule.action for it in applied)
+    is_open = any(it.could_change(action) for it in states)
+    if is_open and policy.on_failure is OnFailure.BLOCK:
+        return TextDecision(action=VerdictAction.BLOCK, states=states, is_by_failure=True)
+    masked = None
+    if action is VerdictAction.MASK:
+        masking = (it for it in applied if it.rule.action is VerdictAction.MASK)
+        masked = mask(text, (span for it in masking for span in it.spans))
+    return TextDecision(action=action, states=states, masked=masked, is_by_failure=is_open)

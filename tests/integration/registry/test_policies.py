@@ -1,0 +1,145 @@
+"""Every kind of index: policies, of which the newest version serves."""
+
+import getpass
+from pathlib import Path
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from doubles.drafts import publish_many, publish_one
+from doubles.policies import make_policy, make_rule, when
+from doubles.refusals import raises
+from nunatak_contract.enums import OnFailure, VerdictAction
+from nunatak_contract.policies import Policy
+from nunatak_registry import FindingKind, Registry
+from nunatak_registry.locations import parse_location
+
+FIRST = make_policy(make_rule(when("intent", "yes", threshold=0.5)))
+SECOND = FIRST.model_copy(update={"on_failure": OnFailure.ALLOW})
+
+
+@pytest.fixture
+def stocked(registry: Registry) -> Registry:
+    publish_many(registry, 2)
+    return registry
+
+
+def test_the_newest_version_of_a_policy_serves_and_older_ones_stay(stocked: Registry) -> None:
+    assert stocked.policies.put(FIRST).version == 1
+    put = stocked.policies.put(SECOND, by="Ann")
+
+    assert (put.version, put.by, put.policy) == (2, "Ann", SECOND)
+    assert stocked.policies.get("guard") == put
+    first = stocked.policies.get("guard", 1)
+    assert (first.policy, first.by) == (FIRST, getpass.getuser())
+    assert stocked.policies.newest() == [put]
+    assert stocked.policies.numbers() == {"guard": 2}
+
+
+def test_a_policy_that_is_put_again_becomes_the_newest_version(stocked: Registry) -> None:
+    for policy in (FIRST, SECOND, FIRST):
+        stocked.policies.put(policy)
+
+    assert (stocked.policies.get("guard").version, stocked.policies.get("guard").policy) == (
+        3,
+        FIRST,
+    )
+
+
+def test_a_change_of_a_policy_changes_the_generation_and_a_repetition_does_not(
+    stocked: Registry,
+) -> None:
+    before = stocked.generation()
+    put = stocked.policies.put(FIRST)
+    after = stocked.generation()
+
+    assert after.number == before.number + 1
+    assert stocked.policies.put(FIRST) == put
+    assert stocked.generation() == after
+
+
+@pytest.mark.parametrize("version", [None, 2])
+def test_a_policy_or_version_that_nobody_put_is_not_found(
+    stocked: Registry, version: int | None
+) -> None:
+    if version is not None:
+        stocked.policies.put(FIRST)
+
+    with raises("policy_not_found"):
+        stocked.policies.get("guard", version)
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        (make_policy(make_rule(when("nobody", "yes"))), "no task 'nobody'"),
+        (make_policy(make_rule(when("intent@test", "yes"))), "no alias 'test'"),
+        (make_policy(make_rule(when("intent/9", "yes"))), "no version 9"),
+        (make_policy(make_rule(when("intent", "maybe"))), "no label 'maybe'; its labels: no, yes"),
+        (
+            make_policy(make_rule(when("intent", "yes"), action=VerdictAction.MASK)),
+            "masks, so it needs tasks of token classification",
+        ),
+    ],
+)
+def test_a_policy_that_its_tasks_cannot_decide_is_not_published(
+    stocked: Registry, policy: Policy, problem: str
+) -> None:
+    before = stocked.generation()
+
+    for refused in (stocked.policies.check, stocked.policies.put):
+        with raises("invalid_policy", match=problem):
+            refused(policy)
+
+    assert stocked.generation() == before
+    assert stocked.policies.newest() == []
+
+
+@pytest.mark.parametrize("damage", ["document = '{}'", "published_at = 'then'"])
+def test_a_damaged_policy_is_refused_and_found_by_verify(
+    stocked: Registry, location: str, damage: str
+) -> None:
+    stocked.policies.put(FIRST)
+    engine = create_engine(parse_location(location).index_url)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE nunatak_policies SET {damage}"))  # noqa: S608 - a case
+    engine.dispose()
+
+    with raises("invalid_policy", match="guard/1"):
+        stocked.policies.get("guard")
+    found = [it for it in stocked.verify() if it.kind is FindingKind.POLICY]
+    assert [(it.subject, it.kind.is_error) for it in found] == [("guard/1", True)]
+
+
+def test_a_copy_brings_the_missing_versions_and_nothing_else(
+    stocked: Registry, tmp_path: Path
+) -> None:
+    with Registry.open(tmp_path / "copy") as target:
+        for policy, numbers in ((FIRST, [1]), (SECOND, [2])):
+            stocked.policies.put(policy)
+            assert target.policies.take("guard", stocked.policies) == numbers
+            assert target.policies.get("guard") == stocked.policies.get("guard")
+        after = target.generation()
+        assert target.policies.take("guard", stocked.policies) == []
+        assert target.generation() == after
+
+
+def test_a_copy_onto_another_policy_of_the_name_is_refused(
+    stocked: Registry, tmp_path: Path
+) -> None:
+    stocked.policies.put(FIRST)
+    with Registry.open(tmp_path / "copy") as target:
+        publish_one(target)
+        target.policies.put(SECOND)
+
+        with raises("copy_conflict", match="policy 'guard'"):
+            target.policies.take("guard", stocked.policies)
+        assert target.policies.numbers() == {"guard": 1}
+
+
+def test_policies_of_another_name_are_apart(stocked: Registry) -> None:
+    other = FIRST.model_copy(update={"name": "other"})
+    for policy in (other, FIRST, SECOND):
+        stocked.policies.put(policy)
+
+    assert [it.reference for it in stocked.policies.newest()] == ["guard/2", "other/1"]

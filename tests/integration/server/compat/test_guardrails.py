@@ -1,0 +1,258 @@
+"""Policies by the protocols of gateways.
+
+LiteLLM's bodies are those of its GenericGuardrailAPIRequest (litellm 1.109.1, guardrail_hooks/
+generic_guardrail_api). Portkey's are those of its documents of webhook guardrails (November 2026).
+OpenAI's own client asks for moderations.
+"""
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from doubles.compat import SCORE, TEXT, Ask, native, post
+from doubles.policies import make_policy, make_rule, when
+from doubles.serving import make_settings, running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_contract.enums import (
+    HeadKind,
+    ModerationCategory,
+    PolicyMode,
+    UnjudgedPart,
+    VerdictAction,
+)
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+
+NEVER, ALWAYS = 1.1, 0.0
+LITELLM = "/v1/verdicts/{}/beta/litellm_basic_guardrail_api"
+PORTKEY = "/v1/verdicts/{}/portkey"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def policies(registry: Registry, backbone: Backbone) -> None:
+    """Policies that always block, never block, mask, or only pretend to block."""
+    labels = ("O", "B-X", "I-X")
+    kind = HeadKind.TOKEN_CLASSIFICATION
+    publish_tiny_task(registry, backbone, task="people", labels=labels, kind=kind)
+
+    def topic(threshold: float, **changes: Any) -> Any:  # noqa: ANN401 - fields of a policy
+        rule = make_rule(when("topic", "urgent", threshold=threshold), message="too urgent")
+        hate = rule.model_copy(update={"category": ModerationCategory.HATE})
+        return make_policy(hate).model_copy(update=changes)
+
+    mask = make_rule(when("people", "X"), action=VerdictAction.MASK)
+    for policy in (
+        topic(ALWAYS, name="block"),
+        topic(NEVER, name="allow"),
+        topic(NEVER, name="open", unjudged=frozenset(UnjudgedPart)),
+        topic(ALWAYS, name="dry", mode=PolicyMode.DRY_RUN),
+        make_policy(mask, name="mask"),
+    ):
+        registry.policies.put(policy)
+
+
+def litellm(*texts: str, **changes: object) -> dict[str, object]:
+    """The body of LiteLLM, with all of its fields."""
+    return {
+        "input_type": "request",
+        "litellm_call_id": "c-1",
+        "litellm_trace_id": None,
+        "structured_messages": [{"role": "user", "content": it} for it in texts],
+        "images": None,
+        "tools": None,
+        "texts": list(texts),
+        "request_data": {"user_api_key_alias": "ann"},
+        "request_headers": {"host": "[present]"},
+        "litellm_version": "1.109.1",
+        "additional_provider_specific_params": {},
+        "tool_calls": None,
+        "model": "gpt",
+        **changes,
+    }
+
+
+def portkey(text: str, event: str = "beforeRequestHook", **changes: object) -> dict[str, object]:
+    """The body of Portkey's webhook."""
+    content = {"messages": [{"role": "system", "content": "Be kind."}, {"content": text}]}
+    side = {"json": content, "text": text, "isStreamingRequest": False, "isTransformed": False}
+    return {
+        "request": side,
+        "response": {"json": {}, "text": "", "statusCode": None},
+        "provider": "openai",
+        "requestType": "chatComplete",
+        "metadata": {"user": "ann"},
+        "eventType": event,
+        **changes,
+    }
+
+
+async def masked(client: httpx.AsyncClient, text: str) -> str:
+    answer = await post(client, "/v1/verdicts/mask", {"inputs": text})
+    assert "[X]" in answer["texts"]
+    found: str = answer["texts"]
+    return found
+
+
+def test_litellm_blocks_passes_and_masks(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        blocked = await post(client, LITELLM.format("block"), litellm(TEXT))
+        passed = [
+            await post(client, LITELLM.format(it), litellm(TEXT, "")) for it in ("allow", "dry")
+        ]
+        changed = await post(client, LITELLM.format("mask"), litellm("", TEXT, " "))
+
+        assert blocked == {"action": "BLOCKED", "blocked_reason": "too urgent", "texts": None}
+        assert [it["action"] for it in passed] == ["NONE", "NONE"]
+        assert changed["action"] == "GUARDRAIL_INTERVENED"
+        assert changed["texts"] == ["", await masked(client, TEXT), " "]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("texts", [None, [], ["", " "]])
+def test_litellm_passes_a_call_without_text_only_for_a_policy_that_exists(
+    run: Callable[[Ask], None], texts: list[str] | None
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        known = await post(client, LITELLM.format("block"), litellm(texts=texts))
+        unknown = await post(client, LITELLM.format("nobody"), litellm(texts=texts), status=404)
+
+        assert known["action"] == "NONE"
+        assert "no policy 'nobody'" in unknown["error"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("part", UnjudgedPart)
+def test_litellm_passes_a_part_that_no_task_reads_only_if_the_policy_says_so(
+    run: Callable[[Ask], None], part: UnjudgedPart
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body = litellm(TEXT, **{part.value: [{"type": "function"}]})
+
+        refused = await post(client, LITELLM.format("allow"), body, status=422)
+        passed = [await post(client, LITELLM.format(it), body) for it in ("open", "dry")]
+        blocked = await post(client, LITELLM.format("block"), body)
+
+        assert refused["error"].startswith(f"no task reads {part.value}; ")
+        assert [it["action"] for it in passed] == ["NONE", "NONE"]
+        assert blocked["action"] == "BLOCKED"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"additional_provider_specific_params": {"policy": "allow"}},
+        {"new_field": 1},
+        {"texts": TEXT},
+        {"input_type": "other"},
+    ],
+)
+def test_litellm_gets_an_error_for_what_the_server_does_not_know(
+    run: Callable[[Ask], None], change: dict[str, object]
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        refused = await post(client, LITELLM.format("allow"), litellm(TEXT, **change), status=422)
+
+        assert "the request does not follow its schema" in refused["error"]
+
+    run(scenario)
+
+
+def test_portkey_gets_a_verdict_and_the_changed_call(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        blocked = await post(client, PORTKEY.format("block"), portkey(TEXT))
+        passed = [await post(client, PORTKEY.format(it), portkey(TEXT)) for it in ("allow", "dry")]
+        changed = await post(client, PORTKEY.format("mask"), portkey(TEXT))
+        answer = {"json": {"choices": [TEXT]}, "text": TEXT}
+        after = portkey("hello", "afterRequestHook", response=answer)
+        reply = await post(client, PORTKEY.format("mask"), after)
+
+        hidden = await masked(client, TEXT)
+        assert blocked["verdict"] is False
+        assert blocked["data"] == {"action": "block", "reason": "too urgent"}
+        assert [it["verdict"] for it in passed] == [True, True]
+        messages = [{"role": "system", "content": "Be kind."}, {"content": hidden}]
+        assert changed["verdict"] is True
+        assert changed["transformedData"] == {"request": {"json": {"messages": messages}}}
+        assert reply["transformedData"] == {"response": {"json": {"choices": [hidden]}}}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("policy", "body"),
+    [
+        ("nobody", portkey(TEXT)),
+        ("allow", {}),
+        ("allow", portkey("a\0b")),
+        ("allow", portkey("a" * 40_000)),
+        ("allow", portkey(TEXT, "afterRequestHook", response=None)),
+        ("mask", portkey(TEXT, request={"json": {}, "text": TEXT})),
+        ("allow", '{"request": {"text": "\\ud800"}, "eventType": "beforeRequestHook"}'),
+    ],
+    ids=["policy", "schema", "nul", "long", "no-text", "nothing-to-change", "surrogate"],
+)
+def test_portkey_gets_the_verdict_false_for_every_failure(
+    run: Callable[[Ask], None], policy: str, body: object
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        if isinstance(body, str):
+            headers = {"content-type": "application/json"}
+            answer = await client.post(PORTKEY.format(policy), content=body, headers=headers)
+            found = answer.json()
+        else:
+            found = await post(client, PORTKEY.format(policy), body)
+
+        assert found["verdict"] is False
+        assert found["data"]["code"]
+
+    run(scenario)
+
+
+@pytest.fixture(scope="module")
+def moderator(backbone: Backbone, registry: Registry) -> Generator[openai.OpenAI]:
+    with (
+        running_server(backbone, registry, make_settings()) as address,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def test_openai_gets_each_text_by_the_categories_of_the_rules(
+    moderator: openai.OpenAI, run: Callable[[Ask], None]
+) -> None:
+    blocked = moderator.moderations.create(model="block", input=[TEXT, "hello"])
+    (allowed,) = moderator.moderations.create(model="allow", input=TEXT).results
+    (dry,) = moderator.moderations.create(model="dry", input=TEXT).results
+
+    assert blocked.model == "block/1"
+    assert [it.flagged for it in blocked.results] == [True, True]
+    first = blocked.results[0]
+    assert (first.categories.hate, first.categories.hate_threatening) == (True, False)
+    assert first.category_applied_input_types.hate == ["text"]
+    assert first.category_scores.violence_graphic == 0
+    assert (allowed.flagged, allowed.categories.hate) == (False, False)
+    assert (dry.flagged, dry.categories.hate) == (False, True)
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        scores = {it["label"]: it["score"] for it in await native(client, "topic", TEXT)}
+        assert first.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)
+        assert allowed.category_scores.hate == SCORE(scores["urgent"], abs=1e-5)
+
+    run(scenario)
+
+
+def test_openai_gets_its_own_errors(moderator: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="no policy 'omni-moderation-latest'"):
+        moderator.moderations.create(model="omni-moderation-latest", input=TEXT)
+    with pytest.raises(openai.UnprocessableEntityError):
+        moderator.moderations.create(input=TEXT)
+    image: Any = [{"type": "image_url", "image_url": {"url": "https://nowhere/"}}]
+    with pytest.raises(openai.UnprocessableEntityError):
+        moderator.moderations.create(model="allow", input=image)

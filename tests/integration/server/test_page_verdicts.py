@@ -1,0 +1,55 @@
+"""The web page's section to try a policy, in a real browser."""
+
+from collections.abc import Generator
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from doubles.backbones import tiny_backbone
+from doubles.browsers import NEEDS_CHROMIUM
+from doubles.policies import make_policy, make_rule, when
+from doubles.serving import make_settings, running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_contract.enums import HeadKind, VerdictAction
+from nunatak_registry import Registry
+
+pytestmark = NEEDS_CHROMIUM
+
+HOSTILE = "<img src=x onerror=\"window.broken='rule'\">"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    backbone, kind = tiny_backbone(), HeadKind.TOKEN_CLASSIFICATION
+    with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
+        publish_tiny_task(registry, backbone, task="tone", labels=("calm", "urgent"))
+        publish_tiny_task(registry, backbone, task="names", labels=("O", "B-X", "I-X"), kind=kind)
+        always = make_rule(when("tone", "urgent", threshold=0.0), message=HOSTILE)
+        registry.policies.put(make_policy(always))
+        mask = make_rule(when("names", "X"), action=VerdictAction.MASK)
+        registry.policies.put(make_policy(mask, name="hide"))
+        with running_server(backbone, registry, make_settings()) as url:
+            yield url
+
+
+def test_a_policy_is_chosen_and_judges_the_text(page: Page) -> None:
+    page.goto("/")
+    verdict = page.locator("#verdict")
+    expect(page.locator("#policy option")).to_have_text(["guard", "hide"])
+
+    page.get_by_role("button", name="Judge").click()
+    expect(verdict.get_by_role("heading")).to_contain_text("block")
+    expect(verdict).to_contain_text("guard/1: tone/1")
+    expect(verdict.get_by_role("listitem")).to_contain_text("first: block, score 0.")
+    expect(verdict).to_contain_text(HOSTILE)
+
+    page.get_by_label("Policy").select_option("hide")
+    page.get_by_label("Text to judge").fill("ann met bob in oslo.")
+    page.get_by_role("button", name="Judge").click()
+    expect(verdict.get_by_role("heading")).to_contain_text("mask")
+    expect(verdict.locator(".passage")).to_contain_text("[X]")
+
+    page.get_by_label("Text to judge").fill(" ")
+    page.get_by_role("button", name="Judge").click()
+    expect(verdict).to_contain_text("input 0 is empty or only white space")
+    assert page.evaluate("window.broken") is None

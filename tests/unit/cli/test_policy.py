@@ -1,0 +1,162 @@
+"""Laws of `nunatak policy`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from doubles.terminals import nunatak
+from nunatak_registry import Registry
+
+DOCUMENT = {
+    "name": "guard",
+    "rules": [
+        {
+            "name": "attack",
+            "conditions": [{"task": "intent", "labels": ["yes"], "threshold": 0.8}],
+            "action": "block",
+            "message": "This text is an attack.",
+        }
+    ],
+}
+YAML = """
+name: guard
+rules:
+  - name: attack
+    conditions:
+      - {task: intent, labels: ["yes"], threshold: 0.8}
+    action: block
+    message: This text is an attack.
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "guard.json"
+    made.write_text(json.dumps(DOCUMENT))
+    return made
+
+
+def test_put_publishes_and_says_if_there_was_nothing_to_publish(
+    registry: Registry, place: tuple[str, str], file: Path
+) -> None:
+    ran = nunatak("policy", "put", str(file), *place)
+    again = nunatak("policy", "put", str(file), "--json", *place).json()
+
+    assert (ran.exit_code, ran.stdout) == (0, "published guard/1\n")
+    assert isinstance(again, dict)
+    assert (again["version"], again["changed"]) == (1, False)
+    assert registry.policies.get("guard").policy.rules[0].conditions[0].threshold == 0.8
+
+
+def test_yaml_and_json_say_the_same(
+    registry: Registry, place: tuple[str, str], file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "guard.yaml").write_text(YAML)
+    nunatak("policy", "put", str(tmp_path / "guard.yaml"), *place)
+
+    ran = nunatak("policy", "put", str(file), *place)
+
+    assert ran.stdout == "guard/1 was there already with the same content; nothing was published\n"
+    assert registry.policies.numbers() == {"guard": 1}
+
+
+def test_an_older_version_is_shown_and_put_again(
+    registry: Registry, place: tuple[str, str], file: Path, tmp_path: Path
+) -> None:
+    nunatak("policy", "put", str(file), *place)
+    file.write_text(json.dumps({**DOCUMENT, "on_failure": "allow"}))
+    nunatak("policy", "put", str(file), *place)
+
+    shown = nunatak("policy", "show", "guard", "--version", "1", *place)
+    (tmp_path / "old.json").write_text(shown.stdout)
+    ran = nunatak("policy", "put", str(tmp_path / "old.json"), *place)
+
+    assert ran.stdout == "published guard/3\n"
+    assert registry.policies.get("guard").policy == registry.policies.get("guard", 1).policy
+
+
+def test_list_shows_the_newest_versions(place: tuple[str, str], file: Path) -> None:
+    assert nunatak("policy", "list", *place).stderr.startswith("no policies yet")
+    nunatak("policy", "put", str(file), *place)
+
+    shown = nunatak("policy", "list", *place).stdout
+
+    assert all(it in shown for it in ("guard", "enforce", "attack (block)", "intent"))
+    listed = nunatak("policy", "list", "--json", *place).json()
+    match listed:
+        case {"policies": [{"version": 1, "policy": {"name": "guard"}}]}:
+            pass
+        case other:
+            raise AssertionError(other)
+
+
+def test_check_publishes_nothing(registry: Registry, place: tuple[str, str], file: Path) -> None:
+    ran = nunatak("policy", "check", str(file), *place)
+
+    assert (ran.exit_code, registry.policies.numbers()) == (0, {})
+
+
+@pytest.mark.parametrize("command", ["put", "check"])
+def test_a_label_that_a_task_lacks_is_refused(
+    place: tuple[str, str], file: Path, command: str
+) -> None:
+    file.write_text(file.read_text().replace('"yes"', '"maybe"'))
+
+    ran = nunatak("policy", command, str(file), *place)
+
+    assert ran.exit_code == 1
+    assert "error [invalid_policy]: policy 'guard': rule 'attack', task 'intent': " in ran.stderr
+    assert "'maybe'; its labels: no, yes" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{}", "name: Field required"),
+        ("{", "file: Expecting property name"),
+        ('{"name": "a", "name": "b", "rules": []}', "file: 'name' stands twice"),
+        (json.dumps({**DOCUMENT, "on_error": "block"}), "on_error: Extra inputs"),
+        (json.dumps({**DOCUMENT, "rules": DOCUMENT["rules"] * 2}), "rules: each rule must have"),
+        (json.dumps(DOCUMENT).replace('"block"', '"allow"'), "action: a rule must flag, mask or"),
+        (json.dumps(DOCUMENT).replace("0.8", '"0.8"'), "threshold: Input should be a valid number"),
+        (json.dumps(DOCUMENT).replace("0.8", "NaN"), "threshold: Input should be a finite number"),
+        (json.dumps(DOCUMENT).replace('"intent"', '"Intent!"'), "task: task name must be"),
+        (json.dumps(DOCUMENT).replace('["yes"]', "[]"), "labels: Tuple should have at least 1"),
+        (json.dumps(DOCUMENT).replace("an attack", "a\\u001b[2J"), "message: a message must be"),
+    ],
+)
+def test_a_malformed_policy_names_the_place(
+    place: tuple[str, str], file: Path, content: str, problem: str
+) -> None:
+    file.write_text(content)
+
+    ran = nunatak("policy", "put", str(file), *place)
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_policy_file]: ")
+    assert problem in ran.stderr
+
+
+def test_a_file_that_is_not_there_is_an_error(place: tuple[str, str], tmp_path: Path) -> None:
+    ran = nunatak("policy", "put", str(tmp_path / "no.json"), *place)
+
+    assert "file: cannot be read: No such file or directory" in ran.stderr
+
+
+def test_a_copy_of_a_registry_has_its_policies(
+    registry: Registry, folder: Path, place: tuple[str, str], file: Path, tmp_path: Path
+) -> None:
+    nunatak("policy", "put", str(file), *place)
+
+    first = nunatak("registry", "copy", str(folder), str(tmp_path / "b"), "--create")
+    again = nunatak("registry", "copy", str(folder), str(tmp_path / "b"), "--json").json()
+
+    assert first.stdout.endswith("policy guard: copied version 1\n")
+    match again:
+        case {"copied": [*_, {"policy": "guard", "versions": []}]}:
+            pass
+        case other:
+            raise AssertionError(other)
+    with Registry.open(tmp_path / "b") as target:
+        assert target.policies.get("guard") == registry.policies.get("guard")

@@ -1,0 +1,238 @@
+"""The judge: one fan-out for all tasks, an early end, and failures that never let through."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.drafts import CREATED_AT
+from doubles.held_engine import HeldEngine, make_held_bench
+from doubles.leases import until
+from doubles.policies import make_policy, make_rule, when
+from doubles.refusals import raises
+from doubles.tasks import random_parameters, spec_of
+from doubles.traffic import TrafficBench, ask_for
+from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.methods import TopK
+from nunatak_contract.names import TaskReference
+from nunatak_contract.policies import Policy
+from nunatak_model import Backbone, Branch, build_branch
+from nunatak_registry import PublishedPolicy
+from nunatak_server.access.keys import TaskList
+from nunatak_server.errors import OutOfMemoryError
+from nunatak_server.scheduler.rows import RowAnswer
+from nunatak_server.verdicts.judge import Judge, Judgement, JudgeRequest, PolicyCache
+
+BLOCK, ALLOW = VerdictAction.BLOCK, VerdictAction.ALLOW
+CALM = RowAnswer(logits=[9.0, 0.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def branch(backbone: Backbone) -> Branch:
+    spec = spec_of(backbone, TopK(num_layers=1), num_labels=2)
+    return build_branch(spec, backbone.config, random_parameters(spec, backbone, seed=0))
+
+
+def published(policy: Policy, version: int = 1) -> PublishedPolicy:
+    return PublishedPolicy(policy=policy, version=version, published_at=CREATED_AT, by="ann")
+
+
+def judge_of(bench: TrafficBench, policy: Policy) -> Judge:
+    async def look_up(name: str) -> PublishedPolicy:
+        assert name == policy.name
+        return published(policy)
+
+    return Judge(look_up=look_up, service=bench.service)
+
+
+def request_of(policy: Policy, *, deadline_s: float | None = None) -> JudgeRequest:
+    return JudgeRequest(
+        policy=policy.name,
+        texts=("a", "b"),
+        request=replace(ask_for(), deadline_s=deadline_s or 60),
+        has_own_deadline=deadline_s is not None,
+    )
+
+
+def two_tasks(**changes: object) -> Policy:
+    """Block if `attack` or `tone` says yes."""
+    rules = [make_rule(when(task, "yes", threshold=0.5), name=task) for task in ("attack", "tone")]
+    return make_policy(*rules).model_copy(update=changes)
+
+
+Bench = tuple[Judge, HeldEngine, TrafficBench]
+Make = Callable[[Policy], Awaitable[Bench]]
+
+
+@pytest.fixture
+def make(backbone: Backbone, branch: Branch) -> Make:
+    async def made(policy: Policy) -> Bench:
+        bench, _, engine = await make_held_bench(backbone, branch, "attack", "tone")
+        for task in ("attack", "tone"):
+            await bench.residency.resolve(TaskReference(task=task))
+        return judge_of(bench, policy), engine, bench
+
+    return made
+
+
+async def test_all_tasks_of_a_policy_are_asked_in_one_batch(make: Make) -> None:
+    judge, engine, _ = await make(two_tasks())
+    engine.outcome = CALM
+
+    found = await judge.judge(request_of(two_tasks()))
+
+    assert engine.submissions == [{"attack", "tone"}]
+    assert (found.action, found.failures) == (ALLOW, ())
+
+
+async def test_a_certain_block_waits_for_no_other_task(make: Make) -> None:
+    judge, engine, bench = await make(two_tasks())
+    engine.answers_at_once = False
+    judging = asyncio.create_task(judge.judge(request_of(two_tasks())))
+    await until(lambda: bool(engine.rows))
+
+    engine.answer("tone")
+    found = await asyncio.wait_for(judging, timeout=10)
+
+    assert (found.action, found.is_by_failure, found.failures) == (BLOCK, False, ())
+    assert list(found.answers) == ["tone"]
+    assert all(row.future.cancelled() for row in engine.rows if row.task == "attack")
+    assert bench.admission.num_requests == 0
+
+
+@pytest.mark.parametrize("on_failure", OnFailure)
+async def test_a_broken_task_decides_by_on_failure(make: Make, on_failure: OnFailure) -> None:
+    policy = two_tasks(on_failure=on_failure)
+    judge, engine, _ = await make(policy)
+    engine.answers_at_once = False
+    judging = asyncio.create_task(judge.judge(request_of(policy)))
+    await until(lambda: bool(engine.rows))
+
+    engine.outcome = CALM
+    engine.answer("tone")
+    engine.outcome = OutOfMemoryError()
+    engine.answer("attack")
+    found = await asyncio.wait_for(judging, timeout=10)
+
+    assert found.action.value == on_failure.value
+    assert found.is_by_failure
+    assert [(it.reference, it.error.code) for it in found.failures] == [("attack", "out_of_memory")]
+
+
+@pytest.mark.parametrize("on_failure", OnFailure)
+async def test_a_late_request_decides_by_on_failure(make: Make, on_failure: OnFailure) -> None:
+    policy = two_tasks(on_failure=on_failure, deadline_ms=1)
+    judge, engine, _ = await make(policy)
+    engine.answers_at_once = False
+
+    found = await judge.judge(request_of(policy))
+
+    assert found.action.value == on_failure.value
+    assert {it.error.code for it in found.failures} <= {"deadline_exceeded", "deadline_too_short"}
+    assert len(found.failures) == 2
+
+
+async def test_the_deadline_of_a_request_goes_before_that_of_its_policy(make: Make) -> None:
+    policy = two_tasks(deadline_ms=600_000)
+    judge, engine, _ = await make(policy)
+    engine.answers_at_once = False
+
+    found = await judge.judge(request_of(policy, deadline_s=0.001))
+
+    assert (found.action, found.is_by_failure) == (BLOCK, True)
+
+
+async def test_a_task_that_nobody_published_is_a_failure(make: Make) -> None:
+    policy = make_policy(make_rule(when("nobody", "yes")))
+    judge, _, _ = await make(policy)
+
+    found = await judge.judge(request_of(policy))
+
+    assert (found.action, found.is_by_failure) == (BLOCK, True)
+    assert [it.error.code for it in found.failures] == ["task_not_found"]
+
+
+async def test_a_text_that_no_task_reads_has_no_verdict(make: Make) -> None:
+    judge, _, bench = await make(two_tasks())
+    wanted = request_of(two_tasks())
+
+    with raises("empty_text"):
+        await judge.judge(JudgeRequest(policy="guard", texts=(" ",), request=wanted.request))
+    assert bench.admission.num_requests == 0
+
+
+async def test_a_dry_run_decides_and_allows(make: Make) -> None:
+    policy = two_tasks(mode=PolicyMode.DRY_RUN)
+    judge, _, _ = await make(policy)
+
+    found = await judge.judge(request_of(policy))
+
+    assert (found.decided, found.action) == (BLOCK, ALLOW)
+    assert counted(judge, found) == 1
+
+
+def counted(judge: Judge, found: Judgement) -> float:
+    """The counter of a judgement's decision."""
+    policy = found.published.policy
+    by = "failure" if found.is_by_failure else "rules"
+    (family,) = judge.metrics.counter.collect()
+    wanted = {"policy": policy.name, "mode": policy.mode.value, "action": found.decided.value}
+    named = [it for it in family.samples if it.name.endswith("_total")]
+    return sum(it.value for it in named if it.labels == {**wanted, "by": by})
+
+
+async def test_a_policy_is_read_again_after_a_change_of_the_registry() -> None:
+    versions = iter((1, 2))
+
+    async def look_up(_: str) -> PublishedPolicy:
+        return published(two_tasks(), next(versions))
+
+    cache = PolicyCache(look_up)
+    everything = TaskList(patterns=("*",))
+
+    assert [(await cache.get("guard", everything)).version for _ in range(2)] == [1, 1]
+    cache.invalidate()
+    assert (await cache.get("guard", everything)).version == 2
+
+
+async def test_a_look_up_from_before_a_change_is_not_kept() -> None:
+    versions, may_answer = iter((1, 2)), asyncio.Event()
+
+    async def look_up(_: str) -> PublishedPolicy:
+        version = next(versions)
+        await may_answer.wait()
+        return published(two_tasks(), version)
+
+    cache = PolicyCache(look_up)
+    everything = TaskList(patterns=("*",))
+    early = asyncio.create_task(cache.get("guard", everything))
+    await asyncio.sleep(0)
+    cache.invalidate()
+    may_answer.set()
+
+    assert (await early).version == 1
+    assert (await cache.get("guard", everything)).version == 2
+
+
+async def test_a_policy_with_a_task_of_others_does_not_exist() -> None:
+    async def look_up(name: str) -> PublishedPolicy:
+        if name == "guard":
+            return published(two_tasks())
+        raise NunatakError("policy_not_found", policy=name)
+
+    cache = PolicyCache(look_up)
+
+    messages = list[str]()
+    for name in ("guard", "other"):
+        with raises("policy_not_found") as caught:
+            await cache.get(name, TaskList(patterns=("attack",)))
+        messages.append(str(caught.value).replace(name, "it"))
+    assert messages[0] == messages[1]
