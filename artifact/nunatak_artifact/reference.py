@@ -84,11 +84,24 @@ def config_of(folder: Path, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
         )
 
 
-def class_named(name: str) -> "type[PreTrainedModel]":
-    """Return the class of transformers with this name."""
+def class_named(folder: Path, name: str) -> "type[PreTrainedModel]":
+    """Return the class of transformers with this name.
+
+    Raises:
+        NunatakError: `unsupported_import`, transformers has no such class.
+        MissingExtraError: transformers is not installed.
+    """
     with needs_extra("training"):
         transformers = importlib.import_module("transformers")
-    return cast("type[PreTrainedModel]", getattr(transformers, name))
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise NunatakError(
+            "unsupported_import",
+            folder=folder.name,
+            found=f"it is a {name}, a class that the installed transformers does not have",
+            advice="train it as a class that transformers has",
+        )
+    return cast("type[PreTrainedModel]", found)
 
 
 def encoder_class(config: "PreTrainedConfig") -> "type[PreTrainedModel]":

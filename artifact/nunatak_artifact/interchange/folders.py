@@ -135,8 +135,10 @@ class ModelConfigFile(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    architectures: tuple[str, ...] | None = None
     id2label: dict[NonNegativeInt, str] | None = None
     problem_type: str | None = None
+    classifier_pooling: str | None = None
 
 
 class TokenizerConfigFile(BaseModel):

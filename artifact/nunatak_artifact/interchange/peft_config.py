@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
-SUPPORTED: Final = (
-    *("bert", "roberta", "xlm-roberta", "camembert"),
-    *("distilbert", "electra", "deberta-v2", "mpnet", "modernbert"),
-)
-"""Values of `model_type` for which adapter folders are read and written."""
 NATIVE: Final[Mapping[str, str]] = {"LORA": "LoRA", "IA3": "IA3"}
 """Methods that have a method here with the same maths, with their usual names."""
 MERGED: Final[Mapping[str, str]] = {
