@@ -21,6 +21,7 @@ from nunatak_artifact.interchange.peft_config import (
     WEIGHTS_STEM,
 )
 from nunatak_artifact.interchange.peft_methods import to_peft
+from nunatak_artifact.interchange.transformers_export import export_refusal
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
     has_class,
@@ -30,7 +31,6 @@ from nunatak_artifact.interchange.transformers_layout import (
 )
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.methods import Ia3, Lora
 from nunatak_model import Backbone, BackboneConfig, tensors_to_bytes
@@ -91,23 +91,21 @@ def _method(task: LoadedTask) -> Lora | Ia3:
     method = task.branch.spec.method
     if isinstance(method, Lora | Ia3):
         return method
-    raise NunatakError(
-        "unsupported_export",
-        reference=task.manifest.reference,
-        part=f"its method is {method.kind}, peft folders hold LoRA and IA3",
-        advice="export it in transformers' format",
+    raise export_refusal(
+        task,
+        f"its method is {method.kind}, peft folders hold LoRA and IA3",
+        "export it in transformers' format",
     )
 
 
 def _check_head(task: LoadedTask, backbone: Backbone) -> None:
     head = task.branch.spec.head
     if not has_class(head, backbone.config):
-        raise NunatakError(
-            "unsupported_export",
-            reference=task.manifest.reference,
-            part=f"its head reads the {head.pooling} of the tokens "
+        raise export_refusal(
+            task,
+            f"its head reads the {head.pooling} of the tokens "
             f"{'through' if head.dense else 'without'} a dense layer",
-            advice="transformers' classes read the first token through one; train it on a backbone "
+            "transformers' classes read the first token through one; train it on a backbone "
             "that pools so",
         )
 
@@ -115,12 +113,11 @@ def _check_head(task: LoadedTask, backbone: Backbone) -> None:
 def _task_type(task: LoadedTask, backbone: Backbone) -> str:
     kind = task.branch.spec.head.kind
     if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise NunatakError(
-            "unsupported_export",
-            reference=task.manifest.reference,
-            part="peft's class for question answering gives its model no token types, and the task "
+        raise export_refusal(
+            task,
+            "peft's class for question answering gives its model no token types, and the task "
             "reads them",
-            advice="export it in transformers' format",
+            "export it in transformers' format",
         )
     wanted = HeadKind.SEQUENCE_CLASSIFICATION if kind is HeadKind.RANKING else kind
     return next(name for name, it in TASK_KINDS.items() if it is wanted)

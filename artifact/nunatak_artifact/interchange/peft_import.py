@@ -70,6 +70,7 @@ from nunatak_artifact.reference import (
     load_model,
     probe_encodings,
     quiet,
+    refusal,
     refused_by,
 )
 from nunatak_contract.enums import HeadKind, Pooling, RankingScore
@@ -158,12 +159,11 @@ def import_peft(
 
 def _check_types(folder: Path, kind: HeadKind, backbone: Backbone) -> None:
     if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found="peft's class for question answering gives its model no token types, and this "
+        raise refusal(
+            folder,
+            "peft's class for question answering gives its model no token types, and this "
             "backbone reads them",
-            advice="merge the adapter (merge_and_unload), check that the merged model answers "
+            "merge the adapter (merge_and_unload), check that the merged model answers "
             "well with token types, and import it whole",
         )
 
@@ -179,11 +179,10 @@ def _pooling(
     if kind.reads_tokens:
         return None
     if named is None and config.model_type in POOLINGS:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"nothing names the pooling of its head ({POOLING})",
-            advice=f"write {POOLING} of the base's config.json, "
+        raise refusal(
+            folder,
+            f"nothing names the pooling of its head ({POOLING})",
+            f"write {POOLING} of the base's config.json, "
             f"{' or '.join(POOLINGS[config.model_type])}, into a config.json next to the adapter",
         )
     return read_pooling(folder, config, named)

@@ -120,24 +120,25 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
         write_model(made, config, weights, backbone, max_length=task.manifest.max_length)
 
 
+def export_refusal(task: LoadedTask, part: str, advice: str) -> NunatakError:
+    """An error: the format cannot express a part of the task."""
+    return NunatakError(
+        "unsupported_export", reference=task.manifest.reference, part=part, advice=advice
+    )
+
+
 def _family(task: LoadedTask, backbone: Backbone) -> Family:
     """The classes that compute the same as the task."""
     spec = task.branch.spec
     if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
-        raise NunatakError(
-            "unsupported_export",
-            reference=task.manifest.reference,
-            part="no class of transformers has bottleneck adapters",
-            advice=KEEP_IT,
-        )
+        raise export_refusal(task, "no class of transformers has bottleneck adapters", KEEP_IT)
     if not has_class(spec.head, backbone.config):
         dense, bias = ("a" if it else "no" for it in (spec.head.dense, spec.head.bias))
-        raise NunatakError(
-            "unsupported_export",
-            reference=task.manifest.reference,
-            part=f"no class of transformers has a head with {spec.head.pooling} pooling and "
+        raise export_refusal(
+            task,
+            f"no class of transformers has a head with {spec.head.pooling} pooling and "
             f"{dense} dense layer and {bias} bias",
-            advice=KEEP_IT,
+            KEEP_IT,
         )
     return FAMILIES[backbone.config.model_type]
 

@@ -49,9 +49,9 @@ from nunatak_artifact.reference import (
     config_of,
     load_model,
     probe_encodings,
+    refusal,
 )
 from nunatak_contract.enums import HeadKind, RankingScore
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model import (
     Backbone,
@@ -166,7 +166,8 @@ def import_transformers(
         folder, {**read_object(folder, CONFIG), "num_labels": num_outputs, "id2label": None}
     )
     loaded = load_model(folder, class_named(folder, class_name), config, stored)
-    check_names(folder, loaded, ignored=unread_names(family, backbone.config))
+    unread = loaded.unread - unread_names(family, backbone.config)
+    check_names(folder, missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
     tensors = from_model(loaded.model.state_dict(), family, head, backbone.config)
     found = find_divergence(tensors, backbone)
     spec = BranchSpec(method=found.method(), head=head)
@@ -197,11 +198,10 @@ def import_transformers(
 def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
     """Return the one class that `config.json` names, and the kind of its head."""
     if len(named) != 1:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"architectures in config.json names {', '.join(named) or 'no class'}",
-            advice="write there the one class of transformers that the model was trained as, such "
+        raise refusal(
+            folder,
+            f"architectures in config.json names {', '.join(named) or 'no class'}",
+            "write there the one class of transformers that the model was trained as, such "
             "as BertForSequenceClassification",
         )
     for family in FAMILIES.values():
@@ -209,11 +209,10 @@ def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
             if named[0] == family.class_prefix + suffix:
                 return named[0], kind
     prefixes = dict.fromkeys(family.class_prefix for family in FAMILIES.values())
-    raise NunatakError(
-        "unsupported_import",
-        folder=folder.name,
-        found=f"it is a {named[0]}",
-        advice=f"expected a class of transformers called {', '.join(prefixes)} with "
+    raise refusal(
+        folder,
+        f"it is a {named[0]}",
+        f"expected a class of transformers called {', '.join(prefixes)} with "
         f"{', '.join(CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
     )
 

@@ -16,8 +16,8 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
+from nunatak_artifact.reference import refusal
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling
-from nunatak_contract.errors import NunatakError
 from nunatak_model import BackboneConfig, HeadSpec
 from nunatak_model.architectures import (
     ARCHITECTURES,
@@ -229,11 +229,8 @@ def read_pooling(folder: Path, config: BackboneConfig, named: str | None) -> Poo
         return Pooling.FIRST
     chosen = named or next(iter(poolings))
     if chosen not in poolings:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"its {POOLING} is {named!r}",
-            advice=f"expected one of {', '.join(poolings)}",
+        raise refusal(
+            folder, f"its {POOLING} is {named!r}", f"expected one of {', '.join(poolings)}"
         )
     return poolings[chosen]
 
