@@ -249,10 +249,9 @@ def test_scales_answer_alike_in_peft_imported_and_exported_back(
         assert torch.equal(tensor, task.branch.parameters[part])
 
 
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [("lora", "SEQ_CLS"), ("lora", "TOKEN_CLS"), ("lora", "QUESTION_ANS"), ("ia3", "SEQ_CLS")],
-)
+@pytest.mark.pairs
+@pytest.mark.parametrize("kind", ["SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS"])
+@pytest.mark.parametrize("method", ["lora", "ia3"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_map_of_every_family_answers_alike_in_peft_imported_and_exported_back(
     bases: dict[str, PeftBase], tmp_path: Path, family: Family, method: str, kind: str
