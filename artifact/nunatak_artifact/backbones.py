@@ -50,11 +50,13 @@ from nunatak_artifact.reference import (
     PROBE_INPUTS,
     answers_of,
     check_answers,
+    check_names,
     config_of,
     encoder_class,
     load_model,
     probe_encodings,
     quiet,
+    refusal,
     refused_by,
     vector_branch,
 )
@@ -68,7 +70,7 @@ from nunatak_model import (
     load_backbone,
     tensors_to_bytes,
 )
-from nunatak_model.architectures import config_from, encoder_shapes
+from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
 from nunatak_model.sentence_folder import FILES as SENTENCE_FILES
 from nunatak_model.tokenizer_settings import FILES as TOKENIZER_FILES
@@ -279,11 +281,10 @@ def _transformers_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - untyped ther
                 clean, trust_remote_code=False, local_files_only=True
             )
     if not tokenizer.is_fast:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"its tokenizer {type(tokenizer).__name__} has no form as {TOKENIZER}",
-            advice="take a checkpoint whose tokenizer the tokenizers library can compute",
+        raise refusal(
+            folder,
+            f"its tokenizer {type(tokenizer).__name__} has no form as {TOKENIZER}",
+            "take a checkpoint whose tokenizer the tokenizers library can compute",
         )
     return tokenizer
 
@@ -368,11 +369,10 @@ def _unpacked_bytes(path: Path) -> int:
 
 
 def _refused_old(folder: Path, name: str, reason: str) -> NunatakError:
-    return NunatakError(
-        "unsupported_import",
-        folder=folder.name,
-        found=f"{name} is not read, because only plain tensors are ({reason})",
-        advice="if you trust it, load it once with transformers and save it with save_pretrained, "
+    return refusal(
+        folder,
+        f"{name} is not read, because only plain tensors are ({reason})",
+        "if you trust it, load it once with transformers and save it with save_pretrained, "
         "which writes safetensors",
     )
 
@@ -389,17 +389,9 @@ def _tensors(
 
 def _check_random(folder: Path, missing: frozenset[str], config: BackboneConfig) -> None:
     """Refuse a checkpoint that lacks tensors of the encoder, which transformers makes up."""
-    from nunatak_model.architectures import architecture_of  # noqa: PLC0415 - one reader
-
     source_names = architecture_of(config).source_names
     needed = {name for it in encoder_shapes(config) for name in source_names(it)}
-    absent = sorted(needed & missing)
-    if absent:
-        raise NunatakError(
-            "tensor_mismatch",
-            folder=folder.name,
-            found=f"{len(absent)} missing ({', '.join(absent[:3])})",
-        )
+    check_names(folder, missing=needed & missing)
 
 
 def _check_tokens(folder: Path, tokenizer: Any, backbone: Backbone) -> None:  # noqa: ANN401
@@ -412,11 +404,10 @@ def _check_tokens(folder: Path, tokenizer: Any, backbone: Backbone) -> None:  # 
             read = tokenizer(*pair)
         types = read.get("token_type_ids") or [0] * found.num_tokens
         if list(found.token_ids) != read["input_ids"] or list(found.type_ids) != types:
-            raise NunatakError(
-                "unsupported_import",
-                folder=folder.name,
-                found=f"transformers' {type(tokenizer).__name__} and {TOKENIZER} read "
+            raise refusal(
+                folder,
+                f"transformers' {type(tokenizer).__name__} and {TOKENIZER} read "
                 f"{str(text)[:40]!r} differently",
-                advice="load the tokenizer once with AutoTokenizer, save it with save_pretrained, "
+                "load the tokenizer once with AutoTokenizer, save it with save_pretrained, "
                 "and add the result",
             )

@@ -31,6 +31,7 @@ from nunatak_model import (
     embedding_branch,
     forward,
 )
+from nunatak_model.errors import mismatch_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -56,6 +57,16 @@ OWN_CODE: Final = frozenset(
 """Settings that may make transformers fetch code. Settings with an underscore are left out, too."""
 
 
+def refusal(folder: Path, found: str, advice: str) -> NunatakError:
+    """An error: the folder asks for something that is not available here."""
+    return NunatakError("unsupported_import", folder=folder.name, found=found, advice=advice)
+
+
+def corrupt_file(folder: Path, file: str, problem: str) -> NunatakError:
+    """An error: a file of the folder is damaged."""
+    return NunatakError("corrupt_file", folder=folder.name, file=file, problem=problem)
+
+
 def config_of(folder: Path, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
     """Return transformers' configuration of a `config.json`.
 
@@ -67,11 +78,10 @@ def config_of(folder: Path, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
     with needs_extra("training"):
         from transformers import AutoConfig  # noqa: PLC0415 - takes seconds
     if raw.get("quantization_config"):
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found="its weights are quantized (quantization_config)",
-            advice="take the model before it was quantized",
+        raise refusal(
+            folder,
+            "its weights are quantized (quantization_config)",
+            "take the model before it was quantized",
         )
     fields = {
         name: value
@@ -84,11 +94,23 @@ def config_of(folder: Path, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
         )
 
 
-def class_named(name: str) -> "type[PreTrainedModel]":
-    """Return the class of transformers with this name."""
+def class_named(folder: Path, name: str) -> "type[PreTrainedModel]":
+    """Return the class of transformers with this name.
+
+    Raises:
+        NunatakError: `unsupported_import`, transformers has no such class.
+        MissingExtraError: transformers is not installed.
+    """
     with needs_extra("training"):
         transformers = importlib.import_module("transformers")
-    return cast("type[PreTrainedModel]", getattr(transformers, name))
+    found = getattr(transformers, name, None)
+    if found is None:
+        raise refusal(
+            folder,
+            f"it is a {name}, a class that the installed transformers does not have",
+            "train it as a class that transformers has",
+        )
+    return cast("type[PreTrainedModel]", found)
 
 
 def encoder_class(config: "PreTrainedConfig") -> "type[PreTrainedModel]":
@@ -216,37 +238,32 @@ def check_answers(
     """
     difference = difference_of(branch, backbone, encodings, expected)
     if not difference <= TOLERANCE:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"its answers here differ from the answers in its own library by {difference:.1e}"
+        raise refusal(
+            folder,
+            f"its answers here differ from the answers in its own library by {difference:.1e}"
             f" of their size (at most {TOLERANCE:g} is accepted)",
-            advice="its config.json asks for a computation that is not available here; report it "
+            "its config.json asks for a computation that is not available here; report it "
             "with this file",
         )
     return difference
 
 
 def check_names(
-    folder: Path, loaded: Loaded, *, ignored: Collection[str] = (), given: Collection[str] = ()
+    folder: Path,
+    *,
+    missing: Collection[str],
+    unread: Collection[str] = (),
+    misshapen: Collection[str] = (),
 ) -> None:
-    """Refuse tensors that are not exactly the model's own.
-
-    Args:
-        folder: the origin of the tensors.
-        loaded: the model.
-        ignored: names that may be left over.
-        given: names that come from elsewhere, so that they may be missing.
+    """Refuse tensors that are not exactly the ones that a model or an adapter reads.
 
     Raises:
         NunatakError: `tensor_mismatch`, a tensor is missing, left over or misshapen.
     """
-    from nunatak_model.errors import mismatch_of  # noqa: PLC0415 - one reader
-
     parts = {
-        "missing": sorted(loaded.missing.difference(given)),
-        "that nothing reads": sorted(loaded.unread.difference(ignored)),
-        "of another shape": list(loaded.misshapen),
+        "missing": sorted(missing),
+        "that nothing reads": sorted(unread),
+        "of another shape": sorted(misshapen),
     }
     if any(parts.values()):
         raise NunatakError("tensor_mismatch", folder=folder.name, found=mismatch_of(parts))
@@ -265,11 +282,10 @@ def refused_by(folder: Path, library: str, action: str) -> Generator[None]:
         raise
     except Exception as error:  # the libraries have no common type of errors
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"{library} cannot {action} ({reason})",
-            advice="name the backbone it was trained from, and check that the installed "
+        raise refusal(
+            folder,
+            f"{library} cannot {action} ({reason})",
+            "name the backbone it was trained from, and check that the installed "
             f"{library} loads it",
         ) from error
 

@@ -73,6 +73,8 @@ class Pooling(StrEnum):
     MEAN = "mean"
     FIRST = "first"
     LAST = "last"
+    LATE = "late"
+    """The mean of the logits of all tokens, for heads alone."""
 
 
 class Activation(StrEnum):

@@ -125,7 +125,7 @@ def run_heads(
     """Logits of each pair, by the pair's row in the layout; `inputs` are indexed by pairs."""
     pooled = dict[_Reading, Tensor]()
     for pooling, padding_id in dict.fromkeys(_reading(branch.head) for branch in branches):
-        if pooling is not None:
+        if pooling is not None and pooling is not Pooling.LATE:
             encodings = [inputs[row.input] for row in layout.rows]
             ends = [unpadded_length(it.token_ids, padding_id) for it in encodings]
             pooled[pooling, padding_id] = pool(
@@ -133,16 +133,25 @@ def run_heads(
             )
     logits = dict[Pair, Tensor]()
     for run in _head_runs(row_of, branches, layout, ops.groups, hidden.device):
-        if run.head.pooling is None:
+        if run.head.scores_tokens:
             features = select_rows(hidden, layout.offsets, run.rows)
             scores = apply_head(features, run.head, dropout=dropout, groups=run.groups)
-            parts = torch.split(scores, [layout.lengths[row] for row in run.rows])
+            parts = _token_scores(scores, [layout.lengths[row] for row in run.rows], run.head, ops)
         else:
             features = _select(pooled[_reading(run.head)], run.rows)
             parts = apply_head(features, run.head, dropout=dropout, groups=run.groups).unbind()
         for pair, part in zip(run.pairs, parts, strict=True):
             logits[pair] = part if run.groups is None else _own_labels(part, branches[pair[1]])
     return logits
+
+
+def _token_scores(
+    scores: Float[Tensor, "tokens labels"], lengths: Sequence[int], head: Head, ops: Ops
+) -> Sequence[Float[Tensor, "*vectors labels"]]:
+    """The logits of the tokens of each row, or their mean."""
+    if head.pooling is None:
+        return torch.split(scores, list(lengths))
+    return pool(scores, lengths, head.pooling, ends=lengths, sum_rows=ops.sum_rows).unbind()
 
 
 def _select(
@@ -187,7 +196,7 @@ def _head_runs(
             runs.append(_HeadRun(pairs=pairs, rows=rows, head=first.head))
             continue
         page = first.slots.head.page
-        sizes = [layout.lengths[row] if first.head.pooling is None else 1 for row in rows]
+        sizes = [layout.lengths[row] if first.head.scores_tokens else 1 for row in rows]
         slots = [_slot(branches[branch]) for _, branch in pairs]
         groups = plan_groups(list(zip(slots, sizes, strict=True)), page.num_slots, device)
         runs.append(_HeadRun(pairs=pairs, rows=rows, head=page.stack, groups=groups))

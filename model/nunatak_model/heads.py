@@ -2,9 +2,10 @@
 
 There are two families of heads here, after transformers' heads. A sequence head pools the token
 vectors (first token, last token or mean), optionally runs a dense block (BERT's pooler, RoBERTa's
-`classifier.dense`, ModernBERT's `head`), then the output layer. A token head runs on every token,
-mostly without a dense block: one label per token (`...ForTokenClassification`), or a start and an
-end score (`qa_outputs` of `...ForQuestionAnswering`).
+`classifier.dense`, ModernBERT's `head`), then the output layer. Late pooling, as in EuroBERT,
+takes the mean of the logits of all tokens. A token head runs on every token, mostly without a dense
+block: one label per token (`...ForTokenClassification`), or a start and an end score (`qa_outputs`
+of `...ForQuestionAnswering`).
 
 Axes: tokens = packed tokens of the rows, rows = texts, width = hidden width, labels = outputs of
 the task.
@@ -102,11 +103,23 @@ class Head:
     norm_epsilon: float
     output: Linear | None
 
+    @property
+    def scores_tokens(self) -> bool:
+        """Whether the head gives logits for each token; late pooling takes their mean."""
+        return self.pooling in {None, Pooling.LATE}
+
 
 def default_head(backbone: Backbone, *, kind: HeadKind, num_labels: int) -> HeadSpec:
     """The head that transformers' classes put on this checkpoint."""
-    pooling = None if kind.reads_tokens else backbone.pooling
-    config = backbone.config
+    config, pooling = backbone.config, backbone.pooling
+    return usual_head(config, kind=kind, num_labels=num_labels, pooling=pooling)
+
+
+def usual_head(
+    config: BackboneConfig, *, kind: HeadKind, num_labels: int, pooling: Pooling | None
+) -> HeadSpec:
+    """The head of transformers' class of this kind; heads that read tokens have no pooling."""
+    pooling = None if kind.reads_tokens else pooling
     block = architecture_of(config).dense_block(config, pooling)
     return HeadSpec(
         kind=kind,
@@ -199,7 +212,7 @@ def pool(
         case Pooling.LAST:
             begins = sizes.cumsum(0) - sizes
             return hidden.index_select(0, begins + to_device(ends, hidden.device) - 1)
-        case Pooling.MEAN:
+        case Pooling.MEAN | Pooling.LATE:
             # Summed in float32, because a bfloat16 sum of many vectors loses small values.
             sums = sum_rows(hidden.float(), sizes)
             return (sums / sizes.unsqueeze(1)).to(hidden.dtype)

@@ -30,11 +30,13 @@ from nunatak_model.weights import LayerWeights
 
 Family = Literal[
     "bert", "roberta", "distilbert", "electra", "deberta-v2", "mpnet", "modernbert",
-    "llama", "qwen3", "eurobert",
+    "llama", "qwen3", "eurobert", "nomic_bert", "gte",
 ]  # fmt: skip
 FAMILIES: tuple[Family, ...] = get_args(Family)
-"""Values of `model_type`, one for each architecture and two for BERT's and for decoders."""
-ANSWERING: tuple[Family, ...] = tuple(it for it in FAMILIES if it != "eurobert")
+"""Values of `model_type`, one for each architecture, and two for those of BERT, Llama and Nomic."""
+NOMIC_LIKE: tuple[Family, ...] = ("nomic_bert", "gte")
+"""Families with the layers of NomicBERT."""
+ANSWERING: tuple[Family, ...] = tuple(it for it in FAMILIES if it not in {"eurobert", *NOMIC_LIKE})
 """Families with a class that answers questions."""
 DECODERS: tuple[Family, ...] = ("llama", "qwen3")
 LLAMA_LIKE: tuple[Family, ...] = (*DECODERS, "eurobert")
@@ -64,6 +66,7 @@ DENSE: dict[str, str] = {
     "mpnet": "pooler.dense",
     "modernbert": "head.dense",
     "eurobert": "dense",
+    **dict.fromkeys(NOMIC_LIKE, "pooler.dense"),
 }
 """The stored dense layer from which heads start; decoders have none."""
 PREFIXES = {"distilbert": "distilbert.", "electra": "electra.", "deberta-v2": "deberta."}
@@ -135,24 +138,24 @@ DISENTANGLED: dict[str, object] = {
 """The settings of DeBERTa-v3, with buckets that short texts leave."""
 
 
+MORE: dict[str, dict[str, object]] = {
+    "electra": {"embedding_size": WIDTH // 2},
+    "deberta-v2": DISENTANGLED,
+    "mpnet": {"relative_attention_num_buckets": 32},
+    "nomic_bert": {"hidden_act": "silu"},
+    "gte": {"type_vocab_size": 1},
+}
+"""Settings in addition to BERT's, or in their place."""
+
+
 def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
     """The `config.json` of a tiny backbone."""
     if family == "modernbert":
         return _tiny_modernbert_config(num_layers)
     if family in LLAMA_LIKE:
         return _tiny_llama_config(num_layers, family)
-    more: dict[str, object] = {}
-    match family:
-        case "electra":
-            more = {"embedding_size": WIDTH // 2}
-        case "deberta-v2":
-            more = dict(DISENTANGLED)
-        case "mpnet":
-            more = {"relative_attention_num_buckets": 32}
-        case "distilbert":
-            return _tiny_distilbert_config(num_layers)
-        case _:
-            pass
+    if family == "distilbert":
+        return _tiny_distilbert_config(num_layers)
     is_roberta = family in LIKE_ROBERTA
     return {
         "model_type": family,
@@ -166,7 +169,7 @@ def tiny_config(*, num_layers: int, family: Family) -> dict[str, object]:
         "pad_token_id": int(is_roberta),
         "layer_norm_eps": 1e-5 if is_roberta else 1e-12,
         "hidden_act": "gelu",
-        **more,
+        **MORE.get(family, {}),
     }
 
 

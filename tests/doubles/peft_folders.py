@@ -16,7 +16,7 @@ from transformers import (
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
 from doubles.backbones import Family, save_tiny_backbone
-from doubles.published import WITHOUT_TYPES
+from doubles.published_names import WITHOUT_TYPES
 from nunatak_model import Backbone, Encoding, load_backbone
 
 NUM_LAYERS = 4

@@ -9,56 +9,34 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import (
-    BertConfig,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    DebertaV2Config,
-    DebertaV2ForQuestionAnswering,
-    DebertaV2ForSequenceClassification,
-    DebertaV2ForTokenClassification,
-    DistilBertConfig,
-    DistilBertForQuestionAnswering,
-    DistilBertForSequenceClassification,
-    DistilBertForTokenClassification,
-    ElectraConfig,
-    ElectraForQuestionAnswering,
-    ElectraForSequenceClassification,
-    ElectraForTokenClassification,
-    EuroBertConfig,
-    EuroBertForSequenceClassification,
-    EuroBertForTokenClassification,
-    LlamaConfig,
-    LlamaForQuestionAnswering,
-    LlamaForSequenceClassification,
-    LlamaForTokenClassification,
-    ModernBertConfig,
-    ModernBertForQuestionAnswering,
-    ModernBertForSequenceClassification,
-    ModernBertForTokenClassification,
-    MPNetConfig,
-    MPNetForQuestionAnswering,
-    MPNetForSequenceClassification,
-    MPNetForTokenClassification,
-    PreTrainedConfig,
+    AutoConfig,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForQuestionAnswering,
-    Qwen3ForSequenceClassification,
-    Qwen3ForTokenClassification,
-    RobertaConfig,
-    RobertaForQuestionAnswering,
-    RobertaForSequenceClassification,
-    RobertaForTokenClassification,
 )
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-from doubles.backbones import BYTES, DECODERS, LLAMA_LIKE, Family, tiny_config, tiny_tokenizer
+from doubles.backbones import BYTES, DECODERS, Family, tiny_config, tiny_tokenizer
+from doubles.published_names import (
+    ANSWERS,
+    BLOCKS,
+    FINAL_NORMS,
+    FUSED,
+    HEADS,
+    LAYERS,
+    OTHER_NORMS,
+    PEFT_TARGETS,
+    PEFT_TASKS,
+    WITHOUT_TYPES,
+)
+from nunatak_artifact.interchange.transformers_layout import module_names
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
@@ -72,176 +50,14 @@ from nunatak_model import (
     load_backbone,
     parameter_shapes,
 )
-from nunatak_model.architectures import ARCHITECTURES
 
-MODEL_CLASSES: dict[Family, dict[HeadKind, type[PreTrainedModel]]] = {
-    "bert": {
-        HeadKind.SEQUENCE_CLASSIFICATION: BertForSequenceClassification,
-        HeadKind.TOKEN_CLASSIFICATION: BertForTokenClassification,
-        HeadKind.QUESTION_ANSWERING: BertForQuestionAnswering,
-        HeadKind.RANKING: BertForSequenceClassification,
-    },
-    "roberta": {
-        HeadKind.SEQUENCE_CLASSIFICATION: RobertaForSequenceClassification,
-        HeadKind.TOKEN_CLASSIFICATION: RobertaForTokenClassification,
-        HeadKind.QUESTION_ANSWERING: RobertaForQuestionAnswering,
-        HeadKind.RANKING: RobertaForSequenceClassification,
-    },
-    "distilbert": {
-        HeadKind.SEQUENCE_CLASSIFICATION: DistilBertForSequenceClassification,
-        HeadKind.TOKEN_CLASSIFICATION: DistilBertForTokenClassification,
-        HeadKind.QUESTION_ANSWERING: DistilBertForQuestionAnswering,
-        HeadKind.RANKING: DistilBertForSequenceClassification,
-    },
-    "electra": {
-        HeadKind.SEQUENCE_CLASSIFICATION: ElectraForSequenceClassification,
-        HeadKind.TOKEN_CLASSIFICATION: ElectraForTokenClassification,
-        HeadKind.QUESTION_ANSWERING: ElectraForQuestionAnswering,
-        HeadKind.RANKING: ElectraForSequenceClassification,
-    },
-    "deberta-v2": {
-        HeadKind.SEQUENCE_CLASSIFICATION: DebertaV2ForSequenceClassification,
-        HeadKind.TOKEN_CLASSIFICATION: DebertaV2ForTokenClassification,
-        HeadKind.QUESTION_ANSWERING: DebertaV2ForQuestionAnswering,
-        HeadKind.RANKING: DebertaV2ForSequenceClassification,
-    },
-    "mpnet": {
-        HeadKind.SEQUENCE_CLASSIFICATION: MPNetForSequenceClassification,
-        HeadKind.TOKEN_CLASSIFICATION: MPNetForTokenClassification,
-        HeadKind.QUESTION_ANSWERING: MPNetForQuestionAnswering,
-        HeadKind.RANKING: MPNetForSequenceClassification,
-    },
-    "modernbert": {
-        HeadKind.SEQUENCE_CLASSIFICATION: ModernBertForSequenceClassification,
-        HeadKind.TOKEN_CLASSIFICATION: ModernBertForTokenClassification,
-        HeadKind.QUESTION_ANSWERING: ModernBertForQuestionAnswering,
-        HeadKind.RANKING: ModernBertForSequenceClassification,
-    },
-    "eurobert": {
-        HeadKind.SEQUENCE_CLASSIFICATION: EuroBertForSequenceClassification,
-        HeadKind.TOKEN_CLASSIFICATION: EuroBertForTokenClassification,
-        HeadKind.RANKING: EuroBertForSequenceClassification,
-    },
-    "llama": {
-        HeadKind.SEQUENCE_CLASSIFICATION: LlamaForSequenceClassification,
-        HeadKind.TOKEN_CLASSIFICATION: LlamaForTokenClassification,
-        HeadKind.QUESTION_ANSWERING: LlamaForQuestionAnswering,
-        HeadKind.RANKING: LlamaForSequenceClassification,
-    },
-    "qwen3": {
-        HeadKind.SEQUENCE_CLASSIFICATION: Qwen3ForSequenceClassification,
-        HeadKind.TOKEN_CLASSIFICATION: Qwen3ForTokenClassification,
-        HeadKind.QUESTION_ANSWERING: Qwen3ForQuestionAnswering,
-        HeadKind.RANKING: Qwen3ForSequenceClassification,
-    },
+AUTO_CONFIG: Any = AutoConfig
+AUTO_CLASSES: dict[HeadKind, Any] = {
+    HeadKind.SEQUENCE_CLASSIFICATION: AutoModelForSequenceClassification,
+    HeadKind.TOKEN_CLASSIFICATION: AutoModelForTokenClassification,
+    HeadKind.QUESTION_ANSWERING: AutoModelForQuestionAnswering,
+    HeadKind.RANKING: AutoModelForSequenceClassification,
 }
-CONFIG_CLASSES: dict[Family, type[PreTrainedConfig]] = {
-    "bert": BertConfig,
-    "roberta": RobertaConfig,
-    "distilbert": DistilBertConfig,
-    "electra": ElectraConfig,
-    "deberta-v2": DebertaV2Config,
-    "mpnet": MPNetConfig,
-    "modernbert": ModernBertConfig,
-    "eurobert": EuroBertConfig,
-    "llama": LlamaConfig,
-    "qwen3": Qwen3Config,
-}
-LAYERS: dict[Family, str] = {
-    "bert": "bert.encoder.layer",
-    "roberta": "roberta.encoder.layer",
-    "distilbert": "distilbert.transformer.layer",
-    "electra": "electra.encoder.layer",
-    "deberta-v2": "deberta.encoder.layer",
-    "mpnet": "mpnet.encoder.layer",
-    **dict.fromkeys(BYTES, "model.layers"),
-}
-BLOCKS: dict[Family, tuple[str, str]] = {
-    "bert": ("attention.output", "output"),
-    "roberta": ("attention.output", "output"),
-    "distilbert": ("attention", "ffn"),
-    "electra": ("attention.output", "output"),
-    "deberta-v2": ("attention.output", "output"),
-    "mpnet": ("attention.attn", "output"),
-    "modernbert": ("attn", "mlp"),
-    **dict.fromkeys(LLAMA_LIKE, ("self_attn", "mlp")),
-}
-"""The modules that give the output of the attention and of the feed-forward block."""
-OTHER_NORMS: dict[Family, tuple[str, ...]] = {
-    "distilbert": ("sa_layer_norm", "output_layer_norm"),
-    "mpnet": ("attention.LayerNorm",),
-    "modernbert": ("attn_norm", "mlp_norm"),
-    **dict.fromkeys(LLAMA_LIKE, ("input_layernorm", "post_attention_layernorm")),
-}
-"""Norms of a layer that are no part of these modules."""
-WITHOUT_TYPES: tuple[Family, ...] = ("distilbert", "mpnet", *BYTES)
-"""Families whose classes take no token types."""
-FINAL_NORMS: dict[Family, str] = {
-    "modernbert": "model.final_norm",
-    **dict.fromkeys(LLAMA_LIKE, "model.norm"),
-}
-"""The norm over the output of all layers."""
-ANSWERS: dict[str, str] = {"model": "transformer"}
-"""The encoder's name in most classes of decoders, and in the class that answers questions."""
-PEFT_TASKS = {
-    HeadKind.SEQUENCE_CLASSIFICATION: "SEQ_CLS",
-    HeadKind.TOKEN_CLASSIFICATION: "TOKEN_CLS",
-    HeadKind.QUESTION_ANSWERING: "QUESTION_ANS",
-    HeadKind.RANKING: "SEQ_CLS",
-}
-BERT_TARGETS = {
-    LinearMap.QUERY: "attention.self.query",
-    LinearMap.KEY: "attention.self.key",
-    LinearMap.VALUE: "attention.self.value",
-    LinearMap.ATTENTION_OUTPUT: "attention.output.dense",
-    LinearMap.FEEDFORWARD_IN: "intermediate.dense",
-    LinearMap.FEEDFORWARD_OUT: "output.dense",
-}
-LLAMA_TARGETS = {
-    LinearMap.QUERY: "self_attn.q_proj",
-    LinearMap.KEY: "self_attn.k_proj",
-    LinearMap.VALUE: "self_attn.v_proj",
-    LinearMap.ATTENTION_OUTPUT: "self_attn.o_proj",
-    LinearMap.FEEDFORWARD_IN: "mlp.gate_proj|mlp.up_proj",
-    LinearMap.FEEDFORWARD_OUT: "mlp.down_proj",
-}
-FUSED = (LinearMap.QUERY, LinearMap.KEY, LinearMap.VALUE)
-PEFT_TARGETS: dict[Family, dict[LinearMap, str]] = {
-    "bert": BERT_TARGETS,
-    "roberta": BERT_TARGETS,
-    "distilbert": {
-        LinearMap.QUERY: "attention.q_lin",
-        LinearMap.KEY: "attention.k_lin",
-        LinearMap.VALUE: "attention.v_lin",
-        LinearMap.ATTENTION_OUTPUT: "attention.out_lin",
-        LinearMap.FEEDFORWARD_IN: "ffn.lin1",
-        LinearMap.FEEDFORWARD_OUT: "ffn.lin2",
-    },
-    "electra": BERT_TARGETS,
-    "deberta-v2": {
-        **BERT_TARGETS,
-        LinearMap.QUERY: "attention.self.query_proj",
-        LinearMap.KEY: "attention.self.key_proj",
-        LinearMap.VALUE: "attention.self.value_proj",
-    },
-    "mpnet": {
-        **BERT_TARGETS,
-        LinearMap.QUERY: "attention.attn.q",
-        LinearMap.KEY: "attention.attn.k",
-        LinearMap.VALUE: "attention.attn.v",
-        LinearMap.ATTENTION_OUTPUT: "attention.attn.o",
-    },
-    "modernbert": {
-        **dict.fromkeys(FUSED, "attn.Wqkv"),
-        LinearMap.ATTENTION_OUTPUT: "attn.Wo",
-        LinearMap.FEEDFORWARD_IN: "mlp.Wi",
-        LinearMap.FEEDFORWARD_OUT: "mlp.Wo",
-    },
-    "eurobert": LLAMA_TARGETS,
-    "llama": LLAMA_TARGETS,
-    "qwen3": LLAMA_TARGETS,
-}
-"""Paths of the modules of a map; two modules with a bar between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -336,8 +152,7 @@ class TwinFactory:
     def _model(self, head: HeadSpec) -> PreTrainedModel:
         raw = tiny_config(num_layers=self.num_layers, family=self.family)
         raw |= self._options | {"id2label": _labels(head.num_labels)}
-        config = CONFIG_CLASSES[self.family](**raw)  # pyright: ignore[reportArgumentType]
-        return MODEL_CLASSES[self.family][head.kind](config)
+        return AUTO_CLASSES[head.kind].from_config(config_of(raw))
 
     def _copy_of_base(self, head: HeadSpec) -> PreTrainedModel:
         model = self._model(head)
@@ -372,7 +187,7 @@ class TwinFactory:
         adapted = get_peft_model(model, config)
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
-                parameter.data = torch.randn(parameter.shape, generator=self._generator) * 0.3
+                parameter.data = torch.randn(parameter.shape, generator=self._generator) * 0.2
             if "Wqkv.lora_B" in name:
                 parameter.data *= _blocks(method, self.backbone.config.hidden_width)
         _share(adapted, "gate_proj.lora_A", "up_proj.lora_A")
@@ -450,6 +265,12 @@ class TwinFactory:
         return build_branch(spec, self.backbone.config, parameters)
 
 
+def config_of(raw: Mapping[str, object]) -> Any:  # noqa: ANN401 - untyped there
+    """The configuration of transformers with these fields of a `config.json`."""
+    fields = {name: it for name, it in raw.items() if name != "model_type"}
+    return AUTO_CONFIG.for_model(raw["model_type"], **fields)
+
+
 def _labels(num_labels: int) -> dict[int, str]:
     return {index: f"label {index}" for index in range(num_labels)}
 
@@ -505,7 +326,7 @@ def _find(stored: Mapping[str, Tensor], name: str, family: Family, spec: BranchS
             return stored[f"{LAYERS[family]}.{layer}.{BLOCKS[family][1]}.{side}.{kind}"]
         case _:
             prefix = LAYERS[family].split(".")[0]
-            sources = ARCHITECTURES[family].source_names(name)
+            sources = module_names(name, family)
             return torch.cat([stored[f"{prefix}.{source}"] for source in sources])
 
 
@@ -528,22 +349,6 @@ def _paths(family: Family, layer: str, target: str) -> list[str]:
     """The modules of a map."""
     paths = PEFT_TARGETS[family][LinearMap(target)].split("|")
     return [f"{LAYERS[family]}.{layer}.{path}" for path in paths]
-
-
-ROBERTA_HEAD = {"dense": "classifier.dense", "output": "classifier.out_proj"}
-HEADS: dict[Family, dict[str, str]] = {
-    "bert": {"dense": "bert.pooler.dense", "output": "classifier"},
-    "deberta-v2": {"dense": "pooler.dense", "output": "classifier"},
-    "distilbert": {"dense": "pre_classifier", "output": "classifier"},
-    "roberta": ROBERTA_HEAD,
-    "electra": ROBERTA_HEAD,
-    "mpnet": ROBERTA_HEAD,
-    "modernbert": {"dense": "head.dense", "norm": "head.norm", "output": "classifier"},
-    "eurobert": {"dense": "dense", "output": "classifier"},
-    "llama": {"output": "score"},
-    "qwen3": {"output": "score"},
-}
-"""The modules of a head that reads a pooled state."""
 
 
 def _head_name(part: str, family: Family, kind: HeadKind) -> str:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from doubles.backbones import Family, save_tiny_backbone, tiny_config, tiny_tokenizer
-from doubles.published import WITHOUT_TYPES
+from doubles.published_names import WITHOUT_TYPES
 from nunatak_model import Backbone, Encoding, UnsupportedBackboneError, load_backbone, run_trunk
 
 ENCODERS: dict[str, tuple[type[PreTrainedModel], Family]] = {

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM, Qwen3Model
 
 from doubles.backbones import DECODERS, Family, save_tiny_backbone, tiny_config, tiny_tokenizer
-from doubles.published import CONFIG_CLASSES, TwinFactory
+from doubles.published import TwinFactory, config_of
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
@@ -168,7 +168,7 @@ def saved(folder: Path, model: PreTrainedModel) -> Path:
 
 def qwen_config(**changes: object) -> object:
     raw = tiny_config(num_layers=2, family="qwen3") | changes
-    return CONFIG_CLASSES["qwen3"](**raw)  # pyright: ignore[reportArgumentType]
+    return config_of(raw)
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}], ids=str)

@@ -25,12 +25,11 @@ from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from nunatak_artifact.interchange import (
-    export_peft,
     export_transformers,
     import_transformers,
 )
 from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Lora, TopK
+from nunatak_contract.methods import TopK
 from nunatak_model import load_backbone
 
 PIPELINE: Any = pipeline
@@ -112,12 +111,3 @@ def test_an_encoder_that_is_computed_otherwise_is_another_backbone(tmp_path: Pat
 
     with raises("foreign_backbone", match="its reach is 2, the backbone's is 4"):
         import_transformers(tmp_path / "tuned", factory.backbone)
-
-
-def test_adapters_for_peft_are_refused_by_name(tmp_path: Path) -> None:
-    factory = TwinFactory(tmp_path / "base", family="modernbert")
-    twin = factory.twin(Lora(rank=2, alpha=4.0, targets=QUERY_AND_VALUE))
-    task = loaded_task(factory.backbone, twin.branch)
-
-    with raises("unsupported_export", match="modernbert"):
-        export_peft(task, tmp_path / "out", factory.backbone)

@@ -1,33 +1,26 @@
 """NomicBERT and GTE against transformers' own classes, which save checkpoints under other names."""
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    GteConfig,
-    NomicBertConfig,
-)
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoModel, GteConfig, NomicBertConfig, PreTrainedModel
 
-from doubles.backbones import tiny_tokenizer
-from doubles.checkpoints import branch_of, encodings, loaded_task, logits, published_logits
-from nunatak_artifact.interchange import export_transformers, import_transformers
-from nunatak_contract.enums import HeadKind, LinearMap
-from nunatak_contract.methods import Ia3, Lora, Method, TopK
+from doubles.backbones import NOMIC_LIKE, Family, tiny_tokenizer
+from doubles.checkpoints import encodings, logits, published_logits
+from doubles.published import TwinFactory
+from nunatak_contract.enums import AdapterInput, Norms
+from nunatak_contract.methods import Bottleneck, HeadOnly
 from nunatak_model import (
-    Backbone,
-    Branch,
-    BranchSpec,
     Encoding,
     UnsupportedBackboneError,
     build_branch,
-    default_head,
-    initial_parameters,
     load_backbone,
     run_trunk,
 )
@@ -35,10 +28,6 @@ from nunatak_model import (
 TOLERANCE = 1e-4
 CONFIGS: dict[str, Any] = {"nomic_bert": NomicBertConfig, "gte": GteConfig}
 AUTO_MODEL: Any = AutoModel
-AUTO_CLASSES: dict[HeadKind, Any] = {
-    HeadKind.SEQUENCE_CLASSIFICATION: AutoModelForSequenceClassification,
-    HeadKind.TOKEN_CLASSIFICATION: AutoModelForTokenClassification,
-}
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "nomic": ("nomic_bert", {}),
     "nomic-theta": ("nomic_bert", {"rope_parameters": {"rope_theta": 70.0}}),
@@ -49,10 +38,8 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def saved(
-    folder: Path, name: str, changes: dict[str, object], kind: HeadKind | None = None
-) -> Path:
-    """Write a random model; the same arguments but the class give the same encoder."""
+def saved(folder: Path, name: str, changes: dict[str, object]) -> Path:
+    """Write a random encoder."""
     config = CONFIGS[name](
         **{
             "vocab_size": tiny_tokenizer("bert").get_vocab_size(),
@@ -62,14 +49,13 @@ def saved(
             "intermediate_size": 48,
             "max_position_embeddings": 64,
             "pad_token_id": 0,
-            "num_labels": 3,
             **changes,
         }
     )
-    model = (AUTO_MODEL if kind is None else AUTO_CLASSES[kind]).from_config(config)
-    for key, parameter in sorted(model.named_parameters()):
-        seed = sum(key.removeprefix(f"{name}.").encode())
-        noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)) * 0.3
+    model = AUTO_MODEL.from_config(config)
+    generator = torch.Generator().manual_seed(1)
+    for key, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator) * 0.3
         is_gain = key.endswith("weight") and parameter.dim() == 1
         parameter.data = 1.0 + 0.1 * noise if is_gain else noise
     model.save_pretrained(folder)
@@ -109,66 +95,50 @@ def test_every_variant_gives_transformers_hidden_states(variant: str, tmp_path: 
             torch.testing.assert_close(trunk.hidden[text], expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("kind", AUTO_CLASSES)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_fine_tuned_model_answers_alike_imported_and_exported_back(
-    name: str, kind: HeadKind, tmp_path: Path
+@pytest.mark.parametrize("family", NOMIC_LIKE)
+def test_adapters_that_read_the_norm_of_the_sum_compute_their_equation(
+    family: Family, tmp_path: Path
 ) -> None:
-    auto_class = AUTO_CLASSES[kind]
-    backbone = load_backbone(saved(tmp_path / "base", name, {}))
-    there = saved(tmp_path / "tuned", name, {}, kind)
-    model = auto_class.from_pretrained(there)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if ".layers.2." in key:
-                parameter.mul_(1.5)
-    model.save_pretrained(there)
+    """The equation is from Pfeiffer et al. 2020, "MAD-X" (arXiv:2005.00052), sec. 3.2.1."""
+    factory = TwinFactory(tmp_path, family=family, num_layers=2)
+    twin = factory.twin(Bottleneck(size=8, first_layer=1))
+    method = Bottleneck(size=8, first_layer=1, reads=AdapterInput.NORMED_SUM, norms=Norms.FROZEN)
+    parameters = {name: it for name, it in twin.branch.parameters.items() if "_norm." not in name}
+    spec = replace(twin.branch.spec, method=method)
+    branch = build_branch(spec, factory.backbone.config, parameters)
+    model = cast("PreTrainedModel", factory.twin(HeadOnly()).model)
+    layer = model.get_submodule(f"{family}.layers.1")
+    for norm, place in zip(
+        ("post_attention_layernorm", "post_mlp_layernorm"),
+        ("attention_adapter", "feedforward_adapter"),
+        strict=True,
+    ):
+        adapter = {
+            key: parameters[f"layers.1.{place}.{key}"]
+            for key in ("down.weight", "down.bias", "up.weight", "up.bias")
+        }
+        module = layer.get_submodule(norm)
+        module.forward = adapted_norm(module.forward, adapter)
+    head = {"classifier": "head.output", f"{family}.pooler.dense": "head.dense"}
+    for theirs, ours in head.items():
+        for kind in ("weight", "bias"):
+            model.get_parameter(f"{theirs}.{kind}").data = parameters[f"{ours}.{kind}"]
 
-    imported = import_transformers(there, backbone)
-    branch = branch_of(imported, backbone)
-    export_transformers(loaded_task(backbone, branch), tmp_path / "back", backbone)
-    back = auto_class.from_pretrained(tmp_path / "back").eval()
-
-    assert imported.spec.method == TopK(num_layers=1)
-    for text in encodings(backbone):
-        expected = published_logits(model.eval(), text)
-        for found in (logits(backbone, branch, text), published_logits(back, text)):
-            torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        Lora(rank=3, alpha=6.0, targets=tuple(LinearMap)),
-        Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=()),
-    ],
-    ids=lambda it: it.kind,
-)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_changed_maps_answer_as_the_model_into_which_they_are_merged(
-    name: str, method: Method, tmp_path: Path
-) -> None:
-    backbone = load_backbone(saved(tmp_path / "base", name, {}))
-    branch = random_branch(backbone, method)
-
-    export_transformers(loaded_task(backbone, branch), tmp_path / "out", backbone)
-    auto_class = AUTO_CLASSES[HeadKind.SEQUENCE_CLASSIFICATION]
-    model = auto_class.from_pretrained(tmp_path / "out").eval()
-
-    for text in encodings(backbone):
-        found = logits(backbone, branch, text)
-        torch.testing.assert_close(found, published_logits(model, text), atol=TOLERANCE, rtol=0)
+    for text in encodings(factory.backbone):
+        expected = published_logits(model, text)
+        found = logits(factory.backbone, branch, text)
+        torch.testing.assert_close(found, expected, atol=TOLERANCE, rtol=0)
 
 
-def random_branch(backbone: Backbone, method: Method) -> Branch:
-    kind = HeadKind.SEQUENCE_CLASSIFICATION
-    spec = BranchSpec(method=method, head=default_head(backbone, kind=kind, num_labels=3))
-    generator = torch.Generator().manual_seed(2)
-    parameters = {
-        name: it + 0.1 * torch.randn(it.shape, generator=generator)
-        for name, it in initial_parameters(spec, backbone, generator=generator).items()
-    }
-    return build_branch(spec, backbone.config, parameters)
+def adapted_norm(
+    norm: Callable[[Tensor], Tensor], adapter: Mapping[str, Tensor]
+) -> Callable[[Tensor], Tensor]:
+    def run(summed: Tensor) -> Tensor:
+        inner = functional.linear(norm(summed), adapter["down.weight"], adapter["down.bias"])
+        added = functional.linear(inner.tanh(), adapter["up.weight"], adapter["up.bias"])
+        return norm(summed + added)
+
+    return run
 
 
 @pytest.mark.parametrize(

@@ -172,17 +172,69 @@ def test_every_method_of_peft_is_imported_or_refused_by_name(
         import_peft(tmp_path, bert.backbone)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-@pytest.mark.parametrize("targets", [["Wqkv"], ["Wqkv", "Wo", "Wi"]])
-def test_adapters_of_modernbert_answer_as_in_peft(
-    tmp_path: Path, pooling: str, targets: list[str]
+SPLIT: dict[str, tuple[Family, Make]] = {
+    "one-half": ("llama", lambda: peft.LoraConfig(target_modules=["gate_proj"], r=4)),
+    "unlike-halves": (
+        "gte",
+        lambda: peft.LoraConfig(
+            target_modules=["gate_proj", "up_proj", "v_proj"],
+            rank_pattern={"gate_proj": 2},
+            alpha_pattern={"up_proj": 5},
+        ),
+    ),
+    "scaled-half": (
+        "nomic_bert",
+        lambda: peft.IA3Config(target_modules=["up_proj", "k_proj"], feedforward_modules=[]),
+    ),
+}
+"""Plain adapters of modules that are a part of a map here."""
+MIXED: dict[str, tuple[Family, Make]] = {
+    "dora": ("qwen3", lambda: peft.LoraConfig(target_modules=["q_proj", "up_proj"], use_dora=True)),
+    "loha": ("gte", lambda: peft.LoHaConfig(target_modules=["k_proj", "down_proj"], r=4)),
+    "norms": ("nomic_bert", lambda: peft.LNTuningConfig(target_modules=["post_mlp_layernorm"])),
+    "one-input": (
+        "llama",
+        lambda: peft.IA3Config(
+            target_modules=["gate_proj", "up_proj"], feedforward_modules=["gate_proj"]
+        ),
+    ),
+    "half-an-input": (
+        "llama",
+        lambda: peft.IA3Config(target_modules=["up_proj"], feedforward_modules=["up_proj"]),
+    ),
+}
+"""Adapters of these modules that peft merges."""
+
+
+@pytest.mark.parametrize("name", [*SPLIT, *MIXED])
+def test_adapters_of_split_maps_answer_as_in_peft(tmp_path: Path, name: str) -> None:
+    family, make = {**SPLIT, **MIXED}[name]
+    base = PeftBase(tmp_path / "base", family)
+    theirs = trained(base, tmp_path / "it", make())
+
+    assert difference(tmp_path / "it", base.backbone, theirs) <= TOLERANCE
+    method = import_peft(tmp_path / "it", base.backbone).spec.method
+    assert isinstance(method, Lora | Ia3 if name in SPLIT else TopK)
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling", "targets"),
+    [
+        ("modernbert", "cls", ["Wqkv"]),
+        ("modernbert", "mean", ["Wqkv", "Wo", "Wi"]),
+        ("eurobert", "bos", ["q_proj"]),
+        ("eurobert", "late", ["q_proj", "gate_proj"]),
+    ],
+)
+def test_the_pooling_of_the_base_decides_the_answers(
+    tmp_path: Path, family: Family, pooling: str, targets: list[str]
 ) -> None:
-    """Query, key and value are one module there, and the base decides the pooling of the head."""
-    folder = save_tiny_backbone(tmp_path / "base", family="modernbert")
+    folder = save_tiny_backbone(tmp_path / "base", family=family)
     edit_json(folder / "config.json", {"classifier_pooling": pooling})
     base = PeftBase.of(folder)
+    saved = {"modernbert": "head", "eurobert": "dense"}[family]
     config = peft.LoraConfig(
-        target_modules=targets, r=3, modules_to_save=["head"], task_type="SEQ_CLS"
+        target_modules=targets, r=3, modules_to_save=[saved], task_type="SEQ_CLS"
     )
     meaning = {**id2label(3), "classifier_pooling": pooling}
     save(base.train(config, num_labels=3, seed=1), tmp_path / "it", meaning=meaning)

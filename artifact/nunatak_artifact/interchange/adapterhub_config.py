@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
 from nunatak_artifact.interchange.folders import read_model
+from nunatak_artifact.reference import refusal
 from nunatak_contract.enums import Activation
 from nunatak_contract.errors import NunatakError
 
@@ -166,12 +167,10 @@ def size_at(folder: Path, config: BottleneckConfig, layer: int, width: int) -> i
 
 def unsupported(folder: Path, found: str) -> NunatakError:
     """A refusal that lists the supported settings."""
-    return NunatakError(
-        "unsupported_import",
-        folder=folder.name,
-        found=found,
-        advice="expected a bottleneck adapter of Houlsby's or Pfeiffer's kind (double_seq_bn, "
-        "seq_bn)",
+    return refusal(
+        folder,
+        found,
+        "expected a bottleneck adapter of Houlsby's or Pfeiffer's kind (double_seq_bn, seq_bn)",
     )
 
 

@@ -60,6 +60,7 @@ from nunatak_artifact.interchange.transformers_layout import (
     head_spec,
     kind_of_class,
 )
+from nunatak_artifact.reference import refusal
 from nunatak_contract.enums import (
     AdaptedBlocks,
     AdapterInput,
@@ -226,11 +227,10 @@ def _problem_type(head: FlexibleHead, spec: HeadSpec) -> ProblemType | None:
 
 
 def _unsupported(folder: Path, found: str) -> NunatakError:
-    return NunatakError(
-        "unsupported_import",
-        folder=folder.name,
-        found=found,
-        advice="expected a head for classification, tagging or question answering, of one linear "
+    return refusal(
+        folder,
+        found,
+        "expected a head for classification, tagging or question answering, of one linear "
         "map or, "
         "for classification, two with tanh between them",
     )
@@ -338,11 +338,10 @@ def import_adapterhub(
 def _family(folder: Path, backbone: Backbone) -> Family:
     if backbone.config.model_type in bert.MODEL_TYPES:
         return FAMILIES[backbone.config.model_type]
-    raise NunatakError(
-        "unsupported_import",
-        folder=folder.name,
-        found=f"the backbone is a {backbone.config.model_type}",
-        advice=f"folders of AdapterHub are read for {', '.join(bert.MODEL_TYPES)}",
+    raise refusal(
+        folder,
+        f"the backbone is a {backbone.config.model_type}",
+        f"folders of AdapterHub are read for {', '.join(bert.MODEL_TYPES)}",
     )
 
 

@@ -20,8 +20,9 @@ from safetensors.torch import (
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from nunatak_artifact.interchange.folders import MAX_JSON_BYTES, has_file, read_bytes
+from nunatak_artifact.interchange.folders import MAX_JSON_BYTES, has_file, read_bytes, write_json
 from nunatak_artifact.interchange.transformers_layout import FAMILIES
+from nunatak_artifact.reference import corrupt_file, refusal
 from nunatak_contract.enums import LogitUse, OnLong, ProblemType, RankingScore, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_model import (
@@ -123,13 +124,12 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
     """
     theirs, ours = read_config(folder), backbone.config
     if replace(theirs, vocab_size=ours.vocab_size) == ours != theirs:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"its embeddings have {theirs.vocab_size} tokens, those of backbone "
+        raise refusal(
+            folder,
+            f"its embeddings have {theirs.vocab_size} tokens, those of backbone "
             f"{backbone.name!r} have {ours.vocab_size} (tokens were added, or the embeddings were "
             "resized)",
-            advice=OWN_BACKBONE,
+            OWN_BACKBONE,
         )
     differences = [
         f"its {name} is {getattr(theirs, name)}, the backbone's is {getattr(ours, name)}"
@@ -155,18 +155,15 @@ def read_config(folder: Path) -> BackboneConfig:
     """
     raw = read_object(folder, CONFIG)
     if raw.get("model_type") not in FAMILIES:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"its model_type is {raw.get('model_type')!r}",
-            advice=f"checkpoints are read of {', '.join(FAMILIES)}",
+        raise refusal(
+            folder,
+            f"its model_type is {raw.get('model_type')!r}",
+            f"checkpoints are read of {', '.join(FAMILIES)}",
         )
     try:
         return config_from(raw)
     except (TypeError, ValueError) as error:
-        raise NunatakError(
-            "corrupt_file", folder=folder.name, file=CONFIG, problem=f"does not read: {error}"
-        ) from error
+        raise corrupt_file(folder, CONFIG, f"does not read: {error}") from error
 
 
 def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
@@ -195,18 +192,15 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
     try:
         theirs = _normalised(data.decode())
     except Exception as error:  # the library raises nothing more specific
-        raise NunatakError(
-            "corrupt_file", folder=folder.name, file=TOKENIZER, problem=f"is no tokenizer: {error}"
-        ) from error
+        raise corrupt_file(folder, TOKENIZER, f"is no tokenizer: {error}") from error
     ours = _normalised(backbone.tokenizer.definition)
     differing = [part for part in TOKENIZING_PARTS if ours.get(part) != theirs.get(part)]
     if differing and _without_spaces(ours) == _without_spaces(theirs):
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found="its tokenizer and the backbone's differ in add_prefix_space, the space before a "
+        raise refusal(
+            folder,
+            "its tokenizer and the backbone's differ in add_prefix_space, the space before a "
             "text's first word",
-            advice=f"{OWN_BACKBONE}, or with a copy of the backbone's folder that has the "
+            f"{OWN_BACKBONE}, or with a copy of the backbone's folder that has the "
             f"tokenizer files of {folder.name}, on which other tasks trained with that tokenizer "
             "share layers",
         )
@@ -275,9 +269,7 @@ def read_json(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonVa
         data = read_bytes(folder, name, limit=limit)
         return json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise NunatakError(
-            "corrupt_file", folder=folder.name, file=name, problem=f"is no JSON: {error}"
-        ) from error
+        raise corrupt_file(folder, name, f"is no JSON: {error}") from error
 
 
 def _refuse_constant(name: str) -> None:
@@ -298,12 +290,7 @@ def import_errors(folder: Path) -> Generator[None]:
         raise NunatakError("invalid_folder", folder=folder.name, reason=str(error)) from error
     except UnsupportedBackboneError as error:
         found, _, advice = str(error).partition("; ")
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=found,
-            advice=advice or "take a checkpoint without it",
-        ) from error
+        raise refusal(folder, found, advice or "take a checkpoint without it") from error
 
 
 def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
@@ -353,9 +340,7 @@ def read_object(folder: Path, name: str) -> dict[str, JsonValue]:
     """
     found = read_json(folder, name)
     if not isinstance(found, dict):
-        raise NunatakError(
-            "corrupt_file", folder=folder.name, file=name, problem="is no JSON object"
-        )
+        raise corrupt_file(folder, name, "is no JSON object")
     return found
 
 
@@ -391,10 +376,10 @@ def write_model(
         backbone: gives the tokenizer.
         max_length: the tokenizer's limit, in tokens.
     """
-    _write(folder / CONFIG, config)
+    write_json(folder, CONFIG, config)
     (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
     tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)
-    _write(folder / "tokenizer_config.json", tokenizer)
+    write_json(folder, TOKENIZER_CONFIG, tokenizer)
     save_file(
         {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
         folder / WEIGHTS,
@@ -439,7 +424,3 @@ def _special_tokens(
         **({} if unknown is None else {"unk_token": tokenizer.id_to_token(unknown)}),
         **{name: token for name, token in names.items() if token in added},
     }
-
-
-def _write(path: Path, value: Mapping[str, JsonValue]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

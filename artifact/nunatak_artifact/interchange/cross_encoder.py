@@ -22,8 +22,8 @@ from nunatak_artifact.interchange.compatibility import (
     read_settings,
 )
 from nunatak_artifact.interchange.folders import has_file
+from nunatak_artifact.reference import refusal
 from nunatak_contract.enums import LogitUse, RankingScore
-from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_model.sentence_folder import (
     SENTENCE_CONFIG,
@@ -99,11 +99,10 @@ def is_ranking(
     """
     if choices.logit_use is LogitUse.RANKING:
         if num_outputs != 1:
-            raise NunatakError(
-                "unsupported_import",
-                folder=folder.name,
-                found=f"it has {num_outputs} logits",
-                advice="expected one logit for a ranking; import it as a classification",
+            raise refusal(
+                folder,
+                f"it has {num_outputs} logits",
+                "expected one logit for a ranking; import it as a classification",
             )
         return True
     said = choices.logit_use is not None or choices.problem_type is not None
@@ -118,11 +117,10 @@ def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
 def _check_modules(folder: Path, read: ReadJson, general: Mapping[str, Any]) -> None:
     kinds = [kind for kind, _ in read_modules(read) or ()]
     if kinds != ["Transformer"]:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"its modules are {', '.join(kinds)}",
-            advice="expected a cross-encoder of one Transformer",
+        raise refusal(
+            folder,
+            f"its modules are {', '.join(kinds)}",
+            "expected a cross-encoder of one Transformer",
         )
     check_prompt(general)
 
@@ -139,10 +137,7 @@ def _score(folder: Path, general: Mapping[str, Any], config: Mapping[str, Any]) 
         return RankingScore.SIGMOID
     module, _, name = str(path).rpartition(".")
     if name not in SCORES or not f"{module}.".startswith("torch.nn."):
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"it scores by {str(path)[:80]!r}",
-            advice=f"expected {' or '.join(PATHS.values())}",
+        raise refusal(
+            folder, f"it scores by {str(path)[:80]!r}", f"expected {' or '.join(PATHS.values())}"
         )
     return SCORES[name]

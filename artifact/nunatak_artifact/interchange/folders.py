@@ -18,11 +18,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 from torch import Tensor
 
+from nunatak_artifact.reference import check_names, corrupt_file, refusal
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, HeadSpec, InvalidTensorsError, tensors_from_bytes
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
-from nunatak_model.errors import mismatch_of
 from nunatak_registry import InvalidArtifactError
 from nunatak_registry.blobs.tensors import read_header
 
@@ -90,9 +90,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         try:
             tensors |= tensors_from_bytes(data)
         except InvalidTensorsError as error:
-            raise NunatakError(
-                "corrupt_file", folder=folder.name, file=name, problem=f"is no safetensors: {error}"
-            ) from error
+            raise corrupt_file(folder, name, f"is no safetensors: {error}") from error
     return tensors
 
 
@@ -108,11 +106,10 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
     }
     for name, tensor in floats.items():
         if tensor.dtype not in FLOATS:
-            raise NunatakError(
-                "unsupported_import",
-                folder=folder.name,
-                found=f"tensor {name!r} is {tensor.dtype}",
-                advice="save the model in float32, float16 or bfloat16",
+            raise refusal(
+                folder,
+                f"tensor {name!r} is {tensor.dtype}",
+                "save the model in float32, float16 or bfloat16",
             )
     return floats
 
@@ -135,8 +132,10 @@ class ModelConfigFile(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    architectures: tuple[str, ...] | None = None
     id2label: dict[NonNegativeInt, str] | None = None
     problem_type: str | None = None
+    classifier_pooling: str | None = None
 
 
 class TokenizerConfigFile(BaseModel):
@@ -170,11 +169,10 @@ def read_problem_type(folder: Path, named: str | None) -> ProblemType | None:
     """
     if named is None or named in set(ProblemType):
         return None if named is None else ProblemType(named)
-    raise NunatakError(
-        "unsupported_import",
-        folder=folder.name,
-        found=f"problem_type in config.json is {named!r}",
-        advice=f"expected one of {', '.join(ProblemType)}; say which with --problem-type",
+    raise refusal(
+        folder,
+        f"problem_type in config.json is {named!r}",
+        f"expected one of {', '.join(ProblemType)}; say which with --problem-type",
     )
 
 
@@ -189,11 +187,10 @@ def problem_type_of(folder: Path, head: HeadSpec, said: ProblemType | None) -> P
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
     if said is ProblemType.REGRESSION and head.num_labels > 1:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"it is a regression to {head.num_labels} numbers",
-            advice="a regression task gives one number; train one model for each, or name another "
+        raise refusal(
+            folder,
+            f"it is a regression to {head.num_labels} numbers",
+            "a regression task gives one number; train one model for each, or name another "
             "--problem-type if the logits are those of labels",
         )
     default = ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
@@ -217,11 +214,10 @@ def labels_in_order(
     """
     if head.kind.fixed_outputs is not None:
         if given is not None:
-            raise NunatakError(
-                "unsupported_import",
-                folder=folder.name,
-                found=f"a {head.kind.replace('_', ' ')} task has no labels, got {', '.join(given)}",
-                advice="leave out --labels",
+            raise refusal(
+                folder,
+                f"a {head.kind.replace('_', ' ')} task has no labels, got {', '.join(given)}",
+                "leave out --labels",
             )
         return ()
     if given is None and stored is None:
@@ -265,17 +261,10 @@ def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes
         raise NunatakError("escaping_file", folder=folder.name, file=name)
     # Reading a pipe could wait without end.
     if not target.is_file():
-        raise NunatakError(
-            "corrupt_file", folder=folder.name, file=name, problem="must be a regular file"
-        )
+        raise corrupt_file(folder, name, "must be a regular file")
     size = target.stat().st_size
     if size > limit:
-        raise NunatakError(
-            "corrupt_file",
-            folder=folder.name,
-            file=name,
-            problem=f"has {size} bytes, at most {limit} are read",
-        )
+        raise corrupt_file(folder, name, f"has {size} bytes, at most {limit} are read")
     return target.read_bytes()
 
 
@@ -292,12 +281,7 @@ def read_model(folder: Path, name: str, model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "document"
-        raise NunatakError(
-            "corrupt_file",
-            folder=folder.name,
-            file=name,
-            problem=f"does not read: {where}: {first['msg']}",
-        ) from (error)
+        raise corrupt_file(folder, name, f"does not read: {where}: {first['msg']}") from (error)
 
 
 def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
@@ -321,12 +305,7 @@ def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
     try:
         read_header(data)
     except InvalidArtifactError as error:
-        raise NunatakError(
-            "corrupt_file",
-            folder=folder.name,
-            file=name,
-            problem=f"is no sound safetensors: {error}",
-        ) from error
+        raise corrupt_file(folder, name, f"is no sound safetensors: {error}") from error
     return {key: tensor.to(torch.float32) for key, tensor in tensors_from_bytes(data).items()}
 
 
@@ -341,11 +320,9 @@ def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes)
         for name, tensor in tensors.items()
         if name in expected and tuple(tensor.shape) != expected[name]
     ]
-    missing, unused = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
-    if missing or unused or wrong:
-        found = {
-            "missing": sorted(missing),
-            "that nothing reads": sorted(unused),
-            "of another shape": sorted(wrong),
-        }
-        raise NunatakError("tensor_mismatch", folder=folder.name, found=mismatch_of(found))
+    check_names(
+        folder,
+        missing=expected.keys() - tensors.keys(),
+        unread=tensors.keys() - expected.keys(),
+        misshapen=wrong,
+    )

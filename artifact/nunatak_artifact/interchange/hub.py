@@ -18,6 +18,7 @@ from typing import Protocol
 from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
 from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
 from nunatak_artifact.loading import load_task
+from nunatak_artifact.reference import corrupt_file
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
@@ -164,12 +165,7 @@ def _blob(folder: Path, blob: BlobRecord) -> bytes:
     name = _file(blob.role)
     data = read_bytes(folder, name, limit=blob.size_bytes)
     if (digest := sha256(data).hexdigest()) != blob.sha256:
-        raise NunatakError(
-            "corrupt_file",
-            folder=folder.name,
-            file=name,
-            problem=f"must have SHA-256 {blob.sha256}, it has {digest}",
-        )
+        raise corrupt_file(folder, name, f"must have SHA-256 {blob.sha256}, it has {digest}")
     return data
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from nunatak_artifact.drafting import Provenance, VersionDraft, draft_task
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
@@ -16,14 +16,15 @@ from nunatak_artifact.interchange.compatibility import (
     ImportedTask,
     check_base,
     check_exact,
+    read_object,
 )
-from nunatak_artifact.interchange.folders import has_file, read_model
+from nunatak_artifact.interchange.folders import has_file
 from nunatak_artifact.interchange.hub import MANIFEST
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
-from nunatak_artifact.reference import PROBE_INPUTS
+from nunatak_artifact.reference import PROBE_INPUTS, refusal
 from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_task_name
@@ -31,14 +32,6 @@ from nunatak_model import Backbone
 from nunatak_model.tokenizer_settings import VOCABULARY
 
 FILES = ("*.json", "*.safetensors", VOCABULARY)
-
-
-class _AdapterConfig(BaseModel):
-    """Both kinds of adapters have a file of this name. Only peft's file names a `peft_type`."""
-
-    model_config = ConfigDict(frozen=True)
-
-    peft_type: str | None = None
 
 
 def kind_of(
@@ -53,14 +46,12 @@ def kind_of(
     if not folder.is_dir():
         raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")
     if has_file(folder, MANIFEST):
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"it has a {MANIFEST} and is no foreign folder",
-            advice="use `nunatak task pull`",
+        raise refusal(
+            folder, f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
         )
     if has_file(folder, CONFIG_FILE):
-        is_peft = read_model(folder, CONFIG_FILE, _AdapterConfig).peft_type is not None
+        # Both kinds of adapters have a file of this name.
+        is_peft = read_object(folder, CONFIG_FILE).get("peft_type") is not None
         return ImportFormat.PEFT if is_peft else ImportFormat.ADAPTERHUB
     if has_file(folder, CONFIG):
         return ImportFormat.TRANSFORMERS

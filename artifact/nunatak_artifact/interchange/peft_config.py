@@ -19,19 +19,14 @@ from pydantic import JsonValue
 
 from nunatak_artifact.interchange.compatibility import read_object
 from nunatak_artifact.interchange.transformers_layout import kind_of_class
-from nunatak_artifact.reference import quiet, refused_by
+from nunatak_artifact.reference import corrupt_file, quiet, refusal, refused_by
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
     from peft import PeftConfig
 
 CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter_model"
-SUPPORTED: Final = (
-    *("bert", "roberta", "xlm-roberta", "camembert"),
-    *("distilbert", "electra", "deberta-v2", "mpnet", "modernbert"),
-)
-"""Values of `model_type` for which adapter folders are read and written."""
 NATIVE: Final[Mapping[str, str]] = {"LORA": "LoRA", "IA3": "IA3"}
 """Methods that have a method here with the same maths, with their usual names."""
 MERGED: Final[Mapping[str, str]] = {
@@ -98,18 +93,16 @@ def read_fields(folder: Path) -> dict[str, JsonValue]:
     fields = read_object(folder, CONFIG_FILE)
     kind = fields.get("peft_type")
     if not isinstance(kind, str):
-        raise NunatakError(
-            "corrupt_file", folder=folder.name, file=CONFIG_FILE, problem="names no peft_type"
-        )
+        raise corrupt_file(folder, CONFIG_FILE, "names no peft_type")
     if kind in PROMPTS:
-        raise _unsupported(
+        raise refusal(
             folder,
             f"it is a peft adapter of type {kind}, which puts trained vectors in front of every "
             "text",
             "no weights can hold these vectors; train the task again with LoRA or IA3",
         )
     if kind not in {**NATIVE, **MERGED}:
-        raise _unsupported(
+        raise refusal(
             folder,
             f"it is a peft adapter of type {kind[:80]}",
             f"expected one of {', '.join({**NATIVE, **MERGED})}; merge the adapter "
@@ -117,10 +110,10 @@ def read_fields(folder: Path) -> dict[str, JsonValue]:
         )
     for name, found in REFUSED.items():
         if fields.get(name):
-            raise _unsupported(folder, f"it uses {found}", "train it again without")
+            raise refusal(folder, f"it uses {found}", "train it again without")
     start = str(fields.get(START, True)).lower()
     if start not in PLAIN_STARTS and kind == "LORA":
-        raise _unsupported(
+        raise refusal(
             folder,
             f"it fits a base changed at the start ({START}={start!r})",
             "merge the adapter (merge_and_unload) and import the whole model, or convert it to "
@@ -144,7 +137,7 @@ def peft_config(folder: Path, fields: Mapping[str, JsonValue]) -> "PeftConfig":
     known = {it.name for it in fields_of(config_class)}
     for name, value in fields.items():
         if value and name not in known:
-            raise _unsupported(
+            raise refusal(
                 folder,
                 f"it uses the setting {name[:80]} = {str(value)[:80]!r}, which the installed peft "
                 "does not know",
@@ -171,7 +164,7 @@ def head_kind(folder: Path, fields: Mapping[str, JsonValue]) -> HeadKind:
         kind = kind_of_class(str(model_class))
     if kind is not None:
         return kind
-    raise _unsupported(
+    raise refusal(
         folder,
         f"its task_type is {task_type!r} and its model {model_class!r}",
         f"expected a task_type out of {', '.join(TASK_KINDS)}: an adapter without such a head "
@@ -207,15 +200,11 @@ def check_patterns(
         )
     except subprocess.TimeoutExpired as error:
         problem = f"holds a pattern that takes over {time_limit:g} s to match"
-        raise NunatakError(
-            "corrupt_file", folder=folder.name, file=CONFIG_FILE, problem=problem
-        ) from error
+        raise corrupt_file(folder, CONFIG_FILE, problem) from error
     except subprocess.CalledProcessError as error:
         reason = str(error.stderr).strip().rpartition("\n")[2][:200]
         problem = f"holds a pattern that is no regular expression ({reason})"
-        raise NunatakError(
-            "corrupt_file", folder=folder.name, file=CONFIG_FILE, problem=problem
-        ) from error
+        raise corrupt_file(folder, CONFIG_FILE, problem) from error
 
 
 def _holds_patterns(name: str) -> bool:
@@ -230,7 +219,3 @@ def _texts(value: JsonValue) -> Iterable[str]:
             yield from _texts(it)
     elif isinstance(value, dict):
         yield from value
-
-
-def _unsupported(folder: Path, found: str, advice: str) -> NunatakError:
-    return NunatakError("unsupported_import", folder=folder.name, found=found, advice=advice)

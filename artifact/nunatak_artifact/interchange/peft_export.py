@@ -1,8 +1,9 @@
 """Export of tasks as folders that peft loads.
 
 `PeftModel.from_pretrained(base, folder)` needs the base model with the right head class and number
-of labels: `AutoModelFor...from_pretrained(name, num_labels=n)`. peft has no field for labels, so
-the labels go into a `config.json` in the same folder. `import_peft` reads this file.
+of labels: `AutoModelFor...from_pretrained(name, num_labels=n)`. A base that has the setting
+`classifier_pooling` needs the task's value, too. peft has no field for labels and pooling, so these
+go into a `config.json` in the same folder. `import_peft` reads this file.
 """
 
 from collections.abc import Mapping
@@ -16,23 +17,23 @@ from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.folders import new_folder, write_json
 from nunatak_artifact.interchange.peft_config import (
     CONFIG_FILE,
-    SUPPORTED,
     TASK_KINDS,
     WEIGHTS_STEM,
 )
-from nunatak_artifact.interchange.peft_methods import Site, peft_fields, peft_tensor
+from nunatak_artifact.interchange.peft_methods import to_peft
+from nunatak_artifact.interchange.transformers_export import export_refusal
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
     has_class,
     head_names,
     map_places,
+    pooling_fields,
 )
 from nunatak_artifact.loading import LoadedTask
-from nunatak_contract.enums import HeadKind
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.methods import Ia3, Lora
-from nunatak_model import Backbone, tensors_to_bytes
+from nunatak_model import Backbone, BackboneConfig, tensors_to_bytes
 
 PREFIX = "base_model.model."
 DENSE = "head.dense"
@@ -50,10 +51,11 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         UnsupportedBackboneError: the backbone is quantized.
     """
     check_exact(backbone)
-    method, modules = _method(task), _modules(task, backbone)
+    method = _method(task)
     _check_head(task, backbone)
     task_type = _task_type(task, backbone)
-    names = head_names(FAMILIES[backbone.config.model_type], task.branch.spec.head.kind)
+    family, kind = FAMILIES[backbone.config.model_type], task.branch.spec.head.kind
+    names = head_names(family, kind)
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
     given = _given_by_base(parameters, names, backbone)
     kept = {
@@ -61,24 +63,22 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         for name, it in parameters.items()
         if name in names and not (given and name.startswith(DENSE))
     }
-    tensors = kept | dict(
-        peft_tensor(name, tensor, modules)
-        for name, tensor in parameters.items()
-        if name.startswith("layers.")
-    )
+    places = map_places(family, kind, backbone.config)
+    of_method, tensors = to_peft(method, parameters, places)
+    stored = {**kept, **tensors}
     fields = {
         "task_type": task_type,
         "base_model_name_or_path": backbone.name,
         "inference_mode": True,
         "modules_to_save": sorted({_saved(name) for name in kept}),
-        **peft_fields(method, modules),
+        **of_method,
     }
     with new_folder(folder) as made:
         (made / f"{WEIGHTS_STEM}.safetensors").write_bytes(
-            tensors_to_bytes({PREFIX + name: tensor for name, tensor in tensors.items()})
+            tensors_to_bytes({PREFIX + name: tensor for name, tensor in stored.items()})
         )
         write_json(made, CONFIG_FILE, fields)
-        write_json(made, "config.json", _meaning(task.manifest.head))
+        write_json(made, "config.json", _meaning(task.manifest.head, backbone.config))
 
 
 def _saved(name: str) -> str:
@@ -91,50 +91,21 @@ def _method(task: LoadedTask) -> Lora | Ia3:
     method = task.branch.spec.method
     if isinstance(method, Lora | Ia3):
         return method
-    raise NunatakError(
-        "unsupported_export",
-        reference=task.manifest.reference,
-        part=f"its method is {method.kind}, peft folders hold LoRA and IA3",
-        advice="export it in transformers' format",
-    )
-
-
-def _modules(task: LoadedTask, backbone: Backbone) -> dict[Site, str]:
-    """The module of each map of each layer."""
-    model_type = backbone.config.model_type
-    if model_type not in SUPPORTED:
-        raise NunatakError(
-            "unsupported_export",
-            reference=task.manifest.reference,
-            part=f"its backbone is a {model_type}, adapters are written for {', '.join(SUPPORTED)}",
-            advice="export it in transformers' format",
-        )
-    places = map_places(FAMILIES[model_type], backbone.config)
-    modules = {
-        (place.layer, place.target): name
-        for name, own in places.items()
-        if len(own) == 1
-        for place in own
-    }
-    if len(modules) == sum(map(len, places.values())) > 0:
-        return modules
-    raise NunatakError(
-        "unsupported_export",
-        reference=task.manifest.reference,
-        part=f"its backbone is a {model_type}, where one module holds several maps",
-        advice="export it in transformers' format",
+    raise export_refusal(
+        task,
+        f"its method is {method.kind}, peft folders hold LoRA and IA3",
+        "export it in transformers' format",
     )
 
 
 def _check_head(task: LoadedTask, backbone: Backbone) -> None:
     head = task.branch.spec.head
     if not has_class(head, backbone.config):
-        raise NunatakError(
-            "unsupported_export",
-            reference=task.manifest.reference,
-            part=f"its head reads the {head.pooling} of the tokens "
+        raise export_refusal(
+            task,
+            f"its head reads the {head.pooling} of the tokens "
             f"{'through' if head.dense else 'without'} a dense layer",
-            advice="transformers' classes read the first token through one; train it on a backbone "
+            "transformers' classes read the first token through one; train it on a backbone "
             "that pools so",
         )
 
@@ -142,12 +113,11 @@ def _check_head(task: LoadedTask, backbone: Backbone) -> None:
 def _task_type(task: LoadedTask, backbone: Backbone) -> str:
     kind = task.branch.spec.head.kind
     if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise NunatakError(
-            "unsupported_export",
-            reference=task.manifest.reference,
-            part="peft's class for question answering gives its model no token types, and the task "
+        raise export_refusal(
+            task,
+            "peft's class for question answering gives its model no token types, and the task "
             "reads them",
-            advice="export it in transformers' format",
+            "export it in transformers' format",
         )
     wanted = HeadKind.SEQUENCE_CLASSIFICATION if kind is HeadKind.RANKING else kind
     return next(name for name, it in TASK_KINDS.items() if it is wanted)
@@ -167,8 +137,10 @@ def _given_by_base(
     )
 
 
-def _meaning(head: HeadRecord) -> dict[str, object]:
-    meaning: dict[str, object] = {}
+def _meaning(head: HeadRecord, config: BackboneConfig) -> dict[str, object]:
+    meaning: dict[str, object] = {**pooling_fields(head.pooling, config)}
+    if head.pooling is Pooling.LAST:
+        meaning["pad_token_id"] = head.padding_id
     if head.labels:
         meaning["id2label"] = {str(index): label for index, label in enumerate(head.labels)}
         meaning["label2id"] = {label: index for index, label in enumerate(head.labels)}

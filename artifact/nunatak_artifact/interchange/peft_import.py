@@ -6,7 +6,7 @@ is LoRA or IA3; otherwise the task owns the layers from the lowest changed layer
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -37,7 +37,6 @@ from nunatak_artifact.interchange.folders import (
 from nunatak_artifact.interchange.peft_config import (
     MERGED,
     NATIVE,
-    SUPPORTED,
     WEIGHTS_STEM,
     check_patterns,
     head_kind,
@@ -49,14 +48,19 @@ from nunatak_artifact.interchange.transformers_export import merged_weights
 from nunatak_artifact.interchange.transformers_import import find_divergence
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
+    POOLING,
+    POOLINGS,
     Family,
     class_name,
     config_fields,
     encoder_to_stored,
-    from_stored,
+    from_model,
     head_names,
     head_spec,
     map_places,
+    num_outputs_of,
+    pooling_fields,
+    read_pooling,
 )
 from nunatak_artifact.reference import (
     answers_of,
@@ -66,6 +70,7 @@ from nunatak_artifact.reference import (
     load_model,
     probe_encodings,
     quiet,
+    refusal,
     refused_by,
 )
 from nunatak_contract.enums import HeadKind, Pooling, RankingScore
@@ -73,6 +78,7 @@ from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.methods import Method
 from nunatak_model import (
     Backbone,
+    BackboneConfig,
     BranchSpec,
     HeadSpec,
     build_branch,
@@ -93,7 +99,6 @@ SHAPED_BY_TRAINING: Final = frozenset({"ADALORA"})
 """Methods whose tensors have other shapes after training than the configuration says."""
 MERGE_TOLERANCE: Final = 1e-5
 """Largest difference of two merged weights, as a part of the tensor's largest value."""
-POOLING: Final = "classifier_pooling"
 
 
 def import_peft(
@@ -116,24 +121,27 @@ def import_peft(
         MissingExtraError: peft or transformers is not installed.
     """
     fields = read_fields(folder)
-    family, kind = _family(folder, backbone), head_kind(folder, fields)
+    family, kind = FAMILIES[backbone.config.model_type], head_kind(folder, fields)
     _check_types(folder, kind, backbone)
     if read_settings(folder):
         check_reading(folder, backbone)
     stored = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
     cross_encoder = read_cross_encoder(folder, backbone)
-    num_outputs = _num_outputs(stored, family, kind)
+    num_outputs = num_outputs_of(stored, family, kind, prefix=PREFIX)
     ranks = kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
         folder, cross_encoder, choices, num_outputs=num_outputs
     )
-    head = head_spec(
-        HeadKind.RANKING if ranks else kind,
-        backbone.config,
-        num_outputs=num_outputs,
-        is_mean=_reads_mean(folder, family, kind),
+    meaning, base = read_model_config(folder), fields.get("base_model_name_or_path")
+    head = _with_padding(
+        folder,
+        head_spec(
+            HeadKind.RANKING if ranks else kind,
+            backbone.config,
+            num_outputs=num_outputs,
+            pooling=_pooling(folder, backbone.config, kind, meaning.classifier_pooling),
+        ),
     )
     branch = _branch(folder, fields, stored, _base(folder, backbone, family, head), backbone)
-    meaning, base = read_model_config(folder), fields.get("base_model_name_or_path")
     trained_on = f"trained on {base}" if base else "no base named"
     return ImportedTask(
         spec=branch.spec,
@@ -149,54 +157,43 @@ def import_peft(
     )
 
 
-def _family(folder: Path, backbone: Backbone) -> Family:
-    if backbone.config.model_type not in SUPPORTED:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"the backbone is a {backbone.config.model_type}",
-            advice=f"adapter folders are read for {', '.join(SUPPORTED)}; merge the adapter "
-            "(merge_and_unload) and import the whole model",
-        )
-    return FAMILIES[backbone.config.model_type]
-
-
 def _check_types(folder: Path, kind: HeadKind, backbone: Backbone) -> None:
     if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found="peft's class for question answering gives its model no token types, and this "
+        raise refusal(
+            folder,
+            "peft's class for question answering gives its model no token types, and this "
             "backbone reads them",
-            advice="merge the adapter (merge_and_unload), check that the merged model answers "
+            "merge the adapter (merge_and_unload), check that the merged model answers "
             "well with token types, and import it whole",
         )
 
 
-def _num_outputs(stored: Mapping[str, Tensor], family: Family, kind: HeadKind) -> int:
-    """The number of logits. If the tensor is missing, the check of all tensors reports it."""
-    bias = stored.get(PREFIX + head_names(family, kind)["head.output.bias"])
-    return kind.fixed_outputs or (2 if bias is None else bias.numel())
-
-
-def _reads_mean(folder: Path, family: Family, kind: HeadKind) -> bool:
-    """Whether the head pools by mean, for families whose base model decides it.
+def _pooling(
+    folder: Path, config: BackboneConfig, kind: HeadKind, named: str | None
+) -> Pooling | None:
+    """The pooling of the head, which is a setting of the base model in some architectures.
 
     Raises:
-        NunatakError: `unsupported_import`, the folder does not tell it.
+        NunatakError: `unsupported_import`, the folder does not name it.
     """
-    if kind.reads_tokens or not family.has_dense_tokens:
-        return False
-    named = read_object(folder, CONFIG).get(POOLING) if has_file(folder, CONFIG) else None
-    if named not in {"mean", "cls"}:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"nothing names the pooling of its head ({POOLING})",
-            advice=f"write {POOLING} of the base's config.json, cls or mean, into a config.json "
-            "next to the adapter",
+    if kind.reads_tokens:
+        return None
+    if named is None and config.model_type in POOLINGS:
+        raise refusal(
+            folder,
+            f"nothing names the pooling of its head ({POOLING})",
+            f"write {POOLING} of the base's config.json, "
+            f"{' or '.join(POOLINGS[config.model_type])}, into a config.json next to the adapter",
         )
-    return named == "mean"
+    return read_pooling(folder, config, named)
+
+
+def _with_padding(folder: Path, head: HeadSpec) -> HeadSpec:
+    """The head of a decoder with the padding token that the folder names, if it names one."""
+    if head.pooling is not Pooling.LAST or not has_file(folder, CONFIG):
+        return head
+    named = read_object(folder, CONFIG).get("pad_token_id")
+    return replace(head, padding_id=named) if isinstance(named, int) and named >= 0 else head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,10 +210,11 @@ class _Base:
 def _base(folder: Path, backbone: Backbone, family: Family, head: HeadSpec) -> _Base:
     raw: dict[str, JsonValue] = {
         **config_fields(backbone.config),
+        **pooling_fields(head.pooling, backbone.config),
         "id2label": {str(index): f"LABEL_{index}" for index in range(head.num_labels)},
     }
-    if head.pooling is Pooling.MEAN:
-        raw[POOLING] = "mean"
+    if head.pooling is Pooling.LAST:
+        raw["pad_token_id"] = head.padding_id
     parameters = {name: backbone.floating(name) for name in encoder_shapes(backbone.config)}
     tensors = encoder_to_stored(
         {name: it for name, it in parameters.items() if it is not None},
@@ -225,7 +223,7 @@ def _base(folder: Path, backbone: Backbone, family: Family, head: HeadSpec) -> _
         backbone.config,
     )
     tensors |= _initial_head(backbone, family, head)
-    model_class = class_named(class_name(family, head.kind))
+    model_class = class_named(folder, class_name(family, head.kind))
     loaded = load_model(folder, model_class, config_of(folder, raw), tensors)
     random = {name: tuple(loaded.model.get_parameter(name).shape) for name in loaded.missing}
     return _Base(model=loaded.model, family=family, head=head, random=random)
@@ -269,12 +267,12 @@ def _branch(
     _set_weights(folder, adapted, stored, base, backbone)
     encodings = probe_encodings(backbone)
     expected = answers_of(adapted.get_base_model(), encodings)
-    places = map_places(base.family, backbone.config)
+    places = map_places(base.family, base.head.kind, backbone.config)
     native = native_method(adapted, places, backbone.config)
     _unwrap(adapted.get_base_model())
     with refused_by(folder, "peft", "merge it"), quiet():
         merged = cast("PreTrainedModel", cast("Any", adapted).merge_and_unload(safe_merge=True))
-    theirs = from_stored(merged.state_dict(), base.family, base.head, backbone.config)
+    theirs = from_model(merged.state_dict(), base.family, base.head, backbone.config)
     kind = str(fields["peft_type"])
     found = _native(native, theirs, base.head, backbone, kind) or _merged(
         theirs, base.head, backbone, kind
@@ -340,7 +338,8 @@ def _check_pooler(
             "foreign_backbone",
             folder=folder.name,
             backbone=backbone.name,
-            difference="the head reads the pooler of its base, and this backbone has none",
+            difference=f"the head reads {base.family.dense} of its base, and this backbone has no "
+            "such layer (an adapter keeps the layer if modules_to_save names it)",
         )
 
 

@@ -6,13 +6,19 @@ rank: zero rows of `down` and zero columns of `up` add nothing. Where scales dif
 multiplied into `up`. Padding costs memory and time, but it keeps a batch of tasks one product. A
 map without scales gets ones.
 
+A module of transformers may hold several maps (`Wqkv`), and a map may consist of several modules
+(`gate_proj` and `up_proj`). Updates of parts become one update of the whole, in blocks.
+
 Axes: rank, in, out = of one update.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
+from jaxtyping import Float
 from pydantic import JsonValue
 from torch import Tensor
 
@@ -22,6 +28,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly, Ia3, Lora, Method
 from nunatak_model import BackboneConfig, maths_of
 from nunatak_model.layer import MapChange
+from nunatak_model.methods.base import map_widths
 from nunatak_model.methods.ia3 import SCALABLE_INPUTS, InputScale, OutputScale
 from nunatak_model.methods.lora import LoraUpdate, check_rank
 
@@ -43,12 +50,18 @@ def native_method(
     hold more than its two factors.
     """
     kind = kind_of(adapted)
-    changes = dict[Site, MapChange]()
+    parts = defaultdict[Site, list[tuple[slice, MapChange]]](list)
     for name, module in cast("Any", adapted.get_base_model()).named_modules():
         for place in places.get(name, ()):
             change = _change(kind, module, place)
             if change is not None:
-                changes[place.layer, place.target] = change
+                parts[place.layer, place.target].append((place.part, change))
+    changes = dict[Site, MapChange]()
+    for (layer, target), own in parts.items():
+        whole = _joined(own, map_widths(target, layer, config)[0])
+        if whole is None:
+            return None
+        changes[layer, target] = whole
     try:
         return normalised(changes, config)
     except NunatakError as error:
@@ -76,6 +89,48 @@ def _change(kind: str, module: Any, place: HeldMap) -> MapChange | None:  # noqa
             return OutputScale(scale=scale[place.rows])
         return InputScale(scale=scale) if place.target in SCALABLE_INPUTS else None
     return None
+
+
+def _joined(parts: Sequence[tuple[slice, MapChange]], num_rows: int) -> MapChange | None:
+    """Changes of parts of a map as one change; None if they are of different kinds."""
+    updates = [(rows, it) for rows, it in parts if isinstance(it, LoraUpdate)]
+    if len(updates) == len(parts):
+        scale = updates[0][1].scale or 1.0
+        factors = [(rows, it.down, it.up * (it.scale / scale)) for rows, it in updates]
+        down, up = _stacked(factors, num_rows)
+        return LoraUpdate(down=down, up=up, scale=scale)
+    outputs = [(rows, it.scale) for rows, it in parts if isinstance(it, OutputScale)]
+    if len(outputs) == len(parts):
+        return OutputScale(scale=_filled(outputs, num_rows))
+    # Parts read one input. If their scales differ, the comparison of the caller fails.
+    return parts[0][1] if all(isinstance(it, InputScale) for _, it in parts) else None
+
+
+def _stacked(
+    parts: Sequence[tuple[slice, Tensor, Tensor]], num_rows: int
+) -> tuple[Float[Tensor, "rank in"], Float[Tensor, "out rank"]]:
+    """Updates of parts of a map, each with its rows and both factors, as one update of the map.
+
+    Parts with equal first factors share that factor, so that an export comes back with its rank.
+    """
+    downs = list[Tensor]()
+    for _, down, _ in parts:
+        if not any(torch.equal(it, down) for it in downs):
+            downs.append(down)
+    starts = [0, *accumulate(map(len, downs))]
+    ups = torch.zeros(num_rows, starts[-1])
+    for rows, down, up in parts:
+        start = next(it for it, own in zip(starts, downs, strict=False) if torch.equal(own, down))
+        ups[rows, start : start + len(down)] = up
+    return torch.cat(downs), ups
+
+
+def _filled(parts: Sequence[tuple[slice, Tensor]], num_rows: int) -> Float[Tensor, " out"]:
+    """Scales of parts of a map; ones elsewhere."""
+    scale = torch.ones(num_rows)
+    for rows, own in parts:
+        scale[rows] = own
+    return scale
 
 
 def normalised(
@@ -151,38 +206,77 @@ def _targets(changes: Mapping[Site, MapChange]) -> tuple[LinearMap, ...]:
     return tuple(target for target in LinearMap if any(it == target for _, it in changes))
 
 
-def peft_fields(method: Lora | Ia3, modules: Mapping[Site, str]) -> dict[str, JsonValue]:
-    """The fields of `adapter_config.json` that describe a method over these modules."""
+def to_peft(
+    method: Lora | Ia3,
+    parameters: Mapping[str, Tensor],
+    places: Mapping[str, tuple[HeldMap, ...]],
+) -> tuple[dict[str, JsonValue], dict[str, Tensor]]:
+    """The fields of `adapter_config.json` and the tensors of a method, by peft's names.
 
-    def named(targets: tuple[LinearMap, ...]) -> list[JsonValue]:
-        return [
-            name
-            for (layer, target), name in modules.items()
-            if layer >= method.first_layer and target in targets
-        ]
-
+    Args:
+        method: describes the parameters.
+        parameters: in float32, by our names.
+        places: the maps in each module; the names of the tensors begin with the modules.
+    """
+    own = {
+        module: [it for it in held if it.layer >= method.first_layer]
+        for module, held in places.items()
+    }
     match method:
         case Lora():
-            return {
-                "peft_type": "LORA",
-                "r": method.rank,
-                "lora_alpha": method.alpha,
-                "lora_dropout": 0.0,
-                "bias": "none",
-                "target_modules": named(method.targets),
-            }
+            return _lora_to_peft(method, parameters, own)
         case Ia3():
-            return {
-                "peft_type": "IA3",
-                "target_modules": named((*method.scaled_outputs, *method.scaled_inputs)),
-                "feedforward_modules": named(method.scaled_inputs),
-            }
+            return _ia3_to_peft(method, parameters, own)
 
 
-def peft_tensor(name: str, tensor: Tensor, modules: Mapping[Site, str]) -> tuple[str, Tensor]:
-    """Peft's name, without prefix, of a tensor of a layer, and the tensor in peft's shape."""
-    _, layer, kind, target, side = name.split(".")
-    module = modules[int(layer), LinearMap(target)]
-    if kind == "lora":
-        return f"{module}.{'lora_A' if side == 'down' else 'lora_B'}.weight", tensor
-    return f"{module}.ia3_l", tensor.reshape((1, -1) if side == "input" else (-1, 1))
+def _lora_to_peft(
+    method: Lora, parameters: Mapping[str, Tensor], places: Mapping[str, Sequence[HeldMap]]
+) -> tuple[dict[str, JsonValue], dict[str, Tensor]]:
+    tensors, ranks = dict[str, Tensor](), dict[str, int]()
+    for module, held in places.items():
+        factors = [
+            (it.rows, parameters[f"{prefix}.down"], parameters[f"{prefix}.up"][it.part])
+            for it in held
+            if it.target in method.targets
+            for prefix in [f"layers.{it.layer}.lora.{it.target}"]
+        ]
+        if factors:
+            down, up = _stacked(factors, held[-1].rows.stop)
+            tensors |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+            ranks[module] = len(down)
+    wider = {module: rank for module, rank in ranks.items() if rank != method.rank}
+    fields: dict[str, JsonValue] = {
+        "peft_type": "LORA",
+        "r": method.rank,
+        "lora_alpha": method.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": [*ranks],
+        "rank_pattern": {**wider},
+        "alpha_pattern": {module: rank * method.scale for module, rank in wider.items()},
+    }
+    return fields, tensors
+
+
+def _ia3_to_peft(
+    method: Ia3, parameters: Mapping[str, Tensor], places: Mapping[str, Sequence[HeldMap]]
+) -> tuple[dict[str, JsonValue], dict[str, Tensor]]:
+    outputs, inputs = dict[str, Tensor](), dict[str, Tensor]()
+    for module, held in places.items():
+        scales = [
+            (it.rows, parameters[f"layers.{it.layer}.ia3.{it.target}.output"][it.part])
+            for it in held
+            if it.target in method.scaled_outputs
+        ]
+        if scales:
+            outputs[f"{module}.ia3_l"] = _filled(scales, held[-1].rows.stop).unsqueeze(1)
+        for it in held:
+            if it.target in method.scaled_inputs:
+                scale = parameters[f"layers.{it.layer}.ia3.{it.target}.input"]
+                inputs[f"{module}.ia3_l"] = scale.unsqueeze(0)
+    fields: dict[str, JsonValue] = {
+        "peft_type": "IA3",
+        "target_modules": [name.removesuffix(".ia3_l") for name in (*outputs, *inputs)],
+        "feedforward_modules": [name.removesuffix(".ia3_l") for name in inputs],
+    }
+    return fields, {**outputs, **inputs}

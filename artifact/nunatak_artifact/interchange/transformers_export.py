@@ -12,11 +12,13 @@ from nunatak_artifact.interchange.cross_encoder import activation_fields
 from nunatak_artifact.interchange.folders import new_folder
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
+    POOLING,
     Family,
+    bare_to_stored,
     class_name,
     config_fields,
     has_class,
-    source_parts,
+    pooling_fields,
     to_stored,
 )
 from nunatak_artifact.loading import LoadedTask
@@ -49,21 +51,17 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
         UnsupportedBackboneError: `base` is quantized.
     """
     check_exportable(base)
-    architecture = architecture_of(base.config)
-    weights = dict[str, Tensor]()
-    for name in encoder_shapes(base.config):
-        sources = architecture.source_names(name)
-        parts = source_parts(name, parameters[name].detach().to(torch.float32), base.config)
-        weights |= dict(zip(sources, parts, strict=True))
+    own = {name: parameters[name].detach().float() for name in encoder_shapes(base.config)}
+    weights = bare_to_stored(own, base.config)
     if base.pooler is not None:
-        weights |= _linear(architecture.HEAD_SOURCES["head.dense"], base.pooler)
+        weights |= _linear(architecture_of(base.config).HEAD_SOURCES["head.dense"], base.pooler)
     config: dict[str, JsonValue] = {
         "architectures": [f"{FAMILIES[base.config.model_type].class_prefix}Model"],
         **config_fields(base.config),
         "dtype": "float32",
     }
     if base.pooling is Pooling.MEAN:
-        config["classifier_pooling"] = "mean"
+        config[POOLING] = "mean"
     with new_folder(folder) as made:
         write_model(made, config, weights, base, max_length=base.config.max_tokens)
 
@@ -122,33 +120,27 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
         write_model(made, config, weights, backbone, max_length=task.manifest.max_length)
 
 
+def export_refusal(task: LoadedTask, part: str, advice: str) -> NunatakError:
+    """An error: the format cannot express a part of the task."""
+    return NunatakError(
+        "unsupported_export", reference=task.manifest.reference, part=part, advice=advice
+    )
+
+
 def _family(task: LoadedTask, backbone: Backbone) -> Family:
     """The classes that compute the same as the task."""
-    spec, model_type = task.branch.spec, backbone.config.model_type
-    if model_type not in FAMILIES:
-        raise NunatakError(
-            "unsupported_export",
-            reference=task.manifest.reference,
-            part=f"its backbone is a {model_type}",
-            advice=KEEP_IT,
-        )
+    spec = task.branch.spec
     if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
-        raise NunatakError(
-            "unsupported_export",
-            reference=task.manifest.reference,
-            part="no class of transformers has bottleneck adapters",
-            advice=KEEP_IT,
-        )
+        raise export_refusal(task, "no class of transformers has bottleneck adapters", KEEP_IT)
     if not has_class(spec.head, backbone.config):
         dense, bias = ("a" if it else "no" for it in (spec.head.dense, spec.head.bias))
-        raise NunatakError(
-            "unsupported_export",
-            reference=task.manifest.reference,
-            part=f"no class of transformers has a head with {spec.head.pooling} pooling and "
+        raise export_refusal(
+            task,
+            f"no class of transformers has a head with {spec.head.pooling} pooling and "
             f"{dense} dense layer and {bias} bias",
-            advice=KEEP_IT,
+            KEEP_IT,
         )
-    return FAMILIES[model_type]
+    return FAMILIES[backbone.config.model_type]
 
 
 def merged_weights(branch: Branch, backbone: Backbone) -> dict[str, Tensor]:
@@ -197,8 +189,7 @@ def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
-    if head.pooling is Pooling.MEAN:
-        config["classifier_pooling"] = "mean"
+    config |= pooling_fields(head.pooling, backbone.config)
     if head.pooling is Pooling.LAST:
         config["pad_token_id"] = head.padding_id
     if head.problem_type is not None:

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from nunatak_artifact.interchange.compatibility import (
@@ -25,6 +24,7 @@ from nunatak_artifact.interchange.compatibility import (
 )
 from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
 from nunatak_artifact.interchange.folders import (
+    ModelConfigFile,
     labels_in_order,
     problem_type_of,
     read_checkpoint,
@@ -35,10 +35,10 @@ from nunatak_artifact.interchange.folders import (
 from nunatak_artifact.interchange.transformers_layout import (
     CLASS_SUFFIXES,
     FAMILIES,
-    Family,
-    from_stored,
-    head_names,
+    from_model,
     head_spec,
+    num_outputs_of,
+    read_pooling,
     unread_names,
 )
 from nunatak_artifact.reference import (
@@ -49,20 +49,18 @@ from nunatak_artifact.reference import (
     config_of,
     load_model,
     probe_encodings,
+    refusal,
 )
 from nunatak_contract.enums import HeadKind, RankingScore
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model import (
     Backbone,
-    BackboneConfig,
     BranchSpec,
     HeadSpec,
     build_branch,
     dedicated_parameters,
     parameter_shapes,
 )
-from nunatak_model.architectures import eurobert
 
 EMBEDDINGS, LAYERS = "embeddings", "layers"
 
@@ -125,18 +123,6 @@ def _layers(numbers: Sequence[int]) -> str:
     return f"layers {', '.join(runs)} differ"
 
 
-class _Settings(BaseModel):
-    """The fields of `config.json` that describe the head. The other fields describe the encoder."""
-
-    model_config = ConfigDict(frozen=True)
-
-    architectures: tuple[str, ...] | None = None
-    id2label: dict[int, str] | None = None
-    problem_type: str | None = None
-    classifier_pooling: str | None = None
-    """In ModernBERT `mean` or `cls`, in EuroBERT `mean`, `bos` or `late`."""
-
-
 def import_transformers(
     folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
@@ -158,15 +144,14 @@ def import_transformers(
         NunatakError: `foreign_backbone`, another shape or tokenizer than the backbone's.
         UnsupportedBackboneError: a variant of the family with different computations.
     """
-    settings = read_model(folder, CONFIG, _Settings)
+    settings = read_model(folder, CONFIG, ModelConfigFile)
     class_name, kind = _head_class(folder, settings.architectures or ())
     check_shape(folder, backbone)
     check_tokenizer(folder, backbone)
-    _check_pooling(folder, backbone.config, kind, settings.classifier_pooling)
     family = FAMILIES[backbone.config.model_type]
     stored = read_checkpoint(folder)
     cross_encoder = read_cross_encoder(folder, backbone)
-    num_outputs = _num_outputs(stored, family, kind)
+    num_outputs = num_outputs_of(stored, family, kind)
     if kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
         folder, cross_encoder, choices, num_outputs=num_outputs
     ):
@@ -175,16 +160,15 @@ def import_transformers(
         kind,
         read_config(folder),
         num_outputs=num_outputs,
-        is_mean=settings.classifier_pooling == "mean",
+        pooling=read_pooling(folder, backbone.config, settings.classifier_pooling),
     )
     config = config_of(
         folder, {**read_object(folder, CONFIG), "num_labels": num_outputs, "id2label": None}
     )
-    loaded = load_model(folder, class_named(class_name), config, stored)
-    check_names(folder, loaded, ignored=unread_names(family, kind, backbone.config))
-    # Transformers renames the tensors of some classes, as NomicBERT's, when it loads them.
-    in_folder = {name: it.to(torch.float32) for name, it in stored.items()}
-    tensors = from_stored({**in_folder, **loaded.model.state_dict()}, family, head, backbone.config)
+    loaded = load_model(folder, class_named(folder, class_name), config, stored)
+    unread = loaded.unread - unread_names(family, backbone.config)
+    check_names(folder, missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
+    tensors = from_model(loaded.model.state_dict(), family, head, backbone.config)
     found = find_divergence(tensors, backbone)
     spec = BranchSpec(method=found.method(), head=head)
     parameters = {
@@ -214,11 +198,10 @@ def import_transformers(
 def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
     """Return the one class that `config.json` names, and the kind of its head."""
     if len(named) != 1:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found=f"architectures in config.json names {', '.join(named) or 'no class'}",
-            advice="write there the one class of transformers that the model was trained as, such "
+        raise refusal(
+            folder,
+            f"architectures in config.json names {', '.join(named) or 'no class'}",
+            "write there the one class of transformers that the model was trained as, such "
             "as BertForSequenceClassification",
         )
     for family in FAMILIES.values():
@@ -226,36 +209,15 @@ def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
             if named[0] == family.class_prefix + suffix:
                 return named[0], kind
     prefixes = dict.fromkeys(family.class_prefix for family in FAMILIES.values())
-    raise NunatakError(
-        "unsupported_import",
-        folder=folder.name,
-        found=f"it is a {named[0]}",
-        advice=f"expected a class of transformers called {', '.join(prefixes)} with "
+    raise refusal(
+        folder,
+        f"it is a {named[0]}",
+        f"expected a class of transformers called {', '.join(prefixes)} with "
         f"{', '.join(CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
     )
 
 
-def _check_pooling(
-    folder: Path, config: BackboneConfig, kind: HeadKind, pooling: str | None
-) -> None:
-    """Refuse heads that give logits for each token and return their mean."""
-    is_late = pooling == "late" or (pooling is None and config.model_type in eurobert.MODEL_TYPES)
-    if is_late and not kind.reads_tokens:
-        raise NunatakError(
-            "unsupported_import",
-            folder=folder.name,
-            found="its classifier_pooling is 'late', the mean of the logits of all tokens",
-            advice="expected 'bos' or 'mean'; train the head again with one of them",
-        )
-
-
-def _num_outputs(stored: Mapping[str, Tensor], family: Family, kind: HeadKind) -> int:
-    """The number of logits by the configuration. A later check covers the tensors."""
-    weight = stored.get(head_names(family, kind)["head.output.weight"])
-    return kind.fixed_outputs or (len(weight) if weight is not None and weight.dim() else 1)
-
-
-def _stored_labels(settings: _Settings, head: HeadSpec) -> Mapping[int, str]:
+def _stored_labels(settings: ModelConfigFile, head: HeadSpec) -> Mapping[int, str]:
     """The folder's label names.
 
     If there are none, transformers' default names, which are not stored.

@@ -1,26 +1,31 @@
 """Names of classes, configuration fields and tensors in transformers' encoders, with a head.
 
 Import and export share this description, for whole models and for adapters. The classes of
-RoBERTa, XLM-R and CamemBERT differ in their names only. ModernBERT has one head for all kinds, and
-reads sequences by their mean or their first token. The dense block of a head is the architecture's.
+RoBERTa, XLM-R and CamemBERT differ in their names only. ModernBERT has one head for all kinds. The
+dense block of a head is the architecture's.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import accumulate
+from pathlib import Path
+from typing import Final, TypeVar
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor
 
+from nunatak_artifact.reference import refusal
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling
-from nunatak_contract.heads import TANH_BLOCK
 from nunatak_model import BackboneConfig, HeadSpec
 from nunatak_model.architectures import (
+    ARCHITECTURES,
     architecture_of,
+    decoder,
     encoder_shapes,
-    eurobert,
+    layer_shapes,
+    nomic,
     source_rows,
 )
 from nunatak_model.architectures.deberta import DebertaConfig
@@ -28,13 +33,41 @@ from nunatak_model.architectures.decoder import DecoderConfig
 from nunatak_model.architectures.modernbert import GLOBAL, LOCAL, ModernBertConfig
 from nunatak_model.architectures.nomic import NomicConfig
 from nunatak_model.config import QKV
-from nunatak_model.heads import head_shapes
-from nunatak_model.methods.base import map_widths
+from nunatak_model.heads import head_shapes, usual_head
+
+Part = TypeVar("Part")
+POOLING: Final = "classifier_pooling"
 
 CLASS_SUFFIXES: Final[Mapping[str, HeadKind]] = {
     "ForSequenceClassification": HeadKind.SEQUENCE_CLASSIFICATION,
     "ForTokenClassification": HeadKind.TOKEN_CLASSIFICATION,
     "ForQuestionAnswering": HeadKind.QUESTION_ANSWERING,
+}
+POOLINGS: Final[Mapping[str, Mapping[str, Pooling]]] = {
+    "modernbert": {"cls": Pooling.FIRST, "mean": Pooling.MEAN},
+    "eurobert": {"late": Pooling.LATE, "bos": Pooling.FIRST, "mean": Pooling.MEAN},
+}
+"""Values of `classifier_pooling` in architectures that have this setting, the default first."""
+STACKS: Final[Mapping[str, Sequence[LinearMap]]] = {
+    "qkv": QKV,
+    **{it.value: (it,) for it in LinearMap if it not in QKV},
+}
+"""The stored maps of a layer, each with the maps in it."""
+GATED: Final[Mapping[str, tuple[str, ...]]] = {
+    **decoder.LAYER,
+    "attention_norm": ("post_attention_layernorm",),
+    "output_norm": ("post_mlp_layernorm",),
+}
+MODULES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    nomic.NOMIC: GATED,
+    nomic.GTE: {**GATED, "feedforward_in": ("mlp.up_proj", "mlp.gate_proj")},
+}
+"""Parts of a layer, in classes whose names differ from the names in checkpoints."""
+DISTILBERT_NAMES: Final[Mapping[str, str]] = {
+    "hidden_size": "dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
 }
 
 
@@ -64,21 +97,6 @@ class Family:
         if kind is HeadKind.QUESTION_ANSWERING and self.answer_encoder is not None:
             return self.answer_encoder
         return self.encoder
-
-    @property
-    def own_dense(self) -> str | None:
-        """The module that holds the dense layer, if the layer is no part of `classifier`."""
-        if self.dense is None or self.dense.startswith(f"{CLASSIFIER}."):
-            return None
-        return self.dense.removesuffix(".dense")
-
-    @property
-    def has_dense_tokens(self) -> bool:
-        """Whether heads that read tokens have the dense layer too."""
-        return self.norm is not None
-
-
-CLASSIFIER: Final = "classifier"
 
 
 def _roberta(class_prefix: str, encoder: str = "roberta") -> Family:
@@ -177,42 +195,51 @@ def has_class(spec: HeadSpec, config: BackboneConfig) -> bool:
     answers = spec.kind is HeadKind.QUESTION_ANSWERING
     if answers and FAMILIES[config.model_type].answer_output is None:
         return False
-    is_mean = spec.pooling is Pooling.MEAN
-    usual = head_spec(spec.kind, config, num_outputs=spec.num_labels, is_mean=is_mean)
+    named = POOLINGS.get(config.model_type, {}).values()
+    pooling = spec.pooling if spec.pooling in named else Pooling.FIRST
+    usual = head_spec(spec.kind, config, num_outputs=spec.num_labels, pooling=pooling)
     # `config.json` of the export names the padding token of the head.
     return spec == replace(usual, padding_id=spec.padding_id)
 
 
 def head_spec(
-    kind: HeadKind, config: BackboneConfig, *, num_outputs: int, is_mean: bool = False
+    kind: HeadKind,
+    config: BackboneConfig,
+    *,
+    num_outputs: int,
+    pooling: Pooling | None = Pooling.FIRST,
 ) -> HeadSpec:
     """Return the head that transformers' class of this kind has.
 
-    Sequence heads read the first token; those of ModernBERT and EuroBERT read the mean if the
-    configuration says so. In decoders, sequence heads read the last token that is not the padding
-    token, and have no bias.
+    `pooling` is the one that the configuration names, see `POOLINGS`. In decoders, sequence heads
+    read the last token that is not the padding token, and have no bias.
     """
-    if config.is_causal:
-        padding_id = None if kind.reads_tokens else config.known_padding_id
-        return HeadSpec(
-            kind=kind,
-            num_labels=num_outputs,
-            pooling=None if kind.reads_tokens else Pooling.LAST,
-            bias=kind.reads_tokens,
-            padding_id=padding_id,
+    pooling = Pooling.LAST if config.is_causal else pooling
+    return usual_head(config, kind=kind, num_labels=num_outputs, pooling=pooling)
+
+
+def read_pooling(folder: Path, config: BackboneConfig, named: str | None) -> Pooling:
+    """The pooling of sequence heads under the setting `classifier_pooling`.
+
+    Raises:
+        NunatakError: `unsupported_import`, transformers knows no such pooling.
+    """
+    poolings = POOLINGS.get(config.model_type)
+    if poolings is None:
+        return Pooling.FIRST
+    chosen = named or next(iter(poolings))
+    if chosen not in poolings:
+        raise refusal(
+            folder, f"its {POOLING} is {named!r}", f"expected one of {', '.join(poolings)}"
         )
-    pooling = None if kind.reads_tokens else Pooling.FIRST
-    has_mean = isinstance(config, ModernBertConfig) or config.model_type in eurobert.MODEL_TYPES
-    if has_mean and pooling is not None and is_mean:
-        pooling = Pooling.MEAN
-    block = architecture_of(config).dense_block(config, pooling)
-    return HeadSpec(
-        kind=kind,
-        num_labels=num_outputs,
-        pooling=pooling,
-        dense=block is not None,
-        block=block or TANH_BLOCK,
-    )
+    return poolings[chosen]
+
+
+def pooling_fields(pooling: Pooling | None, config: BackboneConfig) -> dict[str, JsonValue]:
+    """The setting `classifier_pooling`, in architectures that have it."""
+    poolings = POOLINGS.get(config.model_type, {})
+    named = next((name for name, it in poolings.items() if it is pooling), None)
+    return {} if named is None else {POOLING: named}
 
 
 def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
@@ -224,7 +251,8 @@ def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
             modules = {"head.output": family.token_output}
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
             modules = {"head.output": family.sequence_output}
-    if family.dense is not None and (family.has_dense_tokens or not kind.reads_tokens):
+    # A head with a norm is the head of all kinds.
+    if family.dense is not None and (family.norm is not None or not kind.reads_tokens):
         modules["head.dense"] = family.dense
     if family.norm is not None:
         modules["head.norm"] = family.norm
@@ -235,56 +263,78 @@ def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
     }
 
 
-def encoder_names(
-    family: Family, kind: HeadKind, config: BackboneConfig
-) -> dict[str, tuple[str, ...]]:
-    """Our names of the encoder's tensors, each with the stored tensors that it stacks."""
-    sources, encoder = architecture_of(config).source_names, family.encoder_of(kind)
-    return {
-        name: tuple(f"{encoder}.{source}" for source in sources(name))
-        for name in encoder_shapes(config)
-    }
+def num_outputs_of(
+    stored: Mapping[str, Tensor], family: Family, kind: HeadKind, *, prefix: str = ""
+) -> int:
+    """The number of logits of the stored head. A later check covers missing tensors."""
+    weight = stored.get(prefix + head_names(family, kind)["head.output.weight"])
+    return kind.fixed_outputs or (len(weight) if weight is not None and weight.dim() else 1)
+
+
+def module_names(target: str, model_type: str) -> tuple[str, ...]:
+    """Names, without prefix, of the parameters of transformers' encoder that our tensor stacks.
+
+    The classes of NomicBERT and GTE rename and split the tensors of a checkpoint.
+    """
+    if model_type in MODULES and target.startswith("layers."):
+        _, layer, part, kind = target.split(".")
+        return tuple(f"layers.{layer}.{it}.{kind}" for it in MODULES[model_type][part])
+    if model_type in MODULES and target.startswith("embeddings.norm."):
+        return (target.replace("norm", "LayerNorm"),)
+    return ARCHITECTURES[model_type].source_names(target)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMap:
-    """A linear map of a layer, and the rows of a module of transformers that are its rows."""
+    """Rows that a module of transformers and a linear map of a layer have in common."""
 
     layer: int
     target: LinearMap
     rows: slice
+    """In the module."""
+    part: slice
+    """In the map."""
 
 
-def map_places(family: Family, config: BackboneConfig) -> dict[str, tuple[HeldMap, ...]]:
-    """The linear maps that each module of transformers holds, by the module's name.
+def map_places(
+    family: Family, kind: HeadKind, config: BackboneConfig
+) -> dict[str, tuple[HeldMap, ...]]:
+    """The linear maps in each module of the class with this head, by the module's name.
 
-    A module may hold query, key and value, or serve several layers. A module that is only a part of
-    a map has no place.
+    A module may hold query, key and value, or a half of the first feed-forward map.
     """
-    source_names = architecture_of(config).source_names
     places = defaultdict[str, list[HeldMap]](list)
     for layer in range(config.num_layers):
-        for target in LinearMap:
-            part = "qkv" if target in QKV else target.value
-            sources = source_names(f"layers.{layer}.{part}.weight")
-            width, _ = map_widths(target, layer, config)
-            index = QKV.index(target) if target in QKV else 0
-            if len(sources) == 1:
-                source, first = sources[0], sum(config.qkv_widths[:index])
-            elif len(sources) == len(QKV) and target in QKV:
-                source, first = sources[index], 0
-            else:
-                continue
-            name = f"{family.encoder}.{source.removesuffix('.weight')}"
-            rows = slice(first, first + width)
-            places[name].append(HeldMap(layer=layer, target=target, rows=rows))
+        shapes = layer_shapes(layer, config)
+        for stack, targets in STACKS.items():
+            name = f"layers.{layer}.{stack}.weight"
+            sources = module_names(name, config.model_type)
+            for source, stored in _shares(sources, shapes[name][0], config):
+                module = f"{family.encoder_of(kind)}.{source.removesuffix('.weight')}"
+                for target, whole in _shares(targets, shapes[name][0], config):
+                    first, last = max(stored.start, whole.start), min(stored.stop, whole.stop)
+                    if first < last:
+                        rows = slice(first - stored.start, last - stored.start)
+                        part = slice(first - whole.start, last - whole.start)
+                        place = HeldMap(layer=layer, target=target, rows=rows, part=part)
+                        places[module].append(place)
     return {name: tuple(own) for name, own in places.items()}
+
+
+def _shares(
+    parts: Sequence[Part], num_rows: int, config: BackboneConfig
+) -> Iterator[tuple[Part, slice]]:
+    """The rows of each part of a stack: of query, key and value, or equal shares."""
+    is_qkv = len(parts) == len(QKV)
+    sizes = config.qkv_widths if is_qkv else (num_rows // len(parts),) * len(parts)
+    for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
+        yield part, slice(end - size, end)
 
 
 def to_stored(
     tensors: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
 ) -> dict[str, Tensor]:
-    """Rename the tensors of a whole model to transformers' names."""
+    """Rename the tensors of a whole model to the names of checkpoints."""
     of_head = head_names(family, head.kind)
     return {
         **encoder_to_stored(tensors, family, head.kind, config),
@@ -295,56 +345,51 @@ def to_stored(
 def encoder_to_stored(
     tensors: Mapping[str, Tensor], family: Family, kind: HeadKind, config: BackboneConfig
 ) -> dict[str, Tensor]:
-    """Rename the tensors of an encoder to transformers' names in the class with this head."""
+    """Rename the tensors of an encoder to the names of checkpoints of the class with this head."""
+    bare = bare_to_stored(tensors, config)
+    return {f"{family.encoder_of(kind)}.{name}": it for name, it in bare.items()}
+
+
+def bare_to_stored(tensors: Mapping[str, Tensor], config: BackboneConfig) -> dict[str, Tensor]:
+    """Rename the tensors of an encoder to the names of checkpoints, without prefix."""
+    source_names = architecture_of(config).source_names
     return {
         source: part
-        for name, sources in encoder_names(family, kind, config).items()
-        for source, part in zip(sources, source_parts(name, tensors[name], config), strict=True)
+        for name in encoder_shapes(config)
+        for source, part in zip(
+            source_names(name),
+            torch.split(tensors[name], source_rows(name, len(tensors[name]), config)),
+            strict=True,
+        )
     }
 
 
-def from_stored(
-    stored: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
+def from_model(
+    parameters: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
 ) -> dict[str, Tensor]:
-    """Rename the tensors of a whole model to ours."""
-    names = encoder_names(family, head.kind, config)
-    encoder = {
-        name: torch.cat([stored[source] for source in sources]) for name, sources in names.items()
+    """Rename the parameters of a model of transformers to our names."""
+    encoder, of_head = family.encoder_of(head.kind), head_names(family, head.kind)
+    names = {name: module_names(name, config.model_type) for name in encoder_shapes(config)}
+    return {
+        **{
+            name: torch.cat([parameters[f"{encoder}.{source}"] for source in sources])
+            for name, sources in names.items()
+        },
+        **{name: parameters[of_head[name]] for name in head_shapes(head, config)},
     }
-    of_head = head_names(family, head.kind)
-    return {**encoder, **{name: stored[of_head[name]] for name in head_shapes(head, config)}}
 
 
-def source_parts(name: str, tensor: Tensor, config: BackboneConfig) -> tuple[Tensor, ...]:
-    """The stored tensors that our tensor `name` stacks."""
-    return torch.split(tensor, source_rows(name, len(tensor), config))
-
-
-def unread_names(family: Family, kind: HeadKind, config: BackboneConfig) -> frozenset[str]:
-    """Tensors that checkpoints may hold, but that this encoder does not read."""
+def unread_names(family: Family, config: BackboneConfig) -> frozenset[str]:
+    """Tensors that checkpoints may hold, but that the model with this head may not read."""
     names = {f"{family.encoder}.pooler.dense.{part}" for part in ("weight", "bias")}
     if isinstance(config, DebertaConfig):
         names.add(f"{family.encoder}.embeddings.position_embeddings.weight")
-    read = encoder_names(family, kind, config).values()
-    return frozenset(names.difference(*read))
+    return frozenset(names)
 
 
 def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
     """The fields of `config.json` that describe the encoder."""
-    if isinstance(config, ModernBertConfig):
-        return _modernbert_fields(config)
-    if isinstance(config, DecoderConfig):
-        return _decoder_fields(config)
-    if isinstance(config, NomicConfig):
-        return _nomic_fields(config)
-    if config.model_type == "distilbert":
-        return _distilbert_fields(config)
-    more: dict[str, JsonValue] = {}
-    if config.model_type == "electra":
-        more = {"embedding_size": config.embedding_width or config.hidden_width}
-    elif isinstance(config, DebertaConfig):
-        more = _deberta_fields(config)
-    return {
+    fields: dict[str, JsonValue] = {
         "model_type": config.model_type,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_width,
@@ -352,26 +397,37 @@ def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
         "num_attention_heads": config.num_heads,
         "intermediate_size": config.intermediate_width,
         "max_position_embeddings": config.num_positions,
-        "type_vocab_size": config.num_token_types,
         "pad_token_id": config.padding_id,
-        "layer_norm_eps": config.layer_norm_epsilon,
-        "hidden_act": config.activation.value,
-        **more,
     }
-
-
-def _distilbert_fields(config: BackboneConfig) -> dict[str, JsonValue]:
-    return {
-        "model_type": config.model_type,
-        "vocab_size": config.vocab_size,
-        "dim": config.hidden_width,
-        "n_layers": config.num_layers,
-        "n_heads": config.num_heads,
-        "hidden_dim": config.intermediate_width,
-        "max_position_embeddings": config.num_positions,
-        "pad_token_id": config.padding_id,
-        "activation": config.activation.value,
-    }
+    match config:
+        case ModernBertConfig():
+            return fields | _modernbert_fields(config)
+        case DecoderConfig():
+            return fields | _decoder_fields(config)
+        case _ if config.model_type == "distilbert":
+            named: dict[str, JsonValue] = {
+                DISTILBERT_NAMES.get(name, name): it for name, it in fields.items()
+            }
+            return named | {"activation": config.activation.value}
+        case _:
+            fields |= {
+                "type_vocab_size": config.num_token_types,
+                "layer_norm_eps": config.layer_norm_epsilon,
+                "hidden_act": config.activation.value,
+            }
+    match config:
+        case DebertaConfig():
+            fields |= _deberta_fields(config)
+        case NomicConfig():
+            fields |= {
+                "type_vocab_size": config.num_token_types if config.has_token_types else 0,
+                "rope_parameters": {**config.rope.facts()},
+            }
+        case _ if config.model_type == "electra":
+            fields["embedding_size"] = config.embedding_width or config.hidden_width
+        case _:
+            pass
+    return fields
 
 
 def _deberta_fields(config: DebertaConfig) -> dict[str, JsonValue]:
@@ -393,14 +449,6 @@ def _deberta_fields(config: DebertaConfig) -> dict[str, JsonValue]:
 def _modernbert_fields(config: ModernBertConfig) -> dict[str, JsonValue]:
     ropes = {GLOBAL: config.global_rope, LOCAL: config.local_rope}
     return {
-        "model_type": config.model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.intermediate_width,
-        "max_position_embeddings": config.num_positions,
-        "pad_token_id": config.padding_id,
         "norm_eps": config.layer_norm_epsilon,
         "norm_bias": config.norm_bias,
         "hidden_activation": config.activation.value,
@@ -415,40 +463,14 @@ def _modernbert_fields(config: ModernBertConfig) -> dict[str, JsonValue]:
 
 
 def _decoder_fields(config: DecoderConfig) -> dict[str, JsonValue]:
-    # EuroBERT reads the first token only if its configuration says so.
-    pooling: dict[str, JsonValue] = {} if config.is_causal else {"classifier_pooling": "bos"}
     return {
-        **pooling,
-        "model_type": config.model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
+        **pooling_fields(Pooling.FIRST, config),
         "num_key_value_heads": config.num_key_heads,
         "head_dim": config.head_width,
-        "intermediate_size": config.intermediate_width,
-        "max_position_embeddings": config.num_positions,
         "pad_token_id": config.known_padding_id,
         "rms_norm_eps": config.layer_norm_epsilon,
         "hidden_act": config.activation.value,
         "attention_bias": config.attention_bias,
         "mlp_bias": config.feedforward_bias,
-        "rope_parameters": {**config.rope.facts()},
-    }
-
-
-def _nomic_fields(config: NomicConfig) -> dict[str, JsonValue]:
-    return {
-        "model_type": config.model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.intermediate_width,
-        "max_position_embeddings": config.num_positions,
-        "type_vocab_size": config.num_token_types if config.has_token_types else 0,
-        "pad_token_id": config.padding_id,
-        "layer_norm_eps": config.layer_norm_epsilon,
-        "hidden_act": config.activation.value,
         "rope_parameters": {**config.rope.facts()},
     }

@@ -4,8 +4,8 @@
 are T5's (Raffel et al. 2020, arXiv:1910.10683, sec. 2.1): far distances share a bias, and all
 layers share one table of biases.
 
-Axes: tokens = packed tokens of the rows, width = hidden width, heads = attention heads, distances =
-distances between two tokens of the longest row.
+Axes: tokens = packed tokens of the rows, width = hidden width, heads = attention heads, length,
+longest = tokens of a row, and of the longest row.
 """
 
 import math
@@ -101,10 +101,21 @@ def embedding_shapes(config: BackboneConfig) -> Shapes:
 
 
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
-    """Prepare the buckets of all distances; all layers share them."""
+    """Prepare the buckets of all distances; layers with one table share the biases of all pairs."""
     runs = by_runs(attention)
     longest = max(run.length for run in runs.plan)
     buckets = to_device([_bucket(it) for it in distances(longest)], runs.device)
+    known = list[tuple[RelativePositions, Tensor]]()
+
+    def biases_of(
+        relative: RelativePositions, dtype: torch.dtype
+    ) -> Float[Tensor, "heads longest longest"]:
+        found = next((it for table, it in known if table is relative), None)
+        if found is None:
+            by_distance = relative.table.index_select(0, buckets).t().to(dtype)
+            found = by_pair(by_distance, longest)
+            known.append((relative, found))
+        return found
 
     def attend(
         hidden: Float[Tensor, "tokens width"], layer: MixedLayer, dropout: float
@@ -112,7 +123,7 @@ def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
         qkv = mixed_qkv(hidden, layer)
         parts = list[Tensor]()
         for tokens, relative in _pieces(layer, len(hidden)):
-            biases = relative.table.index_select(0, buckets).t().to(qkv.dtype)
+            biases = biases_of(relative, qkv.dtype)
             part = attend_with_terms(
                 qkv[tokens],
                 runs_within(runs.plan, tokens),
@@ -144,10 +155,12 @@ def _terms(
     query: Float[Tensor, "rows heads length head_width"],
     key: Float[Tensor, "rows heads length head_width"],
     *,
-    biases: Float[Tensor, "heads distances"],
+    biases: Float[Tensor, "heads longest longest"],
 ) -> Float[Tensor, "1 heads length length"]:
     del key
-    return by_pair(biases, query.shape[2]).unsqueeze(0)
+    length = query.shape[2]
+    # A bias depends on the distance alone, so shorter rows read the first rows and columns.
+    return biases[:, :length, :length].unsqueeze(0)
 
 
 def _bucket(distance: int) -> int:

@@ -8,12 +8,13 @@ from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import TopK
 from nunatak_model import Row, TrunkCache, build_branch, embedding_branch, forward, run_trunk
+from nunatak_model.sentence_folder import POOLINGS
 
 TEXTS = ["where is my parcel?", "a", "no, not that one; the other one!"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("pooling", Pooling)
+@pytest.mark.parametrize("pooling", POOLINGS.values())
 def test_an_embedding_is_the_pooled_state_above_the_last_layer(
     family: Family, pooling: Pooling
 ) -> None:

@@ -108,7 +108,7 @@ def groups(request: pytest.FixtureRequest) -> PlanGroups:
 
 @pytest.mark.pairs
 @pytest.mark.parametrize("page_bytes", [1, 20_000, 2**28], ids=["lone", "some", "all"])
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "llama", "qwen3"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "llama", "qwen3", "gte"])
 def test_grouped_tasks_answer_as_each_by_itself(
     family: Family, page_bytes: int, groups: PlanGroups
 ) -> None:

@@ -136,13 +136,18 @@ def test_only_a_plain_backbone_is_quantized(prepare: Callable[[Backbone], Backbo
         quantize_backbone(prepare(tiny_backbone()))
 
 
+@pytest.mark.parametrize("form", ["int8", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_trunk_is_close_to_the_original(family: Family) -> None:
+def test_trunk_is_close_to_the_original(family: Family, form: str) -> None:
     plain = tiny_backbone(family=family)
+    is_int8 = form == "int8"
+    served = (
+        quantize_backbone(plain) if is_int8 else tiny_backbone(family=family, dtype=torch.bfloat16)
+    )
     (encoding,) = plain.tokenizer.encode(["some words to read"], max_length=32)
     exact = run_trunk(plain, [encoding], depth=4).hidden[encoding]
 
-    found = run_trunk(quantize_backbone(plain), [encoding], depth=4).hidden[encoding]
+    found = run_trunk(served, [encoding], depth=4).hidden[encoding].float()
 
     error = torch.linalg.vector_norm(found - exact) / torch.linalg.vector_norm(exact)
     assert 0 < error < 0.1
