@@ -172,7 +172,8 @@ def fit_task(
         finished = _divided(finished, calibration.temperature)
         logits = [row / calibration.temperature for row in logits]
         thresholds = {} if recipe.thresholds is None else best_thresholds(calibration.curves)
-    statistics = objective.statistics(data.dev, dev, _above(logits, data.labels, thresholds))
+    decided = _over_thresholds(logits, data.labels, thresholds)
+    statistics = objective.statistics(data.dev, dev, decided)
     metrics = tuple(dict.fromkeys((metric, *objective.reported)))
     return TrainedTask(
         spec=spec,
@@ -211,7 +212,7 @@ def _divided(parameters: Mapping[str, Tensor], temperature: float) -> dict[str, 
     }
 
 
-def _above(
+def _over_thresholds(
     logits: Sequence[Float[Tensor, "*vectors outputs"]],
     labels: Sequence[str],
     thresholds: Mapping[str, float],
@@ -413,7 +414,7 @@ def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> 
     objective = objective_of(trained.data, positive_label=recipe.positive_label)
     encoded = objective.encode(examples, backbone.tokenizer, max_length=recipe.max_length)
     logits = predict(branch_logits(backbone, trained.spec, trained.parameters), encoded.encodings)
-    decided = _above(logits, trained.data.labels, trained.thresholds)
+    decided = _over_thresholds(logits, trained.data.labels, trained.thresholds)
     statistics, metrics = objective.statistics(examples, encoded, decided), tuple(trained.scores)
     found: ReliabilityRecord | None = None
     if trained.calibration is not None:
@@ -438,12 +439,12 @@ def method_on(settings: RunSettings, config: BackboneConfig) -> Method:
         NunatakError: `invalid_method`, the method does not fit the backbone.
     """
     if settings.frozen is not None:
-        return _layers_above(settings.frozen, config)
+        return _above(settings.frozen, config)
     maths_of(settings.method).check(config)
     return settings.method
 
 
-def _layers_above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
+def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:
     """The method that tunes all layers above the lowest `num_frozen`; a head if there are none."""
     if num_frozen > config.num_layers:
         raise NunatakError(

@@ -4,6 +4,9 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -61,11 +64,12 @@ def test_the_fitted_temperature_is_the_planted_one(temperature: float, *, is_sin
 def test_no_other_temperature_has_a_smaller_loss(*, is_single: bool) -> None:
     judged = planted(2.0, is_single=is_single, count=300)
 
-    oracle = minimize_scalar(
-        lambda it: losses_of(judged, float(np.exp(it))), bounds=(-3, 3), method="bounded"
-    )
+    def loss(log_temperature: float) -> float:
+        return losses_of(judged, math.exp(log_temperature))
 
-    assert best_temperature(judged) == pytest.approx(float(np.exp(oracle.x)), rel=1e-3)
+    oracle: Any = minimize_scalar(loss, bounds=(-3, 3), method="bounded")
+
+    assert best_temperature(judged) == pytest.approx(math.exp(oracle.x), rel=1e-3)
     assert judged.loss(1.7) == pytest.approx(losses_of(judged, 1.7), rel=1e-12)
 
 
