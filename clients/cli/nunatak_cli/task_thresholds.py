@@ -99,9 +99,10 @@ def _table(manifest: "TaskManifest", chosen: Chosen) -> Table:
     from nunatak_contract.enums import ProblemType
 
     is_multi = manifest.head.problem_type is ProblemType.MULTI_LABEL
-    table = Table(box=None, header_style="bold")
-    table.add_column("label", style="cyan")
-    headings = ("threshold", "precision", "recall", "F1", "found", "right", "with label")
+    # Narrow enough for a terminal of 80 columns.
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("label", style="cyan", min_width=6, overflow="fold")
+    headings = ("threshold", "precision", "recall", "found", "right", "labelled")
     for heading in (*(["in use"] if is_multi else []), *headings):
         table.add_column(heading, justify="right", no_wrap=True)
     for curve, points in chosen:
@@ -112,19 +113,18 @@ def _table(manifest: "TaskManifest", chosen: Chosen) -> Table:
                 f"{point.threshold:g}",
                 _share_text(point.precision, point.precision_interval),
                 _share_text(point.recall, point.recall_interval),
-                f"{point.f1:.3f}",
                 str(point.num_found),
                 str(point.num_right),
                 str(point.num_expected),
             )
         if not points:
             reason = "not reached" if curve.num_expected else "no dev example"
-            table.add_row(*name, reason, *[""] * 5, str(curve.num_expected))
+            table.add_row(*name, reason, *[""] * 4, str(curve.num_expected))
     return table
 
 
 def _share_text(share: float, interval: tuple[float, float]) -> str:
-    return f"{share:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+    return f"{share:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
 
 
 def _remark(calibration: "CalibrationRecord", *, has_wish: bool) -> str:
