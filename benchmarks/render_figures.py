@@ -56,6 +56,11 @@ SECTIONS = (
         about="What is measured, and why one figure misses: [server.md](server.md).",
     ),
     Section(
+        prefix="cluster.",
+        title="Replicas",
+        about="What runs, and what the controls are: [server.md](server.md#replicas).",
+    ),
+    Section(
         prefix="report.",
         title="Whole servers compared with others",
         about="With plots: [the savings report](savings/report.md).",
