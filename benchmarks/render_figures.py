@@ -92,6 +92,11 @@ SECTIONS = (
         about="How the scores were made: [real-data.md](real-data.md).",
     ),
     Section(
+        prefix="calibration.",
+        title="Calibration",
+        about="Scores that one may set a threshold on: [calibration.md](calibration.md).",
+    ),
+    Section(
         prefix="registry.",
         title="The registry under torture",
         about="The campaigns: [registry.md](registry.md).",

@@ -11,7 +11,13 @@ from nunatak_artifact.loading import check_effect
 from nunatak_artifact.probing import record_probe
 from nunatak_artifact.records import head_record
 from nunatak_contract.enums import OnLong, ProblemType, RankingScore, Reads, TensorDtype
-from nunatak_contract.evidence import ConfusionRecord, DataRecord, MetricRecord, RecipeRecord
+from nunatak_contract.evidence import (
+    CalibrationRecord,
+    ConfusionRecord,
+    DataRecord,
+    MetricRecord,
+    RecipeRecord,
+)
 from nunatak_contract.manifest import BackboneRecord, BlobRecord, ParameterCounts, TaskDraft
 from nunatak_model import (
     Backbone,
@@ -35,6 +41,7 @@ class Provenance:
     metrics: tuple[MetricRecord, ...] = ()
     test_metrics: tuple[MetricRecord, ...] = ()
     confusion: ConfusionRecord | None = None
+    calibration: CalibrationRecord | None = None
     note: str = ""
 
 
@@ -110,6 +117,7 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
         metrics=provenance.metrics,
         test_metrics=provenance.test_metrics,
         confusion=provenance.confusion,
+        calibration=provenance.calibration,
         created_at=provenance.created_at,
         note=provenance.note,
     )

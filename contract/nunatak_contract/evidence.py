@@ -1,5 +1,8 @@
-"""The origin and the evidence of a version: data, recipe, scores and a parity probe."""
+"""The origin and the evidence of a version: data, recipe, scores, calibration, a parity probe."""
 
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Annotated
 
 from pydantic import Field, FiniteFloat, JsonValue, model_validator
@@ -10,6 +13,11 @@ from nunatak_contract.names import Digest
 from nunatak_contract.record import Record
 
 MAX_CONFUSION_CELLS = 100_000
+MAX_RELIABILITY_BINS = 15
+"""Bins of the expected calibration error, as in Guo et al. 2017."""
+CONFIDENCE = 0.95
+"""The confidence of all intervals."""
+NORMAL_QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 ProbeText = Annotated[str, Field(max_length=4096)]
 ProbeInput = ProbeText | tuple[ProbeText, ProbeText]
@@ -95,6 +103,158 @@ class ConfusionRecord(Record, frozen=True):
         return self
 
 
+class ReliabilityBin(Record, frozen=True):
+    """The scores of one range: their number, their mean, and the share of scores that were right.
+
+    A score of a task with one label for each text is the score of the predicted label. Of several
+    labels, each label of each text has a score, which is right if the label applies.
+    """
+
+    count: Annotated[int, Field(ge=1)]
+    score: Annotated[FiniteFloat, Field(ge=0, le=1)]
+    share_right: Annotated[FiniteFloat, Field(ge=0, le=1)]
+
+
+ReliabilityBins = Annotated[
+    tuple[ReliabilityBin, ...], Field(min_length=1, max_length=MAX_RELIABILITY_BINS)
+]
+
+
+class ReliabilityRecord(Record, frozen=True):
+    """The expected calibration error of a data set, before and after calibration.
+
+    Bins are in the order of their scores. Bins without scores are left out.
+    """
+
+    data_digest: Digest
+    num_examples: Annotated[int, Field(ge=1)]
+    error_before: Annotated[FiniteFloat, Field(ge=0, le=1)]
+    error_after: Annotated[FiniteFloat, Field(ge=0, le=1)]
+    bins_before: ReliabilityBins
+    bins_after: ReliabilityBins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatingPoint:
+    """What a threshold on the score of one label finds."""
+
+    threshold: float
+    """The label is found from this score up."""
+    num_found: int
+    num_right: int
+    """Examples that were found and have the label."""
+    num_expected: int
+    """Examples that have the label; at least 1."""
+
+    @property
+    def precision(self) -> float:
+        """The share of right ones among the found examples."""
+        return self.num_right / self.num_found
+
+    @property
+    def recall(self) -> float:
+        """The share of found ones among the examples with the label."""
+        return self.num_right / self.num_expected
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of precision and recall."""
+        return 2 * self.num_right / (self.num_found + self.num_expected)
+
+    @property
+    def precision_interval(self) -> tuple[float, float]:
+        """Wilson's interval of the precision."""
+        return wilson_bounds(self.precision, self.num_found)
+
+    @property
+    def recall_interval(self) -> tuple[float, float]:
+        """Wilson's interval of the recall."""
+        return wilson_bounds(self.recall, self.num_expected)
+
+
+Threshold = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class ThresholdCurve(Record, frozen=True):
+    """Precision and recall of one label over thresholds, as counts of dev examples.
+
+    A point is a threshold, the number of examples with at least this score, and the number of these
+    that have the label. Points are in the order of falling thresholds.
+    """
+
+    label: Label
+    num_expected: Annotated[int, Field(ge=0)]
+    points: tuple[tuple[Threshold, Count, Count], ...]
+
+    @property
+    def operating_points(self) -> tuple[OperatingPoint, ...]:
+        """The points by name; none if no example has the label."""
+        return tuple(
+            OperatingPoint(
+                threshold=threshold,
+                num_found=num_found,
+                num_right=num_right,
+                num_expected=self.num_expected,
+            )
+            for threshold, num_found, num_right in self.points
+        )
+
+    def best(self, *, precision: float = 0.0, recall: float = 0.0) -> OperatingPoint | None:
+        """Return the point with the largest F1 of those that reach a precision and a recall.
+
+        With a wanted precision alone, it is the point with the largest recall, and with a wanted
+        recall alone, the point with the largest precision. Among equal points, the largest
+        threshold wins. None if no point reaches both.
+        """
+        reached = [
+            point
+            for point in self.operating_points
+            if point.precision >= precision and point.recall >= recall
+        ]
+        if not reached:
+            return None
+        match precision > 0, recall > 0:
+            case True, False:
+                return max(reached, key=lambda point: point.recall)
+            case False, True:
+                return max(reached, key=lambda point: point.precision)
+            case _:
+                return max(reached, key=lambda point: point.f1)
+
+    @model_validator(mode="after")
+    def _points_count_examples(self) -> "ThresholdCurve":
+        for threshold, num_found, num_right in self.points:
+            if num_right > min(num_found, self.num_expected):
+                raise ValueError(
+                    f"threshold {threshold:g} of {self.label!r} finds {num_right} right examples "
+                    f"of {num_found}, of {self.num_expected} with the label"
+                )
+        thresholds = [point[0] for point in self.points]
+        if thresholds != sorted(set(thresholds), reverse=True):
+            raise ValueError(f"the thresholds of {self.label!r} must fall")
+        return self
+
+
+class CalibrationRecord(Record, frozen=True):
+    """How far the scores of a version can be trusted.
+
+    The output layer of the version contains the temperature: its weights and its bias were divided
+    by it.
+    """
+
+    temperature: Annotated[FiniteFloat, Field(gt=0)] = Field(
+        description="1: no other temperature lowered the loss of held-out dev examples"
+    )
+    dev: ReliabilityRecord = Field(
+        description="after: each example with the temperature of other examples"
+    )
+    test: ReliabilityRecord | None = None
+    curves: tuple[ThresholdCurve, ...] = Field(
+        description="of each label on the dev examples, with the scores of the version"
+    )
+
+
 class ProbeRecord(Record, frozen=True):
     """A few inputs with their expected logits. A server runs the probe before it serves a version.
 
@@ -117,3 +277,15 @@ class ProbeRecord(Record, frozen=True):
             if len({len(token) for token in row if isinstance(token, tuple)}) > 1:
                 raise ValueError("the tokens of a probe input must have equally many logits")
         return self
+
+
+def wilson_bounds(share: float, count: int) -> tuple[float, float]:
+    """Return the interval of a share of `count` independent units, one or more.
+
+    Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
+    """
+    square = NORMAL_QUANTILE**2 / count
+    middle = (share + square / 2) / (1 + square)
+    half = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
+    # Rounding must not move the interval's end past the share.
+    return min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from nunatak_contract.enums import HeadKind, OnLong, Reads, TensorDtype
+from nunatak_contract.enums import HeadKind, OnLong, ProblemType, Reads, TensorDtype
 from nunatak_contract.evidence import (
+    CalibrationRecord,
     ConfusionRecord,
     DataRecord,
     MetricRecord,
@@ -101,6 +102,11 @@ class TaskDraft(Record, frozen=True):
         exclude_if=lambda metrics: not metrics,
     )
     confusion: ConfusionRecord | None = None
+    calibration: CalibrationRecord | None = Field(
+        default=None,
+        # Added after version 1 of the schema: content without this field keeps its digest.
+        exclude_if=lambda calibration: calibration is None,
+    )
     created_at: datetime
     note: Note = ""
 
@@ -119,6 +125,20 @@ class TaskDraft(Record, frozen=True):
             named = {label for pair in self.confusion.counts for label in pair}
             if unknown := named.difference(self.head.labels):
                 raise ValueError(f"the confusion matrix names {min(unknown)!r}, which is no label")
+        return self
+
+    @model_validator(mode="after")
+    def _calibration_is_of_our_labels(self) -> "TaskDraft":
+        if self.calibration is None:
+            return self
+        if self.head.problem_type not in {ProblemType.SINGLE_LABEL, ProblemType.MULTI_LABEL}:
+            raise ValueError(
+                "only a task that classifies whole texts has a calibration, got one for "
+                f"{self.head.problem_type or self.head.kind}"
+            )
+        named = tuple(curve.label for curve in self.calibration.curves)
+        if named != self.head.labels:
+            raise ValueError("a calibration must have one curve for each label, in their order")
         return self
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import JsonValue
 
 from nunatak_contract.enums import HeadKind, IntervalMethod, OnLong, RankingScore, Reads
-from nunatak_contract.evidence import MetricRecord
+from nunatak_contract.evidence import MetricRecord, ReliabilityBin, ReliabilityRecord
 from nunatak_contract.heads import DEFAULT_THRESHOLD, HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.plain_text import visible, visible_lines
@@ -26,6 +26,8 @@ SHOWN_CONFUSED_LABELS = 12
 """Most labels of a matrix: pages and terminals have no room for more columns."""
 SHOWN_MISTAKES = 10
 SHOWN_LABELS = 100
+PICTURE_WIDTH = 40
+"""Characters of a share of 1 in the picture of reliability."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
 _LIST_OR_RULE = re.compile(r"^(\d*)([-+=.)])")
 """Matches the start of a list, a rule or the underline of a heading."""
@@ -67,6 +69,21 @@ def score_text(metric: MetricRecord) -> str:
     low, high = metric.interval
     method = metric.interval_method or IntervalMethod.BOOTSTRAP
     return f"{value} [{low:.4f}, {high:.4f}] ({method})"
+
+
+def calibration_text(manifest: TaskManifest) -> str | None:
+    """The temperature and the calibration errors; None for a version that is not calibrated."""
+    found = manifest.calibration
+    if found is None:
+        return None
+    parts = {"dev": found.dev, "test": found.test}
+    errors = ", ".join(
+        f"{part} {it.error_before:.3f} -> {it.error_after:.3f}"
+        for part, it in parts.items()
+        if it is not None
+    )
+    kept = " (unchanged: no other fits held-out dev examples)" if found.temperature == 1 else ""
+    return f"temperature {found.temperature:.3f}{kept}; expected calibration error {errors}"
 
 
 def own_parameters(manifest: TaskManifest) -> int:
@@ -199,6 +216,7 @@ def compare(left: TaskManifest, right: TaskManifest) -> tuple[Compared, ...]:
         *_merged("", _facts_of_both(left), _facts_of_both(right)),
         *_merged("metric", _values(left.metrics), _values(right.metrics)),
         *_merged("test metric", _values(left.test_metrics), _values(right.test_metrics)),
+        *_merged("calibration", _calibration_facts(left), _calibration_facts(right)),
         *(row for row in settings if row.differs),
     )
 
@@ -222,6 +240,13 @@ def _facts_of_both(manifest: TaskManifest) -> dict[str, JsonValue]:
 
 def _values(metrics: Iterable[MetricRecord]) -> dict[str, JsonValue]:
     return {metric.name: metric.value for metric in metrics}
+
+
+def _calibration_facts(manifest: TaskManifest) -> dict[str, JsonValue]:
+    found = manifest.calibration
+    if found is None:
+        return {}
+    return {"temperature": found.temperature, "dev error": found.dev.error_after}
 
 
 def _settings(manifest: TaskManifest) -> dict[str, JsonValue]:
@@ -249,6 +274,7 @@ def task_card(manifest: TaskManifest, *, source: str | None = None) -> str:
         _head(manifest),
         _scores(manifest),
         _confusion(manifest),
+        _calibration(manifest),
         _data(manifest),
         _recipe(manifest),
         _usage(manifest, source),
@@ -335,6 +361,61 @@ def _confusion(manifest: TaskManifest) -> Iterator[str]:
         yield from _table(("true", "predicted instead", "times"), found)
     else:
         yield "No mistakes."
+
+
+def _calibration(manifest: TaskManifest) -> Iterator[str]:
+    found = manifest.calibration
+    if found is None:
+        return
+    yield from ("## Calibration", "")
+    yield (
+        f"Temperature {found.temperature:.3f}, fitted to the dev examples and contained in the "
+        "output layer. The expected calibration error of dev examples after it is cross-fitted."
+    )
+    yield ""
+    parts = {"dev": found.dev, "test": found.test}
+    yield from _table(
+        ("examples", "number", "error before", "error after"),
+        (
+            (part, f"{it.num_examples:,}", f"{it.error_before:.4f}", f"{it.error_after:.4f}")
+            for part, it in parts.items()
+            if it is not None
+        ),
+    )
+    shown = found.test or found.dev
+    yield from ("", f"Scores of the {'dev' if found.test is None else 'test'} examples by range.")
+    yield "A bar is the share of right ones, and `|` is the mean score. They meet in good scores."
+    yield from ("", "```text", *_picture(shown), "```")
+    if len(found.curves) > SHOWN_CONFUSED_LABELS:
+        return
+    yield from ("", "The threshold with the largest F1 on the dev examples:", "")
+    best = [(curve.label, curve.best()) for curve in found.curves]
+    rows = (
+        (
+            _text(label),
+            f"{point.threshold:g}",
+            f"{point.precision:.3f}",
+            f"{point.recall:.3f}",
+            f"{point.f1:.3f}",
+            f"{point.num_expected:,}",
+        )
+        for label, point in best
+        if point is not None
+    )
+    yield from _table(("label", "threshold", "precision", "recall", "F1", "examples"), rows)
+
+
+def _picture(shown: ReliabilityRecord) -> Iterator[str]:
+    """The diagrams of reliability before and after, one line for each range of scores."""
+    for title, bins in (("before", shown.bins_before), ("after", shown.bins_after)):
+        yield f"{title:>6}  {'share right':<{PICTURE_WIDTH + 1}}  right   number"
+        yield from map(_bar, bins)
+
+
+def _bar(one: ReliabilityBin) -> str:
+    bar = list(("#" * round(one.share_right * PICTURE_WIDTH)).ljust(PICTURE_WIDTH + 1))
+    bar[round(one.score * PICTURE_WIDTH)] = "|"
+    return f"{one.score:6.3f}  {''.join(bar)}  {one.share_right:5.3f}  {one.count:7,}"
 
 
 def _data(manifest: TaskManifest) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -34,6 +35,26 @@ def toy_data(*, num_train: int = 64, num_dev: int = 16) -> TaskData:
         train=ExampleSet(examples=toy_examples(num_train, seed=1)),
         dev=ExampleSet(examples=toy_examples(num_dev, seed=2)),
         labels=tuple(sorted(ALPHABETS)),
+    )
+
+
+def noisy_data(*, num_train: int = 60, num_dev: int = 120, num_test: int = 200) -> TaskData:
+    """Return the toy task with every fifth label wrong, so that no scores can be right."""
+    data = toy_data(num_train=num_train, num_dev=num_dev + num_test)
+    dev = _noisy(data.dev.examples)
+    return replace(
+        data,
+        train=ExampleSet(examples=_noisy(data.train.examples)),
+        dev=ExampleSet(examples=dev[:num_dev]),
+        test=ExampleSet(examples=dev[num_dev:]),
+    )
+
+
+def _noisy(examples: Sequence[Example]) -> tuple[Example, ...]:
+    wrong = {"early": "late", "late": "early"}
+    return tuple(
+        replace(it, label=it.label if number % 5 else wrong[str(it.label)])
+        for number, it in enumerate(examples)
     )
 
 

@@ -1,15 +1,17 @@
 """Fitting: the parameters of one task are trained on a loaded backbone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from nunatak_contract.enums import HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.heads import TANH_BLOCK
+from nunatak_contract.evidence import CalibrationRecord, ReliabilityRecord
+from nunatak_contract.heads import DEFAULT_THRESHOLD, TANH_BLOCK
 from nunatak_contract.manifest import MIN_WINDOW_TOKENS
 from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import (
@@ -31,12 +33,19 @@ from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import Checkpoint
 from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
-from nunatak_training.objectives import Objective, objective_of
+from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
 from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.scoring import Interval, score_intervals
+from nunatak_training.scoring.calibration import (
+    MIN_EXAMPLES,
+    JudgedLogits,
+    best_thresholds,
+    calibrated,
+    reliability,
+)
 from nunatak_training.tapt import adapt
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
 
@@ -49,6 +58,8 @@ class Scores:
     """The scores, in the order of the scores on dev examples."""
     intervals: Mapping[Metric, Interval]
     """The intervals at 95 %; a score may have none (see `score_intervals`)."""
+    reliability: ReliabilityRecord | None = None
+    """The calibration error before and after the temperature, of a calibrated task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +86,10 @@ class TrainedTask:
     history: tuple[EpochResult, ...]
     test: Scores | None = None
     """Scores on the test examples of the data, if there are any."""
+    calibration: CalibrationRecord | None = None
+    """The temperature in the parameters, with its evidence; None unless the recipe calibrates."""
+    thresholds: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The scores from which labels apply, if the recipe fits them; other labels: 0.5."""
 
     def tested(self, backbone: Backbone) -> "TrainedTask":
         """Return the task with its scores on the test examples of its data, if there are any."""
@@ -145,7 +160,20 @@ def fit_task(
     )
     finished = objective.finished(fitted.parameters)
     logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
-    statistics = objective.statistics(data.dev, dev, logits)
+    calibration: CalibrationRecord | None = None
+    thresholds: Mapping[str, float] = {}
+    if recipe.calibrate:
+        calibration = calibrated(
+            _judged(data.kind, dev, logits),
+            data.labels,
+            data_digest=data.dev.digest,
+            seed=recipe.seed,
+        )
+        finished = _divided(finished, calibration.temperature)
+        logits = [row / calibration.temperature for row in logits]
+        thresholds = {} if recipe.thresholds is None else best_thresholds(calibration.curves)
+    decided = _over_thresholds(logits, data.labels, thresholds)
+    statistics = objective.statistics(data.dev, dev, decided)
     metrics = tuple(dict.fromkeys((metric, *objective.reported)))
     return TrainedTask(
         spec=spec,
@@ -159,7 +187,42 @@ def fit_task(
         best_epoch=fitted.best_epoch,
         num_epochs=fitted.num_epochs,
         history=fitted.history,
+        calibration=calibration,
+        thresholds=thresholds,
     )
+
+
+def _judged(
+    kind: TaskKind, encoded: EncodedSet, logits: Sequence[Float[Tensor, " labels"]]
+) -> JudgedLogits:
+    """The logits of whole texts with their true labels, in float64."""
+    found, targets = torch.stack(list(logits)), torch.stack(list(encoded.targets))
+    is_single = kind is TaskKind.SINGLE_LABEL
+    truth = functional.one_hot(targets, found.shape[1]) if is_single else targets
+    return JudgedLogits(
+        logits=found.double().cpu().numpy(), truth=truth.bool().numpy(), is_single=is_single
+    )
+
+
+def _divided(parameters: Mapping[str, Tensor], temperature: float) -> dict[str, Tensor]:
+    """The parameters of a head whose logits are divided by a temperature."""
+    return {
+        name: tensor / temperature if name in {OUTPUT_WEIGHT, OUTPUT_BIAS} else tensor
+        for name, tensor in parameters.items()
+    }
+
+
+def _over_thresholds(
+    logits: Sequence[Float[Tensor, "*vectors outputs"]],
+    labels: Sequence[str],
+    thresholds: Mapping[str, float],
+) -> Sequence[Float[Tensor, "*vectors outputs"]]:
+    """The logits above those of the thresholds, so that a label applies from 0 up."""
+    if not thresholds:
+        return logits
+    scores = [thresholds.get(label, DEFAULT_THRESHOLD) for label in labels]
+    needed = torch.tensor(scores, dtype=torch.float64).logit()
+    return [row.double().cpu() - needed for row in logits]
 
 
 def starting_parameters(
@@ -274,6 +337,7 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
             f"got {recipe.positive_label!r}"
         )
     _check_default_label(recipe, data)
+    _check_calibration(recipe, data)
     if not data.kind.head.reads_tokens:
         return
     if recipe.on_long not in {None, OnLong.WINDOWS}:
@@ -312,6 +376,26 @@ def _check_default_label(recipe: Recipe, data: TaskData) -> None:
         )
 
 
+def _check_calibration(recipe: Recipe, data: TaskData) -> None:
+    if recipe.thresholds is not None and data.kind is not TaskKind.MULTI_LABEL:
+        raise InvalidRecipeError(
+            f"thresholds {recipe.thresholds!r} needs a multi-label task, got {data.kind}; leave "
+            "thresholds out"
+        )
+    if not recipe.calibrate:
+        return
+    if data.kind not in {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL}:
+        raise InvalidRecipeError(
+            "calibrate needs a task that classifies whole texts (single-label or multi-label), "
+            f"got {data.kind}; leave calibrate out"
+        )
+    if len(data.dev) < MIN_EXAMPLES:
+        raise InvalidRecipeError(
+            f"calibrate needs at least {MIN_EXAMPLES} dev examples, got {len(data.dev)}; give more "
+            "dev examples, or leave calibrate out"
+        )
+
+
 def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
     if metric not in objective.metrics:
         raise InvalidRecipeError(
@@ -330,10 +414,21 @@ def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> 
     objective = objective_of(trained.data, positive_label=recipe.positive_label)
     encoded = objective.encode(examples, backbone.tokenizer, max_length=recipe.max_length)
     logits = predict(branch_logits(backbone, trained.spec, trained.parameters), encoded.encodings)
-    statistics, metrics = objective.statistics(examples, encoded, logits), tuple(trained.scores)
+    decided = _over_thresholds(logits, trained.data.labels, trained.thresholds)
+    statistics, metrics = objective.statistics(examples, encoded, decided), tuple(trained.scores)
+    found: ReliabilityRecord | None = None
+    if trained.calibration is not None:
+        # The parameters contain the temperature, so the logits before it are larger by this factor.
+        found = reliability(
+            _judged(trained.data.kind, encoded, logits),
+            before=1 / trained.calibration.temperature,
+            after=1.0,
+            data_digest=examples.digest,
+        )
     return Scores(
         values={metric: statistics.value(metric) for metric in metrics},
         intervals=score_intervals(statistics, metrics, seed=recipe.seed),
+        reliability=found,
     )
 
 

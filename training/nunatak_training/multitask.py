@@ -254,6 +254,7 @@ def _check(recipe: Recipe, tasks: Mapping[str, TaskData]) -> None:
         "regularizer": recipe.regularizer.name is not RegularizerName.NONE,
         "tapt": recipe.tapt is not None,
         "metric": recipe.metric is not None,
+        "calibrate": recipe.calibrate,
     }
     for name, is_set in unused.items():
         if is_set:

@@ -11,6 +11,7 @@ from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import (
     MAX_CONFUSION_CELLS,
+    CalibrationRecord,
     ConfusionCell,
     ConfusionRecord,
     DataRecord,
@@ -86,6 +87,7 @@ def draft_trained(
         labels=trained.data.labels,
         problem_type=trained.data.kind.problem_type,
         default_label=default_label_of(trained.data, recipe),
+        thresholds=trained.thresholds,
         reads=reads_of(trained.data),
         on_long=recipe.on_long,
         parameters=trained.parameters,
@@ -99,6 +101,7 @@ def draft_trained(
             metrics=metric_records(trained.scores, trained.intervals, trained.data.dev),
             test_metrics=_test_records(trained),
             confusion=_confusion_record(trained),
+            calibration=_calibration_record(trained),
             note=note,
         ),
     )
@@ -176,6 +179,13 @@ def metric_records(
             )
         )
     return tuple(records)
+
+
+def _calibration_record(trained: TrainedTask) -> CalibrationRecord | None:
+    """The calibration, with the error of the test examples if there are any."""
+    if trained.calibration is None or trained.test is None:
+        return trained.calibration
+    return trained.calibration.model_copy(update={"test": trained.test.reliability})
 
 
 def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:

@@ -254,6 +254,18 @@ class Recipe(BaseModel):
         # Left out if null, like `on_long`, because digests of older recipes must not change.
         exclude_if=lambda label: label is None,
     )
+    calibrate: bool = Field(
+        default=False,
+        description="fit a temperature to the dev examples, so that scores are probabilities",
+        # Left out if false, like `on_long`, because digests of older recipes must not change.
+        exclude_if=lambda is_on: not is_on,
+    )
+    thresholds: Literal["f1"] | None = Field(
+        default=None,
+        description="with calibrate, of several labels: the score from which a label applies; "
+        "f1: the largest F1 on the dev examples; null: 0.5",
+        exclude_if=lambda rule: rule is None,
+    )
     on_long: OnLong | None = Field(
         default=None,
         description="treatment of longer texts when served; null: the default of the kind of task",
@@ -271,6 +283,12 @@ class Recipe(BaseModel):
     def _f1_names_its_label(self) -> "Recipe":
         if (self.metric is Metric.F1) != (self.positive_label is not None):
             raise ValueError("metric 'f1' and positive_label need each other")
+        return self
+
+    @model_validator(mode="after")
+    def _thresholds_are_of_calibrated_scores(self) -> "Recipe":
+        if self.thresholds is not None and not self.calibrate:
+            raise ValueError(f"thresholds {self.thresholds!r} needs calibrate true")
         return self
 
     @model_validator(mode="after")

@@ -144,6 +144,14 @@ LearningRateOption = Annotated[
         "--learning-rate", metavar="X", help="Learning rate of the layers, or of the head alone."
     ),
 ]
+CalibrateOption = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate",
+        help="Make the scores probabilities, by a temperature that fits the dev examples (nunatak "
+        "task thresholds).",
+    ),
+]
 SeedOption = Annotated[
     str | None, typer.Option("--seed", metavar="N", help="The same seed gives the same weights.")
 ]

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from nunatak_cli.options import (
     BackboneOption,
+    CalibrateOption,
     CreateOption,
     JsonOption,
     NewAliasOption,
@@ -237,6 +238,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     create: CreateOption = False,
     promote: NewAliasOption = None,
     note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
+    calibrate: CalibrateOption = False,
     as_json: JsonOption = False,
     device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
     threads: Annotated[
@@ -260,7 +262,8 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     compute_with(threads or (recorded if isinstance(recorded, int) else None))
     error_console().print(f"best by dev score: {run_text(best.run)}; trained again")
     with publishing_registry(registry, create=create) as opened:
-        found = publish_best(best, opened, RunContext(device=device), task=task, note=note)
+        context = RunContext(device=device)
+        found = publish_best(best, opened, context, task=task, note=note, calibrate=calibrate)
         if promote is not None:
             opened.promote(task, promote, found.manifest.version)
     if as_json:

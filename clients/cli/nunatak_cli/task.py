@@ -29,6 +29,7 @@ from nunatak_cli.registries import existing_registry
 from nunatak_cli.task_exchange import export, import_, pull, push
 from nunatak_cli.task_rollout import canary, candidate_json, shadow
 from nunatak_cli.task_show import diff, labels_text, moment, score_of, show, versions
+from nunatak_cli.task_thresholds import thresholds
 from nunatak_cli.task_verify import prove_version, verify
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ EXAMPLES = {
     "show": "nunatak task show tone@prod",
     "versions": "nunatak task versions tone",
     "diff": "nunatak task diff tone/1 tone@prod",
+    "thresholds": "nunatak task thresholds tone@prod --label urgent --precision 0.95",
     "history": "nunatak task history tone --alias prod",
     "promote": "nunatak task promote tone 3 --alias prod --expect 2 --wait",
     "rollback": "nunatak task rollback tone --alias prod",
@@ -80,6 +82,7 @@ def task_app() -> typer.Typer:
         "show": show,
         "versions": versions,
         "diff": diff,
+        "thresholds": thresholds,
         "history": history,
         "promote": promote,
         "rollback": rollback,

@@ -152,6 +152,7 @@ def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
     """Return a panel of facts, followed by the confusion matrix or the worst mistakes."""
     from nunatak_registry.aliases import reads_text
     from nunatak_registry.cards import (
+        calibration_text,
         head_text,
         shared_text,
         stored_bytes,
@@ -173,6 +174,7 @@ def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
         ("longest input", f"{manifest.max_length} tokens"),
         ("metrics", _metrics(manifest.metrics)),
         *([("test metrics", _metrics(manifest.test_metrics))] if manifest.test_metrics else []),
+        *([] if (found := calibration_text(manifest)) is None else [("calibration", found)]),
         ("data", _data(manifest)),
         ("recipe", _recipe(manifest)),
         ("probe", f"{len(manifest.probe.inputs)} inputs, tolerance {manifest.probe.tolerance:g}"),

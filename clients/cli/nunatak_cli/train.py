@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 from nunatak_cli.options import (
     BackboneOption,
     CacheOption,
+    CalibrateOption,
     CreateOption,
     DelimiterOption,
     DeviceName,
@@ -175,6 +176,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     epochs: EpochsOption = None,
     patience: PatienceOption = None,
     learning_rate: LearningRateOption = None,
+    calibrate: CalibrateOption = False,
     seed: SeedOption = None,
     settings: SetOption = None,
 ) -> None:
@@ -193,6 +195,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         epochs=epochs,
         patience=patience,
         learning_rate=learning_rate,
+        calibrate="true" if calibrate else None,
         seed=seed,
     )
     with needs_extra("training"):

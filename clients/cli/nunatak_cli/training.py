@@ -17,6 +17,7 @@ from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import DEFAULT_BACKBONE, Backbone, compute_with, has_cuda, load_backbone
 from nunatak_registry import Registry
 from nunatak_registry.cards import (
+    calibration_text,
     long_examples_text,
     long_text,
     shared_text,
@@ -179,6 +180,8 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     if outcome.test is not None:
         for metric, value in outcome.test.values.items():
             table.add_row(f"test {metric}", _score_text(value, outcome.test.intervals.get(metric)))
+    if (calibration := calibration_text(manifest)) is not None:
+        table.add_row("calibration", calibration)
     if outcome.layer_choice is not None:
         table.add_row("layers chosen", _choice_text(outcome.layer_choice))
     table.add_row("method", manifest.method.text)
@@ -233,6 +236,9 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "test_metrics": None
         if outcome.test is None
         else {str(metric): value for metric, value in outcome.test.values.items()},
+        "calibration": None
+        if (found := outcome.manifest.calibration) is None
+        else found.model_dump(mode="json", include={"temperature", "dev", "test"}),
         "best_epoch": outcome.best_epoch,
         "planned_epochs": outcome.num_epochs,
         "epochs": [

@@ -40,6 +40,9 @@ from nunatak_training.run_settings import all_settings
         ),
         (("--patience", "0"), "patience: Input should be greater than or equal to 1"),
         (("--patience", "2", "--set", "patience=2"), "--patience and --set patience"),
+        (("--calibrate", "--set", "calibrate=true"), "--calibrate and --set calibrate"),
+        (("--set", "thresholds=f1"), "thresholds 'f1' needs calibrate true"),
+        (("--calibrate", "--set", "thresholds=f2"), "thresholds: Input should be 'f1'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_read(

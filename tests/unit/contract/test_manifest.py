@@ -99,6 +99,45 @@ def test_malformed_confusion_matrix_is_refused(cells: list[tuple[str, str, int]]
         )
 
 
+CURVES = [{"label": label, "num_expected": 1, "points": [[0.5, 2, 1]]} for label in ("no", "yes")]
+
+
+@pytest.mark.parametrize(
+    ("curves", "changes", "problem"),
+    [
+        pytest.param(CURVES[:1], {}, "one curve for each label", id="label-missing"),
+        pytest.param(CURVES[::-1], {}, "in their order", id="other-order"),
+        pytest.param(
+            [{**CURVES[0], "points": [[0.5, 2, 2]]}, CURVES[1]], {}, "finds 2 right", id="counts"
+        ),
+        pytest.param(
+            [{**CURVES[0], "points": [[0.5, 2, 1], [0.6, 2, 1]]}, CURVES[1]],
+            {},
+            "must fall",
+            id="rising",
+        ),
+        pytest.param(
+            CURVES[:1],
+            {"problem_type": "regression", "labels": ["no"]},
+            "classifies whole texts",
+            id="regression",
+        ),
+    ],
+)
+def test_malformed_calibration_is_refused(
+    curves: list[dict[str, object]], changes: dict[str, object], problem: str
+) -> None:
+    draft, _ = make_draft()
+    bins = [{"count": 4, "score": 0.5, "share_right": 0.5}]
+    dev = {"data_digest": "d" * 64, "num_examples": 4, "error_before": 0, "error_after": 0}
+    dev |= {"bins_before": bins, "bins_after": bins}
+    calibration = {"temperature": 2.0, "dev": dev, "curves": curves}
+    fields = {**draft.model_dump(), "calibration": calibration}
+
+    with pytest.raises(ValidationError, match=problem):
+        TaskDraft.model_validate({**fields, "head": {**draft.head.model_dump(), **changes}})
+
+
 @pytest.mark.parametrize("other", [make_draft(task="other"), make_draft(seed=1)])
 def test_content_digest_distinguishes_different_content(
     other: tuple[TaskDraft, dict[str, bytes]],

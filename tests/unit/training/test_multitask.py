@@ -146,6 +146,7 @@ def test_kept_epoch_has_the_highest_mean_score(fitted: FittedEncoder) -> None:
         (recipe_of(regularizer={"name": "graddrop"}), "no regularizer"),
         (recipe_of(tapt={"epochs": 1}), "no tapt"),
         (recipe_of(metric="accuracy"), "no metric"),
+        (recipe_of(calibrate=True), "no calibrate"),
     ],
 )
 def test_recipe_that_has_no_meaning_here_is_refused(

@@ -5,9 +5,16 @@ from nunatak_training.kinds import TaskKind
 from nunatak_training.objectives.answering import Answering
 from nunatak_training.objectives.base import Objective
 from nunatak_training.objectives.tagging import Tagging
-from nunatak_training.objectives.texts import MultiLabel, Ranking, Regression, SingleLabel
+from nunatak_training.objectives.texts import (
+    OUTPUT_BIAS,
+    OUTPUT_WEIGHT,
+    MultiLabel,
+    Ranking,
+    Regression,
+    SingleLabel,
+)
 
-__all__ = ["Objective", "objective_of"]
+__all__ = ["OUTPUT_BIAS", "OUTPUT_WEIGHT", "Objective", "objective_of"]
 
 
 def objective_of(data: TaskData, *, positive_label: str | None = None) -> Objective:

@@ -34,7 +34,8 @@ from nunatak_training.scoring.counts import (
 )
 from nunatak_training.scoring.values import Values, ndcg, pearson, reciprocal_rank, spearman
 
-WEIGHT, BIAS = "head.output.weight", "head.output.bias"
+OUTPUT_WEIGHT, OUTPUT_BIAS = "head.output.weight", "head.output.bias"
+"""The parameters of a head's last layer."""
 
 
 class SingleLabel(ServedAsTrained):
@@ -185,8 +186,8 @@ class Regression:
         """Return parameters whose last layer includes scale and mean."""
         return {
             **parameters,
-            WEIGHT: parameters[WEIGHT] * self._deviation,
-            BIAS: parameters[BIAS] * self._deviation + self._mean,
+            OUTPUT_WEIGHT: parameters[OUTPUT_WEIGHT] * self._deviation,
+            OUTPUT_BIAS: parameters[OUTPUT_BIAS] * self._deviation + self._mean,
         }
 
 

@@ -3,7 +3,7 @@
 The scores are the scores of training, computed from answers and not from logits. So the same scores
 hold for a version in this process and for a version on a server.
 
-Axes: units, bins.
+Axes: units.
 """
 
 from collections import defaultdict
@@ -13,10 +13,10 @@ from itertools import chain
 from typing import cast
 
 import numpy as np
-from jaxtyping import Float
 
 from nunatak_training.data.examples import Answers, ExampleSet, LabelSet, Relevance, TaggedWords
 from nunatak_training.kinds import Metric, TaskKind
+from nunatak_training.scoring.calibration import calibration_error
 from nunatak_training.scoring.counts import (
     LabelCounts,
     accuracy,
@@ -38,9 +38,6 @@ from nunatak_training.scoring.statistics import (
     wilson_interval,
 )
 from nunatak_training.scoring.values import ndcg, pearson, reciprocal_rank, spearman
-
-NUM_BINS = 15
-"""Bins of the calibration error, as in Guo et al. 2017."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,19 +107,6 @@ def evaluation_of(
             return _answers(examples.labels(Answers), said)
         case TaskKind.RANKING:
             return _ranking(examples.labels(Relevance), said)
-
-
-def calibration_error(
-    confidences: Float[np.ndarray, " units"], outcomes: Float[np.ndarray, " units"]
-) -> float:
-    """Return the expected calibration error of probabilities (Guo et al. 2017, eq. 3).
-
-    The mean over all units of the difference between confidence and share of right outcomes in the
-    unit's bin. All bins are equally wide; an upper bound belongs to its bin.
-    """
-    bins = np.clip(np.ceil(confidences * NUM_BINS) - 1, 0, NUM_BINS - 1).astype(int)
-    gaps = np.bincount(bins, weights=confidences - outcomes, minlength=NUM_BINS)
-    return float(np.abs(gaps).sum() / len(confidences))
 
 
 def _single_label(

@@ -8,22 +8,19 @@ than an epoch, so scikit-learn is too slow here; its functions are the oracle of
 Axes: units.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float
 
 from nunatak_contract.enums import IntervalMethod
+from nunatak_contract.evidence import CONFIDENCE, wilson_bounds
 from nunatak_training.kinds import Metric
 
 Weights = Float[np.ndarray, " units"]
 NUM_RESAMPLES = 1000
-CONFIDENCE = 0.95
-NORMAL_QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 class Statistic(Protocol):
@@ -86,15 +83,8 @@ def score_intervals(
 
 
 def wilson_interval(share: float, count: int) -> Interval:
-    """Return the interval of a share of `count` independent units.
-
-    Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
-    """
-    square = NORMAL_QUANTILE**2 / count
-    middle = (share + square / 2) / (1 + square)
-    half = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
-    # Rounding must not move the interval's end past the share.
-    low, high = min(share, max(0.0, middle - half)), max(share, min(1.0, middle + half))
+    """Return Wilson's interval of a share of `count` independent units."""
+    low, high = wilson_bounds(share, count)
     return Interval(low=low, high=high, method=IntervalMethod.WILSON)
 
 

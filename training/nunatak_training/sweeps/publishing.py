@@ -13,6 +13,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import check_task_name
 from nunatak_registry import Registry
 from nunatak_training.publishing import check_publishable, publish
+from nunatak_training.recipes import changed_recipe
 from nunatak_training.sweeps.planning import Run, describe
 from nunatak_training.sweeps.results import Finished, RunRecord
 from nunatak_training.sweeps.running import RunContext
@@ -71,8 +72,11 @@ def publish_best(
     *,
     task: str,
     note: str = "",
+    calibrate: bool = False,
 ) -> PublishedBest:
     """Train a run of a sweep again, and publish it as the next version of a task.
+
+    With `calibrate`, the scores of the version are calibrated, also if the sweep's were not.
 
     Raises:
         NunatakError: `invalid_sweep`, the result names no places, or the examples or the backbone
@@ -91,6 +95,9 @@ def publish_best(
             f"the examples in {run.origin.source.data} or the backbone {run.origin.backbone} have "
             "changed since the sweep; run the sweep again"
         )
+    if calibrate:
+        recipe = changed_recipe(recipe, {"calibrate": True})
+        run = replace(run, description=run.description.model_copy(update={"recipe": recipe}))
     check_publishable(cut.data, recipe, backbone, note=note)
     trained = context.fit(run)
     if cut.test is not None:

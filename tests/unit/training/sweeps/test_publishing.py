@@ -89,6 +89,19 @@ def test_a_result_can_be_repeated_from_any_folder(
         assert publish_best(read, registry, RunContext(), task="tone").manifest.version == 1
 
 
+def test_the_published_run_is_calibrated_if_asked(tmp_path: Path) -> None:
+    folder = toy_folder(tmp_path, num_dev=60)
+    (best,) = OneByOne(RunContext())(toy_runs(folder))
+
+    with Registry.open(tmp_path / "registry") as registry:
+        found = publish_best(best, registry, RunContext(), task="tone", calibrate=True)
+
+    assert found.manifest.calibration is not None
+    assert found.manifest.recipe is not None
+    assert found.manifest.recipe.settings["calibrate"] is True
+    assert found.score == found.sweep_score
+
+
 def test_changed_examples_publish_nothing(tmp_path: Path) -> None:
     folder = toy_folder(tmp_path)
     (best,) = OneByOne(RunContext())(toy_runs(folder))

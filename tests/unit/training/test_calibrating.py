@@ -1,0 +1,204 @@
+"""Laws of training with `calibrate`."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from doubles.backbones import tiny_backbone
+from doubles.examples import noisy_data, toy_rows, write_jsonl
+from nunatak_contract.methods import TopK
+from nunatak_model import Backbone
+from nunatak_training.data import ExampleSet, LabelSet, TaskData, load_task_data
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import TrainedTask, branch_logits, evaluate, fit_task
+from nunatak_training.kinds import Metric, TaskKind
+from nunatak_training.publishing import draft_trained
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.scoring.calibration import MIN_EXAMPLES, calibration_error
+
+METHOD = TopK(num_layers=1)
+HEAD = {"head.output.weight", "head.output.bias"}
+
+
+def recipe_of(**changes: JsonValue) -> Recipe:
+    quick: dict[str, JsonValue] = {"epochs": 8, "batch_size": 8, "max_length": 32}
+    return default_recipe(METHOD, changes={**quick, **changes})
+
+
+def multi_label(folder: Path, *, kind: TaskKind = TaskKind.MULTI_LABEL) -> TaskData:
+    folder.mkdir(exist_ok=True)
+    for seed, part in enumerate(("train", "dev", "test")):
+        write_jsonl(folder / f"{part}.jsonl", toy_rows(kind, 120, seed=seed))
+    return load_task_data(folder, kind=kind)
+
+
+@pytest.fixture(scope="module", name="backbone")
+def make_backbone() -> Backbone:
+    return tiny_backbone(num_layers=2)
+
+
+@pytest.fixture(scope="module", name="pair")
+def train_both(backbone: Backbone) -> tuple[TrainedTask, TrainedTask]:
+    """One task without and one with calibration."""
+    plain, calibrated = (
+        fit_task(noisy_data(), recipe_of(calibrate=it), backbone, report=SilentReport())
+        for it in (False, True)
+    )
+    return plain.tested(backbone), calibrated.tested(backbone)
+
+
+def logits_of(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> Tensor:
+    inputs = [it.model_input for it in examples.examples]
+    encodings = backbone.tokenizer.encode(inputs, max_length=trained.recipe.max_length)
+    with torch.inference_mode():
+        logits = branch_logits(backbone, trained.spec, trained.parameters)
+        return torch.stack(logits(encodings, dropout=0.0))
+
+
+def test_only_the_output_layer_contains_the_temperature(
+    pair: tuple[TrainedTask, TrainedTask],
+) -> None:
+    plain, calibrated = pair
+
+    assert calibrated.calibration is not None
+    temperature = calibrated.calibration.temperature
+    assert abs(temperature - 1) > 0.05
+    for name, tensor in plain.parameters.items():
+        expected = tensor / temperature if name in HEAD else tensor
+        assert torch.equal(calibrated.parameters[name], expected)
+
+
+def test_every_answer_and_every_score_of_answers_stays(
+    pair: tuple[TrainedTask, TrainedTask], backbone: Backbone
+) -> None:
+    plain, calibrated = pair
+    examples = noisy_data().test
+    assert examples is not None
+
+    before, after = (logits_of(it, examples, backbone) for it in pair)
+
+    assert torch.equal(before.argmax(dim=1), after.argmax(dim=1))
+    assert plain.scores == calibrated.scores
+    assert plain.intervals == calibrated.intervals
+    assert plain.test is not None
+    assert calibrated.test is not None
+    assert plain.test.values == calibrated.test.values
+    assert plain.calibration is plain.test.reliability is None
+
+
+def test_the_error_of_test_examples_is_that_of_the_published_parameters(
+    pair: tuple[TrainedTask, TrainedTask], backbone: Backbone
+) -> None:
+    data = noisy_data()
+    assert data.test is not None
+    assert pair[1].test is not None
+    recorded = pair[1].test.reliability
+    assert recorded is not None
+
+    for trained, error in zip(pair, (recorded.error_before, recorded.error_after), strict=True):
+        scores, predicted = logits_of(trained, data.test, backbone).double().softmax(1).max(1)
+        right = [
+            data.labels[int(number)] == label
+            for number, label in zip(predicted, data.test.labels(str), strict=True)
+        ]
+        expected = calibration_error(scores.numpy(), torch.tensor(right).double().numpy())
+        assert error == pytest.approx(expected, abs=1e-6)
+    assert recorded.data_digest == data.test.digest
+
+
+def test_the_manifest_records_the_temperature_with_its_evidence(
+    pair: tuple[TrainedTask, TrainedTask], backbone: Backbone
+) -> None:
+    plain, calibrated = (
+        draft_trained(it, backbone, task="tone", created_at=datetime(2026, 1, 1, tzinfo=UTC))
+        for it in pair
+    )
+
+    record = calibrated.manifest.calibration
+    assert record is not None
+    assert pair[1].calibration is not None
+    assert record.temperature == pair[1].calibration.temperature
+    assert record.dev == pair[1].calibration.dev
+    assert record.test == (pair[1].test and pair[1].test.reliability)
+    assert [curve.label for curve in record.curves] == ["early", "late"]
+    assert "calibration" not in plain.manifest.model_dump_json()
+    assert "calibrate" not in plain.manifest.model_dump_json()
+
+
+def test_fitted_thresholds_give_the_recorded_scores(tmp_path: Path, backbone: Backbone) -> None:
+    data = multi_label(tmp_path / "toy")
+    half, fitted = (
+        fit_task(
+            data,
+            recipe_of(calibrate=True, epochs=2, thresholds=it),
+            backbone,
+            report=SilentReport(),
+        )
+        for it in (None, "f1")
+    )
+
+    assert not half.thresholds
+    assert set(fitted.thresholds) == set(data.labels)
+    assert data.test is not None
+    for examples, scores in (
+        (data.dev, fitted.scores),
+        (data.test, evaluate(fitted, data.test, backbone).values),
+    ):
+        needed = torch.tensor([fitted.thresholds[label] for label in data.labels])
+        found = logits_of(fitted, examples, backbone).sigmoid() >= needed
+        predicted = [
+            {label for label, applies in zip(data.labels, row, strict=True) if applies}
+            for row in found
+        ]
+        expected = [set(label.names) for label in examples.labels(LabelSet)]
+        right = sum(own == other for own, other in zip(predicted, expected, strict=True))
+        assert scores[Metric.ACCURACY] == right / len(expected)
+    assert fitted.scores[Metric.F1_MACRO] >= half.scores[Metric.F1_MACRO]
+    draft = draft_trained(
+        fitted, backbone, task="tone", created_at=datetime(2026, 1, 1, tzinfo=UTC)
+    )
+    assert draft.manifest.head.thresholds == fitted.thresholds
+
+
+@pytest.mark.parametrize(
+    "kind", [TaskKind.REGRESSION, TaskKind.TOKEN_CLASSIFICATION, TaskKind.RANKING]
+)
+def test_a_task_without_scores_of_labels_cannot_be_calibrated(
+    tmp_path: Path, kind: TaskKind, backbone: Backbone
+) -> None:
+    data = multi_label(tmp_path / "toy", kind=kind)
+
+    with pytest.raises(InvalidRecipeError, match=f"single-label or multi-label.*got {kind}"):
+        fit_task(data, recipe_of(calibrate=True), backbone, report=SilentReport())
+
+
+def test_few_dev_examples_cannot_calibrate(backbone: Backbone) -> None:
+    few = MIN_EXAMPLES - 1
+
+    with pytest.raises(InvalidRecipeError, match=f"at least 50 dev examples, got {few}"):
+        fit_task(
+            noisy_data(num_dev=few), recipe_of(calibrate=True), backbone, report=SilentReport()
+        )
+
+
+def test_thresholds_need_calibrated_scores_of_several_labels(backbone: Backbone) -> None:
+    with pytest.raises(InvalidRecipeError, match="thresholds 'f1' needs calibrate true"):
+        recipe_of(thresholds="f1")
+    with pytest.raises(InvalidRecipeError, match="needs a multi-label task, got single-label"):
+        fit_task(
+            noisy_data(),
+            recipe_of(calibrate=True, thresholds="f1"),
+            backbone,
+            report=SilentReport(),
+        )
+
+
+def test_a_recipe_without_calibration_keeps_its_digest() -> None:
+    assert recipe_of().digest == recipe_of(calibrate=False, thresholds=None).digest
+    assert "calibrate" not in recipe_of().settings()
+    assert recipe_of(calibrate="true").digest != recipe_of().digest
