@@ -1,0 +1,122 @@
+"""Laws of the scorer: the server's answers, from batches that depend on the chunk alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from doubles.corpora import make_place
+from nunatak_artifact import load_task
+from nunatak_contract.enums import OnLong
+from nunatak_contract.inputs import Input, Query, Question
+from nunatak_model import Backbone, load_backbone
+from nunatak_registry import Registry
+from nunatak_server.local import LocalPredictor
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
+from nunatak_server.scoring import Scorer
+
+LONG = "the third parcel is late. " * 20
+INPUTS: dict[tuple[str, ...], tuple[Input, ...]] = {
+    ("tone", "topics", "stars", "names"): ("hello", LONG, "thank you", "hello", "x y z"),
+    ("tone", "topics"): (("a question", "an answer"), ("a question", LONG), "one"),
+    ("facts",): (Question(question="where?", context=LONG), Question(question="x", context="y")),
+    ("search",): (Query(query="how high?", documents=("8,849 m", LONG, "far")),),
+}
+
+
+@pytest.fixture(name="place", scope="module")
+def make_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture(name="backbone", scope="module")
+def load(place: Path) -> Backbone:
+    return load_backbone(place / "backbone")
+
+
+def scorer(
+    place: Path,
+    backbone: Backbone,
+    *names: str,
+    options: PredictionOptions = DEFAULT_OPTIONS,
+    batch_tokens: int | None = None,
+) -> Scorer:
+    with Registry.open(place / "registry") as registry:
+        manifests = {name: registry.resolve(name) for name in names}
+        tasks = {
+            name: load_task(it, registry.read_blob(it), backbone) for name, it in manifests.items()
+        }
+    return Scorer(
+        backbone, tasks, options=options, max_text_chars=32_768, batch_tokens=batch_tokens
+    )
+
+
+@pytest.mark.parametrize("names", INPUTS)
+def test_the_answers_of_a_chunk_are_the_answers_of_a_server(
+    place: Path, backbone: Backbone, names: tuple[str, ...]
+) -> None:
+    inputs = INPUTS[names]
+    with Registry.open(place / "registry") as registry, LocalPredictor(registry, backbone) as local:
+        expected = local.predict(inputs, names).results
+
+    for batch_tokens in (1, 200, 100_000):
+        asked = scorer(place, backbone, *names, batch_tokens=batch_tokens)
+        scored = asked.score(asked.read(inputs))
+
+        assert scored.positions == tuple(range(len(inputs)))
+        assert [it.extents for it in scored.answers] == [it.extents for it in expected]
+        for mine, theirs in zip(scored.answers, expected, strict=True):
+            assert str(mine.predicted)[:30] == str(theirs.predicted)[:30]
+            for one, other in zip(mine.outputs, theirs.outputs, strict=True):
+                for item, same in zip(one, other, strict=True):
+                    assert item == pytest.approx(same, abs=1e-5)
+
+
+def test_a_chunk_that_is_scored_again_gives_the_same_numbers(
+    place: Path, backbone: Backbone
+) -> None:
+    names = ("tone", "topics", "stars", "names")
+    first, second = scorer(place, backbone, *names), scorer(place, backbone, *names)
+    inputs = [f"parcel {number} " * (1 + number % 7) for number in range(200)]
+
+    assert first.score(first.read(inputs)) == second.score(second.read(inputs))
+
+
+def test_refused_inputs_take_nothing_from_the_others(place: Path, backbone: Backbone) -> None:
+    options = PredictionOptions(on_long=OnLong.REFUSE)
+    asked = scorer(place, backbone, "tone", "names", options=options)
+    pair = ("a question", "an answer")
+    inputs = ["hello", LONG, "nul \0", pair, "x" * 40_000, "thank you"]
+
+    scored = asked.score(asked.read(inputs))
+
+    found = {at: (it.reference, it.error.code) for at, it in scored.refusals.items()}
+    assert found == {
+        1: ("tone", "too_many_tokens"),
+        2: (None, "invalid_text"),
+        3: ("names", "wrong_input_kind"),
+        4: (None, "text_too_long"),
+    }
+    assert scored.positions == (0, 5)
+    alone = asked.score(asked.read(["thank you"]))
+    assert [it.outputs[1] for it in scored.answers] == [it.outputs[0] for it in alone.answers]
+
+
+def test_an_input_whose_outputs_are_not_finite_is_refused(place: Path, backbone: Backbone) -> None:
+    (poisoned,) = backbone.tokenizer.encode(["poison"], max_length=48)
+    asked = scorer(place, backbone, "tone", "stars")
+    compute = asked.compute
+
+    def poison(rows: list[object], **options: object) -> list[list[float]]:
+        found = compute(rows, **options)
+        return [
+            [float("nan")] if row.encoding == poisoned else values
+            for row, values in zip(rows, found, strict=True)
+        ]
+
+    asked.compute = poison
+    scored = asked.score(asked.read(["hello", "poison", "bye"]))
+
+    assert scored.positions == (0, 2)
+    assert scored.refusals[1].error.code == "task_unhealthy"
