@@ -22,6 +22,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Encoding, Row
 from nunatak_registry import Registry
 from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.engine.outcomes import Compute
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.inputs import find_misfit, texts_to_read
 from nunatak_server.outputs.outputs import (
@@ -100,6 +101,7 @@ class Scorer:
         options: PredictionOptions,
         max_text_chars: int,
         batch_tokens: int | None = None,
+        compute: Compute | None = None,
     ) -> None:
         """`tasks` are the versions by the references that name them in answers."""
         self._backbone = backbone
@@ -110,7 +112,7 @@ class Scorer:
         self._readings = {
             name: reading_of(task.manifest, options) for name, task in self._tasks.items()
         }
-        self._compute = BatchCompute(backbone)
+        self._compute = compute or BatchCompute(backbone)
 
     @property
     def numerics(self) -> str:

@@ -1,17 +1,20 @@
 """Laws of the scorer: the server's answers, from batches that depend on the chunk alone."""
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from doubles.corpora import make_place
+from doubles.tasks import MAX_LENGTH
 from nunatak_artifact import load_task
-from nunatak_contract.enums import OnLong
+from nunatak_contract.enums import OnLong, ProblemType
 from nunatak_contract.inputs import Input, Query, Question
-from nunatak_model import Backbone, load_backbone
+from nunatak_model import Backbone, BetweenLayers, Row, load_backbone
 from nunatak_registry import Registry
+from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.engine.outcomes import Compute
 from nunatak_server.local import LocalPredictor
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
 from nunatak_server.scoring import Scorer
@@ -41,6 +44,7 @@ def scorer(
     *names: str,
     options: PredictionOptions = DEFAULT_OPTIONS,
     batch_tokens: int | None = None,
+    compute: Compute | None = None,
 ) -> Scorer:
     with Registry.open(place / "registry") as registry:
         manifests = {name: registry.resolve(name) for name in names}
@@ -48,7 +52,12 @@ def scorer(
             name: load_task(it, registry.read_blob(it), backbone) for name, it in manifests.items()
         }
     return Scorer(
-        backbone, tasks, options=options, max_text_chars=32_768, batch_tokens=batch_tokens
+        backbone,
+        tasks,
+        options=options,
+        max_text_chars=32_768,
+        batch_tokens=batch_tokens,
+        compute=compute,
     )
 
 
@@ -67,7 +76,10 @@ def test_the_answers_of_a_chunk_are_the_answers_of_a_server(
         assert scored.positions == tuple(range(len(inputs)))
         assert [it.extents for it in scored.answers] == [it.extents for it in expected]
         for mine, theirs in zip(scored.answers, expected, strict=True):
-            assert str(mine.predicted)[:30] == str(theirs.predicted)[:30]
+            if mine.problem_type is ProblemType.REGRESSION:
+                assert mine.predicted == pytest.approx(theirs.predicted, abs=1e-5)
+            else:
+                assert mine.predicted == theirs.predicted
             for one, other in zip(mine.outputs, theirs.outputs, strict=True):
                 for item, same in zip(one, other, strict=True):
                     assert item == pytest.approx(same, abs=1e-5)
@@ -99,24 +111,36 @@ def test_refused_inputs_take_nothing_from_the_others(place: Path, backbone: Back
         4: (None, "text_too_long"),
     }
     assert scored.positions == (0, 5)
-    alone = asked.score(asked.read(["thank you"]))
-    assert [it.outputs[1] for it in scored.answers] == [it.outputs[0] for it in alone.answers]
+    alone = asked.score(asked.read(["hello", "thank you"]))
+    assert scored.answers == alone.answers
+
+
+class Poisoned:
+    """Computes like the engine, but not a number for one text."""
+
+    stops_between_layers = False
+
+    def __init__(self, backbone: Backbone, text: str) -> None:
+        self._compute = BatchCompute(backbone)
+        (self._poisoned,) = backbone.tokenizer.encode([text], max_length=MAX_LENGTH)
+
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]:
+        return [
+            [math.nan for _ in values] if row.encoding == self._poisoned else values
+            for row, values in zip(rows, self._compute(rows), strict=True)
+        ]
 
 
 def test_an_input_whose_outputs_are_not_finite_is_refused(place: Path, backbone: Backbone) -> None:
-    (poisoned,) = backbone.tokenizer.encode(["poison"], max_length=48)
-    asked = scorer(place, backbone, "tone", "stars")
-    compute = asked.compute
+    sick = scorer(place, backbone, "tone", "stars", compute=Poisoned(backbone, "poison"))
+    well = scorer(place, backbone, "tone", "stars")
 
-    def poison(rows: list[object], **options: object) -> list[list[float]]:
-        found = compute(rows, **options)
-        return [
-            [float("nan")] if row.encoding == poisoned else values
-            for row, values in zip(rows, found, strict=True)
-        ]
-
-    asked.compute = poison
-    scored = asked.score(asked.read(["hello", "poison", "bye"]))
+    scored = sick.score(sick.read(["hello", "poison", "bye"]))
 
     assert scored.positions == (0, 2)
     assert scored.refusals[1].error.code == "task_unhealthy"
+    expected = well.score(well.read(["hello", "poison", "bye"]))
+    for mine, theirs in zip(scored.answers, expected.answers, strict=True):
+        assert mine.outputs == (theirs.outputs[0], theirs.outputs[2])
