@@ -1,4 +1,4 @@
-"""`nunatak predict-file`: score a corpus with many tasks, in this process or on a Ray cluster."""
+"""`nunatak predict-file`: score a corpus with many tasks, in parts that a kill cannot lose."""
 
 # ruff: noqa: PLC0415 - the command imports the server when it runs, not for --help
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -32,13 +31,6 @@ from nunatak_contract.errors import needs_extra
 
 SOME_REJECTED = 3
 """Exit status of a complete run with rejected rows."""
-
-
-class Place(StrEnum):
-    """The values of `--on`."""
-
-    HERE = "here"
-    RAY = "ray"
 
 
 def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -86,10 +78,6 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
             "the row. Absent: the task version decides."
         ),
     ] = None,
-    on: Annotated[
-        Place,
-        typer.Option(help="Where to compute: in this process, or on the nodes of a Ray cluster."),
-    ] = Place.HERE,
     registry: RegistryOption = None,
     backbone: BackboneOption = None,
     as_json: JsonOption = False,
@@ -112,7 +100,6 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         has_all_scores=scores,
         aggregation=aggregation,
         on_long=on_long,
-        is_on_ray=on is Place.RAY,
     )
     given = {"registry": registry, "backbone": backbone}
     settings = configure({name: it for name, it in given.items() if it is not None}).settings

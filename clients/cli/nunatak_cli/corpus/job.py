@@ -6,16 +6,16 @@ versions of the record, also if an alias has moved meanwhile.
 
 # ruff: noqa: PLC0415 - the server imports torch, which --help does not need
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nunatak_cli.corpus.chunks import CHUNK_ROWS, Chunk, corpus_files, read_chunks
-from nunatak_cli.corpus.pipeline import ScoresHere, answered_rows, rejected_rows
-from nunatak_cli.corpus.rows import USUAL, InputColumns
+from nunatak_cli.corpus.pipeline import answered_rows, rejected_rows, score_chunks
+from nunatak_cli.corpus.rows import USUAL, FileOfRows, InputColumns
 from nunatak_cli.corpus.run import RunFolder, RunRecord, ScoredVersion, scored_files
 from nunatak_cli.corpus.writing import AnswerColumns, ColumnType, layout_of
 from nunatak_contract.enums import AggregationStrategy, OnLong
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
     from nunatak_server.outputs.outputs import PredictionOptions
-    from nunatak_server.scoring import ScoredInputs
     from nunatak_server.settings import ServerSettings
 
 
@@ -45,7 +44,6 @@ class Job:
     has_all_scores: bool = False
     aggregation: AggregationStrategy = AggregationStrategy.NONE
     on_long: OnLong | None = None
-    is_on_ray: bool = False
     chunk_rows: int = CHUNK_ROWS
 
     def options(self) -> "PredictionOptions":
@@ -72,19 +70,6 @@ class Outcome:
     """The file of the rejected rows, if there are any."""
 
 
-class Scores(Protocol):
-    """A scorer, or a cluster of scorers."""
-
-    @property
-    def numerics(self) -> str:
-        """The type of device and the number format."""
-        ...
-
-    def __call__(self, chunks: Iterable[Chunk]) -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
-        """Yield each chunk with its answers; None if an earlier run has written it."""
-        ...
-
-
 def run_job(
     job: Job,
     registry: "Registry",
@@ -101,6 +86,8 @@ def run_job(
         NunatakError: the options do not fit the corpus or the tasks, OUT exists, a version cannot
             be served, or the folder of the run belongs to another run.
     """
+    from nunatak_server.scoring import open_scorer
+
     files = corpus_files(job.corpus, delimiter=job.delimiter)
     folder = RunFolder(job.out)
     with folder.held():
@@ -113,47 +100,30 @@ def run_job(
             )
         versions = _versions(job, registry, folder.record())
         columns = [_columns_of(job, name, manifest) for name, manifest in versions.items()]
-        layout = layout_of(
-            files, job.out, columns=job.columns, keep=job.keep, answers=_types_of(columns)
+        types = _types_of(columns)
+        layout = layout_of(files, job.out, columns=job.columns, keep=job.keep, answers=types)
+        scorer = open_scorer(registry, versions, settings=settings, options=job.options())
+        record = partial(_record, job, files, versions, settings, scorer.numerics)
+        folder.begin(record())
+        chunks = read_chunks(
+            files,
+            job.columns,
+            taken=types if job.keep is None else (),
+            done=folder.done(layout),
+            size=job.chunk_rows,
         )
-        with _scores(job, registry, versions, settings) as scores:
-            folder.begin(
-                RunRecord(
-                    release=distribution_version("nunatak"),
-                    files=scored_files(files),
-                    tasks=tuple(_scored(name, it) for name, it in versions.items()),
-                    backbone=settings.backbone,
-                    numerics=scores.numerics,
-                    options={
-                        "text_column": job.columns.text,
-                        "pair_column": job.columns.pair,
-                        "delimiter": job.delimiter,
-                        "keep": None if job.keep is None else [*job.keep],
-                        "scores": job.has_all_scores,
-                        "aggregation": job.aggregation,
-                        "on_long": job.on_long,
-                        "max_text_chars": settings.max_text_chars,
-                    },
-                    chunk_rows=job.chunk_rows,
-                )
-            )
-            chunks = read_chunks(
-                files,
-                job.columns,
-                taken=layout.answers if job.keep is None else (),
-                done=folder.done(layout),
-                size=job.chunk_rows,
-            )
-            num_bytes = sum(file.path.stat().st_size for file in files)
-            num_chunks = num_rows = num_scored = 0
-            for chunk, scored in scores(chunks):
-                if scored is not None:
-                    part = layout.part(answered_rows(chunk, scored, columns))
-                    folder.write(chunk.index, layout, part, rejected_rows(chunk, scored))
-                    num_scored += chunk.num_rows
-                num_chunks += 1
-                num_rows += chunk.num_rows
-                on_chunk(chunk, num_bytes)
+        num_bytes = sum(file.path.stat().st_size for file in files)
+        num_chunks = num_rows = num_scored = 0
+        for chunk, scored in score_chunks(chunks, scorer):
+            if scored is not None:
+                part = layout.part(answered_rows(chunk, scored, columns))
+                folder.write(chunk.index, layout, part, rejected_rows(chunk, scored))
+                num_scored += chunk.num_rows
+            num_chunks += 1
+            num_rows += chunk.num_rows
+            on_chunk(chunk, num_bytes)
+        # A file may have changed while it was read.
+        folder.begin(record())
         num_rejected = folder.finish(layout, num_chunks=num_chunks)
     return Outcome(
         versions=versions,
@@ -161,6 +131,42 @@ def run_job(
         num_scored=num_scored,
         num_rejected=num_rejected,
         rejected=folder.rejected,
+    )
+
+
+def _record(
+    job: Job,
+    files: Iterable[FileOfRows],
+    versions: "Mapping[str, TaskManifest]",
+    settings: "ServerSettings",
+    numerics: str,
+) -> RunRecord:
+    """Return what a run of this moment scores, and how."""
+    return RunRecord(
+        release=distribution_version("nunatak"),
+        files=scored_files(files),
+        tasks=tuple(
+            ScoredVersion(
+                reference=name,
+                task=manifest.task,
+                version=manifest.version,
+                digest=manifest.content_digest(),
+            )
+            for name, manifest in versions.items()
+        ),
+        backbone=settings.backbone,
+        numerics=numerics,
+        options={
+            "text_column": job.columns.text,
+            "pair_column": job.columns.pair,
+            "delimiter": job.delimiter,
+            "keep": None if job.keep is None else [*job.keep],
+            "scores": job.has_all_scores,
+            "aggregation": job.aggregation,
+            "on_long": job.on_long,
+            "max_text_chars": settings.max_text_chars,
+        },
+        chunk_rows=job.chunk_rows,
     )
 
 
@@ -173,15 +179,6 @@ def _versions(job: Job, registry: "Registry", begun: RunRecord | None) -> "dict[
     meant = {it.reference: TaskReference(task=it.task, version=it.version) for it in begun.tasks}
     # A reference that the run did not have makes another record, which `begin` refuses.
     return {name: registry.resolve(meant.get(name, name)) for name in job.references}
-
-
-def _scored(name: str, manifest: "TaskManifest") -> ScoredVersion:
-    return ScoredVersion(
-        reference=name,
-        task=manifest.task,
-        version=manifest.version,
-        digest=manifest.content_digest(),
-    )
 
 
 def _columns_of(job: Job, name: str, manifest: "TaskManifest") -> AnswerColumns:
@@ -212,22 +209,3 @@ def _types_of(columns: Iterable[AnswerColumns]) -> dict[str, ColumnType]:
                 )
             found[name] = kind
     return found
-
-
-@contextmanager
-def _scores(
-    job: Job,
-    registry: "Registry",
-    versions: "Mapping[str, TaskManifest]",
-    settings: "ServerSettings",
-) -> Generator[Scores]:
-    from nunatak_server.scoring import open_scorer
-
-    if job.is_on_ray:
-        from nunatak_cli.corpus.on_ray import open_cluster
-
-        with open_cluster(versions, settings=settings, options=job.options()) as cluster:
-            yield cluster
-    else:
-        scorer = open_scorer(registry, versions, settings=settings, options=job.options())
-        yield ScoresHere(scorer)

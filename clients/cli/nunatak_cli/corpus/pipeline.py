@@ -34,28 +34,20 @@ def ahead(items: Iterable[Item]) -> Iterator[Item]:
             yield item
 
 
-class ScoresHere:
-    """Scores chunks by one scorer in this process."""
+def score_chunks(
+    chunks: Iterable[Chunk], scorer: "Scorer"
+) -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
+    """Yield each chunk with its answers; None if an earlier run has written the chunk."""
 
-    def __init__(self, scorer: "Scorer") -> None:
-        self._scorer = scorer
-
-    @property
-    def numerics(self) -> str:
-        """The type of device and the number format."""
-        return self._scorer.numerics
-
-    def __call__(self, chunks: Iterable[Chunk]) -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
-        """Yield each chunk with its answers; None if an earlier run has written it."""
-        return ahead(self._scored(chunks))
-
-    def _read(self, chunks: Iterable[Chunk]) -> "Iterator[tuple[Chunk, ReadInputs | None]]":
+    def read() -> "Iterator[tuple[Chunk, ReadInputs | None]]":
         for chunk in chunks:
-            yield chunk, None if chunk.is_done else self._scorer.read(chunk.inputs)
+            yield chunk, None if chunk.is_done else scorer.read(chunk.inputs)
 
-    def _scored(self, chunks: Iterable[Chunk]) -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
-        for chunk, inputs in ahead(self._read(chunks)):
-            yield chunk, None if inputs is None else self._scorer.score(inputs)
+    def score() -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
+        for chunk, inputs in ahead(read()):
+            yield chunk, None if inputs is None else scorer.score(inputs)
+
+    return ahead(score())
 
 
 def answered_rows(

@@ -246,10 +246,17 @@ def layout_of(
         )
     common = _common_columns(files)
     if common is None:
+        _check_new(keep or (), answers)
         return Layout(kind=kind, kept=None if keep is None else tuple(keep), answers=answers)
     columns.check(common, files[0].name)
-    _check_columns(common, keep, answers)
+    missing = sorted(set(keep or ()).difference(common))
+    if missing:
+        raise NunatakError(
+            "invalid_option",
+            problem=f"--keep names {missing[0]!r}; the corpus has the columns {', '.join(common)}",
+        )
     kept = tuple(it for it in common if keep is None or it in keep)
+    _check_new(kept, answers)
     schema = None
     if kind is InputFormat.PARQUET:
         import pyarrow as pa
@@ -280,21 +287,13 @@ def _common_columns(files: Sequence[FileOfRows]) -> list[str] | None:
     return first
 
 
-def _check_columns(
-    columns: Collection[str], keep: Collection[str] | None, answers: Collection[str]
-) -> None:
-    missing = sorted(set(keep or ()).difference(columns))
-    if missing:
-        raise NunatakError(
-            "invalid_option",
-            problem=f"--keep names {missing[0]!r}; the corpus has the columns {', '.join(columns)}",
-        )
-    twice = sorted(set(answers).intersection(columns))
+def _check_new(kept: Collection[str], answers: Collection[str]) -> None:
+    twice = sorted(set(answers).intersection(kept))
     if twice:
         raise NunatakError(
             "invalid_option",
             problem=f"the corpus has a column {twice[0]!r} already, which is a column of the "
-            "answers; rename the column of the corpus",
+            "answers; rename the column of the corpus, or leave it out with --keep",
         )
 
 
