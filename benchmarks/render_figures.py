@@ -56,6 +56,11 @@ SECTIONS = (
         about="What is measured, and why one figure misses: [server.md](server.md).",
     ),
     Section(
+        prefix="batch.",
+        title="Scoring a corpus",
+        about="How a corpus is scored: [batch.md](../batch.md).",
+    ),
+    Section(
         prefix="report.",
         title="Whole servers compared with others",
         about="With plots: [the savings report](savings/report.md).",

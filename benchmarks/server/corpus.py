@@ -55,8 +55,8 @@ PLANS = tuple(
 TASKS = tuple(plan.name for plan in PLANS)
 SOURCES = ("ag_news", "banking77", "tweet_emotion", "sst2")
 """Data sets whose texts are mixed: news, questions to a bank, tweets and sentences of reviews."""
-BATCH_SIZES = (1, 4, 16, 64)
-TUNED_TEXTS, CHECKED_TEXTS = 256, 256
+BATCH_SIZES = (1, 8, 32)
+TUNED_TEXTS, CHECKED_TEXTS = 64, 64
 TOLERANCE = 1e-3
 
 

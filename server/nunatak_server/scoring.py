@@ -49,7 +49,8 @@ InputLogits = list[list[float]]
 """The logits of each encoding of one input, token after token for some heads."""
 
 BATCH_TOKENS: Final = {"cpu": 2048, "cuda": 65_536}
-"""Tokens of one batch: of each distinct text once, and of each of its rows with own layers."""
+"""Tokens of one batch: of each distinct text once, and of each of its rows with own layers. No CUDA
+device has measured its number yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

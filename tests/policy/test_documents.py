@@ -24,6 +24,7 @@ BACKBONES = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SOURCES = ("artifact", "clients", "contract", "model", "registry", "server", "tests", "training")
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+BATCH = (ROOT / "docs" / "batch.md").read_text(encoding="utf-8")
 LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 EXCHANGE = {code for code, reason in problems.ARTIFACT.items() if not reason.is_over_http}
@@ -81,7 +82,7 @@ def test_every_make_target_of_the_readme_exists(command: str) -> None:
     "command",
     [
         it
-        for page in (README, BACKBONES, INTERCHANGE, LOADTEST, TRAINING, ANALYSIS)
+        for page in (README, BACKBONES, BATCH, INTERCHANGE, LOADTEST, TRAINING, ANALYSIS)
         for it in shell_lines(page)
         if it.startswith("nunatak ")
     ],

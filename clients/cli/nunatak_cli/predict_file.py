@@ -123,7 +123,7 @@ def _bar() -> Generator[Callable[[Chunk, int], None]]:
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=error_console(), transient=True) as progress:
         shown = progress.add_task("loading the tasks")
-        meter = _Meter()
+        meter = Meter()
 
         def advance(chunk: Chunk, num_bytes: int) -> None:
             text = meter.after(chunk, num_bytes, now=time.monotonic())
@@ -132,7 +132,7 @@ def _bar() -> Generator[Callable[[Chunk, int], None]]:
         yield advance
 
 
-class _Meter:
+class Meter:
     """Measures rows per second and the remaining time, from the first chunk that is scored."""
 
     def __init__(self) -> None:

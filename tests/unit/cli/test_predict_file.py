@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from pyarrow import parquet
 from doubles.corpora import TASKS, make_corpus, make_place, score
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import Ran, nunatak
+from nunatak_cli.corpus.chunks import Chunk
+from nunatak_cli.corpus.pipeline import ahead
+from nunatak_cli.predict_file import Meter
 from nunatak_contract.errors import NunatakError
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
@@ -230,8 +234,10 @@ def test_a_file_that_exists_is_never_overwritten(place: Path, tmp_path: Path) ->
     out.write_text("precious")
 
     ran = run(place, corpus, out)
+    beside = run(place, corpus, tmp_path / "out.jsonl.gz")
 
     assert ran.stderr.startswith("error [invalid_option]: ")
+    assert beside.exit_code == 0
     assert out.read_text() == "precious"
     assert not out.with_name("out.jsonl.parts").exists()
 
@@ -249,6 +255,8 @@ def test_a_file_that_exists_is_never_overwritten(place: Path, tmp_path: Path) ->
         ("x.jsonl", "", "o.jsonl", ("--task", "tone"), "names one reference twice"),
         ("x.jsonl", "", "o.jsonl", ("--task", "gone"), "no task 'gone'"),
         ("x.jsonl", "", "no/o.jsonl", (), "cannot be made"),
+        ("x.jsonl", "", "x.jsonl", (), "x.jsonl exists; remove it"),
+        ("o.rejected.jsonl", "", "o.jsonl", (), "o.rejected.jsonl exists; remove it"),
     ],
 )
 def test_a_command_that_cannot_work_is_refused_before_the_first_row(
@@ -269,6 +277,24 @@ def test_a_command_that_cannot_work_is_refused_before_the_first_row(
     assert [it.name for it in tmp_path.iterdir()] == [name]
 
 
+def test_a_run_that_was_killed_after_its_last_rename_only_has_to_tidy_up(
+    place: Path, tmp_path: Path
+) -> None:
+    corpus, out = make_corpus(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    score(place, corpus, out)
+    content, parts = out.read_bytes(), tmp_path / "out.jsonl.parts"
+    parts.mkdir()
+    for name in ("finished", "run.json", "part-00000000.jsonl"):
+        (parts / name).touch()
+
+    ran = run(place, corpus, out)
+
+    assert ran.exit_code == 0
+    assert f"{out} is complete" in " ".join(ran.stderr.split("\n"))
+    assert out.read_bytes() == content
+    assert not parts.exists()
+
+
 def test_files_of_a_folder_must_have_one_form(place: Path, tmp_path: Path) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
@@ -282,9 +308,54 @@ def test_files_of_a_folder_must_have_one_form(place: Path, tmp_path: Path) -> No
         score(place, folder, tmp_path / "out.csv")
 
 
+def test_each_step_of_a_run_is_at_most_one_chunk_ahead_of_the_next() -> None:
+    made = list[int]()
+
+    def numbers() -> Iterator[int]:
+        for number in range(1, 50):
+            made.append(number)
+            yield number
+
+    for number in ahead(numbers()):
+        assert made[-1] <= number + 1
+    assert made == list(range(1, 50))
+
+
+def test_the_remaining_time_is_measured_from_the_first_scored_chunk() -> None:
+    meter = Meter()
+
+    def after(end: int, now: float, *, is_done: bool = False) -> str:
+        chunk = Chunk(index=0, rows=[], num_rows=1000, end=end, is_done=is_done)
+        return meter.after(chunk, 1000, now=now)
+
+    assert after(100, 0.0, is_done=True) == "1,000 rows"
+    assert after(200, 90.0) == "2,000 rows"
+    assert after(300, 95.0) == "3,000 rows, 200 rows/s, 0:00:35 left"
+    assert after(500, 105.0) == "4,000 rows, 133 rows/s, 0:00:25 left"
+
+
 def test_a_run_ends_with_its_threads(place: Path, tmp_path: Path) -> None:
     before = threading.active_count()
 
     kill_after_two_chunks(place, make_corpus(tmp_path / "in.jsonl", 90), tmp_path / "out.jsonl")
 
     assert threading.active_count() == before
+
+
+def test_a_corpus_that_changes_while_it_is_scored_is_refused(place: Path, tmp_path: Path) -> None:
+    corpus, out = make_corpus(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
+
+    def touch(*_: object) -> None:
+        os.utime(corpus, ns=(0, 0))
+
+    with pytest.raises(NunatakError, match="changed since the begin of the run: files"):
+        score(place, corpus, out, on_chunk=touch)
+
+    assert not out.exists()
+
+
+def test_a_kept_column_with_the_name_of_an_answer_is_refused(place: Path, tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "in.jsonl", 3)
+
+    with pytest.raises(NunatakError, match="has a column 'tone' already"):
+        score(place, corpus, tmp_path / "out.jsonl", keep=("tone",))

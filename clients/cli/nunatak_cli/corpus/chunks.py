@@ -11,7 +11,6 @@ from nunatak_cli.corpus.rows import (
     CorpusRow,
     FileOfRows,
     InputColumns,
-    InputFormat,
     format_of,
     read_rows,
     row_input,
@@ -60,10 +59,12 @@ def corpus_files(source: str, *, delimiter: str | None) -> list[FileOfRows]:
         listed = [path]
     else:
         matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 - also absolute patterns
-        listed = [it for it in map(Path, matches) if it.is_file()]
-    if not listed:
+        listed = [it for it in map(Path, matches) if not it.is_dir()]
+    if not listed or not all(it.is_file() for it in listed):
         raise NunatakError(
-            "invalid_input_file", where=source, problem="no file there; name a file or a glob"
+            "invalid_input_file",
+            where=source,
+            problem="no file there; name a file, a folder or a glob",
         )
     files = [
         FileOfRows(path=it, name=str(it), kind=format_of(it.name, str(it)), delimiter=delimiter)
@@ -135,8 +136,3 @@ def _find_inputs(chunk: Chunk, columns: InputColumns, taken: Collection[str]) ->
 def _find_collision(row: CorpusRow, taken: Collection[str]) -> str | None:
     found = next((name for name in taken if name in row.values), None)
     return None if found is None else f"the column {found!r} would be overwritten by the answers"
-
-
-def is_json_lines(kind: InputFormat) -> bool:
-    """Whether a format is JSON lines, whose rows may have any columns."""
-    return kind.family == InputFormat.JSONL

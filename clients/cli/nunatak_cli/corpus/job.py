@@ -94,11 +94,13 @@ def run_job(
         if folder.is_finished:
             folder.remove()
             return None
-        if job.out.exists():
-            raise NunatakError(
-                "invalid_option", problem=f"{job.out} exists; remove it, or name another file"
-            )
-        versions = _versions(job, registry, folder.record())
+        begun = folder.record()
+        for path in (job.out, *([folder.rejected] if begun is None else [])):
+            if path.exists():
+                raise NunatakError(
+                    "invalid_option", problem=f"{path} exists; remove it, or name another OUT"
+                )
+        versions = _versions(job, registry, begun)
         columns = [_columns_of(job, name, manifest) for name, manifest in versions.items()]
         types = _types_of(columns)
         layout = layout_of(files, job.out, columns=job.columns, keep=job.keep, answers=types)
