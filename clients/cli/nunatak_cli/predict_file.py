@@ -137,7 +137,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._num_rows = 0
-        self._scored_rows = self._scored_bytes = 0
+        self._scored_rows = 0
         self._begun: tuple[float, int] | None = None
         """The time and the place of the end of the first chunk."""
 

@@ -28,7 +28,7 @@ from nunatak_model import load_backbone
 from nunatak_registry import Registry
 from nunatak_server.local import LocalPredictor
 
-TEXTS = ("where is my parcel?", "thank you", "thank you", "a" * 300)
+TEXTS = ("where is my parcel?", "thank\ryou", 'thank "you",\r\nall\tof you', "a" * 300)
 
 
 @pytest.fixture(name="place", scope="module")
@@ -293,6 +293,17 @@ def test_a_run_that_was_killed_after_its_last_rename_only_has_to_tidy_up(
     assert f"{out} is complete" in " ".join(ran.stderr.split("\n"))
     assert out.read_bytes() == content
     assert not parts.exists()
+
+
+def test_parts_without_a_record_are_never_used(place: Path, tmp_path: Path) -> None:
+    corpus, out = make_corpus(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl"
+    parts = tmp_path / "out.jsonl.parts"
+    parts.mkdir()
+    (parts / "part-00000000.jsonl").write_text('{"of": "another run"}\n')
+
+    score(place, corpus, out)
+
+    assert [row["id"] for row in jsonl(out)] == [0, 1, 2]
 
 
 def test_files_of_a_folder_must_have_one_form(place: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     OUT.parts/run.json                what the run scores, written before the first part
     OUT.parts/rejected-00000007.jsonl the rows of a chunk without answers, if there are any
     OUT.parts/part-00000007.jsonl     the rows of a chunk with answers; it marks the chunk as done
-    OUT.parts/finished               OUT is there, and only the folder has to go
+    OUT.parts/finished                OUT is there, and only the folder has to go
 
 Every file is written under another name, synced and renamed, so a killed run leaves no half file. A
 chunk without its part is scored again, and the same rows come from the same versions. OUT appears
@@ -130,6 +130,10 @@ class RunFolder:
         """
         begun = self.record()
         if begun is None:
+            # Parts without a record may be of any run.
+            for path in self._path.iterdir():
+                if path.name != LOCK:
+                    path.unlink()
             self._write(RECORD, [wanted.model_dump_json(indent=2).encode()])
         elif changes := begun.changes(wanted):
             raise self._changed(f"changed since the begin of the run: {', '.join(changes)}")
@@ -162,6 +166,7 @@ class RunFolder:
                 file.write(lines)
         if num_rejected:
             rejected.replace(self.rejected)
+            _sync_folder(self._out.parent)
         self._write(FINISHED, [])
         joined.replace(self._out)
         _sync_folder(self._out.parent)

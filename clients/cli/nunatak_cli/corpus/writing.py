@@ -177,7 +177,7 @@ class Layout:
     def _lines(self, rows: Iterable[Sequence[object]]) -> bytes:
         written = io.StringIO(newline="")
         delimiter = "," if self.kind is InputFormat.CSV else "\t"
-        writer = csv.writer(written, delimiter=delimiter, lineterminator="\n")
+        writer = csv.writer(written, delimiter=delimiter)
         writer.writerows([_cell(value) for value in row] for row in rows)
         return written.getvalue().encode()
 
