@@ -116,7 +116,7 @@ def score(
     out: Path,
     *,
     tasks: Iterable[str] = ("tone",),
-    on_chunk: Callable[[Chunk, int], None] = lambda *_: None,
+    on_chunk: Callable[[Chunk, int], None] | None = None,
     **options: Any,  # noqa: ANN401 - the other fields of a job
 ) -> Outcome | None:
     """Score a corpus in this process, in small chunks."""

@@ -115,10 +115,10 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 @contextmanager
-def _bar() -> Generator[Callable[[Chunk, int], None]]:
+def _bar() -> Generator[Callable[[Chunk, int], None] | None]:
     """Show the progress on standard error, if standard error is a terminal."""
     if not sys.stderr.isatty():
-        yield lambda *_: None
+        yield None
         return
     columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=error_console(), transient=True) as progress:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -42,7 +43,7 @@ def run(place: Path, corpus: Path, out: Path, *options: str) -> Ran:
     return nunatak("predict-file", str(corpus), str(out), *asked, *at, *options)
 
 
-def jsonl(path: Path) -> list[dict[str, object]]:
+def jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -56,7 +57,8 @@ def test_every_row_keeps_its_columns_and_gets_the_answers_of_a_server(
     ran = run(place, corpus, out, "--scores", "--json")
 
     with Registry.open(place / "registry") as registry, LocalPredictor(registry, backbone) as local:
-        tone, topics, stars, names = local.predict(TEXTS, TASKS).results
+        results: Any = local.predict(TEXTS, TASKS).results
+    tone, topics, stars, names = results
     assert ran.exit_code == 0
     assert ran.json()["versions"] == dict.fromkeys(TASKS, 1)
     for place_, row in enumerate(jsonl(out)):
@@ -196,17 +198,20 @@ def test_a_repeated_run_goes_on_with_the_versions_of_its_begin(tmp_path: Path) -
     assert outcome.versions["tone"].version == 1
     assert (outcome.num_rows, outcome.num_scored) == (90, 90 - 2 * 16)
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert score(place, corpus, tmp_path / "new.jsonl").versions["tone"].version == 2
+    anew = score(place, corpus, tmp_path / "new.jsonl")
+    assert anew is not None
+    assert anew.versions["tone"].version == 2
 
 
 def test_a_run_of_another_corpus_or_other_options_is_refused(place: Path, tmp_path: Path) -> None:
     corpus, out = make_corpus(tmp_path / "in.jsonl", 90), tmp_path / "out.jsonl"
     kill_after_two_chunks(place, corpus, out)
 
-    for tasks, options, changed in (
+    other: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
         (("tone", "stars"), {}, "tasks"),
         (("tone",), {"has_all_scores": True}, "options"),
-    ):
+    ]
+    for tasks, options, changed in other:
         with pytest.raises(NunatakError, match=f"has the parts of another run: .*: {changed}; "):
             score(place, corpus, out, tasks=tasks, **options)
     os.utime(corpus, ns=(0, 0))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_the_answers_of_a_chunk_are_the_answers_of_a_server(
 ) -> None:
     inputs = INPUTS[names]
     with Registry.open(place / "registry") as registry, LocalPredictor(registry, backbone) as local:
-        expected = local.predict(inputs, names).results
+        expected: Any = local.predict(inputs, names).results
 
     for batch_tokens in (1, 200, 100_000):
         asked = scorer(place, backbone, *names, batch_tokens=batch_tokens)

@@ -75,7 +75,7 @@ def run_job(
     registry: "Registry",
     *,
     settings: "ServerSettings",
-    on_chunk: Callable[[Chunk, int], None] = lambda *_: None,
+    on_chunk: Callable[[Chunk, int], None] | None = None,
 ) -> Outcome | None:
     """Score the chunks that have no part yet, and write OUT.
 
@@ -123,7 +123,8 @@ def run_job(
                 num_scored += chunk.num_rows
             num_chunks += 1
             num_rows += chunk.num_rows
-            on_chunk(chunk, num_bytes)
+            if on_chunk is not None:
+                on_chunk(chunk, num_bytes)
         # A file may have changed while it was read.
         folder.begin(record())
         num_rejected = folder.finish(layout, num_chunks=num_chunks)

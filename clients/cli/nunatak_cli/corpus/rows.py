@@ -9,6 +9,7 @@ CSV file stays open over several lines.
 # pyarrow ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
 
 import csv
 import gzip
@@ -18,6 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Self, cast
@@ -173,7 +175,7 @@ def read_rows(
     """
     if file.kind is InputFormat.PARQUET:
         with needs_extra("training"):
-            import pyarrow as pa  # noqa: F401 - a missing package is an error before any work
+            import_module("pyarrow")  # a missing package is an error before any work
         return _parquet_rows(file, columns)
     return _text_rows(file, source)
 

@@ -8,6 +8,7 @@ become JSON lines too. In CSV and Parquet, lists and objects are JSON texts.
 # pyarrow ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
 
 import csv
 import gzip
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from pydantic import JsonValue
 
@@ -101,15 +102,17 @@ class AnswerColumns:
         if answer.predicted is None:
             return [cast("JsonValue", items)]
         predicted = answer.predicted[place]
-        if isinstance(predicted, float):
-            return [predicted]
-        scores = {str(item["label"]): item["score"] for item in items}
-        found: list[JsonValue]
-        if isinstance(predicted, str):
-            found = [predicted, scores[predicted]]
-        else:
-            found = [list(predicted), [scores[label] for label in predicted]]
-        return [*found, dict(scores)] if self.has_all_scores else found
+        scores: dict[str, JsonValue]
+        match predicted:
+            case str():
+                scores = {str(item["label"]): item["score"] for item in items}
+                found = [predicted, scores[predicted]]
+            case tuple():
+                scores = {str(item["label"]): item["score"] for item in items}
+                found = [list[JsonValue](predicted), [scores[label] for label in predicted]]
+            case _:
+                return [predicted]
+        return [*found, scores] if self.has_all_scores else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,7 +338,7 @@ def _cell(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _copy(parts: Iterable[Path], target: IO[bytes]) -> None:
+def _copy(parts: Iterable[Path], target: BinaryIO | gzip.GzipFile) -> None:
     for part in parts:
         with part.open("rb") as file:
             shutil.copyfileobj(file, target)

@@ -2,6 +2,7 @@
 
 # pyarrow ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
 
 import gzip
 import tracemalloc
