@@ -61,6 +61,11 @@ SECTIONS = (
         about="How a corpus is scored: [batch.md](../batch.md).",
     ),
     Section(
+        prefix="cluster.",
+        title="Replicas",
+        about="What runs, and what the controls are: [server.md](server.md#replicas).",
+    ),
+    Section(
         prefix="report.",
         title="Whole servers compared with others",
         about="With plots: [the savings report](savings/report.md).",

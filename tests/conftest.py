@@ -3,10 +3,13 @@
 Tests of the model check the shape of each tensor in the arguments and results of its functions.
 """
 
+import gc
 import os
 import socket
-from collections.abc import Generator
+from collections import defaultdict
+from collections.abc import Generator, Sequence
 from ipaddress import ip_address
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,11 +52,38 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     jaxtyping.config.update("jaxtyping_disable", not is_checked)  # pyright: ignore[reportUnknownMemberType] - untyped
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by the folder it lies in."""
+    """Mark each test by its folder, and combinations beyond each pair of parameters as slow."""
+    products = defaultdict[str, list[pytest.Function]](list)
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, folder))
+        if item.get_closest_marker("pairs") and isinstance(item, pytest.Function):
+            products[item.nodeid.partition("[")[0]].append(item)
+    for product in products.values():
+        kept = _cover_of_pairs(
+            [[(name, repr(value)) for name, value in it.callspec.params.items()] for it in product]
+        )
+        for index in set(range(len(product))) - kept:
+            product[index].add_marker(pytest.mark.slow)
+
+
+def _cover_of_pairs(combined: Sequence[list[tuple[str, str]]]) -> set[int]:
+    """Return the places of combinations in which each pair of values of two parameters occurs."""
+    pairs = [set(combinations(sorted(values), 2)) for values in combined]
+    missing, kept = set[object]().union(*pairs), set[int]()
+    while missing:
+        best = max(range(len(pairs)), key=lambda index: len(pairs[index] & missing))
+        kept.add(best)
+        missing -= pairs[best]
+    return kept
+
+
+def pytest_collection_finish() -> None:
+    """Spare each full garbage collection the walk through a million objects of collected tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

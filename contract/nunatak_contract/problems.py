@@ -52,6 +52,11 @@ REGISTRY: Mapping[str, Reason] = {
         "retry",
         _CONFLICT,
     ),
+    "replicas_behind": Reason(
+        "the change is made, but after {seconds:g} s these replicas had not confirmed it: "
+        "{replicas}; each of them may answer as before. `nunatak replicas` shows when they follow",
+        _LATE,
+    ),
     "no_previous_version": Reason(
         "alias {alias!r} of task {task!r} has no earlier version to go back to", _CONFLICT
     ),

@@ -17,6 +17,7 @@ TOKENIZE_HEADER: Final = "x-tokenize-ms"
 COMPUTE_HEADER: Final = "x-compute-ms"
 BATCH_SIZE_HEADER: Final = "x-batch-size"
 REQUEST_ID_HEADER: Final = "x-request-id"
+REPLICA_HEADER: Final = "x-replica-id"
 DEADLINE_HEADER: Final = "x-deadline-ms"
 ROUTING_KEY_HEADER: Final = "x-routing-key"
 LINES_TYPE: Final = "application/x-ndjson"
@@ -342,3 +343,35 @@ class ServerInfo(Result):
     ] = ()
     registry: str
     limits: dict[str, int]
+
+
+class ReplicaLoad(Result):
+    """What a replica said about itself at its last beat. Bytes are of memory."""
+
+    ready: bool = False
+    waiting: int = Field(default=0, description="requests that wait for a batch or a load")
+    running: int = Field(default=0, description="requests with a row in a running batch")
+    versions: int = Field(default=0, description="task versions in memory")
+    version_bytes: int = 0
+    process_bytes: int = 0
+
+
+class ReplicaReport(Result):
+    """One server process of a registry."""
+
+    id: str
+    address: str
+    release: str
+    started_at: datetime
+    seen_s: float = Field(description="seconds since its last beat")
+    lease_s: float | None = Field(description="null: it answers while the registry is out of reach")
+    revision: int = Field(description="the last revision that it confirmed; 0 while it is behind")
+    is_current: bool
+    load: ReplicaLoad
+
+
+class ReplicaListing(Result):
+    """The replicas of a registry, and the present revision, which every change increases."""
+
+    revision: int
+    replicas: tuple[ReplicaReport, ...]

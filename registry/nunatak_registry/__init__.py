@@ -33,13 +33,16 @@ from nunatak_registry.errors import (
 )
 from nunatak_registry.index.snapshot import DamagedTask, Generation, ListedTask, ListedVersion
 from nunatak_registry.locations import default_location
+from nunatak_registry.replicas import LIFETIME_S, Beat, ReplicaStore, replicas_behind
 from nunatak_registry.store import Registry
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, FindingKind
 
 __all__ = [
     "DEFAULT_GRACE_S",
+    "LIFETIME_S",
     "AliasEvent",
     "AliasEventKind",
+    "Beat",
     "Candidate",
     "CandidateEvent",
     "CandidateEventKind",
@@ -59,6 +62,7 @@ __all__ = [
     "Mistake",
     "NunatakError",
     "Registry",
+    "ReplicaStore",
     "SharedTraffic",
     "StoreReadOnlyError",
     "StoreUnavailableError",
@@ -71,6 +75,7 @@ __all__ = [
     "confusion_matrix",
     "default_location",
     "read_header",
+    "replicas_behind",
     "task_card",
     "worst_mistakes",
 ]

@@ -52,6 +52,7 @@ from nunatak_registry.index.snapshot import (
 )
 from nunatak_registry.locations import parse_location
 from nunatak_registry.publication import check_publication, number_draft
+from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep
 
@@ -76,6 +77,7 @@ class Registry:
         self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
         self.rollouts = RolloutStore(index=index, writing=self._writing, clock=clock)
         self.copies = Copies(index=index, blobs=blobs, writing=self._writing)
+        self.replicas = ReplicaStore(index=index, clock=clock)
 
     @classmethod
     def open(cls, location: str | Path, *, create: bool = True, clock: Clock = utc_now) -> Self:

@@ -7,6 +7,7 @@ caller; every other task does not exist for the caller.
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -17,8 +18,10 @@ from uuid import uuid4
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
+from nunatak_contract.wire import ReplicaListing
 from nunatak_registry import (
     AliasEvent,
+    Beat,
     Candidate,
     CandidateEvent,
     CandidateRole,
@@ -28,10 +31,14 @@ from nunatak_registry import (
     StoreUnavailableError,
     TaskNotFoundError,
     Traffic,
+    replicas_behind,
 )
 from nunatak_server.access.keys import TaskList
 from nunatak_server.residency.resident_set import key_of
 from nunatak_server.telemetry.records import note_task
+
+LOOK_S = 0.05
+"""Time between two looks at the replicas during a wait."""
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -42,10 +49,11 @@ History = tuple[list[AliasEvent], list[CandidateEvent]]
 class Catalog:
     """Awaitable access to a registry; the methods raise the errors of the registry."""
 
-    def __init__(self, registry: Registry, *, num_threads: int = 2) -> None:
+    def __init__(self, registry: Registry, *, num_threads: int = 3) -> None:
         self._registry = registry
         # Two containers may have the same host name and process number.
-        self._reader = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid4().hex[:8]}"
+        self.reader = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid4().hex[:8]}"
+        """The name of this process in the registry; no two processes have the same."""
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-registry")
 
     async def resolve(self, reference: TaskReference) -> TaskManifest:
@@ -121,11 +129,36 @@ class Catalog:
         self, versions: Collection[tuple[str, int]], *, seconds: float
     ) -> frozenset[tuple[str, int]]:
         """Protect these versions, and no others, from deletion; return the protected ones."""
-        return await self._call(self._registry.hold, self._reader, versions, seconds=seconds)
+        return await self._call(self._registry.hold, self.reader, versions, seconds=seconds)
 
     async def held(self) -> set[tuple[str, int]]:
         """Return the versions that this process protects from deletion now."""
-        return await self._call(self._registry.held, self._reader)
+        return await self._call(self._registry.held, self.reader)
+
+    async def beat(self, beat: Beat) -> int:
+        """Write the row of a replica, and return the number of the others."""
+        return await self._call(self._registry.replicas.beat, beat)
+
+    async def leave(self, key: str) -> None:
+        """Remove the row of a replica."""
+        await self._call(self._registry.replicas.leave, key)
+
+    async def replicas(self) -> ReplicaListing:
+        """Return the live replicas."""
+        return await self._call(self._registry.replicas.listing)
+
+    async def wait_for_replicas(self, seconds: float) -> None:
+        """Return once every live replica has confirmed the present generation.
+
+        Raises:
+            NunatakError: `replicas_behind`, some replicas have not confirmed within `seconds`.
+        """
+        ends_at = time.monotonic() + seconds
+        revision = (await self.generation()).number
+        while behind := await self._call(self._registry.replicas.behind, revision):
+            if time.monotonic() >= ends_at:
+                raise replicas_behind(behind, seconds)
+            await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
         """End the threads after their calls; the registry stays open."""

@@ -1,7 +1,8 @@
-"""Following the registry: its changes by other processes, and the holds on versions in memory.
+"""Following the registry: its changes, the holds on versions in memory, and the beats of a replica.
 
-`RegistryWatch` polls the registry for changes and for restores of a backup. `HoldRenewal` holds the
-served versions in the registry, so that these cannot be deleted. The holds of a killed process
+`RegistryWatch` polls the registry for changes and for restores of a backup. `Membership` tells the
+registry which changes this process has applied, and keeps its lease. `HoldRenewal` holds the served
+versions in the registry, so that these cannot be deleted. The holds of a killed process
 expire. A restored registry has lost the holds written since its backup, so this process checks its
 holds with each turn.
 """
@@ -9,10 +10,11 @@ holds with each turn.
 import asyncio
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import Any, Protocol
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Generation
@@ -27,7 +29,7 @@ class RegistryWatch:
         self,
         *,
         generation: Callable[[], Awaitable[Generation]],
-        on_change: Callable[[], None],
+        on_change: Callable[[Generation], None],
         on_restore: Callable[[], Awaitable[None]],
         interval_s: float,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -61,7 +63,7 @@ class RegistryWatch:
             await self._pause(self._interval_s)
 
     async def _report(self, before: Generation | None, found: Generation) -> None:
-        self._on_change()
+        self._on_change(found)
         # Numbers only increase, unless the index is an older copy.
         if before is not None and found.number <= before.number:
             logger.warning(
@@ -71,6 +73,108 @@ class RegistryWatch:
                 found.number,
             )
             await self._on_restore()
+
+
+ALONE_S = 40.0
+"""Time between two beats of a process that has no lease and saw no other replica."""
+TOGETHER_S = 2.0
+"""Time between two beats of a process that has no lease and saw other replicas."""
+BEATS_PER_LEASE = 5
+
+
+class Members(Protocol):
+    """The replicas of the registry; both methods may raise `NunatakError`."""
+
+    def beat(self, seen: Generation) -> Awaitable[int]:
+        """Write the row of this process, and return the number of the other replicas."""
+        ...
+
+    def leave(self) -> Awaitable[None]:
+        """Remove the row of this process."""
+        ...
+
+
+class Membership:
+    """Keeps this process among the replicas of its registry.
+
+    With a lease, the process may answer only until `lease_s` after the start of its last beat. The
+    row of that beat lives longer, so a process without a live row answers nothing. After a lapse,
+    the row was perhaps missing while an operator waited for the replicas. So `on_return` runs
+    before the process answers again, and must forget everything that was read before.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: Members,
+        lease_s: float | None,
+        on_return: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[asyncio.Event, float], Awaitable[None]] | None = None,
+    ) -> None:
+        """`pause` waits for some seconds, or until the event is set."""
+        self._members = members
+        self._lease_s = lease_s
+        self._on_return = on_return
+        self._clock = clock
+        self._pause = pause or _pause
+        self._seen: Generation | None = None
+        self._has_news = asyncio.Event()
+        self._asked: asyncio.Future[int] | None = None
+        self._interval_s = ALONE_S if lease_s is None else lease_s / BEATS_PER_LEASE
+        self._ends_at = -math.inf
+        self._is_refused = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process has a lease, and the lease has ended."""
+        return self._lease_s is not None and self._clock() >= self._ends_at
+
+    def see(self, generation: Generation) -> None:
+        """Confirm a generation that this process has applied."""
+        self._seen = generation
+        self._has_news.set()
+
+    async def run(self) -> None:
+        """Beat until cancelled."""
+        while True:
+            self._has_news.clear()
+            if self._seen is not None:
+                await self.beat(self._seen)
+            await self._pause(self._has_news, self._interval_s)
+
+    async def beat(self, seen: Generation) -> None:
+        """Beat once. A refusal is logged, and does not end a lease that has not ended yet."""
+        begun = self._clock()
+        self._asked = asyncio.ensure_future(self._members.beat(seen))
+        try:
+            num_others = await asyncio.shield(self._asked)
+        except NunatakError as error:
+            self._refuse(error)
+            return
+        if self.is_over:
+            self._on_return()
+        if self._lease_s is None:
+            self._interval_s = TOGETHER_S if num_others else ALONE_S
+        else:
+            self._ends_at = begun + self._lease_s
+        self._is_refused = False
+
+    async def leave(self) -> None:
+        """Leave the replicas; call this after `run` has ended."""
+        if self._asked is None:
+            return
+        # The beat that `run` was writing when it was cancelled must not come after the leave.
+        await asyncio.wait([self._asked])
+        try:
+            await self._members.leave()
+        except NunatakError as error:
+            logger.warning("cannot leave the replicas of the registry: %s", error)
+
+    def _refuse(self, error: NunatakError) -> None:
+        if not self._is_refused and self._lease_s is not None:
+            logger.warning("the registry takes no beats, so the lease will end: %s", error)
+        self._is_refused = True
 
 
 HOLD_S = 120.0
@@ -182,6 +286,17 @@ class HoldRenewal:
     async def _ask(self, versions: Collection[Version]) -> AbstractSet[Version]:
         self._asked = asyncio.ensure_future(self._holds.hold(versions, seconds=HOLD_S))
         return await asyncio.shield(self._asked)
+
+
+async def run_together(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run all parts; if one fails, end the others and raise its error."""
+    running = [asyncio.ensure_future(it) for it in parts]
+    try:
+        await asyncio.gather(*running)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
 
 
 async def _pause(event: asyncio.Event, seconds: float) -> None:

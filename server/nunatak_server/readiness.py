@@ -23,17 +23,22 @@ class Readiness:
     """The state of the process; only the event loop thread may use it."""
 
     def __init__(
-        self, *, stalled_s: Callable[[], float] = lambda: 0.0, max_stall_s: float = inf
+        self,
+        *,
+        stalled_s: Callable[[], float] = lambda: 0.0,
+        max_stall_s: float = inf,
+        lease_is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """`stalled_s` returns the seconds in which rows have waited and no batch has ended."""
         self.state = State.STARTING
         self._stalled_s = stalled_s
         self._max_stall_s = max_stall_s
+        self._lease_is_over = lease_is_over
 
     @property
     def is_ready(self) -> bool:
         """Whether `check_ready` returns."""
-        return self.state is State.READY and not self._is_stalled
+        return self.state is State.READY and not self._is_stalled and not self._lease_is_over()
 
     def move_to(self, state: State) -> None:
         """Change the state; a failed process stays failed."""
@@ -43,13 +48,13 @@ class Readiness:
     @property
     def takes_requests(self) -> bool:
         """Whether `check` returns."""
-        return self.state in (State.READY, State.LEAVING)
+        return self.state in (State.READY, State.LEAVING) and not self._lease_is_over()
 
     def check(self) -> None:
         """Return if the server accepts requests.
 
         Raises:
-            NunatakError: `not_ready`, the process is starting or has failed.
+            NunatakError: `not_ready`, the process is starting, has failed, or has no lease.
             NunatakError: `draining`, the process is shutting down.
         """
         if not self.takes_requests:
@@ -63,6 +68,12 @@ class Readiness:
                     "not_ready",
                     reason=f"requests have waited for {self._max_stall_s:g} s, and no batch has "
                     "ended",
+                )
+            case State.READY | State.LEAVING if self._lease_is_over():
+                raise NunatakError(
+                    "not_ready",
+                    reason="its lease has ended: the registry has not answered for "
+                    "NUNATAK_REGISTRY_LEASE_S",
                 )
             case State.READY:
                 return

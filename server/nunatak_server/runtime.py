@@ -5,20 +5,26 @@ rows at the top of this file.
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from uuid import uuid4
 
+import psutil
 import torch
 
 from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_contract.enums import HeadKind, Kernels
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
+from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import (
     Backbone,
     Branch,
@@ -37,14 +43,14 @@ from nunatak_model import (
     trunk_graphs,
 )
 from nunatak_model.layer import OwnLayer
-from nunatak_registry import Registry
+from nunatak_registry import Beat, Generation, Registry
 from nunatak_server.catalog import Catalog
 from nunatak_server.devices import describe_device, resolve_device, resolve_dtype
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.engine.outcomes import BatchObservers
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.following import HoldRenewal, RegistryWatch
+from nunatak_server.following import HoldRenewal, Membership, RegistryWatch, run_together
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.loading import VersionLoader, pin_at_start
@@ -188,7 +194,9 @@ class Runtime:
         self.backbone = backbone
         self.registry = registry
         self.readiness = Readiness(
-            stalled_s=lambda: self._engine.stalled_s, max_stall_s=settings.stall_s
+            stalled_s=lambda: self._engine.stalled_s,
+            max_stall_s=settings.stall_s,
+            lease_is_over=lambda: self._membership.is_over,
         )
         self.trunk_cache = TrunkCache(max_bytes=settings.trunk_cache_bytes)
         self.metrics = Metrics()
@@ -289,6 +297,12 @@ class Runtime:
             on_restore=self.residency.drop_unnamed,
             interval_s=settings.registry_poll_ms / 1000,
         )
+        self.replica_id = settings.replica_id or uuid4().hex[:8]
+        """The name of this process among the replicas of its registry."""
+        self._started = datetime.now(UTC)
+        self._membership = Membership(
+            members=self, lease_s=settings.registry_lease_s, on_return=self.residency.invalidate
+        )
         self._watching: asyncio.Task[None] | None = None
         self._holding = HoldRenewal(
             resident=lambda: [key_of(it.manifest)[:2] for it in self.residency.resident()],
@@ -323,7 +337,9 @@ class Runtime:
         await pin_at_start(
             self.settings.pinned(), resolve=self.catalog.resolve, pin=self.residency.pin
         )
-        self._watching = asyncio.create_task(self._follow_registry(), name="the registry")
+        await self._join()
+        parts = (self._watch.run(), self._membership.run(), self._holding.run())
+        self._watching = asyncio.create_task(run_together(*parts), name="the registry")
         self.depend_on(self._watching)
         self.readiness.move_to(State.READY)
 
@@ -334,7 +350,8 @@ class Runtime:
             is_ready=self.readiness.is_ready,
             reads_registry=self._watch.is_readable,
             holds_versions=not self._holding.is_refused,
-            num_admitted=self.admission.num_requests,
+            num_waiting=self._num_waiting,
+            num_running=self._engine.num_running_requests,
             num_admitted_tokens=self.admission.num_tokens,
             num_body_bytes=self.admission.num_bytes,
             ledger=take_stock(self.backbone, self.residency.resident()),
@@ -378,24 +395,53 @@ class Runtime:
         await self.residency.aclose()
         await self._engine.aclose()
         await self._holding.release()
+        await self._membership.leave()
         await asyncio.to_thread(self._tokenization.close)
         await asyncio.to_thread(self.catalog.close)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
-    def _registry_has_changed(self) -> None:
-        self.residency.invalidate()
-        self._holding.look()
+    async def beat(self, seen: Generation) -> int:
+        """Write the row of this process in the registry, and return the number of the others."""
+        return await self.catalog.beat(
+            Beat(
+                key=self.catalog.reader,
+                id=self.replica_id,
+                address=self.settings.address_of_replica,
+                release=self._build.version,
+                started=self._started,
+                lease_s=self.settings.registry_lease_s,
+                seen=seen,
+                load=ReplicaLoad(
+                    ready=self.readiness.is_ready,
+                    waiting=self._num_waiting,
+                    running=self._engine.num_running_requests,
+                    versions=self.residency.stats().num_resident,
+                    version_bytes=self.residency.stats().resident_bytes,
+                    process_bytes=psutil.Process().memory_info().rss,
+                ),
+            )
+        )
 
-    async def _follow_registry(self) -> None:
-        following = [asyncio.ensure_future(it) for it in (self._watch.run(), self._holding.run())]
-        try:
-            await asyncio.gather(*following)
-        finally:
-            # If one task has failed, the other must end as well.
-            for task in following:
-                task.cancel()
-            await asyncio.wait(following)
+    async def leave(self) -> None:
+        """Remove the row of this process from the registry."""
+        await self.catalog.leave(self.catalog.reader)
+
+    @property
+    def _num_waiting(self) -> int:
+        return max(0, self.admission.num_requests - self._engine.num_running_requests)
+
+    async def _join(self) -> None:
+        """Join the replicas before the first request, so that no wait can miss this process."""
+        with contextlib.suppress(NunatakError):
+            seen = await self.catalog.generation()
+            self._membership.see(seen)
+            await self._membership.beat(seen)
+
+    def _registry_has_changed(self, found: Generation) -> None:
+        self.residency.invalidate()
+        self._membership.see(found)
+        self._holding.look()
 
     async def _warm_up(self) -> None:
         """Run the warm-up rows, which prove that this process can compute."""

@@ -11,6 +11,7 @@ unknown name is refused.
 
 import os
 import re
+import socket
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -173,6 +174,21 @@ class ServerSettings(BaseSettings):
         default=50,
         description="time between two looks for changes that other processes made to the registry",
     )
+    registry_lease_s: Annotated[int, Field(ge=1, le=3600)] | None = Field(
+        default=None,
+        description="without the registry for this long, the server answers 503, so that "
+        "`nunatak task promote --wait` is exact. If not set, the server goes on with the versions "
+        "it knows",
+    )
+    replica_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = Field(
+        default="",
+        description="name of this process in `x-replica-id`, in the log and in `nunatak replicas`, "
+        "such as the name of its pod; random if not set",
+    )
+    replica_address: Annotated[str, Field(max_length=200)] = Field(
+        default="",
+        description="address in `nunatak replicas`; the name of the host with `port` if not set",
+    )
     shadow_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=0.1, description="largest difference of regression values that counts as agreement"
     )
@@ -230,6 +246,11 @@ class ServerSettings(BaseSettings):
                     f"https://app.example or http://localhost:3000, got {origin!r}"
                 )
         return origins
+
+    @property
+    def address_of_replica(self) -> str:
+        """The address that `nunatak replicas` shows."""
+        return self.replica_address or f"{socket.gethostname()}:{self.port}"
 
     def allowed_origins(self) -> frozenset[str]:
         """Return the origins in `cors_origins`."""

@@ -5,9 +5,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium")
+TIMEOUT_MS = 30_000
+"""Patience on a busy machine, where the page waits longer between two readings of the server."""
 NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on the path")
 CONTRAST = """() => {
     const channel = (it) => it <= 0.03928 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4;
@@ -35,6 +37,7 @@ CONTRAST = """() => {
 @contextmanager
 def running_browser() -> Generator[Browser]:
     """Run a browser."""
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
@@ -44,7 +47,7 @@ def open_page(browser: Browser, address: str) -> Generator[Page]:
     """Open a page; until the end, it must cause no error and call no other server."""
     context = browser.new_context(base_url=address)
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(TIMEOUT_MS)
     errors = list[str]()
     asked = list[str]()
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -52,6 +55,8 @@ def open_page(browser: Browser, address: str) -> Generator[Page]:
     page.on("request", lambda request: asked.append(request.url))
     yield page
     assert page.evaluate("window.broken") is None
+    # A handler of routes that still waits for its answer would fail in the next test.
+    page.unroute_all(behavior="ignoreErrors")
     context.close()
     foreseen = (
         "Failed to load resource"  # the browser's own messages about statuses that tests cause

@@ -239,9 +239,9 @@ async def wait_until_refused(server: ServerProcess) -> None:
 
 async def _admitted(client: httpx.AsyncClient) -> int:
     text = (await client.get("/metrics")).text
-    found = re.search(r"^nunatak_admitted_requests (\S+)$", text, flags=re.MULTILINE)
-    assert found is not None
-    return int(float(found[1]))
+    found = re.findall(r"^nunatak_(?:waiting|running)_requests (\S+)$", text, flags=re.MULTILINE)
+    assert len(found) == 2
+    return int(sum(map(float, found)))
 
 
 def _put(file: Path, *, is_there: bool) -> None:

@@ -4,9 +4,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from pwd import getpwall
@@ -37,6 +38,8 @@ class PostgresServer:
 
     socket_folder: Path
     numbers: "count[int]"
+    control: Callable[..., None]
+    """Run `pg_ctl` with these arguments on this server."""
 
     def create_database(self) -> str:
         """Return the URL of a new database."""
@@ -46,6 +49,10 @@ class PostgresServer:
         ) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return f"postgresql+psycopg://nunatak@/{name}?host={self.socket_folder}"
+
+    def restart(self) -> None:
+        """End the server at once, as a crash would, and start it again."""
+        self.control("restart", "-w", "-m", "immediate")
 
 
 @contextmanager
@@ -62,24 +69,21 @@ def private_postgres(binaries: Path) -> Generator[PostgresServer]:
         options = "-c listen_addresses='' -c fsync=off -k " + str(folder)
         initialize = ["--auth=trust", "--username=nunatak", "--no-sync", "--encoding=UTF8"]
         _run(user, binaries / "initdb", "-D", data, *initialize)
-        _run(
-            user,
-            binaries / "pg_ctl",
-            "start",
-            "-w",
-            "-D",
-            data,
-            "-l",
-            folder / "log",
-            "-o",
-            options,
-        )
+        started = ("-D", data, "-l", folder / "log", "-o", options)
+        control = partial(_control, user, binaries, started)
+        control("start", "-w")
         try:
-            yield PostgresServer(socket_folder=folder, numbers=count())
+            yield PostgresServer(socket_folder=folder, numbers=count(), control=control)
         finally:
-            _run(user, binaries / "pg_ctl", "stop", "-w", "-m", "immediate", "-D", data)
+            control("stop", "-w", "-m", "immediate")
     finally:
         shutil.rmtree(folder)
+
+
+def _control(
+    user: str | None, binaries: Path, started: Sequence[str | Path], *command: str
+) -> None:
+    _run(user, binaries / "pg_ctl", *command, *started)
 
 
 def _server_user() -> str | None:

@@ -87,6 +87,7 @@ def assert_equal(one: Asked, *, tolerance: float = 1e-9) -> None:
     assert [it["score"] for it in one.found] == pytest.approx(scores, abs=tolerance)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("family", TokenizerFamily)
 @pytest.mark.parametrize("max_answer_len", [1, 15])
 @pytest.mark.parametrize("may_have_no_answer", [False, True])

@@ -82,6 +82,7 @@ CASES = [
 ]
 
 
+@pytest.mark.pairs
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
 @pytest.mark.parametrize("ignored", [[], ["O", "PER", "B-LOC"]], ids=["none", "some"])
 @pytest.mark.parametrize(("strategy", "max_length"), CASES)

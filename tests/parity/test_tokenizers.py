@@ -31,6 +31,7 @@ def alignment_of(window: Encoding) -> Alignment:
     return window.alignment
 
 
+@pytest.mark.pairs
 # In every case, the question leaves more than half of the shortest window to the context.
 @pytest.mark.parametrize(("kind", "max_length"), [("texts", 24), ("pairs", 90), ("texts", 1024)])
 @pytest.mark.parametrize("stride", [0, 7])

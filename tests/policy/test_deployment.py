@@ -9,12 +9,14 @@ import pytest
 import yaml
 
 from doubles.access import access_by_route
+from nunatak_server.http.access import PREDICT, Access
 from nunatak_server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "container" / "Dockerfile").read_text(encoding="utf-8")
 NGINX = (DEPLOY / "nginx" / "nunatak.conf").read_text(encoding="utf-8")
+HAPROXY = (DEPLOY / "haproxy" / "nunatak.cfg").read_text(encoding="utf-8")
 FILES = [path for path in DEPLOY.rglob("*") if path.is_file()]
 VARIABLES = {f"NUNATAK_{name.upper()}" for name in ServerSettings.model_fields}
 DEFAULTS = ServerSettings.model_construct()
@@ -90,7 +92,7 @@ def test_the_units_values_are_settings_that_a_server_takes() -> None:
 
 def test_kubernetes_gives_a_server_the_time_to_end() -> None:
     (container,) = pod()["containers"]
-    settings = {it["name"]: it["value"] for it in container["env"]}
+    settings = {it["name"]: it["value"] for it in container["env"] if "value" in it}
     needed_s = int(settings["NUNATAK_DRAIN_DELAY_S"]) + int(settings["NUNATAK_GRACE_S"])
     probe = container["readinessProbe"]
 
@@ -123,6 +125,34 @@ def test_the_proxy_passes_the_bodies_that_the_server_takes() -> None:
     (megabytes,) = re.findall(r"client_max_body_size (\d+)m;", NGINX)
 
     assert int(megabytes) * 1024**2 == DEFAULTS.max_body_bytes
+
+
+def retried(path: str) -> list[bool]:
+    """Whether nginx, and HAProxy, repeat a request to a path that another process refused."""
+    (in_nginx,) = re.findall(r'location ~ "(.+)"', NGINX)
+    (in_haproxy,) = re.findall(r"acl asks path_reg (.+)", HAPROXY)
+    return [re.search(pattern, path) is not None for pattern in (in_nginx, in_haproxy)]
+
+
+@pytest.mark.parametrize(("route", "needed"), sorted(access_by_route().items(), key=str))
+def test_a_proxy_repeats_predictions_and_no_change(
+    route: tuple[str, str], needed: Access | None
+) -> None:
+    verb, template = route
+    # Names that look like the end of a prediction.
+    path = re.sub(r"{(\w+)}", "predict", template)
+    if needed == PREDICT:
+        assert retried(re.sub("{version}", "3", template).replace("{task}", "tone")) == [True] * 2
+    elif verb != "GET":
+        assert retried(path) == [False] * 2
+
+
+def test_haproxy_routes_each_task_by_its_name_alone() -> None:
+    (of_tasks,) = re.findall(r"acl names_a_task path_reg (.+)", HAPROXY)
+    for _, template in access_by_route():
+        if "{task}" in template and all(retried(template.replace("{version}", "3"))):
+            assert re.search(of_tasks, template), template
+            assert template.split("/")[3].partition(":")[0] == "{task}"
 
 
 def _pyproject() -> str:

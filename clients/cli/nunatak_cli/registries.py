@@ -1,4 +1,4 @@
-"""`nunatak registry`, and opening the registry that the options of a command name."""
+"""`nunatak registry` and `nunatak replicas`, and opening the registry that a command names."""
 
 # ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
 
@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from pydantic import JsonValue
 from rich.filesize import decimal
+from rich.table import Table
 
 from nunatak_cli.failures import print_failure
-from nunatak_cli.options import CreateOption, JsonOption, example
+from nunatak_cli.options import CreateOption, JsonOption, RegistryOption, example
 from nunatak_cli.output import console, error_console, print_json
 from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
+    from nunatak_contract.wire import ReplicaListing
     from nunatak_registry import AliasEvent, Registry, TaskCopy
 
 EXAMPLES = {
@@ -70,6 +72,56 @@ def copy(
         error_console().print("the source has no tasks")
     if failed:
         raise typer.Exit(1)
+
+
+def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+    """List the server processes of a registry: what they serve, their load and their memory."""
+    with existing_registry(registry) as opened:
+        listing = opened.replicas.listing()
+    if as_json:
+        print_json(listing.model_dump(mode="json"))
+    elif listing.replicas:
+        console().print(_replicas_table(listing))
+    else:
+        error_console().print(
+            "no server process of this registry has a row; see docs/operations.md"
+        )
+
+
+def wait_for_replicas(registry: "Registry", seconds: float) -> str:
+    """Wait until every live replica follows the last change; return the line about them.
+
+    Raises:
+        NunatakError: `replicas_behind`, some replicas do not follow within `seconds`.
+    """
+    found = registry.replicas.wait(seconds).replicas
+    without_lease = sum(it.lease_s is None for it in found)
+    line = f"{len(found)} replica{'' if len(found) == 1 else 's'} follow"
+    if without_lease:
+        line += (
+            f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without a "
+            "lease that the registry has not heard of for two minutes is not counted"
+        )
+    return line
+
+
+def _replicas_table(listing: "ReplicaListing") -> Table:
+    """Return one row per replica."""
+    table = Table("replica", "address", "release", "seen", "serves", "lease", "load", "memory")
+    for it in listing.replicas:
+        load = it.load
+        table.add_row(
+            it.id,
+            it.address,
+            it.release,
+            f"{it.seen_s:.0f} s ago",
+            f"{'current' if it.is_current else 'older'}, {'ready' if load.ready else 'not ready'}",
+            "none" if it.lease_s is None else f"{it.lease_s:g} s",
+            f"{load.running} running, {load.waiting} waiting",
+            f"{load.versions} versions, {decimal(load.version_bytes)} of "
+            f"{decimal(load.process_bytes)}",
+        )
+    return table
 
 
 FAILURES_OF_A_TASK = {"copy_conflict", "task_not_found", "invalid_manifest", "corrupt_blob"}

@@ -38,13 +38,22 @@ VersionArgument = Annotated[
     int, typer.Argument(metavar="VERSION", min=1, help="Number of the version.")
 ]
 
+WaitOption = Annotated[
+    bool,
+    typer.Option("--wait", help="Return when every live server process answers accordingly."),
+]
+TimeoutOption = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", min=0, help="With --wait: fail after this time."),
+]
+
 EXAMPLES = {
     "list": "nunatak task list",
     "show": "nunatak task show tone@prod",
     "versions": "nunatak task versions tone",
     "diff": "nunatak task diff tone/1 tone@prod",
     "history": "nunatak task history tone --alias prod",
-    "promote": "nunatak task promote tone 3 --alias prod --expect 2",
+    "promote": "nunatak task promote tone 3 --alias prod --expect 2 --wait",
     "rollback": "nunatak task rollback tone --alias prod",
     "canary": "nunatak task canary tone --version 4 --share 0.1",
     "shadow": "nunatak task shadow tone --version 5 --share 0.5",
@@ -145,6 +154,8 @@ def promote(  # noqa: PLR0913 - one parameter per option is how typer works
     expect: ExpectOption = None,
     backbone: BackboneOption = None,
     unprobed: UnprobedOption = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 30,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -153,19 +164,24 @@ def promote(  # noqa: PLR0913 - one parameter per option is how typer works
         if not unprobed:
             prove_version(opened, name, version, source=backbone)
         move, has_moved = registries.promote(opened, name, alias, version, expect=expect)
+        followed = registries.wait_for_replicas(opened, timeout) if wait else None
     if as_json:
         print_json({**_event_json(move), "moved": has_moved})
     else:
         console().print(registries.moved_line(move, has_moved=has_moved))
+        if followed:
+            console().print(followed, soft_wrap=True)
 
 
-def rollback(
+def rollback(  # noqa: PLR0913 - as above
     name: NameArgument,
     *,
     alias: AliasOption = "prod",
     expect: ExpectOption = None,
     backbone: BackboneOption = None,
     unprobed: UnprobedOption = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 30,
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -176,10 +192,13 @@ def rollback(
             expect, target = opened.next_rollback(name, alias, expected_version=expect)
             prove_version(opened, name, target, source=backbone)
         move = opened.rollback(name, alias, expected_version=expect)
+        followed = registries.wait_for_replicas(opened, timeout) if wait else None
     if as_json:
         print_json(_event_json(move))
     else:
         console().print(registries.moved_line(move, has_moved=True))
+        if followed:
+            console().print(followed, soft_wrap=True)
 
 
 def delete(

@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -23,6 +23,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     PoolProxiedConnection,
+    Select,
     create_engine,
     event,
     insert,
@@ -44,6 +45,15 @@ BUSY_TIMEOUT_S = 10.0
 # In older releases, the reset of a write-ahead log under load can corrupt the file
 # (sqlite.org/wal.html, "the WAL-reset bug").
 _FIRST_SAFE_WAL = (3, 51, 3)
+# Without these, a connection to a machine that has gone waits for a quarter of an hour. The URL may
+# choose other values (postgresql.org/docs/current/libpq-connect.html).
+_LOST_PEER = {
+    "connect_timeout": "5",
+    "tcp_user_timeout": "10000",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+}
 # The value is arbitrary. Every opener of a new PostgreSQL index must take the same lock.
 _CREATION_LOCK = 0x6E756E6174616B
 # After one of these errors, the content of the disk is unknown. PostgreSQL stops by itself.
@@ -178,15 +188,25 @@ class Database:
             with self._reader.connect() as connection, connection.begin():
                 yield connection
 
-    @contextmanager
-    def writing(self) -> Generator[Connection]:
+    def writing(self) -> AbstractContextManager[Connection]:
         """Yield the connection of the only writer; commits unless the body raises."""
+        return self._changing(select(StateRow.id).with_for_update())
+
+    def noting(self) -> AbstractContextManager[Connection]:
+        """Yield a connection for rows that only this process writes; commits like `writing`.
+
+        On PostgreSQL the connection neither waits for the writer nor delays it.
+        """
+        return self._changing(select(StateRow.id))
+
+    @contextmanager
+    def _changing(self, lock: Select[int]) -> Generator[Connection]:
         if self._sync_failure is not None:
             raise StoreReadOnlyError(self._sync_failure)
         with _refusals(), self._failed_sync_is_final():
             opened = self._follow_file()
             with self._writer.connect() as connection, connection.begin():
-                connection.execute(select(StateRow.id).with_for_update())
+                connection.execute(lock)
                 self._require_file(opened)
                 yield connection
             # A commit to a file without a name is lost.
@@ -350,8 +370,9 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _postgresql_engine(url: URL) -> Engine:
+    chosen = {name: it for name, it in _LOST_PEER.items() if name not in url.query}
     try:
-        return create_engine(url, pool_pre_ping=True)
+        return create_engine(url, pool_pre_ping=True, connect_args=chosen)
     except ImportError as error:
         raise StoreUnavailableError(
             f"a PostgreSQL index needs the package {error.name!r}: pip install 'nunatak[postgres]'"

@@ -5,12 +5,12 @@ only writer. All writes of a change become visible together, or none does. The f
 `Change` look up a fact in a snapshot, and raise if it is missing.
 """
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Self
 
-from sqlalchemy import URL, ColumnElement, delete, insert, or_, select, update
+from sqlalchemy import URL, ColumnElement, delete, func, insert, or_, select, update
 
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import NunatakError
@@ -34,6 +34,7 @@ from nunatak_registry.index.schema import (
     CandidateEventRow,
     CandidateRow,
     HoldRow,
+    ReplicaRow,
     RetiredBlobRow,
     TaskRow,
     VersionRow,
@@ -158,7 +159,7 @@ def find_rollback(
 
 
 class Change(Snapshot):
-    """Changes of the index. All changes except holds increase the generation."""
+    """Changes of the index. All changes except holds and replicas increase the generation."""
 
     def take_version(self, task: str) -> int:
         """Return the task's next number, which is never given out again."""
@@ -289,6 +290,18 @@ class Change(Snapshot):
             self._connection.execute(insert(HoldRow), rows)
         return frozenset(held)
 
+    def note_replica(self, values: Mapping[str, object], *, now: float) -> int:
+        """Write the row of a process, remove rows that have ended, and count the other rows."""
+        key = ReplicaRow.key == values["key"]
+        self._connection.execute(delete(ReplicaRow).where(or_(key, ReplicaRow.until < now)))
+        others = self._connection.execute(select(func.count()).select_from(ReplicaRow))
+        self._connection.execute(insert(ReplicaRow).values(**values))
+        return others.scalar_one()
+
+    def remove_replica(self, key: str) -> None:
+        """Remove the row of a process."""
+        self._connection.execute(delete(ReplicaRow).where(ReplicaRow.key == key))
+
     def forget_retired(self, digests: Collection[str]) -> None:
         """Drop the records of retired blobs that are in use again, or removed."""
         self._connection.execute(
@@ -389,6 +402,12 @@ class Index:
         """Yield the index at this moment."""
         with self._database.reading() as connection:
             yield Snapshot(connection)
+
+    @contextmanager
+    def noting(self) -> Generator[Change]:
+        """Yield a change of rows that only this process writes; it waits for no other writer."""
+        with self._database.noting() as connection:
+            yield Change(connection)
 
     @contextmanager
     def writing(self) -> Generator[Change]:

@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _NAME = String(64)
 _DIGEST = String(64)
@@ -104,6 +104,27 @@ class HoldRow(Base):
     task: Mapped[str] = mapped_column(_NAME, primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     until: Mapped[str] = mapped_column(_TIME)
+
+
+class ReplicaRow(Base):
+    """A server process of this registry. A row counts until its lifetime ends.
+
+    Times are in seconds since the epoch, by the clock of `Snapshot.seconds`.
+    """
+
+    __tablename__ = "nunatak_replicas"
+
+    key: Mapped[str] = mapped_column(_READER, primary_key=True)
+    id: Mapped[str] = mapped_column(_NAME)
+    address: Mapped[str] = mapped_column(_READER)
+    release: Mapped[str] = mapped_column(_NAME)
+    started: Mapped[str] = mapped_column(_TIME)
+    lease_s: Mapped[float | None] = mapped_column(Double)
+    revision: Mapped[int] = mapped_column(BigInteger)
+    """The number of the generation that the process has applied; 0 while it is behind."""
+    beat: Mapped[float] = mapped_column(Double)
+    until: Mapped[float] = mapped_column(Double)
+    load: Mapped[str] = mapped_column(Text)
 
 
 class AliasRow(Base):

@@ -5,21 +5,23 @@ name.
 """
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Row,
     Select,
     String,
     and_,
     bindparam,
     cast,
+    extract,
     func,
     select,
 )
@@ -43,6 +45,7 @@ from nunatak_registry.index.schema import (
     CandidateEventRow,
     CandidateRow,
     HoldRow,
+    ReplicaRow,
     RetiredBlobRow,
     StateRow,
     TaskRow,
@@ -291,6 +294,18 @@ class Snapshot:
                 for task, version, until in rows
                 if datetime.fromisoformat(until) > now
             }
+
+    def seconds(self, clock: Callable[[], datetime]) -> float:
+        """Return the seconds since the epoch: by PostgreSQL itself, or on SQLite by `clock`."""
+        if self._connection.dialect.name != "postgresql":
+            return clock().timestamp()
+        now = select(extract("epoch", func.clock_timestamp()))
+        return float(self._connection.execute(now).scalar_one())
+
+    def replicas(self, now: float) -> Sequence[Row[Any]]:
+        """Return the rows of `ReplicaRow` whose lifetime has not ended, by id."""
+        query = select(*ReplicaRow.__table__.columns).where(ReplicaRow.until >= now)
+        return self._connection.execute(query.order_by(ReplicaRow.id, ReplicaRow.key)).all()
 
     def blob_references(self) -> dict[tuple[str, int], set[str]]:
         """Return the digests of the blobs of every version, as the index counts them."""

@@ -150,6 +150,13 @@ class Engine:
         return len(self._inbox) + len(self._queues) + sum(map(len, tuple(self._batches)))
 
     @property
+    def num_running_requests(self) -> int:
+        """Number of requests with a row in a batch that runs; any thread may read it."""
+        # The rows of a request have its deadline, which no other request has.
+        running = itertools.chain.from_iterable(tuple(self._batches))
+        return len({row.deadline for row in running if not row.is_shadow})
+
+    @property
     def stalled_s(self) -> float:
         """Seconds without the end of a batch while rows wait; any thread may read it."""
         return self._clock() - self._moved_at if self.num_rows else 0.0

@@ -157,6 +157,34 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type=CONTENT_TYPE)
 
 
+@router.get(
+    "/v1/replicas",
+    dependencies=[needs(Scope.READ, spans_tasks=True)],
+    response_model=wire.ReplicaListing,
+)
+async def replicas(request: Request) -> Response:
+    """Return the live replicas of the registry, as each described itself at its last beat."""
+    listing = await runtime_of(request).catalog.replicas()
+    return reply(listing.model_dump(mode="json"))
+
+
+WaitQuery = Annotated[
+    int | None,
+    Query(ge=1, le=60, description="answer when all replicas follow; 504 after these seconds"),
+]
+
+
+async def _changed(runtime: Runtime, wait_s: int | None) -> None:
+    """Let this server follow a change at once, and wait for the others if `wait_s` is given.
+
+    Raises:
+        NunatakError: `replicas_behind`, the change is made, and some replicas do not follow.
+    """
+    runtime.residency.invalidate()
+    if wait_s is not None:
+        await runtime.catalog.wait_for_replicas(wait_s)
+
+
 AliasQuery = Annotated[str, Query(description="the alias of the candidate")]
 
 
@@ -172,6 +200,7 @@ async def set_candidate(
     role: CandidateRole,
     body: CandidateRequest,
     deadline_ms: DeadlineHeader = None,
+    wait_s: WaitQuery = None,
 ) -> Response:
     """Let a version run next to an alias, as `canary` or `shadow`.
 
@@ -186,7 +215,7 @@ async def set_candidate(
     event = await runtime.catalog.set_candidate(
         candidate, expected_version=body.expected_version, by=_actor(request)
     )
-    runtime.residency.invalidate()
+    await _changed(runtime, wait_s)
     return reply(_candidate_fields(event))
 
 
@@ -201,6 +230,7 @@ async def end_candidate(
     alias: str,
     role: CandidateRole,
     body: CandidateEndRequest | None = None,
+    wait_s: WaitQuery = None,
 ) -> Response:
     """End a candidate, so that the alias's own version gets all requests from the next one on."""
     runtime = runtime_of(request)
@@ -210,7 +240,7 @@ async def end_candidate(
     event = await runtime.catalog.end_candidate(
         task, alias, role, expected_version=expected, by=_actor(request)
     )
-    runtime.residency.invalidate()
+    await _changed(runtime, wait_s)
     return reply(_candidate_fields(event))
 
 
@@ -282,6 +312,7 @@ async def promote(
     alias: str,
     body: PromoteRequest,
     deadline_ms: DeadlineHeader = None,
+    wait_s: WaitQuery = None,
 ) -> Response:
     """Point an alias to a version.
 
@@ -295,7 +326,7 @@ async def promote(
     event = await runtime.catalog.promote(
         task, alias, body.version, expected_version=body.expected_version, by=_actor(request)
     )
-    runtime.residency.invalidate()
+    await _changed(runtime, wait_s)
     return reply(_alias_fields(event))
 
 
@@ -310,6 +341,7 @@ async def roll_back(
     alias: str,
     body: RollbackRequest | None = None,
     deadline_ms: DeadlineHeader = None,
+    wait_s: WaitQuery = None,
 ) -> Response:
     """Point an alias back at its previous version, from the next request on.
 
@@ -328,7 +360,7 @@ async def roll_back(
     event = await runtime.catalog.rollback(
         task, alias, expected_version=current, by=_actor(request)
     )
-    runtime.residency.invalidate()
+    await _changed(runtime, wait_s)
     return reply(_alias_fields(event))
 
 

@@ -72,9 +72,9 @@ class RequestObserver:
         exchange = self.begin(scope)
         if started is not None:
             exchange.started = started
-        header = give_id(scope)
+        identity = give_id(scope)
         response = answer(scope)
-        response.raw_headers.append(header)
+        response.raw_headers.extend(identity)
         response.headers.update(sharing_headers(scope))
         exchange.status = response.status_code
         self.conclude(scope, exchange)
@@ -99,6 +99,7 @@ class RequestObserver:
         if self._access_log and logger.isEnabledFor(level):
             values: dict[str, object] = {
                 "request_id": request_id_of(scope),
+                "replica": state_of(scope).runtime.replica_id,
                 "method": exchange.method,
                 "route": route,
                 "status": exchange.status,

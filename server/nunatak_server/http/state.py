@@ -1,4 +1,4 @@
-"""The state of an application, and the id of a request in its answer and in the log.
+"""The state of an application, and the ids in the headers of an answer.
 
 The middleware is pure ASGI: a middleware that wraps requests in its own tasks would hide
 disconnects.
@@ -11,7 +11,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nunatak_contract.wire import REQUEST_ID_HEADER
+from nunatak_contract.wire import REPLICA_HEADER, REQUEST_ID_HEADER
 from nunatak_server.access.authenticators import Authenticator
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -39,6 +39,7 @@ def state_of(scope: Scope) -> AppState:
 
 
 _HEADER: Final = REQUEST_ID_HEADER.encode()
+_REPLICA_HEADER: Final = REPLICA_HEADER.encode()
 _STATE_KEY: Final = "nunatak_request_id"
 _ID_BITS: Final = 64
 # One generator for all ids, because a system call for each id would take longer.
@@ -59,15 +60,19 @@ def header_of(scope: Scope, name: bytes) -> bytes | None:
     return None
 
 
-def give_id(scope: Scope) -> tuple[bytes, bytes]:
-    """Give a request an id, the caller's own if it is valid; return the header with the id."""
+def give_id(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Give a request an id, the caller's own if it is valid.
+
+    Returns the headers with the id of the request and the id of this replica.
+    """
     request_id = _sent_id(scope) or f"{_IDS.getrandbits(_ID_BITS):016x}"
     scope[_STATE_KEY] = request_id
-    return _HEADER, request_id.encode()
+    replica_id = state_of(scope).runtime.replica_id
+    return [(_HEADER, request_id.encode()), (_REPLICA_HEADER, replica_id.encode())]
 
 
 class RequestIdMiddleware:
-    """Gives every request an id, and returns it in a header."""
+    """Gives every request an id, and returns the id and the replica's id in headers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -77,11 +82,11 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        header = give_id(scope)
+        identity = give_id(scope)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *identity]
             await send(message)
 
         await self._app(scope, receive, send_with_id)

@@ -142,7 +142,8 @@ class ServerState:
     is_ready: bool
     reads_registry: bool
     holds_versions: bool
-    num_admitted: int
+    num_waiting: int
+    num_running: int
     num_admitted_tokens: float
     num_body_bytes: int
     ledger: MemoryLedger
@@ -181,7 +182,10 @@ class StateCollector(Collector):
         yield _gauge("registry_readable", reads, float(state.reads_registry))
         held = "1 while the registry protects the versions in memory from deletion"
         yield _gauge("versions_held", held, float(state.holds_versions))
-        yield _gauge("admitted_requests", "Requests without an answer yet", state.num_admitted)
+        waiting = "Requests that wait for a batch or for a load"
+        yield _gauge("waiting_requests", waiting, state.num_waiting)
+        running = "Requests with a row in a batch that runs"
+        yield _gauge("running_requests", running, state.num_running)
         tokens = "Tokens of the rows of admitted requests, through all layers"
         yield _gauge("admitted_tokens", tokens, state.num_admitted_tokens)
         yield _gauge("held_body_bytes", "Bytes of admitted bodies", state.num_body_bytes)

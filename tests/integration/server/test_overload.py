@@ -5,9 +5,10 @@ import json
 import re
 import socket
 import time
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -96,7 +97,7 @@ def full_server(
             stack.enter_context(send_only(address, number, task=task))
             for number, task in enumerate(tasks)
         ]
-        wait_for(address, "nunatak_admitted_requests", len(tasks))
+        wait_for(partial(open_requests, address), len(tasks))
         yield address, stack.enter_context(connect(address))
         HeldLayers.may_compute.set()
         assert {status_of(it) for it in waiting} == {200}
@@ -209,7 +210,7 @@ def test_a_body_counts_until_the_last_line_of_its_stream(
         HeldLayers.may_compute.set()
 
         # The server learns a moment later that its caller has gone.
-        wait_for(address, "nunatak_held_body_bytes", 0)
+        wait_for(partial(metric, address, "nunatak_held_body_bytes"), 0)
         assert client.post("/v1/predict", json=body).status_code == 200
 
 
@@ -230,10 +231,10 @@ def test_requests_for_several_heads_on_one_trunk_are_answered_side_by_side(
                 HeldLayers.may_compute.clear()
                 with ThreadPoolExecutor() as pool:
                     asked = [pool.submit(client.post, "/v1/predict", json=body) for _ in range(2)]
-                    wait_for(address, "nunatak_admitted_requests", 2)
+                    wait_for(partial(open_requests, address), 2)
                     HeldLayers.may_compute.set()
                     assert [it.result().status_code for it in asked] == [200, 200]
-                wait_for(address, "nunatak_admitted_requests", 0)
+                wait_for(partial(open_requests, address), 0)
 
 
 @pytest.mark.parametrize("value", ["urgent", "", "HIGH", "0"])
@@ -261,11 +262,11 @@ def test_rows_of_callers_that_hang_up_are_never_computed(
         assert ask(address).status_code == 200
         HeldLayers.may_compute.clear()
         gone = [send_only(address, number) for number in range(40)]
-        wait_for(address, "nunatak_admitted_requests", 40)
+        wait_for(partial(open_requests, address), 40)
         before = computed_rows(address)
         for connection in gone:
             connection.close()
-        wait_for(address, "nunatak_admitted_requests", 0)
+        wait_for(partial(open_requests, address), 0)
         HeldLayers.may_compute.set()
 
         assert ask(address).status_code == 200
@@ -322,7 +323,14 @@ def computed_rows(address: str) -> float:
     return metric(address, "nunatak_batch_rows_sum")
 
 
-def wait_for(address: str, name: str, value: float) -> None:
+def wait_for(count: Callable[[], float], value: float) -> None:
     end = time.monotonic() + 30
-    while metric(address, name) != value:
-        assert time.monotonic() < end, f"{name} is {metric(address, name)}"
+    while (found := count()) != value:
+        assert time.monotonic() < end, found
+
+
+def open_requests(address: str) -> float:
+    text = httpx.get(f"{address}/metrics").text
+    counts = re.findall(r"^nunatak_(?:waiting|running)_requests (\S+)$", text, flags=re.MULTILINE)
+    assert len(counts) == 2
+    return sum(map(float, counts))

@@ -22,11 +22,11 @@ def test_answers_are_learned_on_every_shape(family: TokenizerFamily) -> None:
     tokenizer = published(family).backend_tokenizer
     backbone = tiny_backbone(num_layers=2, family=SHAPES[family], tokenizer=tokenizer)
     changes = {
-        "epochs": 24,
+        "epochs": 40,
         "min_steps": 0,
         "batch_size": 8,
         "max_length": 64,
-        "learning_rate": 3e-3,
+        "learning_rate": 2e-3,
     }
     recipe = default_recipe(Full(), changes=changes)
 

@@ -106,6 +106,7 @@ def groups(request: pytest.FixtureRequest) -> PlanGroups:
     return request.param
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("page_bytes", [1, 20_000, 2**28], ids=["lone", "some", "all"])
 @pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "llama", "qwen3"])
 def test_grouped_tasks_answer_as_each_by_itself(

@@ -39,3 +39,22 @@ def test_a_process_that_gets_nothing_done_is_not_ready_until_it_does() -> None:
     stalled_s = 0.0
     readiness.check_ready()
     assert readiness.is_ready
+
+
+def test_a_process_whose_lease_has_ended_takes_no_requests_until_it_has_a_new_one() -> None:
+    is_over = False
+    readiness = Readiness(lease_is_over=lambda: is_over)
+    readiness.move_to(State.READY)
+    readiness.check()
+
+    is_over = True
+    for state in (State.READY, State.LEAVING):
+        readiness.move_to(state)
+        assert not readiness.is_ready
+        assert not readiness.takes_requests
+        with raises("not_ready", match="its lease has ended"):
+            readiness.check()
+
+    is_over = False
+    readiness.move_to(State.READY)
+    readiness.check()

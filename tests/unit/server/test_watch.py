@@ -21,7 +21,7 @@ class Script:
         self.num_polls = 0
         self.watch = RegistryWatch(
             generation=self.generation,
-            on_change=lambda: self.changes.append(self.num_polls),
+            on_change=lambda _: self.changes.append(self.num_polls),
             on_restore=self.on_restore,
             interval_s=0.1,
             pause=self.pause,

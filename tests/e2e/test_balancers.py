@@ -1,10 +1,11 @@
-"""The shipped file of nginx, run by nginx itself in front of real servers."""
+"""The shipped files of nginx and HAProxy, run by these programs in front of real servers."""
 
 import re
 import socket
 import ssl
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -13,15 +14,18 @@ import pytest
 
 from doubles.access import add_key
 from doubles.lifecycles import Site, make_site
-from doubles.proxies import HOST, NGINX, OPENSSL, free_port, proxy
+from doubles.proxies import HOST, PROXIES, free_port
 from nunatak_server.settings import ServerSettings
 
 PREDICT, ROLLBACK = "/v1/tasks/tone/predict", "/v1/tasks/tone/aliases/prod/rollback"
 MAX_BODY_BYTES = ServerSettings.model_construct().max_body_bytes
 NUM_ASKED = 6
+MANY, ASKED = "/v1/predict", {"inputs": "hi", "tasks": ["tone", "mood"]}
+
+Proxy = Callable[..., AbstractContextManager[httpx.Client]]
 
 pytestmark = pytest.mark.skipif(
-    NGINX is None or OPENSSL is None, reason="nginx or openssl is not installed (apt-get install)"
+    not PROXIES, reason="no balancer, or no openssl, is installed (apt-get install)"
 )
 
 
@@ -36,7 +40,7 @@ class Refusing(ThreadingHTTPServer):
 
     @property
     def place(self) -> str:
-        """The address of nginx."""
+        """The address for a balancer."""
         return f"127.0.0.1:{self.server_address[1]}"
 
 
@@ -44,10 +48,17 @@ class _Refuse(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Refusing  # pyright: ignore[reportIncompatibleVariableOverride] - ours alone starts it
 
+    def do_GET(self) -> None:
+        """Answer the checks: the balancer has not noticed yet."""
+        self._answer(200)
+
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
         self.server.num_asked += 1
-        self.send_response(503)
+        self._answer(503)
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
         self.send_header("content-length", "0")
         self.end_headers()
 
@@ -55,9 +66,30 @@ class _Refuse(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path)
+@pytest.fixture(params=sorted(PROXIES))
+def proxy(request: pytest.FixtureRequest) -> Proxy:
+    return PROXIES[request.param]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return make_site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def keyed(site: Site) -> Generator[tuple[str, dict[str, str]]]:
+    """The place of a server with keys, and the headers of an allowed caller."""
+    keys = site.faults / "keys.json"
+    allowed = add_key(keys, "support")
+    with site.server(api_keys_file=keys) as server:
+        yield place_of(server.address), allowed
+
+
+@pytest.fixture(scope="module")
+def place(site: Site) -> Generator[str]:
+    """The place of a server without keys."""
+    with site.server() as server:
+        yield place_of(server.address)
 
 
 @pytest.fixture
@@ -74,12 +106,12 @@ def place_of(address: str) -> str:
     return address.removeprefix("http://")
 
 
-def test_the_shipped_file_serves_what_it_promises(site: Site, tmp_path: Path) -> None:
+def test_the_shipped_file_serves_what_it_promises(site: Site, tmp_path: Path, proxy: Proxy) -> None:
     keys = tmp_path / "keys.json"
     allowed = add_key(keys, "support")
     with (
         site.server(api_keys_file=keys) as server,
-        proxy(tmp_path / "nginx", *[place_of(server.address)] * 2) as client,
+        proxy(tmp_path / "proxy", *[place_of(server.address)] * 2) as client,
     ):
         assert client.get("/readyz").status_code == 200
         check_answers(client, allowed)
@@ -99,7 +131,7 @@ def check_answers(client: httpx.Client, allowed: dict[str, str]) -> None:
     assert (answer.status_code, stranger.status_code) == (200, 401)
     assert {item["label"] for item in answer.json()["outputs"]}
     assert len(names) == 2
-    assert all(re.fullmatch("[0-9a-f]{32}", name) for name in names)
+    assert all(re.fullmatch("[0-9a-f-]{32,36}", name) for name in names)
 
 
 def check_sites(client: httpx.Client, allowed: dict[str, str]) -> None:
@@ -153,13 +185,10 @@ def check_protocol(client: httpx.Client) -> None:
 
 
 def test_a_prediction_goes_on_to_another_process_and_a_rollback_does_not(
-    site: Site, refusing: Refusing, tmp_path: Path
+    place: str, refusing: Refusing, tmp_path: Path, proxy: Proxy
 ) -> None:
-    with (
-        site.server() as server,
-        proxy(tmp_path / "nginx", place_of(server.address), refusing.place) as client,
-    ):
-        predicted = [client.post(PREDICT, json={"inputs": "hi"}) for _ in range(NUM_ASKED)]
+    with proxy(tmp_path / "proxy", place, refusing.place) as client:
+        predicted = [client.post(MANY, json=ASKED) for _ in range(NUM_ASKED)]
         num_passed_on, refusing.num_asked = refusing.num_asked, 0
         rolled_back = [client.post(ROLLBACK, json={}) for _ in range(NUM_ASKED)]
 
@@ -169,11 +198,8 @@ def test_a_prediction_goes_on_to_another_process_and_a_rollback_does_not(
     assert 0 < num_refused == refusing.num_asked < NUM_ASKED
 
 
-def test_a_process_that_is_gone_is_left_out(site: Site, tmp_path: Path) -> None:
-    with (
-        site.server() as server,
-        proxy(tmp_path / "nginx", f"127.0.0.1:{free_port()}", place_of(server.address)) as client,
-    ):
+def test_a_process_that_is_gone_is_left_out(place: str, tmp_path: Path, proxy: Proxy) -> None:
+    with proxy(tmp_path / "proxy", f"127.0.0.1:{free_port()}", place) as client:
         predicted = [client.post(PREDICT, json={"inputs": "hi"}) for _ in range(NUM_ASKED)]
         rolled_back = [client.post(ROLLBACK, json={}) for _ in range(NUM_ASKED)]
 

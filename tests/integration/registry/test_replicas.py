@@ -1,0 +1,92 @@
+"""Every kind of index: beats of replicas, and the wait until all replicas follow a change."""
+
+import psycopg
+import pytest
+
+from doubles.drafts import publish_one
+from doubles.refusals import raises
+from doubles.replicas import NEVER, SOUND, beat
+from nunatak_registry import Generation, Registry
+
+
+def test_a_replica_is_listed_as_it_described_itself(registry: Registry) -> None:
+    beat(registry)
+
+    (found,) = registry.replicas.listing().replicas
+
+    assert (found.id, found.address, found.release) == ("one", "one.example:8080", "0.1.0")
+    assert (found.started_at, found.lease_s, found.load) == (SOUND.started, 3600, SOUND.load)
+    assert found.is_current
+    assert 0 <= found.seen_s < 60
+
+
+def test_a_later_beat_replaces_the_row_and_counts_the_others(registry: Registry) -> None:
+    assert [beat(registry), beat(registry), beat(registry, "two")] == [0, 0, 1]
+    assert [it.id for it in registry.replicas.listing().replicas] == ["one", "two"]
+
+
+def test_a_beat_is_no_change_of_the_registry(registry: Registry) -> None:
+    before = registry.generation()
+
+    beat(registry)
+
+    assert registry.generation() == before
+
+
+def test_a_wait_ends_when_every_replica_has_confirmed(registry: Registry) -> None:
+    old = registry.generation()
+    publish_one(registry)
+    late = iter(["one", "two"])
+    for name in ("one", "two"):
+        beat(registry, name, seen=old)
+
+    found = registry.replicas.wait(60, pause=lambda _: beat(registry, next(late)) and None)
+
+    assert [it.is_current for it in found.replicas] == [True, True]
+    assert next(late, None) is None
+
+
+def test_a_wait_that_ends_too_early_names_the_replicas_behind(registry: Registry) -> None:
+    old = registry.generation()
+    publish_one(registry)
+    beat(registry, "one")
+    beat(registry, "two", seen=old)
+
+    with raises("replicas_behind", match="had not confirmed it: two;"):
+        registry.replicas.wait(0)
+
+
+def test_a_wait_does_not_count_rows_that_have_ended(registry: Registry) -> None:
+    old = registry.generation()
+    publish_one(registry)
+    beat(registry, "killed", seen=old, lease_s=0.0)
+
+    assert registry.replicas.wait(0).replicas == ()
+    assert beat(registry, "alive") == 0, "the ended row is removed"
+
+
+def test_a_replica_that_has_left_is_not_waited_for(registry: Registry) -> None:
+    beat(registry, seen=NEVER)
+    publish_one(registry)
+
+    registry.replicas.leave("one:key")
+
+    assert registry.replicas.wait(0).replicas == ()
+
+
+def test_an_equal_number_from_before_a_restore_confirms_nothing(registry: Registry) -> None:
+    publish_one(registry)
+    number = registry.generation().number
+
+    beat(registry, seen=Generation(number=number + 1, token="lost"))  # noqa: S106 - no password
+
+    assert registry.replicas.behind(number) == ["one"]
+
+
+@pytest.mark.parametrize("location", ["postgresql"], indirect=True)
+def test_a_beat_waits_for_no_writer_on_postgresql(location: str, registry: Registry) -> None:
+    url = location.partition("&blobs=")[0].replace("+psycopg", "")
+    with psycopg.connect(url) as writer:
+        writer.execute("SELECT id FROM nunatak_state FOR UPDATE")
+
+        assert beat(registry) == 0
