@@ -66,6 +66,11 @@ SECTIONS = (
         about="Protocols of LLM gateways over the native route: [server.md](server.md).",
     ),
     Section(
+        prefix="batch.",
+        title="Scoring a corpus",
+        about="How a corpus is scored: [batch.md](../batch.md).",
+    ),
+    Section(
         prefix="cluster.",
         title="Replicas",
         about="What runs, and what the controls are: [server.md](server.md#replicas).",

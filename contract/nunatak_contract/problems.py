@@ -339,6 +339,11 @@ COMMAND: Mapping[str, Reason] = {
     ),
     "invalid_option": Reason("{problem}"),
     "invalid_input_file": Reason("{where}: {problem}"),
+    "corpus_changed": Reason(
+        "{folder} has the parts of another run: {problem}; undo the change to go on with that run, "
+        "or remove the folder to begin anew"
+    ),
+    "corpus_running": Reason("another run writes to {folder}; wait for it, or name another OUT"),
     "invalid_task_file": Reason("{path}: {place}: {problem}; docs/training.md shows the format"),
     "invalid_policy_file": Reason("{path}: {place}: {problem}; docs/verdicts.md shows the format"),
     "process_not_found": Reason("no process {pid} on this machine; give the pid of the server"),

@@ -204,6 +204,14 @@ def _check_text(text: str, position: int, max_chars: int) -> None:
         ) from None
 
 
+def encode_alike(encoder: Encoder, texts: Sequence[TextInput], reading: Reading) -> list[Encodings]:
+    """Return the encodings of each text in one reading."""
+    if reading.stride is None:
+        return [(encoding,) for encoding in encoder.encode(texts, max_length=reading.max_length)]
+    encode = encoder.encode_windows if reading.is_aligned else encoder.encode_all
+    return encode(texts, max_length=reading.max_length, stride=reading.stride)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Piece:
     """One text with one reading."""
@@ -265,16 +273,9 @@ class Tokenization:
         """Return the encodings of each piece; pieces with equal readings must be adjacent."""
         encodings = list[Encodings]()
         for reading, group in groupby(pieces, key=attrgetter("reading")):
-            encodings += self._encode_alike(list(group), reading)
+            texts = [piece.text for piece in group]
+            encodings += encode_alike(self._encoder, texts, reading)
         return encodings
-
-    def _encode_alike(self, pieces: Sequence[_Piece], reading: Reading) -> list[Encodings]:
-        texts = [piece.text for piece in pieces]
-        if reading.stride is None:
-            cut = self._encoder.encode(texts, max_length=reading.max_length)
-            return [(encoding,) for encoding in cut]
-        encode = self._encoder.encode_windows if reading.is_aligned else self._encoder.encode_all
-        return encode(texts, max_length=reading.max_length, stride=reading.stride)
 
 
 def _chunks(pieces: Sequence[_Piece]) -> Iterator[Sequence[_Piece]]:

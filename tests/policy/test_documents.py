@@ -25,6 +25,7 @@ VERDICTS = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 SOURCES = ("artifact", "clients", "contract", "model", "registry", "server", "tests", "training")
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+BATCH = (ROOT / "docs" / "batch.md").read_text(encoding="utf-8")
 LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 EXCHANGE = {code for code, reason in problems.ARTIFACT.items() if not reason.is_over_http}
@@ -82,7 +83,7 @@ def test_every_make_target_of_the_readme_exists(command: str) -> None:
     "command",
     [
         it
-        for page in (README, BACKBONES, INTERCHANGE, LOADTEST, TRAINING, ANALYSIS, VERDICTS)
+        for page in (README, BACKBONES, BATCH, INTERCHANGE, LOADTEST, TRAINING, ANALYSIS, VERDICTS)
         for it in shell_lines(page)
         if it.startswith("nunatak ")
     ],

@@ -22,6 +22,7 @@ from nunatak_cli.options import example
 from nunatak_cli.output import print_text
 from nunatak_cli.policy import policy_app
 from nunatak_cli.predict import predict
+from nunatak_cli.predict_file import predict_file
 from nunatak_cli.registries import registry_app, replicas
 from nunatak_cli.serve import serve
 from nunatak_cli.sweep import sweep_app
@@ -35,6 +36,7 @@ EXAMPLES = {
     "multitask": "nunatak multitask ./base --data tone=tone.jsonl --data intent=intent.jsonl",
     "train-all": "nunatak train-all tasks.yaml",
     "predict": 'nunatak predict "Please come at once." --task tone --task intent',
+    "predict_file": "nunatak predict-file tickets.csv scored.csv --task tone --task intent",
     "evaluate": "nunatak evaluate tone --data test.jsonl --wrong wrong.csv",
     "doubts": "nunatak doubts --data tone.csv --out doubts.csv",
     "serve": "nunatak serve --registry ./registry --port 8080",
@@ -56,7 +58,7 @@ def build_app() -> Program:
     built.callback(invoke_without_command=True)(start)
     built.command("train", cls=TrainCommand, epilog=example(EXAMPLES["train"]))(train)
     built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
-    for command in (multitask, predict, evaluate, doubts, serve, replicas):
+    for command in (multitask, predict, predict_file, evaluate, doubts, serve, replicas):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
     groups = (task_app, policy_app, registry_app, backbone_app, memory_app, sweep_app, cache_app)
     for group in (*groups, key_app, loadtest_app):

@@ -13,6 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from nunatak_cli.corpus.rows import InputFormat
 from nunatak_cli.options import (
     BackboneOption,
     JsonOption,
@@ -20,7 +21,6 @@ from nunatak_cli.options import (
 )
 from nunatak_cli.output import console, error_console, print_json, print_json_line
 from nunatak_cli.predictors import (
-    InputFormat,
     Item,
     PlacedInput,
     Predictor,
@@ -122,10 +122,8 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
                 problem="--file takes the place of TEXT, --pair, --question, --document and "
                 "--stream; put the texts into columns of the file",
             )
-        with (
-            open_inputs(file, file_format) as inputs,
-            open_predictor(server, registry=registry, backbone=backbone) as predictor,
-        ):
+        inputs = open_inputs(file, file_format)
+        with open_predictor(server, registry=registry, backbone=backbone) as predictor:
             has_failed = _ask_file(inputs, predictor, task, parameters)
     elif text is None or file_format is not None:
         raise NunatakError(

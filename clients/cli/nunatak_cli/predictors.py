@@ -5,23 +5,29 @@ Inputs may come from a file or from standard input, row by row.
 
 # ruff: noqa: PLC0415 - a command imports client and server when it runs, not for --help
 
-import csv
 import json
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
+from nunatak_cli.corpus.rows import (
+    USUAL,
+    CorpusRow,
+    FileOfRows,
+    InputFormat,
+    format_of,
+    read_rows,
+    row_input,
+)
 from nunatak_cli.registries import existing_registry
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
-from nunatak_contract.inputs import Input, Query, Question, delimiter_of
+from nunatak_contract.inputs import Input
 
 if TYPE_CHECKING:
     from nunatak_client import (
@@ -217,24 +223,6 @@ def _local_answer(result: "TaskPrediction | TaskFailure", place: int) -> ShownAn
     )
 
 
-class InputFormat(StrEnum):
-    """Formats of files of inputs, by file suffix."""
-
-    JSONL = "jsonl"
-    JSONL_GZ = "jsonl.gz"
-    CSV = "csv"
-    TSV = "tsv"
-    PARQUET = "parquet"
-    TXT = "txt"
-
-
-BINARY_FORMATS = frozenset({InputFormat.JSONL_GZ, InputFormat.PARQUET})
-"""Formats that the reader of training data reads."""
-
-
-STANDARD_INPUT = "-"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedInput:
     """An input and the place it was read from, for messages: `texts.csv:17`."""
@@ -243,164 +231,36 @@ class PlacedInput:
     source: Input
 
 
-@contextmanager
-def open_inputs(file: str, wanted: InputFormat | None) -> Generator[Iterator[PlacedInput]]:
-    """Yield the inputs of a file, or of standard input (`-`), one after the other.
+STANDARD_INPUT = "-"
+
+
+def open_inputs(file: str, wanted: InputFormat | None) -> Iterator[PlacedInput]:
+    """Return the inputs of a file, or of standard input (`-`), one after the other.
 
     Raises:
-        NunatakError: `invalid_input_file`, the file cannot be read, or its name tells no format.
+        NunatakError: `invalid_input_file`, the file or a row cannot be read, or the name of the
+            file tells no format.
         MissingExtraError: the format needs the extra `training`.
     """
-    name = "standard input" if file == STANDARD_INPUT else Path(file).name
-    kind = wanted or _format_of(file, name)
-    if kind in BINARY_FORMATS:
-        yield _placed_binary(file, kind, name)
-        return
-    if file == STANDARD_INPUT:
-        yield _placed(sys.stdin, kind, name)
-        return
-    try:
-        # A byte order mark is no part of the first column.
-        opened = Path(file).expanduser().open(encoding="utf-8-sig", newline="")
-    except OSError as error:
-        raise NunatakError(
-            "invalid_input_file", where=name, problem=f"cannot be read: {error.strerror}"
-        ) from error
-    with opened:
-        yield _placed(opened, kind, name)
-
-
-def _format_of(file: str, name: str) -> InputFormat:
-    if file == STANDARD_INPUT:
-        return InputFormat.TXT
-    for kind in InputFormat:
-        if file.endswith(f".{kind}"):
-            return kind
-    raise NunatakError(
-        "invalid_input_file",
-        where=name,
-        problem=f"the suffix tells no format; name one of {', '.join(InputFormat)} with --format",
-    )
-
-
-def _placed_binary(file: str, kind: InputFormat, name: str) -> Iterator[PlacedInput]:
-    if not file.endswith(f".{kind}"):
+    is_piped = file == STANDARD_INPUT
+    path = Path(file).expanduser()
+    name = "standard input" if is_piped else path.name
+    kind = wanted or (InputFormat.TXT if is_piped else format_of(file, name))
+    if kind is InputFormat.PARQUET and is_piped:
         raise NunatakError(
             "invalid_input_file",
             where=name,
-            problem=f"the format {kind} needs a file whose name ends in .{kind}",
+            problem="a Parquet file is read from its end; name a file FILE.parquet",
         )
-    with needs_extra("training"):
-        from nunatak_training.data.files import read_file
-    rows = read_file(Path(file).expanduser())
-    return (PlacedInput(where=it.where, source=_row_input(it.values, it.where)) for it in rows)
+    rows = read_rows(
+        FileOfRows(path=path, name=name, kind=kind),
+        columns=USUAL.names,
+        source=sys.stdin.buffer if is_piped else None,
+    )
+    return map(_placed, rows)
 
 
-def _placed(lines: TextIO, kind: InputFormat, name: str) -> Iterator[PlacedInput]:
-    number = 0
-    try:
-        for number, row in _rows(lines, kind, name):
-            where = f"{name}:{number}"
-            yield PlacedInput(where=where, source=_row_input(row, where))
-    except UnicodeDecodeError as error:
-        raise NunatakError(
-            "invalid_input_file",
-            where=f"{name}:{number + 1}",
-            problem=f"not UTF-8 ({error.reason}); convert the file to UTF-8",
-        ) from error
-    except csv.Error as error:
-        raise NunatakError(
-            "invalid_input_file", where=f"{name}:{number + 1}", problem=f"broken row: {error}"
-        ) from error
-
-
-def _rows(
-    lines: TextIO, kind: InputFormat, name: str
-) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Yield the rows with their lines, from 1; blank lines are no rows."""
-    if kind in {InputFormat.CSV, InputFormat.TSV}:
-        yield from _columns(lines, "," if kind is InputFormat.CSV else "\t", name)
-        return
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            is_json = kind is InputFormat.JSONL
-            text = line.rstrip("\r\n")
-            yield number, _json_row(text, f"{name}:{number}") if is_json else {"text": text}
-
-
-def _columns(lines: TextIO, usual: str, name: str) -> Iterator[tuple[int, Mapping[str, object]]]:
-    header = next(iter(lines), "")
-    delimiter = delimiter_of(header, usual)
-    reader = csv.DictReader(chain([header], lines), delimiter=delimiter, strict=True)
-    for row in reader:
-        # The reader puts surplus fields under the name None, and gives None for a missing field.
-        if None in row or None in row.values():
-            expected = len(reader.fieldnames or ())
-            raise NunatakError(
-                "invalid_input_file",
-                where=f"{name}:{reader.line_num}",
-                problem=f"expected {expected} fields as in the header",
-            )
-        yield reader.line_num, cast("Mapping[str, object]", row)
-
-
-def _json_row(line: str, where: str) -> Mapping[str, object]:
-    try:
-        row: object = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise NunatakError(
-            "invalid_input_file", where=where, problem=f"not a JSON object: {error}"
-        ) from error
-    if not isinstance(row, dict):
-        raise NunatakError(
-            "invalid_input_file",
-            where=where,
-            problem=f"expected a JSON object, got {type(row).__name__}",
-        )
-    return cast("Mapping[str, object]", row)
-
-
-def _row_input(row: Mapping[str, object], where: str) -> Input:
-    """Return the input that the columns of a row make; other columns are ignored."""
-    match row:
-        case {"query": query, "documents": documents}:
-            texts = _texts(documents, "documents", where)
-            return Query(query=_text(query, "query", where), documents=texts)
-        case {"query": query, "document": document}:
-            texts = (_text(document, "document", where),)
-            return Query(query=_text(query, "query", where), documents=texts)
-        case {"question": question, "context": context}:
-            return Question(
-                question=_text(question, "question", where),
-                context=_text(context, "context", where),
-            )
-        case {"tokens": tokens}:
-            return " ".join(_texts(tokens, "tokens", where))
-        case {"text": text, "text_pair": str() as pair}:
-            return _text(text, "text", where), _text(pair, "text_pair", where)
-        case {"text": text}:
-            return _text(text, "text", where)
-        case _:
-            raise NunatakError(
-                "invalid_input_file",
-                where=where,
-                problem="expected the columns text (and text_pair), question and context, query "
-                f"and documents, or tokens; got {', '.join(map(repr, row)) or 'none'}",
-            )
-
-
-def _text(value: object, column: str, where: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        found = "an empty text" if isinstance(value, str) else type(value).__name__
-        raise NunatakError(
-            "invalid_input_file", where=where, problem=f"{column!r} must be a text, got {found}"
-        )
-    return value
-
-
-def _texts(values: object, column: str, where: str) -> tuple[str, ...]:
-    if not isinstance(values, list) or not values:
-        raise NunatakError(
-            "invalid_input_file", where=where, problem=f"{column!r} must be a list of texts"
-        )
-    return tuple(_text(value, column, where) for value in cast("list[object]", values))
+def _placed(row: CorpusRow) -> PlacedInput:
+    if row.problem is not None:
+        raise NunatakError("invalid_input_file", where=row.where, problem=row.problem)
+    return PlacedInput(where=row.where, source=row_input(row.values, row.where))

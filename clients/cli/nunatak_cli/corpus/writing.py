@@ -1,0 +1,344 @@
+"""Output: the columns of the answers, parts of rows, and the one file that the parts become.
+
+OUT has the format of the corpus, so every column keeps its type. Rows of CSV and of plain text may
+become JSON lines too. In CSV and Parquet, lists and objects are JSON texts.
+"""
+
+# ruff: noqa: PLC0415 - only Parquet files need pyarrow
+# pyarrow ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false
+
+import csv
+import gzip
+import io
+import json
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from pydantic import JsonValue
+
+from nunatak_cli.corpus.rows import (
+    CorpusRow,
+    FileOfRows,
+    InputColumns,
+    InputFormat,
+    fixed_columns,
+    format_of,
+    parquet_schema,
+)
+from nunatak_contract.enums import ProblemType
+from nunatak_contract.errors import NunatakError
+
+if TYPE_CHECKING:
+    from pyarrow import DataType, RecordBatch, Schema, Table
+
+    from nunatak_server.predict.types import TaskPrediction
+
+JSON_LINES: Final = (InputFormat.JSONL, InputFormat.JSONL_GZ)
+OUTPUTS: Final[Mapping[str, tuple[InputFormat, ...]]] = {
+    "jsonl": JSON_LINES,
+    "txt": JSON_LINES,
+    "csv": (InputFormat.CSV, InputFormat.TSV, *JSON_LINES),
+    "parquet": (InputFormat.PARQUET,),
+}
+"""The formats of OUT for each family of formats of a corpus."""
+GROUP_ROWS: Final = 65_536
+"""Least rows of a row group of a Parquet file, except the last row group."""
+
+
+class ColumnType(StrEnum):
+    """The types of answers in a table."""
+
+    TEXT = "text"
+    NUMBER = "number"
+    FLAG = "flag"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerColumns:
+    """The columns of the answers of one task."""
+
+    reference: str
+    problem_type: ProblemType | None
+    """None for a head other than sequence classification."""
+    has_all_scores: bool
+    """Whether the scores of all labels have a column."""
+    is_cut: bool
+    """Whether the task reads only the beginning of a long text."""
+
+    def types(self) -> dict[str, ColumnType]:
+        """Return the columns in order, with their types."""
+        name = self.reference
+        match self.problem_type:
+            case ProblemType.SINGLE_LABEL:
+                found = {name: ColumnType.TEXT, f"{name}_score": ColumnType.NUMBER}
+            case ProblemType.MULTI_LABEL:
+                found = {name: ColumnType.JSON, f"{name}_score": ColumnType.JSON}
+            case ProblemType.REGRESSION:
+                found = {name: ColumnType.NUMBER}
+            case None:
+                found = {name: ColumnType.JSON}
+        if self.has_all_scores and len(found) > 1:
+            found[f"{name}_scores"] = ColumnType.JSON
+        if self.is_cut:
+            found[f"{name}_truncated"] = ColumnType.FLAG
+        return found
+
+    def values(self, answer: "TaskPrediction", place: int) -> list[JsonValue]:
+        """Return the values of the columns for one input of an answer."""
+        values = self._values(answer, place)
+        return [*values, answer.extents[place].is_cut] if self.is_cut else values
+
+    def _values(self, answer: "TaskPrediction", place: int) -> list[JsonValue]:
+        items = cast("list[dict[str, JsonValue]]", answer.outputs[place])
+        if answer.predicted is None:
+            return [cast("JsonValue", items)]
+        predicted = answer.predicted[place]
+        scores: dict[str, JsonValue]
+        match predicted:
+            case str():
+                scores = {str(item["label"]): item["score"] for item in items}
+                found = [predicted, scores[predicted]]
+            case tuple():
+                scores = {str(item["label"]): item["score"] for item in items}
+                found = [list[JsonValue](predicted), [scores[label] for label in predicted]]
+            case _:
+                return [predicted]
+        return [*found, scores] if self.has_all_scores else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredRow:
+    """A row of the corpus, with its answers in the order of their columns."""
+
+    row: CorpusRow
+    answers: Sequence[JsonValue]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The form of OUT."""
+
+    kind: InputFormat
+    kept: tuple[str, ...] | None
+    """The columns of the corpus that OUT has; None: all columns that a row has."""
+    answers: Mapping[str, ColumnType]
+    schema: "Schema | None" = None
+    """The types of the kept columns of Parquet files."""
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of a part. Only the joined file is packed."""
+        return InputFormat.JSONL if self.kind is InputFormat.JSONL_GZ else self.kind
+
+    def part(self, rows: Sequence[AnsweredRow]) -> bytes:
+        """Return the bytes of one part."""
+        match self.kind:
+            case InputFormat.CSV | InputFormat.TSV:
+                kept = self.kept or ()
+                return self._lines(
+                    [*(it.row.values[name] for name in kept), *it.answers] for it in rows
+                )
+            case InputFormat.PARQUET:
+                return self._table_bytes(rows)
+            case _:
+                return b"".join(map(self._json_line, rows))
+
+    def join(self, parts: Iterable[Path], target: BinaryIO) -> None:
+        """Write the rows of all parts, in order, as one file."""
+        match self.kind:
+            case InputFormat.PARQUET:
+                self._join_tables(parts, target)
+            case InputFormat.JSONL_GZ:
+                # Without a name and a time, equal rows make equal files.
+                with gzip.GzipFile(fileobj=target, mode="wb", filename="", mtime=0) as packed:
+                    _copy(parts, packed)
+            case InputFormat.CSV | InputFormat.TSV:
+                target.write(self._lines([[*(self.kept or ()), *self.answers]]))
+                _copy(parts, target)
+            case _:
+                _copy(parts, target)
+
+    def _json_line(self, row: AnsweredRow) -> bytes:
+        values = row.row.values
+        kept = values if self.kept is None else {it: values[it] for it in self.kept if it in values}
+        document = {**kept, **dict(zip(self.answers, row.answers, strict=True))}
+        try:
+            return f"{json.dumps(document, ensure_ascii=False)}\n".encode()
+        except UnicodeEncodeError:
+            # Another column than the text may hold a lone surrogate, which JSON can spell out.
+            return f"{json.dumps(document)}\n".encode()
+
+    def _lines(self, rows: Iterable[Sequence[object]]) -> bytes:
+        written = io.StringIO(newline="")
+        delimiter = "," if self.kind is InputFormat.CSV else "\t"
+        writer = csv.writer(written, delimiter=delimiter)
+        writer.writerows([_cell(value) for value in row] for row in rows)
+        return written.getvalue().encode()
+
+    def _arrow_schema(self) -> "Schema":
+        import pyarrow as pa
+
+        kept = list(self.schema or ())
+        own = [pa.field(it, _arrow_type(kind)) for it, kind in self.answers.items()]
+        return pa.schema([*kept, *own])
+
+    def _table_bytes(self, rows: Sequence[AnsweredRow]) -> bytes:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        schema = self._arrow_schema()
+        kept = _kept_table([it.row for it in rows], list(self.kept or ()))
+        answers = [
+            pa.array([_json_text(it.answers[place], kind) for it in rows], type=_arrow_type(kind))
+            for place, kind in enumerate(self.answers.values())
+        ]
+        columns = [*(kept.columns if kept is not None else ()), *answers]
+        written = io.BytesIO()
+        table = pa.table(columns, schema=schema) if rows else schema.empty_table()
+        parquet.write_table(table, written)
+        return written.getvalue()
+
+    def _join_tables(self, parts: Iterable[Path], target: BinaryIO) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        schema = self._arrow_schema()
+        with parquet.ParquetWriter(target, schema) as writer:
+            held, num_rows = list["Table"](), 0
+            for part in parts:
+                held.append(parquet.read_table(part))
+                num_rows += held[-1].num_rows
+                if num_rows >= GROUP_ROWS:
+                    writer.write_table(pa.concat_tables(held), row_group_size=num_rows)
+                    held, num_rows = [], 0
+            if num_rows:
+                writer.write_table(pa.concat_tables(held), row_group_size=num_rows)
+
+
+def layout_of(
+    files: Sequence[FileOfRows],
+    out: Path,
+    *,
+    columns: InputColumns,
+    keep: Collection[str] | None,
+    answers: Mapping[str, ColumnType],
+) -> Layout:
+    """Return the form of OUT, after a check against the columns of all files.
+
+    Raises:
+        NunatakError: `invalid_option`, OUT has no format for this corpus, or a column cannot be
+            kept or added.
+        NunatakError: `invalid_input_file`, a file has other columns than the first file.
+    """
+    kind, family = format_of(out.name, out.name), files[0].kind.family
+    if kind not in OUTPUTS[family]:
+        expected = " or ".join(f".{it}" for it in OUTPUTS[family])
+        raise NunatakError(
+            "invalid_option",
+            problem=f"OUT of this corpus ends in {expected}, got {out.name}; convert other formats "
+            "afterwards",
+        )
+    common = _common_columns(files)
+    if common is None:
+        _check_new(keep or (), answers)
+        return Layout(kind=kind, kept=None if keep is None else tuple(keep), answers=answers)
+    columns.check(common, files[0].name)
+    missing = sorted(set(keep or ()).difference(common))
+    if missing:
+        raise NunatakError(
+            "invalid_option",
+            problem=f"--keep names {missing[0]!r}; the corpus has the columns {', '.join(common)}",
+        )
+    kept = tuple(it for it in common if keep is None or it in keep)
+    _check_new(kept, answers)
+    schema = None
+    if kind is InputFormat.PARQUET:
+        import pyarrow as pa
+
+        stored = parquet_schema(files[0])
+        schema = pa.schema([stored.field(name) for name in kept])
+    return Layout(kind=kind, kept=kept, answers=answers, schema=schema)
+
+
+def _common_columns(files: Sequence[FileOfRows]) -> list[str] | None:
+    """Return the columns that all files have; None for JSON lines."""
+    if files[0].kind.family in {"jsonl", "txt"}:
+        return None
+    is_typed = files[0].kind is InputFormat.PARQUET
+    first = fixed_columns(files[0]) or []
+    for file in files[1:]:
+        found = fixed_columns(file) or []
+        is_equal = sorted(found) == sorted(first)
+        if is_typed and is_equal:
+            is_equal = bool(parquet_schema(file).equals(parquet_schema(files[0])))
+        if not is_equal:
+            raise NunatakError(
+                "invalid_input_file",
+                where=file.name,
+                problem=f"expected the columns of {files[0].name} with their types; score files "
+                "with other columns by themselves",
+            )
+    return first
+
+
+def _check_new(kept: Collection[str], answers: Collection[str]) -> None:
+    twice = sorted(set(answers).intersection(kept))
+    if twice:
+        raise NunatakError(
+            "invalid_option",
+            problem=f"the corpus has a column {twice[0]!r} already, which is a column of the "
+            "answers; rename the column of the corpus, or leave it out with --keep",
+        )
+
+
+def _kept_table(rows: Sequence[CorpusRow], names: list[str]) -> "Table | None":
+    """Return the kept columns of rows of Parquet files, with their types; None without rows."""
+    import pyarrow as pa
+
+    taken = [
+        batch.select(names).take(pa.array([it.index for it in them]))
+        for batch, them in _by_batch(rows)
+    ]
+    return pa.Table.from_batches(taken).combine_chunks() if taken else None
+
+
+def _by_batch(rows: Sequence[CorpusRow]) -> "Iterator[tuple[RecordBatch, list[CorpusRow]]]":
+    for _, group in groupby(rows, key=lambda it: id(it.batch)):
+        them = list(group)
+        if them[0].batch is not None:
+            yield them[0].batch, them
+
+
+def _arrow_type(kind: ColumnType) -> "DataType":
+    import pyarrow as pa
+
+    match kind:
+        case ColumnType.TEXT | ColumnType.JSON:
+            return pa.string()
+        case ColumnType.NUMBER:
+            return pa.float64()
+        case ColumnType.FLAG:
+            return pa.bool_()
+
+
+def _json_text(value: JsonValue, kind: ColumnType) -> JsonValue:
+    return json.dumps(value, ensure_ascii=False) if kind is ColumnType.JSON else value
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _copy(parts: Iterable[Path], target: BinaryIO | gzip.GzipFile) -> None:
+    for part in parts:
+        with part.open("rb") as file:
+            shutil.copyfileobj(file, target)

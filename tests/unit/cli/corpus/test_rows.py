@@ -1,0 +1,92 @@
+"""Laws of the rows of files: a bad row is a row with a problem, and no row disappears."""
+
+# pyarrow ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
+import gzip
+import tracemalloc
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from nunatak_cli.corpus.rows import USUAL, CorpusRow, FileOfRows, format_of, read_rows
+from nunatak_contract.errors import NunatakError
+
+BAD_ROWS = {
+    "x.jsonl": (b'{"text": "a"}\n{\n\n[]\n{"text": "\xff"}\n{"text": "b"}', [1, 2, 4, 5, 6]),
+    "x.csv": (b'text,more\na,b\nc\n"d"e,f\n\ng,\xff\nh,i\n', [2, 3, 4, 6, 7]),
+    "x.txt": (b"one\n\xff\n\nthree", [1, 2, 4]),
+}
+
+
+def rows_of(path: Path, **options: str) -> list[CorpusRow]:
+    file = FileOfRows(path=path, name=path.name, kind=format_of(path.name, path.name), **options)
+    return list(read_rows(file, columns=USUAL.names))
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_a_bad_row_keeps_its_place_and_the_rows_after_it_are_read(
+    tmp_path: Path, name: str
+) -> None:
+    content, numbers = BAD_ROWS[name]
+    (tmp_path / name).write_bytes(content)
+
+    found = rows_of(tmp_path / name)
+
+    assert [row.number for row in found] == numbers
+    assert not found[0].problem
+    assert not found[-1].problem
+    assert all(row.problem for row in found[1:-1])
+    assert found[-1].end == len(content)
+
+
+def test_a_quote_that_stays_open_stops_the_reader_before_rows_are_lost(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('text,more\na,b\n"c,d\ne,f\ng,h\n')
+
+    with pytest.raises(NunatakError, match=r"x\.csv:3: a quote stays open until line 5"):
+        rows_of(path)
+
+
+def test_a_field_may_span_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text('text;more\n"a\nb";c\nd;e\n')
+
+    found = rows_of(path)
+
+    assert [(row.number, row.values["text"]) for row in found] == [(2, "a\nb"), (4, "d")]
+
+
+def test_a_file_that_is_cut_off_stops_the_reader(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:-20])
+
+    with pytest.raises(NunatakError, match=r"x\.jsonl\.gz: cannot be read"):
+        rows_of(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "csv", "parquet"])
+def test_the_memory_of_a_reader_does_not_grow_with_its_file(tmp_path: Path, kind: str) -> None:
+    path, texts = tmp_path / f"x.{kind}", [f"text {number} " * 20 for number in range(20_000)]
+    match kind:
+        case "parquet":
+            parquet.write_table(pa.table({"text": texts}), path, row_group_size=2000)
+        case "csv":
+            path.write_text("text\n" + "\n".join(texts))
+        case _:
+            lines = "".join(f'{{"text": "{text}"}}\n' for text in texts).encode()
+            path.write_bytes(gzip.compress(lines) if kind == "jsonl.gz" else lines)
+    file = FileOfRows(path=path, name=path.name, kind=format_of(path.name, path.name))
+
+    tracemalloc.start()
+    try:
+        num_rows = sum(1 for _ in read_rows(file, columns=USUAL.names))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert num_rows == len(texts)
+    assert peak < sum(map(len, texts)) / 3
