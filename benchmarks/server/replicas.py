@@ -98,7 +98,8 @@ def promotions(site: Site) -> None:
             moves = moves_of(fleet, load, waits=True, num_answers=site.num_answers)
             answers = load.end()
         with site.load("control", fleet) as load:
-            unwaited = moves_of(fleet, load, waits=False, num_answers=site.num_answers // 20)
+            more = load.num_answers + site.num_answers // 20
+            unwaited = moves_of(fleet, load, waits=False, num_answers=more)
             control = load.end()
     check(answers)
     seconds = sorted(it.returned - it.begun for it in moves[1:])

@@ -287,7 +287,8 @@ def moves_of(
     fleet: Fleet, load: Load, *, waits: bool, num_answers: int, pause_s: float = 0.2
 ) -> list[Move]:
     """Promote one version after another until the callers have so many answers."""
-    moves, number = [Move(begun=0.0, returned=0.0, version=1)], 1
+    number = fleet.registry.resolve(TASK).version
+    moves = [Move(begun=0.0, returned=0.0, version=number)]
     while load.num_answers < num_answers:
         number += 1
         moves.append(promote(fleet, 1 + (number - 1) % NUM_VERSIONS, waits=waits))
