@@ -31,7 +31,7 @@ from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 from nunatak_server.verdicts.judge import Judge, Judgement, JudgeRequest
 
-TASKS = ("attack", "tone", "topic", "spam")
+TASKS: tuple[str, ...] = ("attack", "tone", "topic", "spam")
 AT_ONCE = 16
 ROOM_FOR = 6
 """Little room, so that promotions evict older versions."""
