@@ -103,6 +103,7 @@ class AnswerColumns:
             return [cast("JsonValue", items)]
         predicted = answer.predicted[place]
         scores: dict[str, JsonValue]
+        found: list[JsonValue]
         match predicted:
             case str():
                 scores = {str(item["label"]): item["score"] for item in items}
