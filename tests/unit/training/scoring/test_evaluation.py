@@ -30,12 +30,8 @@ from nunatak_training.data import (
     Word,
 )
 from nunatak_training.kinds import Metric, TaskKind
-from nunatak_training.scoring.evaluation import (
-    Evaluation,
-    ExampleAnswer,
-    calibration_error,
-    evaluation_of,
-)
+from nunatak_training.scoring.calibration import calibration_error
+from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer, evaluation_of
 
 LABELS = ("a", "b", "c", "never")
 NUM = 80
