@@ -40,6 +40,41 @@ SCORE = pytest.approx
 Ask = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
+def litellm(*texts: str, **changes: object) -> dict[str, object]:
+    """The body of LiteLLM, with all of its fields."""
+    return {
+        "input_type": "request",
+        "litellm_call_id": "c-1",
+        "litellm_trace_id": None,
+        "structured_messages": [{"role": "user", "content": it} for it in texts],
+        "images": None,
+        "tools": None,
+        "texts": list(texts),
+        "request_data": {"user_api_key_alias": "ann"},
+        "request_headers": {"host": "[present]"},
+        "litellm_version": "1.109.1",
+        "additional_provider_specific_params": {},
+        "tool_calls": None,
+        "model": "gpt",
+        **changes,
+    }
+
+
+def portkey(text: str, event: str = "beforeRequestHook", **changes: object) -> dict[str, object]:
+    """The body of Portkey's webhook."""
+    content = {"messages": [{"role": "system", "content": "Be kind."}, {"content": text}]}
+    side = {"json": content, "text": text, "isStreamingRequest": False, "isTransformed": False}
+    return {
+        "request": side,
+        "response": {"json": {}, "text": "", "statusCode": None},
+        "provider": "openai",
+        "requestType": "chatComplete",
+        "metadata": {"user": "ann"},
+        "eventType": event,
+        **changes,
+    }
+
+
 async def post(client: httpx.AsyncClient, path: str, body: object, status: int = 200) -> Any:  # noqa: ANN401 - JSON
     answer = await client.post(path, json=body)
     assert answer.status_code == status, answer.text

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from doubles.compat import SCORE, TEXT, Ask, native, post
+from doubles.compat import SCORE, TEXT, Ask, litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
@@ -52,41 +52,6 @@ def policies(registry: Registry, backbone: Backbone) -> None:
         make_policy(mask, name="mask"),
     ):
         registry.policies.put(policy)
-
-
-def litellm(*texts: str, **changes: object) -> dict[str, object]:
-    """The body of LiteLLM, with all of its fields."""
-    return {
-        "input_type": "request",
-        "litellm_call_id": "c-1",
-        "litellm_trace_id": None,
-        "structured_messages": [{"role": "user", "content": it} for it in texts],
-        "images": None,
-        "tools": None,
-        "texts": list(texts),
-        "request_data": {"user_api_key_alias": "ann"},
-        "request_headers": {"host": "[present]"},
-        "litellm_version": "1.109.1",
-        "additional_provider_specific_params": {},
-        "tool_calls": None,
-        "model": "gpt",
-        **changes,
-    }
-
-
-def portkey(text: str, event: str = "beforeRequestHook", **changes: object) -> dict[str, object]:
-    """The body of Portkey's webhook."""
-    content = {"messages": [{"role": "system", "content": "Be kind."}, {"content": text}]}
-    side = {"json": content, "text": text, "isStreamingRequest": False, "isTransformed": False}
-    return {
-        "request": side,
-        "response": {"json": {}, "text": "", "statusCode": None},
-        "provider": "openai",
-        "requestType": "chatComplete",
-        "metadata": {"user": "ann"},
-        "eventType": event,
-        **changes,
-    }
 
 
 async def masked(client: httpx.AsyncClient, text: str) -> str:

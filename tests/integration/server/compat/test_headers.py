@@ -10,7 +10,8 @@ import pytest
 
 from doubles.access import access_by_route
 from doubles.backbones import HeldLayers
-from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, Ask
+from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, Ask, litellm, portkey
+from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_model import Backbone
@@ -20,14 +21,21 @@ from nunatak_server.http.access import PREDICT
 COMPUTING = [
     path
     for (_, path), needed in access_by_route().items()
-    if needed == PREDICT and not path.startswith(("/v1/predict", "/v1/tasks"))
+    if needed == PREDICT
+    and not path.startswith(("/v1/predict", "/v1/tasks"))
+    and path != "/v1/verdicts/{policy}"
 ]
 """Every route of another protocol that computes."""
 OF_BACKBONE = {"/v1/embeddings", "/tei/backbone", "/tei/backbone/embed", "/hf/backbone"}
 SEVERAL = {"/srun/v1/bundle"}
 """Routes whose answer has no header for the one version that answered."""
+OF_POLICY = {path for path in COMPUTING if "{policy}" in path} | {"/v1/moderations"}
+PORTKEY = "/v1/verdicts/{policy}/portkey"
+"""The route whose refusals are verdicts, because Portkey lets a call pass on an error."""
 BY_NAME = [
-    path for path in COMPUTING if path not in OF_BACKBONE | SEVERAL and "{version}" not in path
+    path
+    for path in COMPUTING
+    if path not in OF_BACKBONE | SEVERAL | OF_POLICY and "{version}" not in path
 ]
 BY_VERSION = [path for path in COMPUTING if "{version}" in path]
 KEYS = [f"user-{number}" for number in range(16)]
@@ -38,7 +46,7 @@ def task_of(path: str) -> str:
 
 
 def address_of(path: str) -> str:
-    return path.format(task=task_of(path), version=1)
+    return path.format(task=task_of(path), version=1, policy="guard")
 
 
 def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
@@ -50,6 +58,9 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
         "/v1/embeddings": {"input": text, "model": backbone.name},
         "/hf/backbone": {"inputs": {"source_sentence": text, "sentences": ["a"]}},
         **dict.fromkeys(("/srun/v1/classify", "/classify"), classifying),
+        "/v1/moderations": {"input": text, "model": "guard"},
+        "/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api": litellm(text),
+        PORTKEY: portkey(text),
         "/srun/v1/rerank": ranking,
         "/srun/v1/bundle": {"tasks": [{"id": "a", "rerank": ranking}]},
         **dict.fromkeys(("/score", "/v1/score"), scoring),
@@ -62,6 +73,13 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
     if path.startswith("/tei/") and path.endswith("/rerank"):
         return {"query": text, "texts": DOCUMENTS[:1]}
     return bodies.get(path, {"inputs": text})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def guard(registry: Registry) -> None:
+    """Publish a policy that asks a task, and never blocks."""
+    rule = make_rule(when("topic", "urgent", threshold=1.1))
+    registry.policies.put(make_policy(rule, name="guard"))
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +121,26 @@ def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route(
 
         assert set(own.values()) == {f"{task}/1", f"{task}/2"}
         assert theirs == own
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("split")
+def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route_from_a_policy(
+    run: Callable[[Ask], None], registry: Registry
+) -> None:
+    rule = make_rule(when("topic@prod", "urgent", threshold=1.1))
+    registry.policies.put(make_policy(rule, name="routed"))
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        await start_canary(client, "topic")
+
+        own = await versions_by_key(client, "/v1/tasks/topic@prod/predict", {"inputs": TEXT})
+        for key, version in own.items():
+            answer = await client.post(
+                "/v1/verdicts/routed", json={"inputs": TEXT}, headers={"x-routing-key": key}
+            )
+            assert answer.json()["tasks"] == [version]
 
     run(scenario)
 
@@ -165,7 +203,7 @@ async def test_a_higher_priority_goes_before_its_callers_others(
     assert answered.index("high") <= 2
 
 
-@pytest.mark.parametrize("path", COMPUTING)
+@pytest.mark.parametrize("path", [path for path in COMPUTING if path != PORTKEY])
 @pytest.mark.parametrize("value", ["urgent", ""])
 def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
     run: Callable[[Ask], None], backbone: Backbone, path: str, value: str
