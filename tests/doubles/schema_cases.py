@@ -50,6 +50,7 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|outputs here are: "
     # A path that names an alias, and a version in the query.
     r"|alias must be "
+    r"|policy name must be "
     # Sides of different lengths, and a task for another route.
     r"|the first side must have one text"
     r"|this route is for "

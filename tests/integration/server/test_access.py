@@ -11,8 +11,11 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from doubles.access import access_by_route, add_key
+from doubles.compat import litellm, portkey
+from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
+from nunatak_contract.problems import REASONS
 from nunatak_contract.wire import TaskHistory
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -44,8 +47,11 @@ NEIGHBOURS = (
     "/v1/score",
     "/rerank",
     "/v1/rerank",
+    "/v1/moderations",
+    "/v1/verdicts/{policy}/",
 )
 """Routes of other protocols, whose failures have their own shapes without our codes."""
+PORTKEY = "/v1/verdicts/{policy}/portkey"
 VERBS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "FOO")
 HOSTS = ("test", "", "localhost", "evil.example/livez?", "x@y", "/livez", "[::1", "a b", "\u00e9")
 QUERY: dict[str, Any] = {"inputs": "where is it?"}
@@ -67,6 +73,12 @@ OF_NO_TASK = {
     "/srun/v1/bundle",
 }
 """Routes for the backbone, and the route that answers for each task separately."""
+POLICY_BODIES: dict[str, dict[str, Any]] = {
+    "/v1/verdicts/{policy}": QUERY,
+    "/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api": litellm("where is it?"),
+    PORTKEY: portkey("where is it?"),
+}
+"""The body for each route that names a policy. Policies of the tests have their tasks' names."""
 MINE, HIDDEN, UNKNOWN = "tone", "intent", "nobody"
 BODIES: dict[tuple[str, str], list[Any]] = {
     ("POST", "/v1/tasks/{task}/predict"): [QUERY, {"inputs": ""}, {"inputs": 7}, {}],
@@ -110,6 +122,7 @@ NAMING_BODIES: dict[str, Callable[[str], dict[str, Any]]] = {
     "/rerank": lambda task: {"model": task, "query": "where?", "documents": ["here"]},
     "/v1/rerank": lambda task: {"model": task, "query": "where?", "documents": ["here"]},
     "/v2/rerank": lambda task: {"model": task, "query": "where?", "documents": ["here"]},
+    "/v1/moderations": lambda task: {"model": task, "input": "where is it?"},
 }
 """The bodies for each route whose body names the task; a new route must be added here."""
 
@@ -120,6 +133,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
         for seed, task in enumerate((MINE, HIDDEN)):
             publish_tiny_task(opened, backbone, task=task, seed=seed)
             opened.promote(task, "prod", 1)
+            label = opened.resolve(task).head.labels[0]
+            rule = make_rule(when(task, label, threshold=1.1))
+            opened.policies.put(make_policy(rule, name=task))
         yield opened
 
 
@@ -151,6 +167,7 @@ def routes_of(found: list[BaseRoute]) -> Iterator[BaseRoute]:
 def filled(template: str, *, task: str = MINE) -> str:
     values = {
         "{task}": task,
+        "{policy}": task,
         "{version}": "1",
         "{alias}": "prod",
         "{role}": "canary",
@@ -160,6 +177,14 @@ def filled(template: str, *, task: str = MINE) -> str:
     for name, value in values.items():
         template = template.replace(name, value)
     return template
+
+
+def status_of(answer: httpx.Response) -> int:
+    """The status of an answer, or of the reason that Portkey's verdict `false` names."""
+    if answer.request.url.path.endswith("/portkey") and answer.content:
+        code = answer.json().get("data", {}).get("code")
+        return answer.status_code if code is None else REASONS[code].status
+    return answer.status_code
 
 
 def app_of(**settings: object) -> FastAPI:
@@ -176,7 +201,7 @@ def test_every_route_is_guarded_and_says_what_it_needs() -> None:
     assert {pair for pair in ACCESS if "{task}" in pair[1]} == set(BODIES)
     computing = {path for (_, path), needed in ACCESS.items() if needed == PREDICT}
     named = {path for path in computing if "{task}" in path}
-    assert computing - named - OF_NO_TASK == set(NAMING_BODIES)
+    assert computing - named - OF_NO_TASK - set(POLICY_BODIES) == set(NAMING_BODIES)
 
 
 async def test_without_a_key_no_verb_of_any_route_does_anything(
@@ -188,8 +213,8 @@ async def test_without_a_key_no_verb_of_any_route_does_anything(
                 answer = await client.request(verb, filled(template))
                 is_public = template in PUBLIC and verb == "GET"
                 allowed = {200} if is_public else {401, 405}
-                assert answer.status_code in allowed, (verb, template)
-                if answer.status_code == 401:
+                assert status_of(answer) in allowed, (verb, template)
+                if status_of(answer) == 401:
                     assert answer.headers["www-authenticate"] == 'Bearer realm="nunatak"'
                     if not template.startswith(NEIGHBOURS):
                         assert answer.json()["code"] == "unauthenticated"
@@ -246,7 +271,7 @@ async def test_the_host_header_opens_nothing(
             for host in HOSTS:
                 headers = [(b"host", host.encode())]
                 answer = await client.request(verb, filled(template), headers=headers)
-                assert answer.status_code == 401, (verb, template, host)
+                assert status_of(answer) == 401, (verb, template, host)
 
 
 async def test_each_scope_opens_its_own_routes_and_no_others(
@@ -259,7 +284,7 @@ async def test_each_scope_opens_its_own_routes_and_no_others(
             for scope, key in headers.items():
                 answer = await client.request(verb, filled(template), headers=key)
                 is_open = needed is None or needed.scope is scope
-                assert (answer.status_code not in {401, 403}) == is_open, (template, scope)
+                assert (status_of(answer) not in {401, 403}) == is_open, (template, scope)
                 if not is_open:
                     if not template.startswith(NEIGHBOURS):
                         assert answer.json()["code"] == "insufficient_scope"
@@ -361,6 +386,15 @@ async def test_a_hidden_task_and_a_missing_task_look_equal(
                 ]
                 assert seen(answers[0]) == seen(answers[1]), (path, tail)
                 assert answers[0].status_code in {404, 422}
+        for template, body in POLICY_BODIES.items():
+            answers = [
+                await client.post(template.format(policy=name), json=body, headers=headers)
+                for name in (HIDDEN, UNKNOWN)
+            ]
+            assert seen(answers[0]) == seen(answers[1]), template
+            assert status_of(answers[0]) == 404
+        policies = (await client.get("/v1/policies", headers=headers)).json()["policies"]
+        assert [it["policy"]["name"] for it in policies] == [MINE]
         tasks = (await client.get("/v1/tasks", headers=headers)).json()["tasks"]
         assert [task["name"] for task in tasks] == [MINE]
         assert HIDDEN not in (await client.get("/info", headers=headers)).text
@@ -429,7 +463,7 @@ async def test_a_page_of_another_site_changes_nothing_at_an_open_server(
     async with running_client(backbone, registry) as client:
         for verb, template in ACCESS:
             answer = await client.request(verb, filled(template), headers=headers)
-            assert (answer.status_code == 403) == (is_refused and verb != "GET")
+            assert (status_of(answer) == 403) == (is_refused and verb != "GET")
         assert (await client.post(f"/v1/tasks/{MINE}/evict")).status_code == 200
 
 

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from doubles.backbones import tiny_backbone
+from doubles.policies import make_policy, make_rule, when
 from doubles.serving import running_client
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
@@ -48,6 +49,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
                 answer = await client.post(PREDICT, json={"inputs": ["a", "a longer text"]})
                 assert answer.json()["version"] == version
             await client.post("/v1/predict", json={"inputs": "a", "tasks": ["tone", "tone/2"]})
+            assert (await client.post("/v1/verdicts/guard", json={"inputs": "a"})).is_success
             for role in ("canary", "shadow"):
                 body = {"version": 2, "share": 1.0 if role == "shadow" else 0.01}
                 path = f"/v1/tasks/intent/aliases/prod/{role}"
@@ -66,6 +68,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
             publish_tiny_task(registry, backbone, task="intent", seed=seed)
         registry.promote("intent", "prod", 1)
         publish_tiny_task(registry, backbone, task="gone", seed=3)
+        label = registry.resolve("tone").head.labels[0]
+        registry.policies.put(make_policy(make_rule(when("tone", label)), name="guard"))
         text = asyncio.run(scenario(registry))
     assert CANARY not in text.lower()
     return parsed(text)
@@ -142,9 +146,9 @@ def test_what_came_and_went_by_task_adds_up_to_what_is_held(families: dict[str, 
 
 
 def test_work_is_counted_by_task(families: dict[str, Metric]) -> None:
-    # Three requests with two texts each, and one request with one text for two versions.
-    assert value_of(families, "nunatak_task_rows_total", task="tone") == 8
-    assert value_of(families, "nunatak_task_tokens_total", task="tone") > 8
+    # Three requests with two texts each, one text for two versions, and one text for a policy.
+    assert value_of(families, "nunatak_task_rows_total", task="tone") == 9
+    assert value_of(families, "nunatak_task_tokens_total", task="tone") > 9
 
 
 def test_a_name_that_is_no_task_becomes_no_label(families: dict[str, Metric]) -> None:
