@@ -49,7 +49,14 @@ METHODS: dict[str, Method] = {
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+COPIES = ("distilbert", "electra", "gte", "llama")
+"""Families with the layers of another family."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(it, marks=[pytest.mark.slow] * (it in COPIES)) for it in FAMILIES],
+)
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:

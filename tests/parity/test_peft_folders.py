@@ -359,7 +359,7 @@ def test_scales_of_another_width_are_of_another_backbone(
 
 
 @pytest.mark.parametrize("kernels", ["cpu", "grouped"])
-@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("family", ["bert", pytest.param("roberta", marks=pytest.mark.slow)])
 def test_large_ranks_equal_peft_in_one_batch_with_small_ones(
     bases: dict[str, PeftBase], tmp_path: Path, family: str, kernels: str
 ) -> None:

@@ -69,6 +69,8 @@ METHODS: tuple[Method, ...] = (
 )
 GROUPED = {(9, 0), (10, 0)}
 FLASH_FROM = (8, 0)
+COPIES = ("distilbert", "electra", "llama")
+"""Families with the layers of another family."""
 WITH_PAIR_TERMS = ("deberta-v2", "mpnet")
 """Families whose attention no fast kernel computes."""
 
@@ -190,7 +192,13 @@ def run(
     return logits, launches.count
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(it, marks=[pytest.mark.slow] * (it.family in COPIES), id=str(it))
+        for it in CASES
+    ],
+)
 def test_every_method_runs_on_every_device_without_waiting_for_it(case: Case) -> None:
     with serving(case) as backbone:
         rows = mixed_rows(backbone)
