@@ -33,7 +33,7 @@ from transformers.utils import logging
 from benchmarks.harness.makers import MAX_LENGTH, TaskPlan, export_full_model, publish_missing
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import DisagreementError, fastest, interleave, ratios
-from nunatak_cli.corpus.job import Job, run_job
+from nunatak_cli.corpus.job import CorpusJob, run_job
 from nunatak_contract.enums import OnLong
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
 from nunatak_model import Backbone, load_backbone
@@ -141,7 +141,7 @@ def score(folder: Path, corpus: Path, out: str = "scored.jsonl") -> float:
     """Score a corpus by `predict-file` in this process; return the seconds, with the loading."""
     target = folder / out
     target.unlink(missing_ok=True)
-    job = Job(corpus=str(corpus), out=target, references=TASKS, on_long=OnLong.CUT)
+    job = CorpusJob(corpus=str(corpus), out=target, references=TASKS, on_long=OnLong.CUT)
     with Registry.open(folder / "registry", create=False) as registry:
         started = time.perf_counter()
         run_job(job, registry, settings=ServerSettings())

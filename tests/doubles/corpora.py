@@ -12,7 +12,7 @@ from typing import Any, Final
 from doubles.backbones import save_tiny_backbone
 from doubles.tasks import publish_tiny_task
 from nunatak_cli.corpus.chunks import Chunk
-from nunatak_cli.corpus.job import Job, Outcome, run_job
+from nunatak_cli.corpus.job import CorpusJob, Outcome, run_job
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora
 from nunatak_model import load_backbone
@@ -28,7 +28,7 @@ import signal
 import sys
 from pathlib import Path
 
-from nunatak_cli.corpus.job import Job, run_job
+from nunatak_cli.corpus.job import CorpusJob, run_job
 from nunatak_registry import Registry
 from nunatak_server import scoring
 from nunatak_server.settings import ServerSettings
@@ -49,7 +49,7 @@ def run(left):
 
     sys.addaudithook(count)
     settings = ServerSettings(backbone=str(place / "backbone"), compute_threads=1)
-    job = Job(corpus=str(corpus), out=out, references=tasks, chunk_rows=chunk_rows)
+    job = CorpusJob(corpus=str(corpus), out=out, references=tasks, chunk_rows=chunk_rows)
     with Registry.open(place / "registry", create=False) as registry:
         run_job(job, registry, settings=settings)
 
@@ -121,7 +121,7 @@ def score(
 ) -> Outcome | None:
     """Score a corpus in this process, in small chunks."""
     settings = ServerSettings(backbone=str(place / "backbone"), compute_threads=1)
-    job = Job(
+    job = CorpusJob(
         corpus=str(corpus), out=out, references=tuple(tasks), chunk_rows=CHUNK_ROWS, **options
     )
     with Registry.open(place / "registry", create=False) as registry:

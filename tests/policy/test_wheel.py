@@ -20,6 +20,7 @@ FOLDERS = {
 }
 EXTRAS: Mapping[str, Sequence[str]] = {
     "nunatak": ("training", "server"),
+    "nunatak_cli": ("training",),
     "nunatak_model": ("model",),
     "nunatak_artifact": ("training",),
     "nunatak_training": ("training",),

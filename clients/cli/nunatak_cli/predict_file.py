@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from nunatak_cli.corpus.chunks import Chunk
-from nunatak_cli.corpus.job import Job, Outcome, run_job
+from nunatak_cli.corpus.job import CorpusJob, Outcome, run_job
 from nunatak_cli.corpus.rows import InputColumns
 from nunatak_cli.options import (
     BackboneOption,
@@ -90,7 +90,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("server"):
         from nunatak_server.settings import configure
 
-    job = Job(
+    job = CorpusJob(
         corpus=corpus,
         out=out.expanduser(),
         references=tuple(task),

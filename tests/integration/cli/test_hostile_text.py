@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.hostile_texts import HOSTILE, HOSTILE_FILE_NAME, MARKUP, hostile_server, obeyed
+from doubles.policies import make_policy, make_rule, when
+from doubles.replicas import beat
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from doubles.tasks import tiny_task
 from nunatak_artifact import load_task
@@ -31,6 +33,7 @@ from nunatak_contract.evidence import (
     RecipeRecord,
 )
 from nunatak_contract.manifest import TaskDraft
+from nunatak_contract.policies import Policy
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 from nunatak_training.sweeps import Failed, ResultsFolder
@@ -92,6 +95,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
             manifest = registry.publish(hostile_draft(draft), blobs)
             registry.promote("tone", "prod", manifest.version)
         task = load_task(manifest, blobs["parameters"], backbone)
+        rule = make_rule(when("tone", MARKUP), message=MARKUP)
+        registry.policies.put(make_policy(rule, name="guard"))
+        beat(registry, id=HOSTILE, address=HOSTILE, release=HOSTILE)
+    write_policies(folder, make_policy(rule, name="other"))
     export_transformers(task, folder / f"sound {HOSTILE_FILE_NAME}", backbone)
     refused = folder / f"labels {HOSTILE_FILE_NAME}"
     export_transformers(task, refused, backbone)
@@ -119,6 +126,13 @@ def write_data(folder: Path) -> None:
     (folder / "config.toml").write_text(f"registry = {json.dumps(HOSTILE_FILE_NAME)}\n")
     (folder / "keys").write_text(json.dumps({"format": 1, HOSTILE: HOSTILE}))
     (folder / "keys").chmod(0o600)
+
+
+def write_policies(folder: Path, policy: Policy) -> None:
+    document = policy.model_dump(mode="json")
+    (folder / f"policy {HOSTILE_FILE_NAME}.json").write_text(json.dumps(document))
+    broken = {**document, HOSTILE: HOSTILE}
+    (folder / f"broken {HOSTILE_FILE_NAME}.json").write_text(json.dumps(broken))
 
 
 def write_sweep(folder: Path) -> None:
@@ -187,6 +201,32 @@ def predict_cases(world: World) -> Iterator[Case]:
             yield (*asked, *options)
 
 
+def predict_file_cases(world: World) -> Iterator[Case]:
+    rest = ("--task", "tone", *world.registry, *world.backbone)
+    for name in ("known", "columns", "broken"):
+        source = str(world.folder / f"{name} {HOSTILE_FILE_NAME}.jsonl")
+        for options in ((), ("--json",), ("--text-column", HOSTILE)):
+            yield ("predict-file", source, f"{world.new()}.jsonl", *rest, *options)
+    yield ("predict-file", str(world.new()), f"{world.new()}.jsonl", *rest)
+
+
+def policy_cases(world: World) -> Iterator[Case]:
+    sound = str(world.folder / f"policy {HOSTILE_FILE_NAME}.json")
+    broken = str(world.folder / f"broken {HOSTILE_FILE_NAME}.json")
+    for place in (world.registry, ("--registry", str(world.new()))):
+        for options in ((), ("--json",)):
+            for name in ("put", "check"):
+                yield from (("policy", name, it, *place, *options) for it in (sound, broken))
+            yield ("policy", "list", *place, *options)
+            yield from (("policy", "show", it, *place) for it in ("guard", HOSTILE))
+
+
+def replica_cases(world: World) -> Iterator[Case]:
+    for options in ((), ("--json",)):
+        yield ("replicas", *world.registry, *options)
+    yield ("replicas", "--registry", str(world.new()))
+
+
 def evaluate_cases(world: World) -> Iterator[Case]:
     known = str(world.folder / f"known {HOSTILE_FILE_NAME}.jsonl")
     here = (*world.registry, *world.backbone)
@@ -210,6 +250,9 @@ def task_cases(world: World) -> Iterator[Case]:
         yield ("task", "diff", "tone/1", "tone/2", *world.registry, *options)
         yield ("task", "history", "tone", "--alias", HOSTILE, *world.registry, *options)
         yield ("task", "shadow", "tone", "--report", "--server", world.answering, *options)
+        yield ("task", "thresholds", "tone", *world.registry, *options)
+        yield ("task", "thresholds", HOSTILE, *world.registry, *options)
+        yield ("task", "thresholds", "tone", "--label", HOSTILE, *world.registry, *options)
         yield from [
             ("task", "verify", HOSTILE, *world.registry, *options),
             ("task", "import", *imported(world), "--note", HOSTILE, *options),
@@ -274,6 +317,9 @@ SOURCES: tuple[Callable[[World], Iterator[Case]], ...] = (
     backbone_cases,
     train_cases,
     predict_cases,
+    predict_file_cases,
+    policy_cases,
+    replica_cases,
     evaluate_cases,
     task_cases,
     server_cases,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from nunatak_cli.corpus.chunks import CHUNK_ROWS, Chunk, corpus_files, read_chunks
 from nunatak_cli.corpus.pipeline import answered_rows, rejected_rows, score_chunks
 from nunatak_cli.corpus.rows import USUAL, FileOfRows, InputColumns
-from nunatak_cli.corpus.run import RunFolder, RunRecord, ScoredVersion, scored_files
+from nunatak_cli.corpus.run import CorpusRecord, RunFolder, ScoredVersion, scored_files
 from nunatak_cli.corpus.writing import AnswerColumns, ColumnType, layout_of
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class CorpusJob:
     """What a command asks for."""
 
     corpus: str
@@ -71,7 +71,7 @@ class Outcome:
 
 
 def run_job(
-    job: Job,
+    job: CorpusJob,
     registry: "Registry",
     *,
     settings: "ServerSettings",
@@ -138,14 +138,14 @@ def run_job(
 
 
 def _record(
-    job: Job,
+    job: CorpusJob,
     files: Iterable[FileOfRows],
     versions: "Mapping[str, TaskManifest]",
     settings: "ServerSettings",
     numerics: str,
-) -> RunRecord:
+) -> CorpusRecord:
     """Return what a run of this moment scores, and how."""
-    return RunRecord(
+    return CorpusRecord(
         release=distribution_version("nunatak"),
         files=scored_files(files),
         tasks=tuple(
@@ -173,7 +173,9 @@ def _record(
     )
 
 
-def _versions(job: Job, registry: "Registry", begun: RunRecord | None) -> "dict[str, TaskManifest]":
+def _versions(
+    job: CorpusJob, registry: "Registry", begun: CorpusRecord | None
+) -> "dict[str, TaskManifest]":
     """Return the version of each reference: of the run that began here, or of this moment."""
     if len(set(job.references)) != len(job.references):
         raise NunatakError("invalid_option", problem="--task names one reference twice")
@@ -184,7 +186,7 @@ def _versions(job: Job, registry: "Registry", begun: RunRecord | None) -> "dict[
     return {name: registry.resolve(meant.get(name, name)) for name in job.references}
 
 
-def _columns_of(job: Job, name: str, manifest: "TaskManifest") -> AnswerColumns:
+def _columns_of(job: CorpusJob, name: str, manifest: "TaskManifest") -> AnswerColumns:
     from nunatak_server.outputs.outputs import on_long_of
 
     return AnswerColumns(

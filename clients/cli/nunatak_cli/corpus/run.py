@@ -22,7 +22,7 @@ from typing import BinaryIO, Final
 from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.corpus.rows import FileOfRows
-from nunatak_cli.corpus.writing import Layout
+from nunatak_cli.corpus.writing import PartLayout
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.record import Record
 
@@ -52,7 +52,7 @@ class ScoredVersion(Record, frozen=True):
     """Of the content of the version."""
 
 
-class RunRecord(Record, frozen=True):
+class CorpusRecord(Record, frozen=True):
     """What a run scores, and how. A part may be kept only by a run with an equal record."""
 
     release: str
@@ -64,7 +64,7 @@ class RunRecord(Record, frozen=True):
     options: dict[str, JsonValue]
     chunk_rows: int
 
-    def changes(self, other: "RunRecord") -> list[str]:
+    def changes(self, other: "CorpusRecord") -> list[str]:
         """Return the names of the fields in which another record differs."""
         names = type(self).model_fields
         return [name for name in names if getattr(self, name) != getattr(other, name)]
@@ -109,20 +109,20 @@ class RunFolder:
                 if not (self._path / RECORD).exists():
                     shutil.rmtree(self._path, ignore_errors=True)
 
-    def record(self) -> RunRecord | None:
+    def record(self) -> CorpusRecord | None:
         """Return the record of the run that began here; None if no run did.
 
         Raises:
             NunatakError: `corpus_changed`, the record cannot be read.
         """
         try:
-            return RunRecord.model_validate_json((self._path / RECORD).read_bytes())
+            return CorpusRecord.model_validate_json((self._path / RECORD).read_bytes())
         except FileNotFoundError:
             return None
         except ValidationError as error:
             raise self._changed("the record of the run cannot be read") from error
 
-    def begin(self, wanted: RunRecord) -> None:
+    def begin(self, wanted: CorpusRecord) -> None:
         """Write the record of a run, or compare it with the record of the run that began here.
 
         Raises:
@@ -138,13 +138,17 @@ class RunFolder:
         elif changes := begun.changes(wanted):
             raise self._changed(f"changed since the begin of the run: {', '.join(changes)}")
 
-    def done(self, layout: Layout) -> frozenset[int]:
+    def done(self, layout: PartLayout) -> frozenset[int]:
         """Return the indices of the chunks whose parts are there."""
         found = self._path.glob(f"part-*.{layout.suffix}")
         return frozenset(int(it.name[5:13]) for it in found)
 
     def write(
-        self, index: int, layout: Layout, part: bytes, rejected: Sequence[Mapping[str, JsonValue]]
+        self,
+        index: int,
+        layout: PartLayout,
+        part: bytes,
+        rejected: Sequence[Mapping[str, JsonValue]],
     ) -> None:
         """Write the part of a chunk, after the rows without answers."""
         if rejected:
@@ -152,7 +156,7 @@ class RunFolder:
             self._write(f"rejected-{index:08}.jsonl", lines)
         self._write(f"part-{index:08}.{layout.suffix}", [part])
 
-    def finish(self, layout: Layout, *, num_chunks: int) -> int:
+    def finish(self, layout: PartLayout, *, num_chunks: int) -> int:
         """Join all parts to OUT, remove the folder, and return the number of rejected rows."""
         parts = [self._path / f"part-{it:08}.{layout.suffix}" for it in range(num_chunks)]
         joined, rejected = self._path / f"joined{WRITING}", self._path / f"rejected{WRITING}"

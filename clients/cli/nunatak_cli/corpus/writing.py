@@ -125,7 +125,7 @@ class AnsweredRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class PartLayout:
     """The form of OUT."""
 
     kind: InputFormat
@@ -232,7 +232,7 @@ def layout_of(
     columns: InputColumns,
     keep: Collection[str] | None,
     answers: Mapping[str, ColumnType],
-) -> Layout:
+) -> PartLayout:
     """Return the form of OUT, after a check against the columns of all files.
 
     Raises:
@@ -251,7 +251,7 @@ def layout_of(
     common = _common_columns(files)
     if common is None:
         _check_new(keep or (), answers)
-        return Layout(kind=kind, kept=None if keep is None else tuple(keep), answers=answers)
+        return PartLayout(kind=kind, kept=None if keep is None else tuple(keep), answers=answers)
     columns.check(common, files[0].name)
     missing = sorted(set(keep or ()).difference(common))
     if missing:
@@ -267,7 +267,7 @@ def layout_of(
 
         stored = parquet_schema(files[0])
         schema = pa.schema([stored.field(name) for name in kept])
-    return Layout(kind=kind, kept=kept, answers=answers, schema=schema)
+    return PartLayout(kind=kind, kept=kept, answers=answers, schema=schema)
 
 
 def _common_columns(files: Sequence[FileOfRows]) -> list[str] | None:
