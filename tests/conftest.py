@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 MODEL = TESTS.parent / "model"
-CHECKS_SHAPES = (TESTS / "unit" / "model", TESTS / "parity")
+CHECKS_SHAPES = (TESTS / "unit" / "model",)
 """The folders of tests with checks of shapes. Other tests would find nothing more."""
+
+COPIES = ("distilbert", "electra", "gte", "llama")
+"""Families with the layers of another family."""
 
 # For tiny models, the synchronisation of a second thread costs more than the thread saves. torch
 # reads the variable at its first import, here and in the processes of tests.
@@ -54,12 +57,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder, and combinations beyond each pair of parameters as slow."""
+    """Mark each test by its folder, and mark as slow what other tests nearly cover.
+
+    These are combinations beyond each pair of parameters, and families that copy another's layers.
+    """
     products = defaultdict[str, list[pytest.Function]](list)
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, folder))
-        if item.get_closest_marker("pairs") and isinstance(item, pytest.Function):
+        if not isinstance(item, pytest.Function):
+            continue
+        if _is_of_a_copy(item):
+            item.add_marker(pytest.mark.slow)
+        elif item.get_closest_marker("pairs"):
             products[item.nodeid.partition("[")[0]].append(item)
     for product in products.values():
         kept = _cover_of_pairs(
@@ -67,6 +77,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         for index in set(range(len(product))) - kept:
             product[index].add_marker(pytest.mark.slow)
+
+
+def _is_of_a_copy(item: pytest.Function) -> bool:
+    """Whether the test runs with a backbone whose family has the layers of another family."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return any(parameters.get(name) in COPIES for name in ("factory", "family"))
 
 
 def _cover_of_pairs(combined: Sequence[list[tuple[str, str]]]) -> set[int]:

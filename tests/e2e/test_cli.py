@@ -18,7 +18,7 @@ from nunatak_loadtest import LoadReport
 from nunatak_loadtest.processes import ServerProcess
 
 # One fixture runs three trainings, each in its own process.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ def run(words: list[str], environment: dict[str, str]) -> str:
     return finished.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_story_of_the_readme_works_as_written(tmp_path: Path) -> None:
     # The default registry lies in the user's data directory.

@@ -49,14 +49,7 @@ METHODS: dict[str, Method] = {
 }
 
 
-COPIES = ("distilbert", "electra", "gte", "llama")
-"""Families with the layers of another family."""
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(it, marks=[pytest.mark.slow] * (it in COPIES)) for it in FAMILIES],
-)
+@pytest.fixture(scope="module", params=FAMILIES)
 def factory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> TwinFactory:

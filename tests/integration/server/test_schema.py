@@ -14,7 +14,7 @@ from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
 
-NUM_EXAMPLES = 8
+NUM_EXAMPLES = 5
 LIMIT_S = 30.0
 
 

@@ -17,6 +17,7 @@ SHAPES: dict[TokenizerFamily, Family] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SHAPES)
 def test_answers_are_learned_on_every_shape(family: TokenizerFamily) -> None:
     tokenizer = published(family).backend_tokenizer

@@ -106,6 +106,7 @@ def test_test_set_is_scored_where_dev_is_of_the_train_examples(folder: Path) -> 
     assert record.run.data.num_test == 8
 
 
+@pytest.mark.slow
 def test_processes_give_what_one_process_gives(folder: Path) -> None:
     runs = toy_runs(folder, seeds=[0, 1])
 

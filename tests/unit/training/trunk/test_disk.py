@@ -217,6 +217,7 @@ print(passes)
 """
 
 
+@pytest.mark.slow
 def test_processes_that_want_the_same_set_compute_it_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     racers = [
