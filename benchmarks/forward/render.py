@@ -51,8 +51,8 @@ with the sorted batches, which a user has to write.
 **Why figures miss.** The cause is work that hardly uses the second core: a low-rank product or an
 adapter of one task has some twenty tokens, and attention runs row by row. The names of figures with
 native operators ([decision 19](../decisions/0019-a-native-operator-for-cpus.md)) end in `.native`.
-The ceiling is the time of the frozen linear products alone, the best of ten runs with plain and with
-packed weights. The ceiling leaves out low-rank products and attention.
+The ceiling is the time of the frozen linear products alone, the best of ten runs with plain and
+with packed weights. The ceiling leaves out low-rank products and attention.
 
 `all32` holds 8 rows each of `head`, `topk` (2 layers), `lora` and `bottleneck`. No peer runs such a
 batch, so the rival runs one forward per text, and bottleneck tasks run without their adapters.
