@@ -16,7 +16,7 @@ SWEEPS := elsa graddrop adapter mixout tapt robustness
 ANALYSES := rsa landscape
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo screenshot test test-slow check format client bench gpu real papers torture abuse report figures configuration serve clean clean-results
+.PHONY: help install demo ops screenshot test test-slow check format client bench gpu real papers torture abuse report figures configuration serve clean clean-results
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -35,6 +35,10 @@ $(VENV)/.dev: $(VENV)/.runtime
 
 demo: $(VENV)/.runtime  ## train four tasks, serve them from one backbone, ask them, show what is saved
 	$(BIN)/python demo/gateway.py
+
+ops: $(VENV)/.runtime  ## build and install the native operators for CPUs; needs g++
+	$(BIN)/pip install --quiet --constraint constraints.txt 'setuptools>=77'
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./ops
 
 screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `make demo`, needs Chromium
 	$(BIN)/python demo/screenshot.py

@@ -1,9 +1,10 @@
 """Flat in the number of tasks: 32 texts for 1 to 32 different tasks, on MiniLM.
 
-The texts stay the same, so the difference is the cost that one more task adds to the batch.
+The texts stay the same, so the difference is the cost that one more task adds to the batch. With
+nunatak-ops installed, its operators run in turns with torch's own operations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -16,7 +17,7 @@ from benchmarks.harness.workload import (
     lognormal_lengths,
     random_encodings,
     random_task,
-    served_backbone,
+    served_forms,
 )
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method
 from nunatak_model import Backbone, Encoding, Row
@@ -32,25 +33,32 @@ def main() -> None:
     """Measure and record."""
     _, sheet = open_sheet(figures_parser(__doc__, rounds=15))
     for dtype_name, dtype in dtypes().items():
-        backbone = served_backbone(dtype=dtype)
+        forms = served_forms(dtype=dtype)
         for name, method in METHODS.items():
             identifier = f"forward.flat.{name}"
             suffix = "" if dtype_name == "fp32" else f".{dtype_name}"
-            measure(sheet, backbone, method, identifier + suffix)
+            measure(sheet, forms, method, identifier + suffix)
 
 
-def measure(sheet: Sheet, backbone: Backbone, method: Method, identifier: str) -> None:
+def measure(sheet: Sheet, forms: Mapping[str, Backbone], method: Method, identifier: str) -> None:
     """Record the cost of a batch with 32 tasks, and with fewer, relative to one task."""
-    encodings = random_encodings(lognormal_lengths(NUM_ROWS), vocabulary=backbone.config.vocab_size)
-    runs = {str(count): run_of(backbone, method, encodings, count) for count in COUNTS}
+    vocabulary = forms[""].config.vocab_size
+    encodings = random_encodings(lognormal_lengths(NUM_ROWS), vocabulary=vocabulary)
+    runs = {
+        f"{form}.n{count}": run_of(backbone, method, encodings, count)
+        for form, backbone in forms.items()
+        for count in COUNTS
+    }
     with torch.inference_mode():
         times = interleave(
             {name: partial(seconds, run, 3) for name, run in runs.items()}, sheet.rounds
         )
     unit = "times the cost of one task"
-    sheet.record(identifier, ratios(times, str(NUM_ROWS), "1"), unit=unit, goal="<= 1.05")
-    for count in COUNTS:
-        sheet.record(f"{identifier}.n{count}", ratios(times, str(count), "1"), unit=unit)
+    for form in forms:
+        costs = {count: ratios(times, f"{form}.n{count}", f"{form}.n1") for count in COUNTS}
+        sheet.record(f"{identifier}{form}", costs[NUM_ROWS], unit=unit, goal="<= 1.05")
+        for count, samples in costs.items():
+            sheet.record(f"{identifier}{form}.n{count}", samples, unit=unit)
 
 
 def run_of(

@@ -49,10 +49,10 @@ set for one padded batch (`peft.adapter_names`, `adapters.batch_split`). The hea
 with the sorted batches, which a user has to write.
 
 **Why figures miss.** The cause is work that hardly uses the second core: a low-rank product or an
-adapter of one task has some twenty tokens, and attention runs row by row. A native operator would
-reach the ceiling's goal nearly ([decision 19](../decisions/0019-no-native-operator-yet.md)). The
-ceiling is the time of the frozen linear products alone, the best of ten runs with plain and with
-packed weights. The ceiling leaves out low-rank products and attention.
+adapter of one task has some twenty tokens, and attention runs row by row. The names of figures with
+native operators ([decision 19](../decisions/0019-a-native-operator-for-cpus.md)) end in `.native`.
+The ceiling is the time of the frozen linear products alone, the best of ten runs with plain and
+with packed weights. The ceiling leaves out low-rank products and attention.
 
 `all32` holds 8 rows each of `head`, `topk` (2 layers), `lora` and `bottleneck`. No peer runs such a
 batch, so the rival runs one forward per text, and bottleneck tasks run without their adapters.
@@ -65,8 +65,9 @@ batch, so the rival runs one forward per text, and bottleneck tasks run without 
 parameters run task by task on one core, while the frozen products use both cores. In bfloat16 the
 products take half the time, and the calls take as long as before. Bottlenecks also read 32 times
 the weights. Other forms in torch are no faster
-([decision 6](../decisions/0006-packed-weights-and-attention-by-rows.md)); a prototype in C++ is
-([decision 19](../decisions/0019-no-native-operator-yet.md)).
+([decision 6](../decisions/0006-packed-weights-and-attention-by-rows.md)). The
+names of figures with native operators
+([decision 19](../decisions/0019-a-native-operator-for-cpus.md)) end in `.native`.
 """,
         ("flat.svg",),
     ),

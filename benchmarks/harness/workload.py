@@ -30,11 +30,14 @@ from nunatak_model import (
     load_backbone,
     pack_backbone,
 )
+from nunatak_model.backbone import without_fast_kernels
 
 MEDIAN_LENGTH, LENGTH_SIGMA, MAX_LENGTH = 20, 0.6, 128
 NUM_LABELS = 2
 HEAD = HeadSpec(num_labels=NUM_LABELS, pooling=Pooling.FIRST)
 """The cheapest head, so that no peer pays for heads that the peer handles badly."""
+NATIVE = ".native"
+"""The end of the names of figures with the operators of nunatak-ops."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -118,8 +121,24 @@ def served_task(spec: BranchSpec, parameters: Mapping[str, Tensor], backbone: Ba
 
 
 def served_backbone(source: str | Path = DEFAULT_BACKBONE, *, dtype: torch.dtype) -> Backbone:
-    """Return the frozen encoder in the form that a server holds."""
-    return pack_backbone(load_backbone(source, dtype=dtype))
+    """Return the frozen encoder as a server without native operators holds it."""
+    return without_fast_kernels(pack_backbone(load_backbone(source, dtype=dtype)))
+
+
+def served_forms(
+    source: str | Path = DEFAULT_BACKBONE, *, dtype: torch.dtype
+) -> dict[str, Backbone]:
+    """Return the frozen encoder by the end of its figures' names.
+
+    "" runs torch's own operations, ".native" the operators of nunatak-ops, if it is installed.
+    """
+    backbone = pack_backbone(load_backbone(source, dtype=dtype))
+    forms = {"": without_fast_kernels(backbone)}
+    if backbone.ops.fast_kernels():
+        forms[NATIVE] = backbone
+    else:
+        print("nunatak-ops is not installed; figures of native operators are left out")
+    return forms
 
 
 def _deviation(name: str, tensor: Tensor, *, is_copy: bool) -> float:

@@ -197,17 +197,17 @@ def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
 def pack_backbone(backbone: Backbone) -> Backbone:
     """Prepare a backbone to be served; `convert_branch` prepares its branches.
 
-    On a CPU, large linear maps are packed. On other devices, the backbone gets the operations that
-    should be fastest there, each of which first proves itself on the device.
+    The backbone gets the operations that should be the fastest on its device, each of which first
+    proves itself there. On a CPU, large linear maps are packed.
 
     Raises:
         NunatakError: `invalid_settings`, an operation has stopped the device.
     """
     device, dtype = backbone.device, backbone.dtype
+    ops = ops_for(backbone.config, dtype=dtype, device=device)
+    maps = _map_widths(backbone.layers[0])
+    ops = proven_ops(ops, backbone.config, maps=maps, dtype=dtype, device=device)
     if not can_pack(dtype, device):
-        ops = ops_for(backbone.config, dtype=dtype, device=device)
-        maps = _map_widths(backbone.layers[0])
-        ops = proven_ops(ops, backbone.config, maps=maps, dtype=dtype, device=device)
         return replace(backbone, ops=ops)
     parameters = packed(backbone.parameters)
     return replace(
@@ -215,6 +215,7 @@ def pack_backbone(backbone: Backbone) -> Backbone:
         parameters=parameters,
         layers=tuple(layer_from(parameters, index) for index in range(len(backbone.layers))),
         is_packed=True,
+        ops=ops,
     )
 
 

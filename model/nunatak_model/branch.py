@@ -25,6 +25,7 @@ from nunatak_model.layer import LayerOverride, OwnLayer
 from nunatak_model.methods import maths_of
 from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks, rounded_up
 from nunatak_model.ops.linear import packed
+from nunatak_model.ops.native import NO_TASK_KERNELS, by_columns
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
 
 HEAD_PREFIX = "head."
@@ -144,8 +145,11 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     _check_finite(
         {name: it for name, it in parameters.items() if it is not branch.parameters[name]}
     )
+    # The native operators read narrow factors by columns. All other large maps are packed.
+    columns = by_columns(parameters) if backbone.ops.tasks != NO_TASK_KERNELS else {}
     if backbone.is_packed:
-        parameters = packed(parameters)
+        parameters = packed({name: it for name, it in parameters.items() if name not in columns})
+    parameters |= columns
     return _arrange(branch.spec, backbone.config, parameters)
 
 

@@ -268,6 +268,7 @@ def _run_stage(
             index=index,
             num_tokens=layout.num_tokens,
             relative=backbone.embeddings.relative,
+            kernels=backbone.ops.tasks,
         )
         hidden = run_layer(hidden, layer, dropout=dropout if spans else 0.0)
     return hidden
@@ -299,6 +300,7 @@ def hidden_states(
                 index=index,
                 num_tokens=len(hidden),
                 relative=backbone.embeddings.relative,
+                kernels=backbone.ops.tasks,
             )
             hidden = run_layer(hidden, layer, dropout=0.0)
             states.append(hidden)

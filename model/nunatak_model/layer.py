@@ -8,9 +8,10 @@ Axes: tokens = packed tokens of the batch, width = hidden width, out = output wi
 qkv_width = query, key and value side by side.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from nunatak_contract.enums import Activation, AdapterInput, LinearMap
 from nunatak_contract.errors import NunatakError
 from nunatak_model.config import QKV
+from nunatak_model.ops import native
 from nunatak_model.ops.grouped import SlotGroups
 from nunatak_model.ops.linear import ApplyNorm, activate, apply_linear, layer_norm
 from nunatak_model.plan import Lane
@@ -157,6 +159,8 @@ class MixedLayer:
     own: tuple[tuple[TokenSpan, LayerWeights], ...]
     relative: RelativePositions | None = None
     """The backbone's relative positions; tasks that own their embeddings have others."""
+    kernels: native.TaskKernels = native.NO_TASK_KERNELS
+    """Operators that run the parameters of all tasks in one call."""
 
     def shared_relative(self) -> RelativePositions:
         """The backbone's relative positions.
@@ -176,6 +180,7 @@ def mix_layer(
     index: int,
     num_tokens: int,
     relative: RelativePositions | None = None,
+    kernels: native.TaskKernels = native.NO_TASK_KERNELS,
 ) -> MixedLayer:
     """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes.
 
@@ -200,6 +205,7 @@ def mix_layer(
         bottleneck=bottleneck,
         own=own,
         relative=relative,
+        kernels=kernels,
     )
 
 
@@ -215,12 +221,8 @@ def mixed_qkv(
                 change.apply(qkv[token, part], x[token])
     """
     qkv = _linear(x, layer, lambda weights: weights.qkv, None)
-    outputs, begin = dict[LinearMap, Tensor](), 0
-    for width, target in zip(_qkv_widths(qkv, layer), QKV, strict=True):
-        # `narrow`, because autograd refuses to change the results of a split in place.
-        outputs[target] = qkv.narrow(1, begin, width)
-        begin += width
-    _change_outputs(outputs, x, layer)
+    ends = accumulate(_qkv_widths(qkv, layer), initial=0)
+    _change_outputs(qkv, dict(zip(QKV, pairwise(ends), strict=True)), x, layer)
     return qkv
 
 
@@ -256,7 +258,7 @@ def mixed_linear(
     if not any(target in override.outputs for _, override in layer.changed):
         return _linear(x, layer, pick, activation)
     y = _linear(x, layer, pick, None)
-    _change_outputs({target: y}, x, layer)
+    _change_outputs(y, {target: (0, y.shape[1])}, x, layer)
     return y if activation is None else activate(y, activation)
 
 
@@ -309,8 +311,11 @@ def mixed_norm(
             own = pick_bottleneck(override)
             pieces.append((TokenSpan(tokens=span.tokens), frozen) if own is None else (span, own))
     pieces += [(span, pick(weights)) for span, weights in layer.own]
-    rows = torch.split(x, [span.num_tokens for span, _ in pieces])
     # Either all rows of a layer have the norm or none; the filter only narrows the type.
+    ends = [(span.tokens.stop, norm) for span, norm in pieces if norm]
+    if layer.kernels.norms is not None and apply is layer_norm and native.can_normalise(x, ends):
+        return layer.kernels.norms(x, ends, epsilon)
+    rows = torch.split(x, [span.num_tokens for span, _ in pieces])
     normed = [
         apply(own, norm, epsilon=epsilon, groups=span.groups)
         for own, (span, norm) in zip(rows, pieces, strict=True)
@@ -346,33 +351,59 @@ def change_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else dtype
 
 
+_Changed = tuple[TokenSpan, LinearMap, OutputChange]
+
+
 def _change_outputs(
-    outputs: Mapping[LinearMap, Float[Tensor, "tokens out"]],
+    y: Float[Tensor, "tokens all_out"],
+    columns: Mapping[LinearMap, tuple[int, int]],
     x: Float[Tensor, "tokens width"],
     layer: MixedLayer,
 ) -> None:
-    """Change the outputs of maps of one input for the tasks that do, in place."""
-    changed = [
-        target
-        for target in outputs
-        if any(target in override.outputs for _, override in layer.changed)
+    """Change the outputs of maps of one input for the tasks that do, in place.
+
+    `columns` gives the half-open range of each map's outputs in `y`.
+    """
+    changes = [
+        (span, target, change)
+        for target in columns
+        for span, override in layer.changed
+        if (change := override.outputs.get(target)) is not None
     ]
-    if not changed:
-        return
+    if layer.kernels.low_rank is not None:
+        updates = [
+            native.LowRank(tokens=span.tokens, first_column=columns[target][0], update=change)
+            for span, target, change in changes
+            if native.can_update(change, x)
+        ]
+        layer.kernels.low_rank(y, x, updates)
+        if len(updates) == len(changes):
+            return
+        changes = [it for it in changes if not native.can_update(it[2], x)]
+    if changes:
+        _change_one_by_one(y, columns, x, changes)
+
+
+def _change_one_by_one(
+    y: Float[Tensor, "tokens all_out"],
+    columns: Mapping[LinearMap, tuple[int, int]],
+    x: Float[Tensor, "tokens width"],
+    changes: Sequence[_Changed],
+) -> None:
     # Rows of one lane are adjacent, so that one copy serves all their tasks.
-    spans = [span for span, _ in layer.changed]
-    lane = slice(spans[0].tokens.start, spans[-1].tokens.stop)
+    first = min(span.tokens.start for span, _, _ in changes)
+    lane = slice(first, max(span.tokens.stop for span, _, _ in changes))
     dtype = change_dtype(x.dtype, x.device)
-    inputs = torch.split(x[lane].to(dtype), [span.num_tokens for span in spans])
-    for target in changed:
-        rows = outputs[target][lane]
+    inputs = x[lane].to(dtype)
+    for target, of_target in groupby(changes, lambda it: it[1]):
+        begin, end = columns[target]
+        # `narrow`, because autograd refuses to change the results of a split in place.
+        rows = y.narrow(1, begin, end - begin)[lane]
         exact = rows.to(dtype)
-        for (span, override), own in zip(layer.changed, inputs, strict=True):
-            change = override.outputs.get(target)
-            if change is not None:
-                # Gradients forbid to change a part of `split` in place.
-                part = exact.narrow(0, span.tokens.start - lane.start, span.num_tokens)
-                change.apply(part, own, span.groups)
+        for span, _, change in of_target:
+            start = span.tokens.start - first
+            own, part = (it.narrow(0, start, span.num_tokens) for it in (inputs, exact))
+            change.apply(part, own, span.groups)
         if dtype is not rows.dtype:
             rows.copy_(exact)
 
@@ -401,6 +432,8 @@ def add_adapters(
         for span, override in layer.bottleneck
         if (adapter := pick(override)) is not None
     ]
+    if layer.kernels.adapters is not None:
+        adapted = _add_in_one_call(summed, block, adapted, layer.kernels.adapters)
     for _, neighbours in groupby(adapted, _adapter_form):
         run = list(neighbours)
         inputs = list[Tensor]()
@@ -416,6 +449,25 @@ def add_adapters(
 
 
 _Adapted = tuple[TokenSpan, Adapter]
+
+
+def _add_in_one_call(
+    summed: Float[Tensor, "tokens width"],
+    block: Float[Tensor, "tokens width"],
+    adapted: Sequence[_Adapted],
+    add: native.AddAdapters,
+) -> list[_Adapted]:
+    """Add the adapters that the operator runs, a call for each activation; return the others."""
+    rest, ready = list[_Adapted](), defaultdict[Activation, list[native.AdapterMaps]](list)
+    for span, it in adapted:
+        if it.reads is AdapterInput.BLOCK and native.can_adapt(it.down, it.up, summed):
+            maps = native.AdapterMaps(tokens=span.tokens, down=it.down, up=it.up)
+            ready[it.activation].append(maps)
+        else:
+            rest.append((span, it))
+    for activation, adapters in ready.items():
+        add(summed, block, adapters, activation)
+    return rest
 
 
 def _adapter_form(adapted: _Adapted) -> tuple[bool, Activation, int]:

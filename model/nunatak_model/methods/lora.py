@@ -6,8 +6,6 @@ A by Kaiming's uniform rule, B zero.
 
 Query, key and value are separate targets, even if the architecture stores them as one map: an
 update B A of that map is three updates with the same A and a third of B's rows each.
-
-Axes: tokens = packed tokens, in, out = widths of the map, slots = places of a page.
 """
 
 import math
@@ -16,9 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.errors import NunatakError
@@ -27,47 +23,14 @@ from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.layer import ChangedMaps, LayerOverride
 from nunatak_model.methods.base import MethodMaths, check_first_layer, map_widths
-from nunatak_model.ops.grouped import SlotGroups, rounded_up
+from nunatak_model.ops.grouped import rounded_up
+from nunatak_model.ops.low_rank import LoraUpdate
 from nunatak_model.weights import Shapes
 
 MAX_RANK: Final = 1024
 """A limit on memory: an import writes every map with the largest rank of the adapter.
 
 peft accepts ranks above the width of a map, so the width is no limit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraUpdate:
-    """`y += scale * (x @ down.T) @ up.T`."""
-
-    down: Float[Tensor, "*slots rank in"]
-    up: Float[Tensor, "*slots out rank"]
-    scale: float
-
-    def has_effect(self) -> bool:
-        """Whether both factors have an entry that is not zero."""
-        return bool(self.up.any()) and bool(self.down.any())
-
-    def apply(
-        self,
-        y: Float[Tensor, "tokens out"],
-        x: Float[Tensor, "tokens in"],
-        groups: SlotGroups | None,
-    ) -> None:
-        """Add the update to the outputs of the map, in place."""
-        down, up = self.down, self.up
-        if down.dtype is not x.dtype:
-            down, up = down.to(x.dtype), up.to(x.dtype)
-        if groups is None:
-            y.addmm_(functional.linear(x, down), up.t(), alpha=self.scale)
-        else:
-            inner = groups.product(groups.pad(x), down)
-            y.add_(groups.unpad(groups.product(inner, up)), alpha=self.scale)
-
-    def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
-        """Add the product of the factors to the weight, in place (Hu et al. 2021, sec. 4.1)."""
-        del bias
-        weight.add_(self.up.to(weight.dtype) @ self.down.to(weight.dtype), alpha=self.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ another, and no token attends to another row. Three forms compute it:
 - by runs, on every device and at every dtype: adjacent rows of equal length share a call of torch's
   own kernel;
 - padded: rows of near lengths share a call, with a mask over the padding of each row;
-- in one call for all rows, by CUDA's flash kernels (Dao 2023, arXiv:2307.08691).
+- in one call for all rows, by CUDA's flash kernels (Dao 2023, arXiv:2307.08691), or on a CPU by
+  the native operator (`ops.native`).
 
 Groups of query heads may share a head of keys and values (Ainslie et al. 2023, arXiv:2305.13245).
 In decoders a token sees only itself and earlier tokens.
@@ -297,56 +298,9 @@ def padded_attention(
     return PaddedAttention(padding=padding, plan=tuple(runs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VarlenAttention:
-    """Attention in one call: rows by their bounds, which lie on the device."""
-
-    bounds: Int32[Tensor, " bounds"]
-    """First token of each row, and the number of all tokens at the end."""
-    longest: int
-    """Upper bound of the row lengths. A larger bound gives the same result with more blocks."""
-    num_tokens: int
-    """Bounds of all rows; tokens after the last bound belong to no row and are undefined."""
-    window: tuple[int, int] = EVERYWHERE
-    """Neighbours that a token sees to the left and to the right."""
-
-    def positions(self) -> Int[Tensor, " tokens"]:
-        """Place of each token in its row, counted from 0; computed on the device."""
-        places = torch.arange(self.num_tokens, device=self.bounds.device)
-        row = torch.searchsorted(self.bounds, places, right=True) - 1
-        return places - self.bounds.index_select(0, row)
-
-    def narrow(self, reach: int) -> "VarlenAttention":
-        """The same rows, with tokens that see only `reach` tokens to either side."""
-        return replace(self, window=(reach, reach))
-
-    def causal(self) -> "VarlenAttention":
-        """The same rows, with tokens that see only themselves and earlier tokens."""
-        return replace(self, window=BACKWARDS)
-
-    def __call__(
-        self,
-        qkv: Float[Tensor, "tokens qkv_width"],
-        *,
-        num_heads: int,
-        num_key_heads: int | None = None,
-        dropout: float,
-    ) -> Float[Tensor, "tokens width"]:
-        """Let the tokens of each row attend to one another (see `attend`).
-
-        Raises:
-            ValueError: dropout is not 0, and the kernels have no dropout.
-        """
-        if dropout > 0.0:
-            raise ValueError(
-                f"the kernels that serve have no dropout, got {dropout}; "
-                "train on a backbone that is not packed"
-            )
-        shared = num_key_heads or num_heads
-        heads = qkv.view(len(qkv), num_heads + 2 * shared, -1)
-        query, key, value = torch.split(heads, [num_heads, shared, shared], dim=1)
-        context = _flash_attention(query, key, value, self.bounds, self.longest, self.window)
-        return context.flatten(1)
+VarlenKernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, tuple[int, int]], Tensor]
+"""Attention of queries [tokens, heads, head_width] over keys and values [tokens, key_heads,
+head_width], by bounds, longest row and window; returns the shape of the queries."""
 
 
 def _flash_attention(
@@ -384,13 +338,69 @@ def _flash_attention(
     return context
 
 
-def varlen_attention(lengths: Sequence[int], device: torch.device) -> VarlenAttention:
-    """Prepare attention over packed rows of these lengths."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VarlenAttention:
+    """Attention in one call: rows by their bounds, which lie on the device."""
+
+    bounds: Int32[Tensor, " bounds"]
+    """First token of each row, and the number of all tokens at the end."""
+    longest: int
+    """Upper bound of the row lengths. A larger bound gives the same result with more blocks."""
+    num_tokens: int
+    """Bounds of all rows; tokens after the last bound belong to no row and are undefined."""
+    kernel: VarlenKernel = _flash_attention
+    window: tuple[int, int] = EVERYWHERE
+    """Neighbours that a token sees to the left and to the right; -1 means all of them."""
+
+    def positions(self) -> Int[Tensor, " tokens"]:
+        """Place of each token in its row, counted from 0; computed on the device."""
+        places = torch.arange(self.num_tokens, device=self.bounds.device)
+        row = torch.searchsorted(self.bounds, places, right=True) - 1
+        return places - self.bounds.index_select(0, row)
+
+    def narrow(self, reach: int) -> "VarlenAttention":
+        """The same rows, with tokens that see only `reach` tokens to either side."""
+        return replace(self, window=(reach, reach))
+
+    def causal(self) -> "VarlenAttention":
+        """The same rows, with tokens that see only themselves and earlier tokens."""
+        return replace(self, window=BACKWARDS)
+
+    def __call__(
+        self,
+        qkv: Float[Tensor, "tokens qkv_width"],
+        *,
+        num_heads: int,
+        num_key_heads: int | None = None,
+        dropout: float,
+    ) -> Float[Tensor, "tokens width"]:
+        """Let the tokens of each row attend to one another (see `attend`).
+
+        Raises:
+            ValueError: dropout is not 0, and the kernels have no dropout.
+        """
+        if dropout > 0.0:
+            raise ValueError(
+                f"the kernels that serve have no dropout, got {dropout}; "
+                "train on a backbone that is not packed"
+            )
+        shared = num_key_heads or num_heads
+        heads = qkv.view(len(qkv), num_heads + 2 * shared, -1)
+        query, key, value = torch.split(heads, [num_heads, shared, shared], dim=1)
+        context = self.kernel(query, key, value, self.bounds, self.longest, self.window)
+        return context.flatten(1)
+
+
+def varlen_attention(
+    lengths: Sequence[int], device: torch.device, *, kernel: VarlenKernel = _flash_attention
+) -> VarlenAttention:
+    """Prepare attention over packed rows of these lengths, by default for the flash kernels."""
     bounds = list(accumulate(lengths, initial=0))
     return VarlenAttention(
         bounds=to_device(bounds, device, dtype=torch.int32),
         longest=max(lengths),
         num_tokens=bounds[-1],
+        kernel=kernel,
     )
 
 

@@ -1,5 +1,7 @@
 """The operations of a device: fast kernels that are proven, and torch's own for the rest.
 
+The fast kernels are torch's own on CUDA, and those of `nunatak-ops` on a CPU (`ops.native`).
+
 A build of torch may lack a kernel, and a kernel may be wrong on a device that nobody has tested. So
 each fast kernel is compared with the plain form before the server is ready: on its device, at the
 widths and in the number format of the backbone. A kernel that fails or differs is replaced by the
@@ -13,12 +15,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
+from nunatak_contract.enums import Activation
 from nunatak_contract.errors import NunatakError
 from nunatak_model.config import BackboneConfig
 from nunatak_model.ops.attention import (
@@ -39,7 +44,26 @@ from nunatak_model.ops.grouped import (
     kernel_groups,
     padded_groups,
 )
+from nunatak_model.ops.linear import activate, layer_norm
+from nunatak_model.ops.low_rank import LoraUpdate
+from nunatak_model.ops.native import (
+    ACTIVATIONS,
+    LONGEST_ROW,
+    NATIVE_DTYPES,
+    NATIVE_TASK_KERNELS,
+    NO_TASK_KERNELS,
+    AdapterMaps,
+    AddAdapters,
+    AddLowRank,
+    LowRank,
+    RunNorms,
+    TaskKernels,
+    has_native_operators,
+    laid_by_columns,
+    native_attention,
+)
 from nunatak_model.ops.rows import SumRows, sum_by_index, sum_by_segment
+from nunatak_model.weights import Linear, Norm
 
 PAGE_SHARE = 1 / 64
 """Largest share of a device's memory for one page of slots."""
@@ -56,6 +80,9 @@ LENGTHS = (1, 2, 7, 7, 33, 129, 512)
 MEMBERS = ((0, 3), (2, 33), (3, 129), (5, 900))
 """Slots of the comparison, each with its number of tokens. Slots 1 and 4 have none."""
 NUM_SLOTS = 6
+TASK_TOKENS, NARROW_WIDTHS = (1, 5, 24, 25, 49), (1, 8, 33, 64, 7)
+"""Tasks of the comparison: their tokens, and the rank of the updates and size of the adapters."""
+EPSILON = 1e-5
 
 FormT = TypeVar("FormT")
 PlainT = TypeVar("PlainT")
@@ -76,6 +103,8 @@ class Ops:
     """Products grouped over tasks; None if each task runs alone."""
     banks: SlotBanks | None = None
     """Pages of slots, which the groups read; None if there are no groups."""
+    tasks: TaskKernels = NO_TASK_KERNELS
+    """Operators that serve all tasks of a layer without slots."""
 
     def fast_kernels(self) -> tuple[str, ...]:
         """The names of the kernels that stand in place of torch's own operations."""
@@ -85,6 +114,10 @@ class Ops:
             "segment_sums": self.sum_rows is sum_by_segment,
             "grouped_products": self.groups is kernel_groups,
             "padded_products": self.groups is padded_groups,
+            "native_attention": self.attention is native_attention,
+            "native_low_rank": self.tasks.low_rank is not None,
+            "native_adapters": self.tasks.adapters is not None,
+            "native_norms": self.tasks.norms is not None,
         }
         return tuple(name for name, is_chosen in chosen.items() if is_chosen)
 
@@ -95,6 +128,10 @@ PLAIN_OPS = Ops()
 
 def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
     """The operations that should be the fastest for such a backbone on this device; unproven."""
+    if device.type == "cpu" and dtype in NATIVE_DTYPES and has_native_operators():
+        # Terms for pairs of tokens need attention by runs.
+        attention = attention_by_runs if config.has_pair_terms else native_attention
+        return Ops(attention=attention, tasks=NATIVE_TASK_KERNELS)
     if device.type != "cuda":
         return PLAIN_OPS
     if config.has_pair_terms:
@@ -130,8 +167,11 @@ def proven_ops(
     Raises:
         NunatakError: `invalid_settings`, a kernel has stopped the device.
     """
+    forms = {ops.attention: "flash attention", padded_attention: "padded attention"}
+    if ops.attention is native_attention:
+        forms = {ops.attention: "the native attention"}
     attention = _first_proven(
-        {ops.attention: "flash attention", padded_attention: "padded attention"},
+        forms,
         plain=PLAIN_OPS.attention,
         proof=partial(_attends_alike, config=config, dtype=dtype, device=device),
         device=device,
@@ -153,6 +193,22 @@ def proven_ops(
         sum_rows=sum_rows,
         groups=groups,
         banks=None if groups is None else ops.banks,
+        tasks=_proven_task_kernels(ops.tasks, config, dtype=dtype, device=device),
+    )
+
+
+def _proven_task_kernels(
+    tasks: TaskKernels, config: BackboneConfig, *, dtype: torch.dtype, device: torch.device
+) -> TaskKernels:
+    def proven(form: FormT | None, name: str, proof: Callable[..., bool]) -> FormT | None:
+        names: dict[FormT | None, str] = {form: name}
+        run = partial(proof, width=config.hidden_width, dtype=dtype, device=device)
+        return _first_proven(names, plain=None, proof=run, device=device)
+
+    return TaskKernels(
+        low_rank=proven(tasks.low_rank, "the native low-rank update", _updates_alike),
+        adapters=proven(tasks.adapters, "the native adapter", _adapts_alike),
+        norms=proven(tasks.norms, "the native norm", _normalises_alike),
     )
 
 
@@ -201,7 +257,8 @@ def _check_alive(name: str, device: torch.device, error: Exception) -> None:
 def _attends_alike(
     attention: PlanAttention, *, config: BackboneConfig, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    lengths = [min(length, config.max_tokens) for length in LENGTHS]
+    longest = LONGEST_ROW if attention is native_attention else max(LENGTHS)
+    lengths = [min(length, config.max_tokens, longest) for length in LENGTHS]
     qkv = _random(sum(lengths), sum(config.qkv_widths), device=device).to(dtype)
     fast, plain = attention(lengths, device), attention_by_runs(lengths, device)
     if not torch.equal(fast.positions(), plain.positions()):
@@ -209,8 +266,9 @@ def _attends_alike(
     pairs = [(fast.causal(), plain.causal()) if config.is_causal else (fast, plain)]
     if config.reach is not None:
         pairs.append((fast.narrow(config.reach), plain.narrow(config.reach)))
+    tolerance = _tolerance(dtype)
     return all(
-        _is_near(_attended(one, qkv, config), _attended(other, qkv.float(), config), TOLERANCE)
+        _is_near(_attended(one, qkv, config), _attended(other, qkv.float(), config), tolerance)
         for one, other in pairs
     )
 
@@ -261,6 +319,118 @@ def _products(maps: Sequence[tuple[int, int]], dtype: torch.dtype) -> Iterator[t
     narrow = ALIGNMENT_BYTES // dtype.itemsize
     every = [it for out, into in maps for it in ((out, into), (narrow, into), (out, narrow))]
     yield from dict.fromkeys(every)
+
+
+def _updates_alike(
+    add: AddLowRank, *, width: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    x, spans = _task_tokens(width, dtype, device)
+    seen = _random(len(x), 2 * width, device=device, seed=1).to(dtype)
+    updates = [
+        LowRank(
+            tokens=tokens,
+            first_column=number % 2 * width,
+            update=LoraUpdate(
+                down=_factor(rank, width, dtype, device),
+                up=_factor(width, rank, dtype, device),
+                scale=2.0,
+            ),
+        )
+        for number, (tokens, rank) in enumerate(zip(spans, NARROW_WIDTHS, strict=True))
+    ]
+    expected = seen.float()
+    for it in updates:
+        columns = expected.narrow(1, it.first_column, width)
+        it.update.apply(columns[it.tokens], x[it.tokens].float(), None)
+    add(seen, x, updates)
+    return _is_near(seen, expected, _tolerance(dtype))
+
+
+def _adapts_alike(
+    add: AddAdapters, *, width: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    x, spans = _task_tokens(width, dtype, device)
+    adapters = [
+        AdapterMaps(
+            tokens=tokens,
+            down=Linear(
+                weight=_factor(size, width, dtype, device),
+                bias=_random(size, device=device).to(dtype),
+            ),
+            up=Linear(
+                weight=_factor(width, size, dtype, device),
+                bias=_random(width, device=device).to(dtype),
+            ),
+        )
+        for tokens, size in zip(spans, NARROW_WIDTHS, strict=True)
+    ]
+    return all(
+        _adapts_alike_by(add, x, adapters, activation)
+        for activation in ACTIVATIONS
+        if activation is not None
+    )
+
+
+def _adapts_alike_by(
+    add: AddAdapters, x: Tensor, adapters: Sequence[AdapterMaps], activation: Activation
+) -> bool:
+    seen = _random(*x.shape, device=x.device, seed=1).to(x.dtype)
+    expected = seen.float()
+    for it in adapters:
+        inner = activate(_exactly(x[it.tokens], it.down), activation)
+        expected[it.tokens] += _exactly(inner, it.up)
+    add(seen, x, adapters, activation)
+    return _is_near(seen, expected, _tolerance(x.dtype))
+
+
+def _normalises_alike(
+    run: RunNorms, *, width: int, dtype: torch.dtype, device: torch.device
+) -> bool:
+    x, spans = _task_tokens(width, dtype, device)
+    norms = [
+        (
+            tokens.stop,
+            Norm(
+                weight=_random(width, device=device, seed=number).to(dtype),
+                bias=_random(width, device=device, seed=number + 1).to(dtype),
+            ),
+        )
+        for number, tokens in enumerate(spans)
+    ]
+    parts = [
+        layer_norm(
+            x[tokens].float(),
+            Norm(weight=norm.weight.float(), bias=None if norm.bias is None else norm.bias.float()),
+            epsilon=EPSILON,
+        )
+        for tokens, (_, norm) in zip(spans, norms, strict=True)
+    ]
+    return _is_near(run(x, norms, EPSILON), torch.cat(parts), _tolerance(dtype))
+
+
+def _task_tokens(
+    width: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Float[Tensor, "tokens width"], list[slice]]:
+    """Tokens of several tasks, and the span of each task."""
+    ends = list(accumulate(TASK_TOKENS, initial=0))
+    x = _random(ends[-1], width, device=device).to(dtype)
+    return x, [slice(begin, end) for begin, end in pairwise(ends)]
+
+
+def _factor(
+    out: int, into: int, dtype: torch.dtype, device: torch.device
+) -> Float[Tensor, "out in"]:
+    factor = _random(out, into, device=device, seed=out).div_(into**0.5).to(dtype)
+    return laid_by_columns(factor)
+
+
+def _exactly(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor, "tokens out"]:
+    bias = None if linear.bias is None else linear.bias.float()
+    return functional.linear(x.float(), linear.weight.float(), bias)
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return EXACT_TOLERANCE if dtype is torch.float32 else TOLERANCE
 
 
 def _random(*shape: int, device: torch.device, seed: int = 0) -> Tensor:

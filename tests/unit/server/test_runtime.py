@@ -179,11 +179,9 @@ async def test_graphs_that_cannot_be_recorded_are_named_in_the_log(
     assert warnings == ["NUNATAK_CUDA_GRAPHS has no effect without flash attention on CUDA"]
 
 
-@pytest.mark.parametrize(
-    ("kernels", "expected"), [("auto", ("packed_weights",)), ("plain", ())], ids=str
-)
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
 def test_plain_kernels_are_torchs_own_operations_alone(
-    tmp_path: Path, kernels: str, expected: tuple[str, ...], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, kernels: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = save_tiny_backbone(tmp_path)
     settings = make_settings(backbone=str(folder), device="cpu", kernels=kernels)
@@ -191,11 +189,13 @@ def test_plain_kernels_are_torchs_own_operations_alone(
     with caplog.at_level(logging.INFO):
         backbone = load_serving_backbone(settings)
 
-    assert backbone.fast_kernels == expected
+    # Where nunatak-ops is installed, `auto` has its operators as well.
+    names = backbone.fast_kernels
+    assert names[:1] == (("packed_weights",) if kernels == "auto" else ())
     assert backbone.is_packed == (kernels == "auto")
     (line,) = [it.getMessage() for it in caplog.records]
     assert line.startswith("serving on cpu in float32")
-    assert line.endswith(f"fast kernels: {', '.join(expected) or 'none'}")
+    assert line.endswith(f"fast kernels: {', '.join(names) or 'none'}")
 
 
 async def test_pages_of_slots_are_limited_by_the_budget_of_task_versions(tmp_path: Path) -> None:

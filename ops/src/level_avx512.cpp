@@ -1,0 +1,12 @@
+// Vectors of sixteen lanes with fused multiply-add.
+#include "work.h"
+
+#if defined(__x86_64__)
+#include <cstring>
+
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")
+#define LANES 16
+#include "kernels.h"
+
+const Kernels AVX512_KERNELS = {attend, update, normalise};
+#endif

@@ -1,0 +1,63 @@
+"""The package `nunatak-ops`, built once for all test runs, and importable while a test needs it."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nunatak_model.ops.native import PACKAGE
+
+SOURCES = Path(__file__).parents[2] / "ops"
+
+
+@contextmanager
+def native_operators() -> Generator[None]:
+    """Make the operators importable; skip the test where no C++ compiler can build them."""
+    folder = _built()
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        # Other tests must not find the package.
+        sys.path.remove(str(folder))
+        sys.modules.pop(PACKAGE, None)
+
+
+def _built() -> Path:
+    """Return the folder with the build of these sources, which outlives the test run."""
+    if shutil.which("g++") is None:
+        pytest.skip("nunatak-ops needs g++ to be built")
+    digest = hashlib.sha256(f"{sys.version} {os.getuid()}".encode())
+    for pattern in ("*.py", "*.toml", "src/*", "nunatak_ops/*.py"):
+        for path in sorted(SOURCES.glob(pattern)):
+            digest.update(path.read_bytes())
+    folder = Path(tempfile.gettempdir()) / f"nunatak-ops-{digest.hexdigest()[:16]}"
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as name:
+            work = Path(name)
+            shutil.copytree(
+                SOURCES, work / "ops", ignore=shutil.ignore_patterns("build", "*.egg-info")
+            )
+            _install(work / "ops", work / "site")
+            # A rename is atomic, so no other test process finds half a build.
+            try:
+                (work / "site").rename(folder)
+            except OSError:
+                if not folder.exists():
+                    raise
+    return folder
+
+
+def _install(source: Path, target: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    command += ["--no-build-isolation", "--target", str(target), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own sources
+    if done.returncode:
+        raise RuntimeError(f"nunatak-ops cannot be built:\n{done.stdout}{done.stderr}")
