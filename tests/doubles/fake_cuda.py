@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from nunatak_model import Backbone, BackboneConfig
 from nunatak_model.architectures import encoder_shapes
 from nunatak_model.ops.attention import MASK_ALIGNMENT
+from nunatak_model.ops.grouped import ALIGNMENT_BYTES
 from nunatak_model.weights import embeddings_from, layer_from
 
 MEMORY_BYTES = 80 * 2**30
@@ -194,6 +195,8 @@ class Launches(TorchDispatchMode):
             raise AssertionError(f"{func} reads a tensor of the host")
         elif name == "_flash_attention_forward":
             _check_flash(*args[:4])
+        elif name == "_grouped_mm":
+            _check_aligned(*args[:2])
         if not func.is_view and name not in NO_LAUNCHES:
             self.count.launches += 1
             self.count.operators[name] += 1
@@ -202,6 +205,7 @@ class Launches(TorchDispatchMode):
 
 def _check_flash(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> None:
     """Raise for operands that the flash kernel refuses; its fake form does not look at them."""
+    _check_aligned(query, key, value)
     for tensor in (query, key, value):
         assert tensor.dtype in {torch.bfloat16, torch.float16}, tensor.dtype
         assert tensor.stride(-1) == 1, tensor.stride()
@@ -209,6 +213,16 @@ def _check_flash(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor) -> N
         assert tensor.shape[-1] <= 256, tensor.shape
     assert bounds.dtype is torch.int32, bounds.dtype
     assert bounds.is_contiguous(), bounds.stride()
+
+
+def _check_aligned(*operands: Tensor) -> None:
+    """Raise for operands that begin between the steps in which a kernel reads memory.
+
+    Torch checks strides alone. A kernel also needs the first element at a multiple of 16 bytes.
+    """
+    for tensor in operands:
+        begin = tensor.storage_offset() * tensor.itemsize
+        assert begin % ALIGNMENT_BYTES == 0, f"{begin} is no multiple of 16 bytes"
 
 
 def on_fake_device(

@@ -8,11 +8,10 @@ the number of launches and of copies below ceilings, so that nothing becomes slo
 """
 
 import random
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -20,154 +19,44 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from doubles.backbones import Family, tiny_backbone
-from doubles.fake_cuda import Count, Launches, fake_cuda, on_fake_device, trusting
+from doubles.backbones import FAMILIES, Family
+from doubles.fake_cuda import Launches, fake_cuda, on_fake_device, trusting
+from doubles.fake_cuda_cases import (
+    CUDA,
+    HALF,
+    METHODS,
+    OTHER_HALF,
+    WHOLE,
+    WITH_PAIR_TERMS,
+    Case,
+    check_logits,
+    on_the_host,
+    packed,
+    random_branch,
+    run,
+    serving,
+    tasks_of_one_form,
+    text,
+)
 from doubles.refusals import raises
 from doubles.serving_kernels import REFUSED_IN_A_RECORDING
-from nunatak_contract.enums import HeadKind, LinearMap
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    Full,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
-from nunatak_model import (
-    Backbone,
-    Branch,
-    BranchSpec,
-    Encoding,
-    Row,
-    TrunkCache,
-    build_branch,
-    convert_branch,
-    default_head,
-    forward,
-    pack_backbone,
-    parameter_shapes,
-)
-from nunatak_model.branch import BranchSlots
+from nunatak_contract.enums import HeadKind
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
+from nunatak_model import Backbone, Row, TrunkCache
 from nunatak_model.cuda_graphs import TrunkGraphs
 from nunatak_model.ops.attention import VarlenAttention, varlen_attention
 from nunatak_model.ops.choice import proven_ops
-from nunatak_model.ops.grouped import KernelGroups, Slot, grouped_linear
+from nunatak_model.ops.grouped import KernelGroups, grouped_linear
 from nunatak_server.engine.compute import BatchCompute
 
-StackT = TypeVar("StackT")
-CUDA = torch.device("cuda:0")
-METHODS: tuple[Method, ...] = (
-    HeadOnly(),
-    TopK(num_layers=1),
-    Lora(rank=3, alpha=5.0, targets=QUERY_AND_VALUE),
-    Lora(rank=8, alpha=5.0, targets=tuple(LinearMap), first_layer=1),
-    Ia3(),
-    Bottleneck(size=5),
-    Full(),
-)
-GROUPED = {(9, 0), (10, 0)}
-FLASH_FROM = (8, 0)
-COPIES = ("distilbert", "electra", "llama")
-"""Families with the layers of another family."""
-WITH_PAIR_TERMS = ("deberta-v2", "mpnet")
-"""Families whose attention no fast kernel computes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A device, a backbone and a number format."""
-
-    capability: tuple[int, int]
-    family: Family
-    dtype: torch.dtype
-
-    def __str__(self) -> str:
-        major, minor = self.capability
-        return f"{major}.{minor}-{self.family}-{str(self.dtype).removeprefix('torch.')}"
-
-
-HALF, OTHER_HALF, WHOLE = torch.bfloat16, torch.float16, torch.float32
-DEVICES: tuple[tuple[tuple[int, int], Family, torch.dtype], ...] = (
-    ((7, 5), "bert", OTHER_HALF),
-    ((7, 5), "modernbert", WHOLE),
-    ((8, 0), "roberta", HALF),
-    ((8, 6), "modernbert", OTHER_HALF),
-    ((12, 0), "bert", HALF),
-    ((9, 0), "bert", HALF),
-    ((9, 0), "modernbert", HALF),
-    ((10, 0), "roberta", HALF),
-    ((8, 0), "llama", HALF),
-    ((9, 0), "qwen3", HALF),
-    ((10, 0), "bert", WHOLE),
-    ((8, 6), "distilbert", HALF),
-    ((9, 0), "electra", HALF),
-    ((9, 0), "deberta-v2", HALF),
-    ((8, 0), "deberta-v2", WHOLE),
-    ((9, 0), "mpnet", HALF),
-)
-CASES = [
-    Case(capability=capability, family=family, dtype=dtype) for capability, family, dtype in DEVICES
+MIXED = [
+    Case(capability=(7, 5), family="bert", dtype=OTHER_HALF),
+    Case(capability=(8, 6), family="modernbert", dtype=OTHER_HALF),
+    Case(capability=(9, 0), family="mpnet", dtype=HALF),
+    Case(capability=(10, 0), family="roberta", dtype=HALF),
+    Case(capability=(12, 0), family="qwen3", dtype=WHOLE),
 ]
-"""Every device, family and number format, and every family with every choice of kernels."""
-
-
-@cache
-def on_the_host(family: Family) -> Backbone:
-    return tiny_backbone(family=family, num_layers=2)
-
-
-@contextmanager
-def serving(case: Case) -> Generator[Backbone]:
-    """A server's backbone on a device that is not there."""
-    plain = on_the_host(case.family)
-    with fake_cuda(case.capability):
-        yield packed(on_fake_device(plain, dtype=case.dtype))
-
-
-def packed(backbone: Backbone) -> Backbone:
-    with trusting():
-        return pack_backbone(backbone)
-
-
-def random_branch(backbone: Backbone, method: Method, *, index: int = 0) -> Branch:
-    """A branch without numbers, on the device as a load leaves it."""
-    kind = list(HeadKind)[index % len(HeadKind)]
-    head = default_head(backbone, kind=kind, num_labels=kind.fixed_outputs or 2 + index % 5)
-    spec = BranchSpec(method=method, head=head)
-    parameters = {
-        name: torch.empty(shape) for name, shape in parameter_shapes(spec, backbone.config).items()
-    }
-    with trusting():
-        return convert_branch(build_branch(spec, backbone.config, parameters), backbone)
-
-
-def tasks_of_one_form(
-    backbone: Backbone, method: Method, count: int, *, index: int = 0
-) -> list[Branch]:
-    """Tasks in slots of their own, with the numbers of the first task of their page."""
-    found = [random_branch(backbone, method, index=index)]
-    while len(found) < count:
-        slots = found[-1].slots
-        pages = [] if slots is None else [it.page for it in (slots.layers, slots.head) if it]
-        if slots is None or not all(page.free for page in pages):
-            found.append(random_branch(backbone, method, index=index))
-            continue
-        layers = slots.layers and next_slot(slots.layers)
-        taken = BranchSlots(layers=layers, head=next_slot(slots.head))
-        found.append(replace(found[-1], slots=taken))
-    return found
-
-
-def next_slot(slot: Slot[StackT]) -> Slot[StackT]:
-    return Slot(slot.page, slot.page.free.pop())
-
-
-def text(num_tokens: int, *, seed: int = 0) -> Encoding:
-    chance = random.Random(seed)
-    tokens = tuple(chance.randint(5, 60) for _ in range(num_tokens))
-    return Encoding(token_ids=tokens, type_ids=(0,) * num_tokens)
+"""Every choice of kernels. `test_fake_cuda_cases.py` has all devices, families and formats."""
 
 
 def mixed_rows(backbone: Backbone) -> list[Row]:
@@ -184,22 +73,8 @@ def mixed_rows(backbone: Backbone) -> list[Row]:
     ]
 
 
-def run(
-    backbone: Backbone, rows: Sequence[Row], *, trunk: TrunkCache | None = None
-) -> tuple[list[Tensor], Count]:
-    with torch.no_grad(), Launches() as launches:
-        logits = forward(backbone, rows, trunk=trunk)
-    return logits, launches.count
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(it, marks=[pytest.mark.slow] * (it.family in COPIES), id=str(it))
-        for it in CASES
-    ],
-)
-def test_every_method_runs_on_every_device_without_waiting_for_it(case: Case) -> None:
+@pytest.mark.parametrize("case", MIXED, ids=str)
+def test_a_batch_of_all_methods_runs_without_waiting_for_the_device(case: Case) -> None:
     with serving(case) as backbone:
         rows = mixed_rows(backbone)
         trunk = TrunkCache(max_bytes=2**20)
@@ -207,24 +82,8 @@ def test_every_method_runs_on_every_device_without_waiting_for_it(case: Case) ->
         for _ in range(2):
             logits, _ = run(backbone, rows, trunk=trunk)
 
-            for row, found in zip(rows, logits, strict=True):
-                head = row.branch.spec.head
-                each = (row.encoding.num_tokens,) if head.kind.reads_tokens else ()
-                assert tuple(found.shape) == (*each, head.num_labels)
-                assert (found.device, found.dtype) == (CUDA, torch.float32)
+            check_logits(rows, logits)
         assert trunk.stats.hits > 0
-
-    has_terms = case.family in WITH_PAIR_TERMS
-    has_flash = case.dtype is not WHOLE and case.capability >= FLASH_FROM
-    is_grouped = case.dtype is HALF and case.capability in GROUPED
-    expected = {
-        "flash_attention": has_flash and not has_terms,
-        "padded_attention": not has_flash and not has_terms,
-        "segment_sums": True,
-        "grouped_products": is_grouped and not has_terms,
-        "padded_products": not is_grouped and not has_terms,
-    }
-    assert backbone.fast_kernels == tuple(name for name, is_fast in expected.items() if is_fast)
 
 
 HOPPER = Case(capability=(9, 0), family="bert", dtype=HALF)
@@ -328,6 +187,8 @@ def test_what_a_device_refuses_is_refused_here() -> None:
             grouped_linear(x.float(), weight.float(), None, right)
         with pytest.raises(RuntimeError, match="same device"):
             x.index_select(0, torch.zeros(6, dtype=torch.int64))
+        with pytest.raises(AssertionError, match="16 bytes"):
+            grouped_linear(x.new_ones(7, 24)[1:, 2:18], weight, None, right)
         with pytest.raises(AssertionError, match="reads a tensor of the host"):
             torch.ops.aten.index(x, [torch.zeros(6, dtype=torch.int64)])
         with pytest.raises(AssertionError, match="wait"):
@@ -349,7 +210,20 @@ class RefuseHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
+def test_a_recording_refuses_what_a_device_refuses() -> None:
+    with fake_cuda((9, 0)):
+        on_device = torch.ones(4, device=CUDA)
+        with RefuseHost():
+            assert on_device.add(1.0).is_cuda
+            with pytest.raises(RuntimeError, match="not permitted"):
+                on_device.copy_(torch.ones(4))
+            with pytest.raises(RuntimeError, match="not permitted"):
+                torch.ones(4).to(CUDA)
+            with pytest.raises(RuntimeError, match="not permitted"):
+                read_back(on_device)
+
+
+@pytest.mark.parametrize("family", [it for it in FAMILIES if it not in WITH_PAIR_TERMS])
 def test_what_is_recorded_takes_nothing_from_the_host(family: Family) -> None:
     num_recorded = 0
 
