@@ -1,6 +1,6 @@
 """Every capability, architecture, method and number format, by tensors without numbers.
 
-Each pair of values is tested in some case; all combinations are slow.
+Each pair of values is tested in some case. Most families, and all combinations, are slow cases.
 """
 
 from collections.abc import Mapping
@@ -52,6 +52,8 @@ LAUNCHES: Mapping[Family, tuple[int, ...]] = {
     "gte": (83, 130, 104, 128, 95, 124, 108),
 }
 """Most launches of 2 tasks with 4 texts on 2 layers, by method, on the device of the case."""
+TRIED: tuple[Family, ...] = ("bert", "deberta-v2", "modernbert", "qwen3")
+"""Families of the short form; the cases of all others are slow."""
 MOST_COPIES = 10
 """Most copies of the same batches to the device."""
 
@@ -99,7 +101,10 @@ def run_case(
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda it: str(it.kind))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(it, marks=[pytest.mark.slow] * (it not in TRIED)) for it in FAMILIES],
+)
 def test_a_case_of_each_pair_runs_without_waiting_for_the_device(
     family: Family, method: Method
 ) -> None:
