@@ -1,7 +1,7 @@
 """One forward of every architecture, compared with transformers and onnxruntime in float32.
 
 Each encoder has 12 layers of width 768 and random weights; speed does not depend on their values.
-32 texts of mixed length run at once. The rivals run one padded batch and length-sorted batches of
+32 texts of mixed length run at once, or with `--long`, four texts of 128 to 512 tokens. The rivals run one padded batch and length-sorted batches of
 eight, and the faster of the two counts. The head is one linear map of the mean of the tokens, so
 that the check of the answers reads every token. onnxruntime runs what its exporter can export.
 """
@@ -37,14 +37,13 @@ from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Backbone, BranchSpec, HeadSpec, Row, forward
 
-NUM_TEXTS, SORTED_ROWS, VOCABULARY = 32, 8, 30_522
+SORTED_ROWS, VOCABULARY = 8, 30_522
 LONG_LENGTHS = (512, 384, 256, 128)
 """Lengths of the texts that `--long` runs in place of the mixed ones."""
 HEAD = HeadSpec(num_labels=NUM_LABELS, pooling=Pooling.MEAN)
 BASE: Mapping[str, object] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 768,
-    "num_hidden_layers": 12,
     "num_attention_heads": 12,
     "intermediate_size": 3072,
     "pad_token_id": 0,
@@ -53,7 +52,7 @@ SHARED_HEADS: Mapping[str, object] = {"num_key_value_heads": 4, "head_dim": 64}
 ENDS: Mapping[str, object] = {"bos_token_id": 1, "eos_token_id": 2}
 SETTINGS: Mapping[str, Mapping[str, object]] = {
     "bert": {},
-    "distilbert": {"dim": 768, "n_layers": 12, "n_heads": 12, "hidden_dim": 3072},
+    "distilbert": {"dim": 768, "n_heads": 12, "hidden_dim": 3072},
     "electra": {"embedding_size": 768},
     "deberta-v2": {
         "type_vocab_size": 0,
@@ -82,25 +81,27 @@ vocabulary leave them."""
 def main() -> None:
     """Measure and record."""
     parser = figures_parser(__doc__, rounds=15)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--texts", type=int, default=32)
     parser.add_argument("--long", action="store_true", help="four texts of 128 to 512 tokens")
     parser.add_argument("names", nargs="*", default=[*SETTINGS])
     options, sheet = open_sheet(parser)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    lengths = LONG_LENGTHS if options.long else lognormal_lengths(NUM_TEXTS)
+    lengths = LONG_LENGTHS if options.long else lognormal_lengths(options.texts)
     for name in options.names:
         with tempfile.TemporaryDirectory() as folder:
-            write_encoder(name, Path(folder))
+            write_encoder(name, Path(folder), num_layers=options.layers)
             suffix = ".long" if options.long else ""
             compare(sheet, f"forward.architecture.{name}{suffix}", Path(folder), lengths)
 
 
-def write_encoder(name: str, folder: Path) -> None:
+def write_encoder(name: str, folder: Path, *, num_layers: int) -> None:
     """Write a random encoder of an architecture as transformers does."""
     torch.manual_seed(0)
-    fields = {**BASE, **SETTINGS[name]}
+    fields = {**BASE, **SETTINGS[name], "num_hidden_layers": num_layers}
     if name == "distilbert":
-        fields = {key: fields[key] for key in ("vocab_size", *SETTINGS[name])}
+        fields = {"vocab_size": VOCABULARY, **SETTINGS[name], "n_layers": num_layers}
     config = cast("Any", AutoConfig).for_model(name, **fields)
     cast("Any", AutoModel).from_config(config).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes((minilm_folder() / "tokenizer.json").read_bytes())

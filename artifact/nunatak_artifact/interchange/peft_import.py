@@ -59,7 +59,6 @@ from nunatak_artifact.interchange.transformers_layout import (
     head_spec,
     map_places,
     num_outputs_of,
-    pooling_fields,
     read_pooling,
 )
 from nunatak_artifact.reference import (
@@ -209,8 +208,7 @@ class _Base:
 
 def _base(folder: Path, backbone: Backbone, family: Family, head: HeadSpec) -> _Base:
     raw: dict[str, JsonValue] = {
-        **config_fields(backbone.config),
-        **pooling_fields(head.pooling, backbone.config),
+        **config_fields(backbone, head.pooling),
         "id2label": {str(index): f"LABEL_{index}" for index in range(head.num_labels)},
     }
     if head.pooling is Pooling.LAST:

@@ -18,7 +18,6 @@ from nunatak_artifact.interchange.transformers_layout import (
     class_name,
     config_fields,
     has_class,
-    pooling_fields,
     to_stored,
 )
 from nunatak_artifact.loading import LoadedTask
@@ -57,7 +56,7 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
         weights |= _linear(architecture_of(base.config).HEAD_SOURCES["head.dense"], base.pooler)
     config: dict[str, JsonValue] = {
         "architectures": [f"{FAMILIES[base.config.model_type].class_prefix}Model"],
-        **config_fields(base.config),
+        **config_fields(base, base.pooling),
         "dtype": "float32",
     }
     if base.pooling is Pooling.MEAN:
@@ -184,12 +183,11 @@ def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[
     labels = head.labels or tuple(f"LABEL_{index}" for index in range(head.num_outputs))
     config: dict[str, JsonValue] = {
         "architectures": [class_name(family, kind)],
-        **config_fields(backbone.config),
+        **config_fields(backbone, head.pooling),
         "dtype": "float32",
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
-    config |= pooling_fields(head.pooling, backbone.config)
     if head.pooling is Pooling.LAST:
         config["pad_token_id"] = head.padding_id
     if head.problem_type is not None:
