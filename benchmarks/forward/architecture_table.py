@@ -27,9 +27,7 @@ def write_table(figures: Mapping[str, Figure], page: Path = PAGE) -> None:
 
 def table(figures: Mapping[str, Figure]) -> str:
     """One line for each architecture that has a figure."""
-    names = sorted(
-        {name.split(".")[2] for name in figures if name.startswith((SPEED, ANSWERS))}
-    )
+    names = sorted({name.split(".")[2] for name in figures if name.startswith((SPEED, ANSWERS))})
     return markdown_table(HEADER, (_cells(name, figures) for name in names))
 
 

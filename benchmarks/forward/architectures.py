@@ -65,7 +65,9 @@ SETTINGS: Mapping[str, Mapping[str, object]] = {
     },
     "mpnet": {"pad_token_id": 1, "max_position_embeddings": 514},
     "modernbert": {
-        **{"intermediate_size": 1152, "cls_token_id": 1, "sep_token_id": 2},
+        "intermediate_size": 1152,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
         **ENDS,
     },
     "eurobert": {**SHARED_HEADS, **ENDS},

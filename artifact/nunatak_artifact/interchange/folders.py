@@ -9,7 +9,7 @@ find the labels, the problem type and the longest input. `read_bytes`, `read_mod
 import json
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
@@ -23,8 +23,6 @@ from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, HeadSpec, InvalidTensorsError, tensors_from_bytes
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
-from nunatak_registry import InvalidArtifactError
-from nunatak_registry.blobs.tensors import read_header
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 PICKLE_ADVICE: Final = (
@@ -85,13 +83,41 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         NunatakError: `pickled_weights`, there are only pickled weights.
     """
     tensors = dict[str, Tensor]()
-    for name in _weight_files(folder):
-        data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
-        try:
-            tensors |= tensors_from_bytes(data)
-        except InvalidTensorsError as error:
-            raise corrupt_file(folder, name, f"is no safetensors: {error}") from error
+    for name in weight_files(folder) or [_missing_weights(folder, WEIGHTS, PICKLE_ADVICE)]:
+        tensors |= _safetensors(folder, name)
     return tensors
+
+
+def weight_files(
+    folder: Path, *, single: str = WEIGHTS, index: str = WEIGHTS_INDEX
+) -> Sequence[str]:
+    """The files of a checkpoint: the single file, else the shards of the index, if there are any.
+
+    Raises:
+        NunatakError: as `read_model`.
+    """
+    if has_file(folder, single):
+        return [single]
+    if has_file(folder, index):
+        return sorted(set(read_model(folder, index, _Index).weight_map.values()))
+    return []
+
+
+def _safetensors(folder: Path, name: str) -> dict[str, Tensor]:
+    data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
+    try:
+        return tensors_from_bytes(data)
+    except InvalidTensorsError as error:
+        raise corrupt_file(folder, name, f"is no sound safetensors: {error}") from error
+
+
+def _missing_weights(folder: Path, name: str, advice: str) -> str:
+    """Return the name of a missing file, for the reader to refuse, unless there is a pickle."""
+    stem = "" if name == WEIGHTS else name.partition(".")[0]
+    found = (it.name for it in folder.glob(f"*{stem}.*") if it.suffix in PICKLE_SUFFIXES)
+    if pickle := min(found, default=None):
+        raise NunatakError("pickled_weights", folder=folder.name, file=pickle, advice=advice)
+    return name
 
 
 def read_checkpoint(folder: Path) -> dict[str, Tensor]:
@@ -104,27 +130,15 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
     floats = {
         name: it for name, it in read_tensors(folder).items() if not name.endswith(".position_ids")
     }
-    for name, tensor in floats.items():
-        if tensor.dtype not in FLOATS:
-            raise refusal(
-                folder,
-                f"tensor {name!r} is {tensor.dtype}",
-                "save the model in float32, float16 or bfloat16",
-            )
+    _check_numbers(folder, floats)
     return floats
 
 
-def _weight_files(folder: Path) -> Iterable[str]:
-    if has_file(folder, WEIGHTS):
-        return [WEIGHTS]
-    if has_file(folder, WEIGHTS_INDEX):
-        return sorted(set(read_model(folder, WEIGHTS_INDEX, _Index).weight_map.values()))
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        raise NunatakError(
-            "pickled_weights", folder=folder.name, file=pickles[0], advice=PICKLE_ADVICE
-        )
-    raise NunatakError("invalid_folder", folder=folder.name, reason=f"it has no file {WEIGHTS}")
+def _check_numbers(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS:
+            found = f"tensor {name!r} is {tensor.dtype}"
+            raise refusal(folder, found, "save the model in float32, float16 or bfloat16")
 
 
 class ModelConfigFile(BaseModel):
@@ -287,26 +301,19 @@ def read_model(folder: Path, name: str, model: type[Model]) -> Model:
 def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
     """Read `stem`.safetensors as float32 tensors that own their memory.
 
-    The limits equal the registry's limits for stored blobs. `advice` explains how to get a
-    safetensors file if the folder has only a pickle.
+    `advice` explains how to get a safetensors file if the folder has only a pickle.
 
     Raises:
         NunatakError: `pickled_weights`, there are only pickled weights.
         NunatakError: `invalid_folder`, as `read_bytes`; a file that is no safetensors is corrupt.
+        NunatakError: `unsupported_import`, numbers of another format.
     """
     name = f"{stem}.safetensors"
     if not has_file(folder, name):
-        for suffix in PICKLE_SUFFIXES:
-            if has_file(folder, f"{stem}{suffix}"):
-                raise NunatakError(
-                    "pickled_weights", folder=folder.name, file=f"{stem}{suffix}", advice=advice
-                )
-    data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
-    try:
-        read_header(data)
-    except InvalidArtifactError as error:
-        raise corrupt_file(folder, name, f"is no sound safetensors: {error}") from error
-    return {key: tensor.to(torch.float32) for key, tensor in tensors_from_bytes(data).items()}
+        _missing_weights(folder, name, advice)
+    tensors = _safetensors(folder, name)
+    _check_numbers(folder, tensors)
+    return {key: tensor.to(torch.float32) for key, tensor in tensors.items()}
 
 
 def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes) -> None:

@@ -81,7 +81,7 @@ def export(task: Task, example: dict[str, np.ndarray], file: Path) -> None:
             dynamo=False,
             input_names=[*example],
             output_names=["logits"],
-            dynamic_axes={name: axes for name in example},
+            dynamic_axes=dict.fromkeys(example, axes),
         )
 
 
