@@ -1,9 +1,10 @@
 """One forward of every architecture, compared with transformers and onnxruntime in float32.
 
 Each encoder has 12 layers of width 768 and random weights; speed does not depend on their values.
-32 texts of mixed length run at once, or with `--long`, four texts of 128 to 512 tokens. The rivals run one padded batch and length-sorted batches of
-eight, and the faster of the two counts. The head is one linear map of the mean of the tokens, so
-that the check of the answers reads every token. onnxruntime runs what its exporter can export.
+32 texts of mixed length run at once, or with `--long`, four texts of 128 to 512 tokens. The rivals
+run one padded batch and length-sorted batches of eight, and the faster of the two counts. The head
+is one linear map of the mean of the tokens, so that the check of the answers reads every token.
+onnxruntime runs what its exporter can export.
 """
 
 import json

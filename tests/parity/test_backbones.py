@@ -205,6 +205,7 @@ def test_every_variant_of_an_architecture_gives_transformers_hidden_states(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", REAL)
 def test_shapes_of_published_checkpoints_give_transformers_hidden_states(
     shape: str, tmp_path: Path
