@@ -23,6 +23,8 @@ from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, HeadSpec, InvalidTensorsError, tensors_from_bytes
 from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX
+from nunatak_registry import InvalidArtifactError
+from nunatak_registry.blobs.tensors import read_header
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 PICKLE_ADVICE: Final = (
@@ -84,7 +86,11 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     tensors = dict[str, Tensor]()
     for name in weight_files(folder) or [_missing_weights(folder, WEIGHTS, PICKLE_ADVICE)]:
-        tensors |= _safetensors(folder, name)
+        data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
+        try:
+            tensors |= tensors_from_bytes(data)
+        except InvalidTensorsError as error:
+            raise corrupt_file(folder, name, f"is no safetensors: {error}") from error
     return tensors
 
 
@@ -101,14 +107,6 @@ def weight_files(
     if has_file(folder, index):
         return sorted(set(read_model(folder, index, _Index).weight_map.values()))
     return []
-
-
-def _safetensors(folder: Path, name: str) -> dict[str, Tensor]:
-    data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
-    try:
-        return tensors_from_bytes(data)
-    except InvalidTensorsError as error:
-        raise corrupt_file(folder, name, f"is no sound safetensors: {error}") from error
 
 
 def _missing_weights(folder: Path, name: str, advice: str) -> str:
@@ -130,15 +128,11 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
     floats = {
         name: it for name, it in read_tensors(folder).items() if not name.endswith(".position_ids")
     }
-    _check_numbers(folder, floats)
-    return floats
-
-
-def _check_numbers(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
+    for name, tensor in floats.items():
         if tensor.dtype not in FLOATS:
             found = f"tensor {name!r} is {tensor.dtype}"
             raise refusal(folder, found, "save the model in float32, float16 or bfloat16")
+    return floats
 
 
 class ModelConfigFile(BaseModel):
@@ -301,19 +295,22 @@ def read_model(folder: Path, name: str, model: type[Model]) -> Model:
 def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
     """Read `stem`.safetensors as float32 tensors that own their memory.
 
-    `advice` explains how to get a safetensors file if the folder has only a pickle.
+    The limits equal the registry's limits for stored blobs. `advice` explains how to get a
+    safetensors file if the folder has only a pickle.
 
     Raises:
         NunatakError: `pickled_weights`, there are only pickled weights.
         NunatakError: `invalid_folder`, as `read_bytes`; a file that is no safetensors is corrupt.
-        NunatakError: `unsupported_import`, numbers of another format.
     """
     name = f"{stem}.safetensors"
     if not has_file(folder, name):
         _missing_weights(folder, name, advice)
-    tensors = _safetensors(folder, name)
-    _check_numbers(folder, tensors)
-    return {key: tensor.to(torch.float32) for key, tensor in tensors.items()}
+    data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
+    try:
+        read_header(data)
+    except InvalidArtifactError as error:
+        raise corrupt_file(folder, name, f"is no sound safetensors: {error}") from error
+    return {key: tensor.to(torch.float32) for key, tensor in tensors_from_bytes(data).items()}
 
 
 def check_tensors(folder: Path, tensors: Mapping[str, Tensor], expected: Shapes) -> None:
