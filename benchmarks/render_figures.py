@@ -1,9 +1,13 @@
-"""Renders the figures of docs/results/figures.jsonl as the pages of docs/results."""
+"""Renders the figures of docs/results/figures.jsonl as the pages of docs/results.
+
+The table of architectures is a part of a page about them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.forward.architecture_table import write_table
 from benchmarks.forward.render import PREFIX as FORWARD
 from benchmarks.forward.render import write_forward
 from benchmarks.harness.recording import FIGURES, Figure, latest
@@ -115,6 +119,7 @@ def main() -> None:
     PAGE.write_text(page(figures), encoding="utf-8")
     write_registry()
     write_forward(figures)
+    write_table(figures)
     print(f"{len(figures)} figures in {PAGE.relative_to(Path.cwd())}")
 
 

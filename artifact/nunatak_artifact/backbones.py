@@ -20,6 +20,7 @@ import tempfile
 import zipfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -31,6 +32,7 @@ from nunatak_artifact.interchange.compatibility import (
     CONFIG,
     MAX_TOKENIZER_BYTES,
     import_errors,
+    read_if_any,
     read_object,
     read_settings,
 )
@@ -42,9 +44,10 @@ from nunatak_artifact.interchange.folders import (
     read_bytes,
     read_model,
     read_tensors,
+    weight_files,
     write_json,
 )
-from nunatak_artifact.interchange.hub import Fetched, Hub, fetched, is_folder
+from nunatak_artifact.interchange.hub import Fetched, HuggingFaceHub, fetched, is_folder
 from nunatak_artifact.reference import (
     LONG_TEXT,
     PROBE_INPUTS,
@@ -120,7 +123,7 @@ class AddedBackbone(BaseModel):
 
 
 def add_backbone(
-    place: str, *, name: str | None, hub: Hub, revision: str | None = None
+    place: str, *, name: str | None, hub: HuggingFaceHub, revision: str | None = None
 ) -> AddedBackbone:
     """Read a checkpoint by transformers, check it, and write it to the folder of added backbones.
 
@@ -242,7 +245,7 @@ def _checked_name(name: str) -> str:
 
 
 @contextmanager
-def _checkpoint(place: str, *, hub: Hub, revision: str | None) -> Generator[Fetched]:
+def _checkpoint(place: str, *, hub: HuggingFaceHub, revision: str | None) -> Generator[Fetched]:
     """Yield the files of a place. Old weights are fetched only if there are no others."""
     with fetched(place, hub=hub, revision=revision, files=FILES) as there:
         if is_folder(place) or any(there.folder.glob("*.safetensors")):
@@ -292,13 +295,8 @@ def _transformers_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - untyped ther
 def _write_tokenizer(folder: Path, made: Path, raw: dict[str, JsonValue], tokenizer: Any) -> None:  # noqa: ANN401
     settings = read_settings(folder)
 
-    def read(name: str) -> bytes | None:
-        if not has_file(folder, name):
-            return None
-        return read_bytes(folder, name, limit=MAX_TOKENIZER_BYTES)
-
     try:
-        definition = definition_of(read, raw, settings)
+        definition = definition_of(partial(read_if_any, folder), raw, settings)
         if definition is not None:
             check_settings(raw, settings, json.loads(definition))
     except (UnsupportedBackboneError, CorruptBackboneError, ValueError):
@@ -322,17 +320,11 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         NunatakError: `invalid_folder`, there are none, or a file is damaged.
         NunatakError: `unsupported_import`, a file of an old format holds more than tensors.
     """
-    if has_file(folder, WEIGHTS) or has_file(folder, WEIGHTS_INDEX):
-        return read_tensors(folder)
-    names = [OLD_WEIGHTS]
-    if not has_file(folder, OLD_WEIGHTS) and has_file(folder, OLD_INDEX):
-        index = read_object(folder, OLD_INDEX).get("weight_map")
-        files = cast("dict[str, str]", index) if isinstance(index, dict) else {}
-        names = sorted(set(files.values()))
-    elif not has_file(folder, OLD_WEIGHTS):
+    old = weight_files(folder, single=OLD_WEIGHTS, index=OLD_INDEX)
+    if weight_files(folder) or not old:
         return read_tensors(folder)
     stored = dict[str, Tensor]()
-    for name in names:
+    for name in old:
         stored |= _read_old(folder, name)
     return stored
 

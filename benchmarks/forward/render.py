@@ -81,6 +81,15 @@ shrinks.
 """,
         (),
     ),
+    "forward.architecture.": (
+        "Every architecture",
+        """One forward of an encoder with 12 layers of width 768: 32 texts with the lengths of the
+ragged batches, or (`long`) four texts of 128 to 512 tokens. `onnxruntime` runs the encoders that
+torch's exporter by tracing can write. [The page about
+architectures](../architecture/05-architectures.md) has the same figures.
+""",
+        (),
+    ),
     "forward.bytes_per_task.": (
         "Memory",
         """Bytes that one more task takes, as a multiple of the bytes of its parameters. Each figure

@@ -6,6 +6,7 @@ take turns with the systems of this process.
 
 import json
 import subprocess
+import sys
 import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -30,19 +31,25 @@ class Peer(StrEnum):
 
     ADAPTERS = "adapters"
     ONNXRUNTIME = "onnxruntime"
+    ONNX_ENCODERS = "onnx_encoders"
+    """onnxruntime with the encoder of any architecture."""
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The packages of the peer's environment, in addition to the project's torch."""
+        """The packages of the peer's environment."""
         match self:
             case Peer.ADAPTERS:
-                return ("adapters==1.3.0", "transformers==4.57.6")
-            case Peer.ONNXRUNTIME:
-                return (
-                    "onnxruntime==1.31.1",
-                    "onnx==1.23.2",
-                    f"transformers=={version('transformers')}",
-                )
+                torch_version = version("torch").partition("+")[0]
+                return (f"torch=={torch_version}", "adapters==1.3.0", "transformers==4.57.6")
+            case Peer.ONNXRUNTIME | Peer.ONNX_ENCODERS:
+                return ("onnxruntime==1.31.1", "onnx==1.23.2")
+
+    @property
+    def sees(self) -> list[str]:
+        """The folders of the project's packages, if they do not clash with the peer's."""
+        if self is Peer.ADAPTERS:
+            return []
+        return [path for path in sys.path if Path(path).name == "site-packages"]
 
 
 class WorkerError(Exception):
@@ -89,8 +96,8 @@ def running(peer: Peer, job: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     Raises:
         WorkerError: the peer could not build its models.
     """
-    torch_version = version("torch").partition("+")[0]
-    python = interpreter(peer, [f"torch=={torch_version}", *peer.packages])
+    environment = Peer.ONNXRUNTIME if peer is Peer.ONNX_ENCODERS else peer
+    python = interpreter(environment, peer.packages, sees=peer.sees)
     with tempfile.TemporaryDirectory() as folder:
         settings = {"num_threads": torch.get_num_threads(), **job}
         (Path(folder) / "job.json").write_text(json.dumps(settings))

@@ -55,6 +55,8 @@ class Backbone:
     digest: str
     """SHA-256 over configuration, tokenizer and stored weights; the same at any dtype."""
     config: BackboneConfig
+    source_config: Mapping[str, object]
+    """The content of `config.json`, for exports. The forward reads `config` alone."""
     tokenizer: TextTokenizer
     pooling: Pooling
     """The checkpoint's trained way to turn token vectors into one vector."""

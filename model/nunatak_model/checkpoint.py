@@ -152,6 +152,7 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
         name=name,
         digest=digest.hexdigest(),
         config=config,
+        source_config=raw,
         tokenizer=tokenizer,
         pooling=embedding.pooling,
         max_embedding_tokens=min(embedding.max_tokens or config.max_tokens, config.max_tokens),

@@ -13,6 +13,7 @@ from transformers import (
     DebertaV2Model,
     DistilBertModel,
     ElectraModel,
+    ModernBertModel,
     MPNetModel,
     PreTrainedConfig,
     PreTrainedModel,
@@ -45,6 +46,16 @@ VARIANTS: dict[str, tuple[type[PreTrainedModel], Family, dict[str, object]]] = {
         "deberta-v2",
         {"position_buckets": 256, "max_relative_positions": 512, "max_position_embeddings": 520},
     ),
+    "deberta-longer-than-the-farthest": (
+        DebertaV2Model,
+        "deberta-v2",
+        {"position_buckets": 256, "max_relative_positions": 512, "max_position_embeddings": 1300},
+    ),
+    "deberta-long-without-buckets": (
+        DebertaV2Model,
+        "deberta-v2",
+        {"position_buckets": -1, "max_relative_positions": 512, "max_position_embeddings": 1100},
+    ),
     "deberta-from-positions": (DebertaV2Model, "deberta-v2", {"max_relative_positions": -1}),
     "deberta-no-buckets": (DebertaV2Model, "deberta-v2", {"position_buckets": -1}),
     "deberta-odd-buckets": (DebertaV2Model, "deberta-v2", {"position_buckets": 7}),
@@ -71,6 +82,18 @@ BASE: dict[str, object] = {
     "intermediate_size": 3072,
 }
 REAL: dict[str, tuple[type[PreTrainedModel], Family, dict[str, object]]] = {
+    "bert-base": (BertModel, "bert", BASE),
+    "modernbert-base": (
+        ModernBertModel,
+        "modernbert",
+        {
+            **BASE,
+            "num_hidden_layers": 22,
+            "intermediate_size": 1152,
+            "local_attention": 128,
+            "global_attn_every_n_layers": 3,
+        },
+    ),
     "distilbert-base": (
         DistilBertModel,
         "distilbert",
@@ -150,8 +173,11 @@ def saved_model(
     config_class: type[PreTrainedConfig] = kind.config_class  # pyright: ignore[reportAssignmentType]
     model = kind(config_class(**raw)).eval()  # pyright: ignore[reportArgumentType]
     generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=generator) * deviation
+    for name, parameter in model.named_parameters():
+        is_gain = deviation < 0.1 and parameter.dim() == 1 and name.endswith("weight")
+        # Small gains in many layers would leave no signal to compare.
+        noise = torch.randn(parameter.shape, generator=generator) * deviation
+        parameter.data = noise + float(is_gain)
     model.save_pretrained(folder)  # pyright: ignore[reportUnknownMemberType] - untyped options
     tiny_tokenizer(family).save(str(folder / "tokenizer.json"))
     return model
@@ -179,6 +205,7 @@ def test_every_variant_of_an_architecture_gives_transformers_hidden_states(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", REAL)
 def test_shapes_of_published_checkpoints_give_transformers_hidden_states(
     shape: str, tmp_path: Path

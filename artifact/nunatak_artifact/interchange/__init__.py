@@ -5,7 +5,6 @@ from nunatak_artifact.interchange.compatibility import ImportChoices, ImportedTa
 from nunatak_artifact.interchange.folders import check_new
 from nunatak_artifact.interchange.hub import (
     Fetched,
-    Hub,
     HubTask,
     HuggingFaceHub,
     draft_pulled,
@@ -31,7 +30,6 @@ from nunatak_artifact.interchange.transformers_import import import_transformers
 
 __all__ = [
     "Fetched",
-    "Hub",
     "HubTask",
     "HuggingFaceHub",
     "ImportChoices",

@@ -16,8 +16,8 @@ from nunatak_artifact.reference import refusal
 from nunatak_contract.enums import Activation
 from nunatak_contract.errors import NunatakError
 
-CONFIG_FILE, WEIGHTS_STEM, PICKLE = "adapter_config.json", "adapter", "pytorch_adapter.bin"
-HEAD_FILE, HEAD_STEM, HEAD_PICKLE = "head_config.json", "model_head", "pytorch_model_head.bin"
+CONFIG_FILE, WEIGHTS_STEM = "adapter_config.json", "adapter"
+HEAD_FILE, HEAD_STEM = "head_config.json", "model_head"
 
 Factor = Annotated[float, Field(gt=0)]
 

@@ -23,9 +23,7 @@ from nunatak_artifact.interchange.adapterhub_config import (
     ACTIVATIONS,
     CONFIG_FILE,
     HEAD_FILE,
-    HEAD_PICKLE,
     HEAD_STEM,
-    PICKLE,
     WEIGHTS_STEM,
     AdapterFile,
     BottleneckConfig,
@@ -40,11 +38,11 @@ from nunatak_artifact.interchange.compatibility import (
     ImportChoices,
     ImportedTask,
     check_reading,
+    foreign,
     read_settings,
 )
 from nunatak_artifact.interchange.folders import (
     check_tensors,
-    has_file,
     labels_in_order,
     problem_type_of,
     read_max_length,
@@ -85,6 +83,10 @@ HEAD_TYPES = {
 OUTPUT, DENSE = "head.output", "head.dense"
 FIRST_LINEAR, SECOND_LINEAR = "1", "4"
 """Positions in the chain: dropout, linear, tanh, dropout, linear."""
+HEAD_ADVICE = (
+    "expected a head for classification, tagging or question answering, of one linear map or, for "
+    "classification, two with tanh between them"
+)
 PICKLE_ADVICE = "save it again with save_adapter(..., use_safetensors=True)"
 PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}
 """Our names of the adapted blocks -> theirs."""
@@ -144,7 +146,7 @@ def class_head(
     """
     kind = kind_of_class(file.model_class)
     if kind is None:
-        raise _unsupported(folder, f"its head belongs to {file.model_class[:80]!r}")
+        raise refusal(folder, f"its head belongs to {file.model_class[:80]!r}", HEAD_ADVICE)
     if file.num_labels is None:
         raise NunatakError(
             "invalid_folder", folder=folder.name, reason="its head_config.json has no num_labels"
@@ -182,12 +184,8 @@ def _head_parameters(
 def _pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
     pooler = backbone.pooler
     if pooler is None or pooler.bias is None:
-        raise NunatakError(
-            "foreign_backbone",
-            folder=folder.name,
-            backbone=backbone.name,
-            difference="the head reads the pooler of its base, and this backbone has none",
-        )
+        difference = "the head reads the pooler of its base, and this backbone has none"
+        raise foreign(folder, backbone, difference)
     return {
         f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
         f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
@@ -197,17 +195,21 @@ def _pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
 def _spec(folder: Path, head: FlexibleHead) -> HeadSpec:
     kind = HEAD_TYPES.get(head.head_type)
     if kind is None:
-        raise _unsupported(folder, f"its head is of type {head.head_type[:80]!r}")
+        raise refusal(folder, f"its head is of type {head.head_type[:80]!r}", HEAD_ADVICE)
     most = 2 if kind is HeadKind.SEQUENCE_CLASSIFICATION else 1
     if not 1 <= head.layers + head.use_pooler <= most or head.layers < 1:
         pooler = " over the pooler" if head.use_pooler else ""
-        raise _unsupported(folder, f"its {head.head_type} head has {head.layers} layers{pooler}")
+        raise refusal(
+            folder, f"its {head.head_type} head has {head.layers} layers{pooler}", HEAD_ADVICE
+        )
     if head.layers == 2 and head.activation_function != "tanh":
-        raise _unsupported(folder, f"its head activates by {head.activation_function!r}")
+        raise refusal(folder, f"its head activates by {head.activation_function!r}", HEAD_ADVICE)
     if not head.bias:
-        raise _unsupported(folder, "its head has no offset (bias)")
+        raise refusal(folder, "its head has no offset (bias)", HEAD_ADVICE)
     if kind.fixed_outputs not in {None, head.num_labels}:
-        raise _unsupported(folder, f"its {head.head_type} head has {head.num_labels} outputs")
+        raise refusal(
+            folder, f"its {head.head_type} head has {head.num_labels} outputs", HEAD_ADVICE
+        )
     if kind.reads_tokens:
         return HeadSpec(kind=kind, num_labels=head.num_labels)
     dense = head.layers == 2 or head.use_pooler
@@ -224,16 +226,6 @@ def _problem_type(head: FlexibleHead, spec: HeadSpec) -> ProblemType | None:
     if head.head_type == "multilabel_classification":
         return ProblemType.MULTI_LABEL
     return ProblemType.REGRESSION if head.num_labels == 1 else ProblemType.SINGLE_LABEL
-
-
-def _unsupported(folder: Path, found: str) -> NunatakError:
-    return refusal(
-        folder,
-        found,
-        "expected a head for classification, tagging or question answering, of one linear "
-        "map or, "
-        "for classification, two with tanh between them",
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,11 +281,7 @@ def import_adapterhub(
         choices: override the folder's head and its `config.json`.
 
     Raises:
-        NunatakError: `invalid_folder`, a file is missing, unsound or no part of the folder;
-            tensors and configuration differ; or nothing names the labels.
-        NunatakError: `unsupported_import`, no method or head here computes the same.
-        NunatakError: `foreign_backbone`, the adapter fits another backbone.
-        NunatakError: `invalid_method`, a width exceeds our method's limit.
+        NunatakError: as `import_folder`; `invalid_method`, a width exceeds our method's limit.
     """
     family = _family(folder, backbone)
     file = read_model(folder, CONFIG_FILE, AdapterFile)
@@ -302,7 +290,7 @@ def import_adapterhub(
     if read_settings(folder):
         check_reading(folder, backbone)
     shapes = _shapes(folder, config, f"{family.encoder}.encoder.layer", file.name, backbone)
-    tensors = _read(folder, WEIGHTS_STEM, PICKLE)
+    tensors = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
     check_tensors(
         folder,
         tensors,
@@ -347,21 +335,13 @@ def _family(folder: Path, backbone: Backbone) -> Family:
 
 def _check_backbone(folder: Path, file: AdapterFile, backbone: Backbone) -> None:
     theirs, ours = file.model_type, backbone.config.model_type
+    width, difference = backbone.config.hidden_width, None
     if theirs != ours:
-        raise NunatakError(
-            "foreign_backbone",
-            folder=folder.name,
-            backbone=backbone.name,
-            difference=f"it adapts a {theirs[:80]} model, the backbone is a {ours}",
-        )
-    width = backbone.config.hidden_width
-    if file.hidden_size != width:
-        raise NunatakError(
-            "foreign_backbone",
-            folder=folder.name,
-            backbone=backbone.name,
-            difference=f"its base is {file.hidden_size} wide, the backbone {width}",
-        )
+        difference = f"it adapts a {theirs[:80]} model, the backbone is a {ours}"
+    elif file.hidden_size != width:
+        difference = f"its base is {file.hidden_size} wide, the backbone {width}"
+    if difference is not None:
+        raise foreign(folder, backbone, difference)
 
 
 def _shapes(
@@ -370,6 +350,8 @@ def _shapes(
     """Layer and our name of the place -> the adapter's prefix at that place, and its tensors."""
     width = backbone.config.hidden_width
     adapted = {"attention_adapter": config.mh_adapter, "feedforward_adapter": config.output_adapter}
+    is_trained, one = isinstance(config.scaling, str), config.scaling == Scaling.LEARNED
+    scaling = {"scaling": (1 if one else width,)} if is_trained else {}
     shapes = dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]()
     for layer in sorted(set(range(backbone.config.num_layers)) - set(config.leave_out)):
         size = size_at(folder, config, layer, width)
@@ -383,20 +365,10 @@ def _shapes(
                         "adapter_down.0.bias": (size,),
                         "adapter_up.weight": (width, size),
                         "adapter_up.bias": (width,),
-                        **_scaling_shape(config, width),
+                        **scaling,
                     },
                 )
     return shapes
-
-
-def _scaling_shape(config: BottleneckConfig, width: int) -> dict[str, tuple[int, ...]]:
-    if not isinstance(config.scaling, str):
-        return {}
-    match Scaling(config.scaling):
-        case Scaling.LEARNED:
-            return {"scaling": (1,)}
-        case Scaling.CHANNEL:
-            return {"scaling": (width,)}
 
 
 def _stored(prefix: str, config: BottleneckConfig, tensors: Mapping[str, Tensor]) -> StoredAdapter:
@@ -433,13 +405,7 @@ def _settings(config: BottleneckConfig) -> Bottleneck:
 
 def _head(folder: Path, family: Family, backbone: Backbone) -> ImportedHead:
     file = read_model(folder, HEAD_FILE, HeadFile)
-    tensors = _read(folder, HEAD_STEM, HEAD_PICKLE)
+    tensors = read_weights(folder, HEAD_STEM, advice=PICKLE_ADVICE)
     if file.config is None:
         return class_head(folder, file, family, tensors, backbone)
     return flexible_head(folder, file.config, file.name or "", tensors, backbone)
-
-
-def _read(folder: Path, stem: str, pickle: str) -> dict[str, Tensor]:
-    if has_file(folder, pickle) and not has_file(folder, f"{stem}.safetensors"):
-        raise NunatakError("pickled_weights", folder=folder.name, file=pickle, advice=PICKLE_ADVICE)
-    return read_weights(folder, stem, advice=PICKLE_ADVICE)

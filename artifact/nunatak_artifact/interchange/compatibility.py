@@ -98,6 +98,13 @@ class ImportedTask:
     """Only for an adapter: the base model that the folder names."""
 
 
+def foreign(folder: Path, backbone: Backbone, difference: str) -> NunatakError:
+    """An error: the folder belongs to another backbone."""
+    return NunatakError(
+        "foreign_backbone", folder=folder.name, backbone=backbone.name, difference=difference
+    )
+
+
 def check_exact(backbone: Backbone) -> None:
     """Refuse a quantized backbone: other programs compute other numbers.
 
@@ -137,12 +144,7 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
         if getattr(theirs, name) != getattr(ours, name)
     ]
     if differences:
-        raise NunatakError(
-            "foreign_backbone",
-            folder=folder.name,
-            backbone=backbone.name,
-            difference="; ".join(differences),
-        )
+        raise foreign(folder, backbone, "; ".join(differences))
 
 
 def read_config(folder: Path) -> BackboneConfig:
@@ -183,7 +185,7 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
     """
     with import_errors(folder):
         data = definition_of(
-            partial(_read_if_any, folder), read_object(folder, CONFIG), read_settings(folder)
+            partial(read_if_any, folder), read_object(folder, CONFIG), read_settings(folder)
         )
     if data is None:
         raise NunatakError(
@@ -206,12 +208,7 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
         )
     if differing:
         names = ", ".join("vocabulary" if part == "model" else part for part in differing)
-        raise NunatakError(
-            "foreign_backbone",
-            folder=folder.name,
-            backbone=backbone.name,
-            difference=f"its tokenizer differs in: {names}",
-        )
+        raise foreign(folder, backbone, f"its tokenizer differs in: {names}")
     check_reading(folder, backbone)
 
 
@@ -237,12 +234,10 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
         theirs = gives_token_types(config, settings)
     if ours != theirs:
         gives = {True: "gives token types", False: "gives none"}
-        raise NunatakError(
-            "foreign_backbone",
-            folder=folder.name,
-            backbone=backbone.name,
-            difference=f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's "
-            f"{gives[ours]}",
+        raise foreign(
+            folder,
+            backbone,
+            f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's {gives[ours]}",
         )
 
 
@@ -304,11 +299,10 @@ def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
     if named and _last_part(named) == _last_part(backbone.name):
         return
     found = f"it was trained on {named!r}" if named else "it does not name its base model"
-    raise NunatakError(
-        "foreign_backbone",
-        folder=folder.name,
-        backbone=backbone.name,
-        difference=f"{found}, and only the name distinguishes bases of equal shape (if this "
+    raise foreign(
+        folder,
+        backbone,
+        f"{found}, and only the name distinguishes bases of equal shape (if this "
         "backbone is the base, use --allow-other-base)",
     )
 
@@ -326,7 +320,8 @@ def _drops_types(backbone: Backbone) -> bool:
     return any(tokenizer.encode("a", "a").type_ids)
 
 
-def _read_if_any(folder: Path, name: str) -> bytes | None:
+def read_if_any(folder: Path, name: str) -> bytes | None:
+    """Read a file of a tokenizer; None if there is none."""
     if not has_file(folder, name):
         return None
     return read_bytes(folder, name, limit=MAX_TOKENIZER_BYTES)

@@ -9,7 +9,7 @@ find the labels, the problem type and the longest input. `read_bytes`, `read_mod
 import json
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
@@ -85,13 +85,37 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         NunatakError: `pickled_weights`, there are only pickled weights.
     """
     tensors = dict[str, Tensor]()
-    for name in _weight_files(folder):
+    for name in weight_files(folder) or [_missing_weights(folder, WEIGHTS, PICKLE_ADVICE)]:
         data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
         try:
             tensors |= tensors_from_bytes(data)
         except InvalidTensorsError as error:
             raise corrupt_file(folder, name, f"is no safetensors: {error}") from error
     return tensors
+
+
+def weight_files(
+    folder: Path, *, single: str = WEIGHTS, index: str = WEIGHTS_INDEX
+) -> Sequence[str]:
+    """The files of a checkpoint: the single file, else the shards of the index, if there are any.
+
+    Raises:
+        NunatakError: as `read_model`.
+    """
+    if has_file(folder, single):
+        return [single]
+    if has_file(folder, index):
+        return sorted(set(read_model(folder, index, _Index).weight_map.values()))
+    return []
+
+
+def _missing_weights(folder: Path, name: str, advice: str) -> str:
+    """Return the name of a missing file, for the reader to refuse, unless there is a pickle."""
+    stem = "" if name == WEIGHTS else name.partition(".")[0]
+    found = (it.name for it in folder.glob(f"*{stem}.*") if it.suffix in PICKLE_SUFFIXES)
+    if pickle := min(found, default=None):
+        raise NunatakError("pickled_weights", folder=folder.name, file=pickle, advice=advice)
+    return name
 
 
 def read_checkpoint(folder: Path) -> dict[str, Tensor]:
@@ -106,25 +130,9 @@ def read_checkpoint(folder: Path) -> dict[str, Tensor]:
     }
     for name, tensor in floats.items():
         if tensor.dtype not in FLOATS:
-            raise refusal(
-                folder,
-                f"tensor {name!r} is {tensor.dtype}",
-                "save the model in float32, float16 or bfloat16",
-            )
+            found = f"tensor {name!r} is {tensor.dtype}"
+            raise refusal(folder, found, "save the model in float32, float16 or bfloat16")
     return floats
-
-
-def _weight_files(folder: Path) -> Iterable[str]:
-    if has_file(folder, WEIGHTS):
-        return [WEIGHTS]
-    if has_file(folder, WEIGHTS_INDEX):
-        return sorted(set(read_model(folder, WEIGHTS_INDEX, _Index).weight_map.values()))
-    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        raise NunatakError(
-            "pickled_weights", folder=folder.name, file=pickles[0], advice=PICKLE_ADVICE
-        )
-    raise NunatakError("invalid_folder", folder=folder.name, reason=f"it has no file {WEIGHTS}")
 
 
 class ModelConfigFile(BaseModel):
@@ -296,11 +304,7 @@ def read_weights(folder: Path, stem: str, *, advice: str) -> dict[str, Tensor]:
     """
     name = f"{stem}.safetensors"
     if not has_file(folder, name):
-        for suffix in PICKLE_SUFFIXES:
-            if has_file(folder, f"{stem}{suffix}"):
-                raise NunatakError(
-                    "pickled_weights", folder=folder.name, file=f"{stem}{suffix}", advice=advice
-                )
+        _missing_weights(folder, name, advice)
     data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
     try:
         read_header(data)

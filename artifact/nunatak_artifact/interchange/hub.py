@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
 from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
@@ -31,6 +30,13 @@ LIBRARY = "nunatak"
 MANIFEST, README = "manifest.json", "README.md"
 FILES = (MANIFEST, README, "*.safetensors")
 MAX_NOTE_CHARS = 4096
+PIPELINE_TAGS: Mapping[HeadKind, str] = {
+    HeadKind.SEQUENCE_CLASSIFICATION: "text-classification",
+    HeadKind.TOKEN_CLASSIFICATION: "token-classification",
+    HeadKind.QUESTION_ANSWERING: "question-answering",
+    HeadKind.RANKING: "text-ranking",
+}
+"""The hub's names for kinds of heads."""
 
 
 class HubUnavailableError(NunatakError):
@@ -47,7 +53,7 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
     # This import loads an HTTP client and YAML, which no other function needs.
     from huggingface_hub import EvalResult, ModelCardData  # noqa: PLC0415 - as above
 
-    tag, name = pipeline_tag(manifest.head.kind), manifest.backbone.name
+    tag, name = PIPELINE_TAGS[manifest.head.kind], manifest.backbone.name
     data = "dev examples" if manifest.data is None else manifest.data.name
     fields = ModelCardData(
         model_name=manifest.task,
@@ -72,19 +78,6 @@ def hub_card(manifest: TaskManifest, *, source: str | None) -> str:
     )
     yaml = fields.to_yaml()  # pyright: ignore[reportUnknownMemberType] - one argument is untyped
     return visible_lines(f"---\n{yaml}\n---\n\n{task_card(manifest, source=source)}")
-
-
-def pipeline_tag(kind: HeadKind) -> str:
-    """The hub's name for a head of this kind."""
-    match kind:
-        case HeadKind.SEQUENCE_CLASSIFICATION:
-            return "text-classification"
-        case HeadKind.TOKEN_CLASSIFICATION:
-            return "token-classification"
-        case HeadKind.QUESTION_ANSWERING:
-            return "question-answering"
-        case HeadKind.RANKING:
-            return "text-ranking"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,40 +166,21 @@ def _file(role: str) -> str:
     return f"{role}.safetensors"
 
 
-class Hub(Protocol):
-    """Stores repositories of files."""
-
-    def upload(self, repository: str, folder: Path, *, message: str, private: bool) -> str:
-        """Add a commit with the files of a folder; return the address of the repository.
-
-        A missing repository is created. Only then `private` has an effect.
-
-        Raises:
-            HubUnavailableError: the hub refuses, or cannot be reached.
-        """
-        ...
-
-    def download(
-        self, repository: str, folder: Path, *, revision: str | None, files: Sequence[str]
-    ) -> str:
-        """Copy the files that match these patterns into a folder; return the commit's id.
-
-        Raises:
-            HubUnavailableError: there is no such repository or revision, or the hub cannot be
-                reached.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceHub:
-    """The hub itself, with the token of `hf auth login` or HF_TOKEN."""
+    """The hub itself, with the token of `hf auth login` or HF_TOKEN.
+
+    The methods raise `HubUnavailableError` if the hub refuses, or cannot be reached.
+    """
 
     endpoint: str | None = None
     """The address of the hub. None: the public hub, or HF_ENDPOINT."""
 
     def upload(self, repository: str, folder: Path, *, message: str, private: bool) -> str:
-        """Add a commit with the files of a folder."""
+        """Add a commit with the files of a folder; return the address of the repository.
+
+        A missing repository is created. Only then `private` has an effect.
+        """
         from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
 
         api = HfApi(endpoint=self.endpoint)
@@ -218,7 +192,7 @@ class HuggingFaceHub:
     def download(
         self, repository: str, folder: Path, *, revision: str | None, files: Sequence[str]
     ) -> str:
-        """Copy files of one commit into a folder."""
+        """Copy the files that match these patterns into a folder; return the commit's id."""
         from huggingface_hub import HfApi  # noqa: PLC0415 - slow to import, and rarely needed
 
         api = HfApi(endpoint=self.endpoint)
@@ -249,7 +223,12 @@ def is_folder(place: str) -> bool:
 
 
 def push(
-    manifest: TaskManifest, blobs: Mapping[str, bytes], place: str, *, hub: Hub, private: bool
+    manifest: TaskManifest,
+    blobs: Mapping[str, bytes],
+    place: str,
+    *,
+    hub: HuggingFaceHub,
+    private: bool,
 ) -> str:
     """Write a version to a place in the hub's layout; return its address.
 
@@ -269,7 +248,7 @@ def push(
 
 @contextmanager
 def fetched(
-    place: str, *, hub: Hub, revision: str | None, files: Sequence[str]
+    place: str, *, hub: HuggingFaceHub, revision: str | None, files: Sequence[str]
 ) -> Generator[Fetched]:
     """Yield the files of a place for reading; downloaded files are removed afterwards.
 

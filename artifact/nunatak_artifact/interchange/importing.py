@@ -72,9 +72,11 @@ def import_folder(
     """Read a folder of the given kind. Without a kind, the files of the folder decide.
 
     Raises:
-        NunatakError: `foreign_backbone`, an adapter names another base than the backbone, or none.
-        NunatakError: the folder cannot be imported; the message gives the remedy.
-        NunatakError: the parts of the folder do not fit the backbone.
+        NunatakError: `foreign_backbone`, the folder has another shape, tokenizer or base than the
+            backbone, or an adapter names no base.
+        NunatakError: `invalid_folder`, `corrupt_file`, `tensor_mismatch`, `unknown_labels` or
+            `pickled_weights`, a part of the folder is missing, unsound or left over.
+        NunatakError: `unsupported_import`, no method or head here computes the same.
     """
     check_exact(backbone)
     match kind_of(folder) if kind is ImportFormat.AUTO else kind:
@@ -142,18 +144,14 @@ def _is_one_of_two(imported: ImportedTask) -> bool:
 
 
 def _check_inputs(kind: HeadKind, origin: str, reads: Reads | None, on_long: OnLong | None) -> None:
+    problem = None
     if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
-        raise NunatakError(
-            "invalid_folder",
-            folder=origin,
-            reason=f"a {kind} task reads long texts as windows, got on_long {on_long}",
-        )
-    if reads is not None and kind is not HeadKind.SEQUENCE_CLASSIFICATION:
-        raise NunatakError(
-            "invalid_folder",
-            folder=origin,
-            reason=f"a {kind} task reads inputs of its own kind, got reads {reads}; leave it out",
-        )
+        problem = f"long texts as windows, got on_long {on_long}"
+    elif reads is not None and kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        problem = f"inputs of its own kind, got reads {reads}; leave it out"
+    if problem is not None:
+        reason = f"a {kind} task reads {problem}"
+        raise NunatakError("invalid_folder", folder=origin, reason=reason)
 
 
 def _check_head(

@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nunatak_artifact.interchange.compatibility import check_exact
-from nunatak_artifact.interchange.cross_encoder import activation_fields
+from nunatak_artifact.interchange.compatibility import CONFIG, check_exact
 from nunatak_artifact.interchange.folders import new_folder, write_json
 from nunatak_artifact.interchange.peft_config import (
     CONFIG_FILE,
@@ -21,19 +20,21 @@ from nunatak_artifact.interchange.peft_config import (
     WEIGHTS_STEM,
 )
 from nunatak_artifact.interchange.peft_methods import to_peft
-from nunatak_artifact.interchange.transformers_export import export_refusal
+from nunatak_artifact.interchange.transformers_export import (
+    check_head,
+    export_refusal,
+    meaning_fields,
+)
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
-    has_class,
     head_names,
     map_places,
     pooling_fields,
 )
 from nunatak_artifact.loading import LoadedTask
-from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.heads import HeadRecord
+from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import Ia3, Lora
-from nunatak_model import Backbone, BackboneConfig, tensors_to_bytes
+from nunatak_model import Backbone, tensors_to_bytes
 
 PREFIX = "base_model.model."
 DENSE = "head.dense"
@@ -52,7 +53,7 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     """
     check_exact(backbone)
     method = _method(task)
-    _check_head(task, backbone)
+    check_head(task, backbone, "train it on a backbone that pools so")
     task_type = _task_type(task, backbone)
     family, kind = FAMILIES[backbone.config.model_type], task.branch.spec.head.kind
     names = head_names(family, kind)
@@ -78,7 +79,9 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
             tensors_to_bytes({PREFIX + name: tensor for name, tensor in stored.items()})
         )
         write_json(made, CONFIG_FILE, fields)
-        write_json(made, "config.json", _meaning(task.manifest.head, backbone.config))
+        head = task.manifest.head
+        meaning = {**pooling_fields(head.pooling, backbone.config), **meaning_fields(head)}
+        write_json(made, CONFIG, meaning)
 
 
 def _saved(name: str) -> str:
@@ -96,18 +99,6 @@ def _method(task: LoadedTask) -> Lora | Ia3:
         f"its method is {method.kind}, peft folders hold LoRA and IA3",
         "export it in transformers' format",
     )
-
-
-def _check_head(task: LoadedTask, backbone: Backbone) -> None:
-    head = task.branch.spec.head
-    if not has_class(head, backbone.config):
-        raise export_refusal(
-            task,
-            f"its head reads the {head.pooling} of the tokens "
-            f"{'through' if head.dense else 'without'} a dense layer",
-            "transformers' classes read the first token through one; train it on a backbone "
-            "that pools so",
-        )
 
 
 def _task_type(task: LoadedTask, backbone: Backbone) -> str:
@@ -135,17 +126,3 @@ def _given_by_base(
         for part, frozen in (("weight", pooler.weight), ("bias", pooler.bias))
         if frozen is not None
     )
-
-
-def _meaning(head: HeadRecord, config: BackboneConfig) -> dict[str, object]:
-    meaning: dict[str, object] = {**pooling_fields(head.pooling, config)}
-    if head.pooling is Pooling.LAST:
-        meaning["pad_token_id"] = head.padding_id
-    if head.labels:
-        meaning["id2label"] = {str(index): label for index, label in enumerate(head.labels)}
-        meaning["label2id"] = {label: index for index, label in enumerate(head.labels)}
-    if head.problem_type is not None:
-        meaning["problem_type"] = head.problem_type.value
-    if head.kind is HeadKind.RANKING:
-        meaning |= activation_fields(head.score)
-    return meaning

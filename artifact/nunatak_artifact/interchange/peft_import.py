@@ -20,6 +20,7 @@ from nunatak_artifact.interchange.compatibility import (
     ImportChoices,
     ImportedTask,
     check_reading,
+    foreign,
     read_object,
     read_settings,
 )
@@ -59,7 +60,6 @@ from nunatak_artifact.interchange.transformers_layout import (
     head_spec,
     map_places,
     num_outputs_of,
-    pooling_fields,
     read_pooling,
 )
 from nunatak_artifact.reference import (
@@ -74,7 +74,7 @@ from nunatak_artifact.reference import (
     refused_by,
 )
 from nunatak_contract.enums import HeadKind, Pooling, RankingScore
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import needs_extra
 from nunatak_contract.methods import Method
 from nunatak_model import (
     Backbone,
@@ -114,10 +114,7 @@ def import_peft(
             type.
 
     Raises:
-        NunatakError: `invalid_folder`, a file is missing, unsound or no part of the folder;
-            tensors and configuration differ; or nothing names the labels.
-        NunatakError: `unsupported_import`, no method or head here computes the same.
-        NunatakError: `foreign_backbone`, the adapter fits another shape of backbone.
+        NunatakError: as `import_folder`.
         MissingExtraError: peft or transformers is not installed.
     """
     fields = read_fields(folder)
@@ -209,8 +206,7 @@ class _Base:
 
 def _base(folder: Path, backbone: Backbone, family: Family, head: HeadSpec) -> _Base:
     raw: dict[str, JsonValue] = {
-        **config_fields(backbone.config),
-        **pooling_fields(head.pooling, backbone.config),
+        **config_fields(backbone, head.pooling),
         "id2label": {str(index): f"LABEL_{index}" for index in range(head.num_labels)},
     }
     if head.pooling is Pooling.LAST:
@@ -334,12 +330,11 @@ def _check_pooler(
     pooler = f"{base.family.dense}.weight"
     is_needed = pooler in base.random and PREFIX + pooler in expected
     if is_needed and backbone.pooler is None and PREFIX + pooler not in stored:
-        raise NunatakError(
-            "foreign_backbone",
-            folder=folder.name,
-            backbone=backbone.name,
-            difference=f"the head reads {base.family.dense} of its base, and this backbone has no "
-            "such layer (an adapter keeps the layer if modules_to_save names it)",
+        raise foreign(
+            folder,
+            backbone,
+            f"the head reads {base.family.dense} of its base, and this backbone has no such layer "
+            "(an adapter keeps the layer if modules_to_save names it)",
         )
 
 

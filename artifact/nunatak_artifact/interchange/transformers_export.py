@@ -13,18 +13,16 @@ from nunatak_artifact.interchange.folders import new_folder
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
     POOLING,
-    Family,
     bare_to_stored,
     class_name,
     config_fields,
     has_class,
-    pooling_fields,
     to_stored,
 )
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.heads import HeadRecord
 from nunatak_model import Backbone, BackboneConfig, Branch
 from nunatak_model.architectures import ARCHITECTURES, architecture_of, decoder, encoder_shapes
 from nunatak_model.branch import HEAD_PREFIX
@@ -57,7 +55,7 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
         weights |= _linear(architecture_of(base.config).HEAD_SOURCES["head.dense"], base.pooler)
     config: dict[str, JsonValue] = {
         "architectures": [f"{FAMILIES[base.config.model_type].class_prefix}Model"],
-        **config_fields(base.config),
+        **config_fields(base, base.pooling),
         "dtype": "float32",
     }
     if base.pooling is Pooling.MEAN:
@@ -112,11 +110,19 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
         UnsupportedBackboneError: the backbone is quantized.
     """
     check_exact(backbone)
-    family = _family(task, backbone)
+    if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
+        raise export_refusal(task, "no class of transformers has bottleneck adapters", KEEP_IT)
+    check_head(task, backbone, KEEP_IT)
+    family, head = FAMILIES[backbone.config.model_type], task.manifest.head
     merged = merged_weights(task.branch, backbone)
     weights = to_stored(merged, family, task.branch.spec.head, backbone.config)
+    config: dict[str, JsonValue] = {
+        "architectures": [class_name(family, head.kind)],
+        **config_fields(backbone, head.pooling),
+        "dtype": "float32",
+        **meaning_fields(head),
+    }
     with new_folder(folder) as made:
-        config = _config(task.manifest, family, backbone)
         write_model(made, config, weights, backbone, max_length=task.manifest.max_length)
 
 
@@ -127,20 +133,13 @@ def export_refusal(task: LoadedTask, part: str, advice: str) -> NunatakError:
     )
 
 
-def _family(task: LoadedTask, backbone: Backbone) -> Family:
-    """The classes that compute the same as the task."""
-    spec = task.branch.spec
-    if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
-        raise export_refusal(task, "no class of transformers has bottleneck adapters", KEEP_IT)
-    if not has_class(spec.head, backbone.config):
-        dense, bias = ("a" if it else "no" for it in (spec.head.dense, spec.head.bias))
-        raise export_refusal(
-            task,
-            f"no class of transformers has a head with {spec.head.pooling} pooling and "
-            f"{dense} dense layer and {bias} bias",
-            KEEP_IT,
-        )
-    return FAMILIES[backbone.config.model_type]
+def check_head(task: LoadedTask, backbone: Backbone, advice: str) -> None:
+    """Raise `unsupported_export` unless a class of transformers computes the task's head."""
+    head = task.branch.spec.head
+    if not has_class(head, backbone.config):
+        dense, bias = ("a" if it else "no" for it in (head.dense, head.bias))
+        found = f"{head.pooling} pooling and {dense} dense layer and {bias} bias"
+        raise export_refusal(task, f"no class of transformers has a head with {found}", advice)
 
 
 def merged_weights(branch: Branch, backbone: Backbone) -> dict[str, Tensor]:
@@ -178,22 +177,17 @@ def _changed(
     return {name: tensor.float() for name, tensor in merged.items()}
 
 
-def _config(manifest: TaskManifest, family: Family, backbone: Backbone) -> dict[str, JsonValue]:
-    head = manifest.head
-    kind = HeadKind(head.kind.value)
+def meaning_fields(head: HeadRecord) -> dict[str, JsonValue]:
+    """The fields of `config.json` that say what the logits of a head mean."""
     labels = head.labels or tuple(f"LABEL_{index}" for index in range(head.num_outputs))
-    config: dict[str, JsonValue] = {
-        "architectures": [class_name(family, kind)],
-        **config_fields(backbone.config),
-        "dtype": "float32",
+    fields: dict[str, JsonValue] = {
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
     }
-    config |= pooling_fields(head.pooling, backbone.config)
     if head.pooling is Pooling.LAST:
-        config["pad_token_id"] = head.padding_id
+        fields["pad_token_id"] = head.padding_id
     if head.problem_type is not None:
-        config["problem_type"] = head.problem_type.value
-    if kind is HeadKind.RANKING:
-        config |= activation_fields(head.score)
-    return config
+        fields["problem_type"] = head.problem_type.value
+    if head.kind is HeadKind.RANKING:
+        fields |= activation_fields(head.score)
+    return fields

@@ -6,7 +6,7 @@ differs from the backbone.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -113,14 +113,11 @@ def _layers(numbers: Sequence[int]) -> str:
     """`layer 3 differs`, or `layers 0, 3-5 differ`."""
     if len(numbers) == 1:
         return f"layer {numbers[0]} differs"
-    gaps = [(before, after) for before, after in pairwise(numbers) if after != before + 1]
-    starts = [numbers[0], *(after for _, after in gaps)]
-    ends = [*(before for before, _ in gaps), numbers[-1]]
-    runs = (
-        str(start) if start == end else f"{start}-{end}"
-        for start, end in zip(starts, ends, strict=True)
-    )
-    return f"layers {', '.join(runs)} differ"
+    # In a run of numbers, number and position grow alike.
+    groups = groupby(enumerate(numbers), lambda it: it[1] - it[0])
+    runs = [[number for _, number in run] for _, run in groups]
+    names = ("-".join(map(str, dict.fromkeys((run[0], run[-1])))) for run in runs)
+    return f"layers {', '.join(names)} differ"
 
 
 def import_transformers(
@@ -138,10 +135,7 @@ def import_transformers(
         choices: override the folder.
 
     Raises:
-        NunatakError: `invalid_folder`, a file or a tensor is missing or malformed.
-        NunatakError: `unsupported_import`, another class, pickled weights, or tensors that nothing
-            reads.
-        NunatakError: `foreign_backbone`, another shape or tokenizer than the backbone's.
+        NunatakError: as `import_folder`.
         UnsupportedBackboneError: a variant of the family with different computations.
     """
     settings = read_model(folder, CONFIG, ModelConfigFile)

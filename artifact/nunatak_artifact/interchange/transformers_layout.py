@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_artifact.reference import refusal
+from nunatak_artifact.reference import OWN_CODE, refusal
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling
-from nunatak_model import BackboneConfig, HeadSpec
+from nunatak_model import Backbone, BackboneConfig, HeadSpec
 from nunatak_model.architectures import (
     ARCHITECTURES,
     architecture_of,
@@ -29,9 +29,6 @@ from nunatak_model.architectures import (
     source_rows,
 )
 from nunatak_model.architectures.deberta import DebertaConfig
-from nunatak_model.architectures.decoder import DecoderConfig
-from nunatak_model.architectures.modernbert import GLOBAL, LOCAL, ModernBertConfig
-from nunatak_model.architectures.nomic import NomicConfig
 from nunatak_model.config import QKV
 from nunatak_model.heads import head_shapes, usual_head
 
@@ -63,12 +60,14 @@ MODULES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
     nomic.GTE: {**GATED, "feedforward_in": ("mlp.up_proj", "mlp.gate_proj")},
 }
 """Parts of a layer, in classes whose names differ from the names in checkpoints."""
-DISTILBERT_NAMES: Final[Mapping[str, str]] = {
-    "hidden_size": "dim",
-    "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads",
-    "intermediate_size": "hidden_dim",
-}
+OF_HEAD: Final = frozenset(
+    {
+        *("architectures", "id2label", "label2id", "num_labels", "problem_type", POOLING),
+        *("dtype", "torch_dtype", "transformers_version", "task_specific_params"),
+        *("sentence_transformers", "sbert_ce_default_activation_function"),
+    }
+)
+"""Fields of `config.json` that say how a head reads the encoder, or how the file was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,90 +386,15 @@ def unread_names(family: Family, config: BackboneConfig) -> frozenset[str]:
     return frozenset(names)
 
 
-def config_fields(config: BackboneConfig) -> dict[str, JsonValue]:
-    """The fields of `config.json` that describe the encoder."""
-    fields: dict[str, JsonValue] = {
-        "model_type": config.model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_width,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.intermediate_width,
-        "max_position_embeddings": config.num_positions,
-        "pad_token_id": config.padding_id,
+def config_fields(backbone: Backbone, pooling: Pooling | None) -> dict[str, JsonValue]:
+    """The fields of `config.json` that describe the encoder, as the backbone's own file has them.
+
+    `pooling` is the one that a sequence head reads, for architectures with such a setting.
+    """
+    kept = {
+        name: cast("JsonValue", value)
+        for name, value in backbone.source_config.items()
+        if not name.startswith("_") and name not in {*OF_HEAD, *OWN_CODE}
     }
-    match config:
-        case ModernBertConfig():
-            return fields | _modernbert_fields(config)
-        case DecoderConfig():
-            return fields | _decoder_fields(config)
-        case _ if config.model_type == "distilbert":
-            named: dict[str, JsonValue] = {
-                DISTILBERT_NAMES.get(name, name): it for name, it in fields.items()
-            }
-            return named | {"activation": config.activation.value}
-        case _:
-            fields |= {
-                "type_vocab_size": config.num_token_types,
-                "layer_norm_eps": config.layer_norm_epsilon,
-                "hidden_act": config.activation.value,
-            }
-    match config:
-        case DebertaConfig():
-            fields |= _deberta_fields(config)
-        case NomicConfig():
-            fields |= {
-                "type_vocab_size": config.num_token_types if config.has_token_types else 0,
-                "rope_parameters": {**config.rope.facts()},
-            }
-        case _ if config.model_type == "electra":
-            fields["embedding_size"] = config.embedding_width or config.hidden_width
-        case _:
-            pass
-    return fields
-
-
-def _deberta_fields(config: DebertaConfig) -> dict[str, JsonValue]:
-    products = {"p2c": config.position_to_content, "c2p": config.content_to_position}
-    return {
-        "type_vocab_size": config.num_token_types if config.has_token_types else 0,
-        "embedding_size": config.embedding_width or config.hidden_width,
-        "position_biased_input": config.has_positions,
-        "relative_attention": config.is_relative,
-        "pos_att_type": [name for name, is_read in products.items() if is_read],
-        "share_att_key": True,
-        "position_buckets": config.position_buckets or -1,
-        "max_relative_positions": config.farthest,
-        "norm_rel_ebd": "layer_norm" if config.norms_relative else "none",
-        "pooler_hidden_act": config.dense_block.activation.value,
-    }
-
-
-def _modernbert_fields(config: ModernBertConfig) -> dict[str, JsonValue]:
-    ropes = {GLOBAL: config.global_rope, LOCAL: config.local_rope}
-    return {
-        "norm_eps": config.layer_norm_epsilon,
-        "norm_bias": config.norm_bias,
-        "hidden_activation": config.activation.value,
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.feedforward_bias,
-        "local_attention": 2 * config.reach,
-        "layer_types": [LOCAL if is_local else GLOBAL for is_local in config.is_local],
-        "rope_parameters": {kind: {**rope.facts()} for kind, rope in ropes.items()},
-        "classifier_activation": config.dense_block.activation.value,
-        "classifier_bias": config.dense_block.bias,
-    }
-
-
-def _decoder_fields(config: DecoderConfig) -> dict[str, JsonValue]:
-    return {
-        **pooling_fields(Pooling.FIRST, config),
-        "num_key_value_heads": config.num_key_heads,
-        "head_dim": config.head_width,
-        "pad_token_id": config.known_padding_id,
-        "rms_norm_eps": config.layer_norm_epsilon,
-        "hidden_act": config.activation.value,
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.feedforward_bias,
-        "rope_parameters": {**config.rope.facts()},
-    }
+    padding = {} if backbone.config.is_causal else {"pad_token_id": backbone.config.padding_id}
+    return {**padding, **kept, **pooling_fields(pooling, backbone.config)}

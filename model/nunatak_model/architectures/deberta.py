@@ -302,13 +302,14 @@ def _terms(
     index = by_pair(rows_of, length) - first
     shape = (*query.shape[:2], length, length)
     terms = list[Tensor]()
+    # Factors are scaled, because a text has fewer tokens than pairs.
     if config.content_to_position:
-        found = torch.einsum("rhld,nhd->rhln", query, of_key)
+        found = torch.einsum("rhld,nhd->rhln", query, of_key * config.scale)
         terms.append(found.gather(3, index.expand(shape)))
     if config.position_to_content:
-        found = torch.einsum("rhld,nhd->rhln", key, of_query)
+        found = torch.einsum("rhld,nhd->rhln", key, of_query * config.scale)
         terms.append(found.gather(3, index.t().expand(shape)).transpose(2, 3))
-    return (terms[0] if len(terms) == 1 else terms[0] + terms[1]) * config.scale
+    return terms[0] if len(terms) == 1 else terms[0].add_(terms[1])
 
 
 def _near_rows(

@@ -8,7 +8,7 @@ Axes: tokens = packed tokens, three_width = query, key and value of all heads si
 hidden width; of the rows of one length: rows, heads, length, head_width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -18,6 +18,9 @@ from torch.nn import functional
 
 from nunatak_model.ops.attention import Attention, AttentionPlan, AttentionRun, RunAttention
 
+PAIRS_AT_ONCE = 2**19
+"""Pairs of tokens whose terms are in memory at once, if one row has no more: two rows of 512
+tokens, which take 25 MB for each tensor of 12 heads."""
 PairTerms = Callable[[Tensor, Tensor], Tensor]
 """Gives the terms [rows or 1, heads, query, key] for queries and keys [rows, heads, length,
 head_width]."""
@@ -63,8 +66,9 @@ def attend_with_terms(
     """
     width = qkv.shape[1] // 3
     outputs = list[Tensor]()
-    parts = torch.split(qkv, [run.num_tokens for run in plan])
-    for run, rows in zip(plan, parts, strict=True):
+    runs = plan if terms is None else [part for run in plan for part in _parts(run)]
+    parts = torch.split(qkv, [run.num_tokens for run in runs])
+    for run, rows in zip(runs, parts, strict=True):
         heads = rows.view(run.num_rows, run.length, 3, num_heads, width // num_heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         context = functional.scaled_dot_product_attention(
@@ -77,6 +81,13 @@ def attend_with_terms(
         )
         outputs.append(context.transpose(1, 2).reshape(run.num_tokens, width))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _parts(run: AttentionRun) -> Iterator[AttentionRun]:
+    """The rows of a run in parts whose terms fit the limit; at least one row each."""
+    most = max(1, PAIRS_AT_ONCE // run.length**2)
+    for start in range(0, run.num_rows, most):
+        yield replace(run, num_rows=min(most, run.num_rows - start))
 
 
 def distances(longest: int) -> range:
