@@ -1,4 +1,4 @@
-"""Checks of the simulation against what is known: a formula, and the measurement of real HAProxy."""
+"""Checks of the simulation against what is known: a formula, and real HAProxy."""
 
 import math
 from collections.abc import Iterator

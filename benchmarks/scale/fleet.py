@@ -1,4 +1,4 @@
-"""A simulated fleet: replicas with queues and memory, behind the routing of the shipped HAProxy file.
+"""A simulated fleet: replicas with queues and memory, routed as by the shipped HAProxy file.
 
 Each replica has servers for computing, as `servers` requests at a time, and threads for loads. A
 request for a task that the replica does not hold waits for a load, and requests for the same task
@@ -106,11 +106,13 @@ class Fleet:
         free, passed = BALANCE * (self._num_served + 1), set[int]()
         for step in range(len(self._owners)):
             number = self._owners[(start + step) % len(self._owners)]
-            if number not in passed and self.replicas[number].num_served < self._most(number, free):
+            if number not in passed and self.replicas[number].num_served < self.places_for_requests(
+                number, free
+            ):
                 yield number
             passed.add(number)
 
-    def _most(self, number: int, free: int) -> int:
+    def places_for_requests(self, number: int, free: int) -> int:
         """Return the places for requests of one replica, as HAProxy divides `free` of them."""
         count = len(self.replicas)
         return max(1, (number + 1) * free // count - number * free // count)
@@ -184,7 +186,7 @@ class Fleet:
         self.num_lost += 1
 
     def _serve(self, replica: Replica, task: int) -> Generator[simpy.Event, Any, tuple[bool, bool]]:
-        """Load and compute at one replica; return whether the task was cold, and its version old."""
+        """Load and compute at one replica; return whether the task was cold, and whether old."""
         if replica.is_gone:
             return False, False
         replica.num_served += 1
@@ -232,7 +234,7 @@ class Fleet:
 
 
 def place_of(task: int) -> int:
-    """Return the place of a task on the ring: a number that mixes all bits (Murmur3's last step)."""
+    """Return the place of a task on the ring: all bits mixed, as Murmur3 ends."""
     mixed = task & (SPAN - 1)
     mixed = ((mixed ^ (mixed >> 16)) * 0x85EBCA6B) % SPAN
     mixed = ((mixed ^ (mixed >> 13)) * 0xC2B2AE35) % SPAN

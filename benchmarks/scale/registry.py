@@ -6,6 +6,7 @@ has applied. A promotion with `--wait` returns after the beats of all replicas.
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
@@ -20,7 +21,7 @@ from nunatak_registry import Registry
 
 POLL_S = 0.05
 FULL_S = 30.0
-"""A wait that has not ended after this time has failed."""
+"""A wait that takes longer is not simulated to its end."""
 NUM_WAITS = 5
 
 
@@ -48,7 +49,7 @@ def measure(postgres: PostgresServer, folder: str, *, rows: int, calls: int) -> 
     location = f"{postgres.create_database()}&blobs={folder}"
     with Registry.open(location) as registry:
         publish_one(registry, "tone")
-        look_s = cpu_seconds(postgres, lambda: registry.generation(), 10 * calls)
+        look_s = cpu_seconds(postgres, registry.generation, 10 * calls)
         few = cpu_seconds(postgres, lambda: beat(registry, "one"), calls)
         for number in range(rows):
             beat(registry, f"r{number}")
@@ -57,7 +58,7 @@ def measure(postgres: PostgresServer, folder: str, *, rows: int, calls: int) -> 
     return RegistryCosts(look_s=look_s, beat_s=few, beat_per_row_s=per_row)
 
 
-def cpu_seconds(postgres: PostgresServer, call, count: int) -> float:
+def cpu_seconds(postgres: PostgresServer, call: Callable[[], object], count: int) -> float:
     """Return the CPU seconds of PostgreSQL for one call, in the mean."""
     before = database_seconds(postgres)
     for _ in range(count):
@@ -67,42 +68,48 @@ def cpu_seconds(postgres: PostgresServer, call, count: int) -> float:
     return (database_seconds(postgres) - before) / count
 
 
-def wait_s(costs: RegistryCosts, *, replicas: int, cores: int, seed: int) -> float:
-    """Return the mean time that a promotion waits for all replicas; `FULL_S` if it never ends."""
-    clock, generator = simpy.Environment(), random.Random(seed)
-    database = simpy.Resource(clock, cores)
-    state = {"revision": 0, "missing": 0}
-    done = list[simpy.Event]()
+class Looking:
+    """Replicas that look and beat at a database with some cores, on a simulated clock."""
 
-    def use(seconds: float) -> Step:
-        with database.request() as turn:
-            yield turn
-            yield clock.timeout(seconds)
+    def __init__(self, costs: RegistryCosts, *, replicas: int, cores: int, seed: int) -> None:
+        self._costs, self._replicas = costs, replicas
+        self._clock, self._random = simpy.Environment(), random.Random(seed)
+        self._database = simpy.Resource(self._clock, cores)
+        self._revision, self._num_behind = 0, 0
+        self._all_follow = self._clock.event()
+        for _ in range(replicas):
+            self._clock.process(self._replica())
 
-    def replica() -> Step:
-        yield clock.timeout(generator.random() * POLL_S)
-        seen = 0
+    def promote(self) -> float:
+        """Promote, and return the time until all have confirmed; `FULL_S` if it takes longer."""
+        self._clock.run(self._clock.now + 1 + self._random.random() * POLL_S)
+        begun = self._clock.now
+        self._all_follow = self._clock.event()
+        self._revision, self._num_behind = self._revision + 1, self._replicas
+        self._clock.run(self._all_follow | self._clock.timeout(FULL_S))
+        return self._clock.now - begun
+
+    def _replica(self) -> Step:
+        yield self._clock.timeout(self._random.random() * POLL_S)
+        applied = 0
         while True:
-            revision = state["revision"]
-            yield from use(costs.look_s)
-            if revision != seen:
-                yield from use(costs.of_beat(replicas))
-                seen = revision
-                state["missing"] -= 1
-                if state["missing"] == 0:
-                    done[-1].succeed()
-            yield clock.timeout(POLL_S)
+            revision = self._revision
+            yield from self._use(self._costs.look_s)
+            if revision != applied:
+                yield from self._use(self._costs.of_beat(self._replicas))
+                applied = revision
+                self._num_behind -= 1
+                if self._num_behind == 0:
+                    self._all_follow.succeed()
+            yield self._clock.timeout(POLL_S)
 
-    for _ in range(replicas):
-        clock.process(replica())
-    waits = list[float]()
-    for _ in range(NUM_WAITS):
-        clock.run(clock.now + 1 + generator.random() * POLL_S)
-        begun = clock.now
-        done.append(clock.event())
-        state.update(revision=state["revision"] + 1, missing=replicas)
-        clock.run(done[-1] | clock.timeout(FULL_S))
-        if not done[-1].processed:
-            return FULL_S
-        waits.append(clock.now - begun)
-    return mean(waits)
+    def _use(self, seconds: float) -> Step:
+        with self._database.request() as turn:
+            yield turn
+            yield self._clock.timeout(seconds)
+
+
+def wait_s(costs: RegistryCosts, *, replicas: int, cores: int, seed: int) -> float:
+    """Return the mean time that a promotion waits for all replicas."""
+    looking = Looking(costs, replicas=replicas, cores=cores, seed=seed)
+    return mean(looking.promote() for _ in range(NUM_WAITS))
