@@ -80,6 +80,11 @@ SECTIONS = (
         about="What runs, and what the controls are: [server.md](server.md#replicas).",
     ),
     Section(
+        prefix="scale.",
+        title="A fleet of 1,000 replicas, simulated",
+        about="Assumptions, checks, and where it breaks first: [scale.md](../scale.md).",
+    ),
+    Section(
         prefix="report.",
         title="Whole servers compared with others",
         about="With plots: [the savings report](savings/report.md).",

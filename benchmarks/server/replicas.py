@@ -8,6 +8,8 @@ cores of one machine, so these figures say nothing about throughput.
     PYTHONPATH=tests python -m benchmarks.server.replicas
 """
 
+import os
+import signal
 import statistics
 import tempfile
 import time
@@ -32,6 +34,7 @@ from doubles.fleets import (
     stale,
     without_retries,
 )
+from doubles.object_stores import object_store
 from doubles.postgres import PostgresServer, find_binaries, private_postgres
 from nunatak_loadtest.samples import percentile
 
@@ -40,6 +43,10 @@ LONG_LEASE_S = 30
 """Several times the time of a restart of PostgreSQL, as the guide asks for."""
 WATCHED_S = 5.0
 """Load before and after an event."""
+STORE_DEADLINE_MS = 2000
+"""A caller does not wait longer for a version that only the object store has."""
+STORE_RETURNS_S = 10.0
+"""Time for the loads that hung to end or to be tried again."""
 IDLE_S = 10.0
 NUM_REPLICAS = 3
 
@@ -172,6 +179,40 @@ def outages(site: Site) -> None:
     site.count("faults.postgres.stale", len(stale(after, moves)), "<= 0", unit)
 
 
+def store_outages(site: Site) -> None:
+    """Let the object store hang: versions in memory answer, and a version that is not waits."""
+    with object_store() as store:
+        os.environ.update(store.environment)
+        location = f"s3://{store.create_bucket()}/tasks"
+        with (
+            site.fleet("store", blobs=location, default_deadline_ms=STORE_DEADLINE_MS) as fleet,
+            site.load("store", fleet) as load,
+        ):
+            store.process.send_signal(signal.SIGSTOP)
+            time.sleep(WATCHED_S)
+            promoted_at = time.monotonic()
+            move = promote(fleet, 2, waits=False)
+            time.sleep(WATCHED_S)
+            store.process.send_signal(signal.SIGCONT)
+            back_at = time.monotonic()
+            time.sleep(STORE_RETURNS_S + WATCHED_S)
+            answers = load.end()
+    check(answers)
+    held = [it for it in answers if it.ended < promoted_at]
+    unit = f"lost of {len(held)} requests for a version in memory, before and in an outage of S3"
+    site.count("faults.s3.lost", len(failed(held)), "<= 0", unit)
+    blocked = [it for it in answers if promoted_at <= it.started < back_at]
+    unit = (
+        f"lost of {len(blocked)} requests for a version that S3 alone has, in the outage (control)"
+    )
+    site.count("faults.s3.lost.not_in_memory", len(failed(blocked)), ">= 1", unit)
+    after = [it for it in answers if it.started > back_at + STORE_RETURNS_S]
+    unit = f"lost of {len(after)} requests from {STORE_RETURNS_S:g} s after the outage"
+    site.count("faults.s3.lost.after", len(failed(after)), "<= 0", unit)
+    unit = f"old answers of {len(after)} requests from {STORE_RETURNS_S:g} s after the outage"
+    site.count("faults.s3.stale", len(stale(after, [move])), "<= 0", unit)
+
+
 def partitions(site: Site) -> None:
     """Cut a replica off from the registry, with leases and without them."""
     for name, settings in (("", {"registry_lease_s": LEASE_S}), (".without_lease", {})):
@@ -238,6 +279,7 @@ PARTS: dict[str, Callable[[Site], None]] = {
     "promote": promotions,
     "kill": kills,
     "postgres": outages,
+    "s3": store_outages,
     "partition": partitions,
     "rolling": rolling,
 }

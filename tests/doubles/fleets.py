@@ -137,13 +137,21 @@ class Fleet:
 
 @contextlib.contextmanager
 def running_fleet(
-    folder: Path, postgres: PostgresServer, *, replicas: int = 3, **settings: object
+    folder: Path,
+    postgres: PostgresServer,
+    *,
+    replicas: int = 3,
+    blobs: str = "",
+    **settings: object,
 ) -> Generator[Fleet]:
-    """Publish `NUM_VERSIONS` versions of one task, promote the first, and start the replicas."""
+    """Publish `NUM_VERSIONS` versions of one task, promote the first, and start the replicas.
+
+    `blobs` is the location of the blobs, a folder if empty.
+    """
     folder.mkdir()
     backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
     spec = spec_of(backbone, TOP_LAYER, num_labels=len(LABELS))
-    direct = f"{postgres.create_database()}&blobs={folder / 'blobs'}"
+    direct = f"{postgres.create_database()}&blobs={blobs or folder / 'blobs'}"
     oracle = dict[int, dict[str, float]]()
     with ExitStack() as stack:
         registry = stack.enter_context(Registry.open(direct))

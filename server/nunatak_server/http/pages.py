@@ -118,6 +118,7 @@ MEDIA_TYPES: Final[Mapping[str, str]] = {
     "dom.js": SCRIPT,
     "icon.svg": "image/svg+xml",
     "judging.js": SCRIPT,
+    "replicas.js": SCRIPT,
     "key.js": SCRIPT,
     "listing.js": SCRIPT,
     "metrics.js": SCRIPT,

@@ -7,6 +7,7 @@ import { askForKey, startKey } from "/page/key.js";
 import { listTasks, startListing } from "/page/listing.js";
 import { parse, total } from "/page/metrics.js";
 import { drawLatency, drawMemory, drawRates, drawSavings, drawSummary } from "/page/panels.js";
+import { drawReplicas, missReplicas } from "/page/replicas.js";
 import { Refusal, getJson, getText, permitted } from "/page/server.js";
 import { openTask } from "/page/task.js";
 
@@ -24,7 +25,7 @@ async function refresh() {
     state.info ??= await getJson("/info");
     await getJson("/readyz");
     setState("ready", "ready");
-    const readings = [readTasks(), readPolicies(), readMetrics()];
+    const readings = [readTasks(), readPolicies(), readReplicas(), readMetrics()];
     for (const it of await Promise.allSettled(readings)) {
       if (it.status === "rejected") throw it.reason;
     }
@@ -50,6 +51,18 @@ async function readTasks() {
 async function readPolicies() {
   const listed = await permitted(getJson("/v1/policies"));
   offerPolicies(listed?.policies ?? []);
+}
+
+async function readReplicas() {
+  try {
+    const listing = await permitted(getJson("/v1/replicas"));
+    if (listing) drawReplicas(listing);
+    else byId("replicas-panel").hidden = true;
+  } catch (error) {
+    // A server without a lease stays ready while the registry does not answer.
+    if (!(error instanceof Refusal) || error.status === 401) throw error;
+    missReplicas(error.message);
+  }
 }
 
 async function readMetrics() {
