@@ -33,7 +33,6 @@ ANSWER = "Blue light is scattered most."
 START_LIMIT_S = 300
 
 
-
 def commands(case: str, program: str) -> list[list[str]]:
     """The words of the page's commands of a program."""
     page = (EXAMPLES / case / "README.md").read_text(encoding="utf-8")
@@ -128,7 +127,10 @@ class Llm(http.server.BaseHTTPRequestHandler):
         message = {"role": "assistant", "content": ANSWER}
         answer = json.dumps(
             {
-                **{"id": "chat-1", "object": "chat.completion", "created": 1, "model": "chat"},
+                "id": "chat-1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": "chat",
                 "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
                 "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
             }
