@@ -1,4 +1,4 @@
-"""LangChain: vectors find ten passages, a task reranks them, and the best three are printed."""
+"""LangChain: vectors find three passages, and a task puts them in order."""
 
 import json
 import sys
@@ -21,6 +21,6 @@ reranker = CohereRerank(base_url=SERVER, cohere_api_key=KEY, model="relevance", 
 
 lines = Path(__file__).with_name("passages.jsonl").read_text(encoding="utf-8").splitlines()
 store = InMemoryVectorStore.from_texts([json.loads(it)["text"] for it in lines], embeddings)
-found = store.similarity_search(sys.argv[1], k=10)
+found = store.similarity_search(sys.argv[1], k=3)
 for document in reranker.compress_documents(found, sys.argv[1]):
     print(f"{document.metadata['relevance_score']:.2f}  {document.page_content}")

@@ -1,4 +1,4 @@
-"""LlamaIndex: vectors find ten passages, a task reranks them, and the best three are printed."""
+"""LlamaIndex: vectors find three passages, and a task puts them in order."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ reranker = CohereRerank(base_url=SERVER, api_key=KEY, model="relevance", top_n=3
 
 lines = Path(__file__).with_name("passages.jsonl").read_text(encoding="utf-8").splitlines()
 nodes = [TextNode(text=json.loads(it)["text"]) for it in lines]
-retriever = VectorStoreIndex(nodes, embed_model=embeddings).as_retriever(similarity_top_k=10)
+retriever = VectorStoreIndex(nodes, embed_model=embeddings).as_retriever(similarity_top_k=3)
 found = retriever.retrieve(sys.argv[1])
 for node in reranker.postprocess_nodes(found, query_str=sys.argv[1]):
     print(f"{node.score:.2f}  {node.text}")

@@ -37,6 +37,7 @@ def commands(case: str, program: str) -> list[list[str]]:
     """The words of the page's commands of a program."""
     page = (EXAMPLES / case / "README.md").read_text(encoding="utf-8")
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
+    blocks = blocks.replace("\\\n", " ")
     return [it.split() for it in blocks.splitlines() if it.startswith(f"{program} ")]
 
 
