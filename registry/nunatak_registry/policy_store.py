@@ -1,6 +1,6 @@
 """Policies of a registry: every published version, of which the newest one serves.
 
-A policy has no aliases. To go back to an older version, publish the older document again.
+A policy has no aliases. To go back to an older version, its document is published again.
 """
 
 from collections.abc import Callable
@@ -41,18 +41,42 @@ class PolicyStore:
             NunatakError: `invalid_policy`, a task cannot decide a condition, or does not exist.
         """
         with self._writing() as change:
-            check_policy(policy, _heads_in(change))
-            present = change.policies(policy.name)
-            if present and present[-1].parse().policy == policy:
-                return present[-1].parse()
-            published = PublishedPolicy(
-                policy=policy,
-                version=len(present) + 1,
-                published_at=self._clock(),
-                by=actor(by),
-            )
-            change.add_policies([PolicyRecord.of(published)])
-            return published
+            return self._publish(change, policy, by=by)
+
+    def rollback(
+        self, name: str, to: int | None = None, *, by: str | None = None
+    ) -> PublishedPolicy:
+        """Publish an older version again, under the next number.
+
+        `to` is the older number; None: the one before the newest. The newest version itself is not
+        published twice.
+
+        Raises:
+            NunatakError: `policy_not_found`, there is no such policy or version.
+            NunatakError: `invalid_policy`, the older document is damaged, or a task cannot decide
+                one of its conditions any longer.
+        """
+        check_policy_name(name)
+        with self._writing() as change:
+            present = change.policies(name)
+            older = present[:-1] if to is None else [it for it in present if it.version == to]
+            if not older:
+                raise NunatakError(
+                    "policy_not_found", policy=f"{name}/{to or 'older'}" if present else name
+                )
+            return self._publish(change, older[-1].parse().policy, by=by)
+
+    def history(self, name: str) -> list[PublishedPolicy]:
+        """Return every version of a policy, the newest first.
+
+        Raises:
+            NunatakError: `policy_not_found`, there is no such policy.
+            NunatakError: `invalid_policy`, a stored document is damaged.
+        """
+        records = self._records(name)
+        if not records:
+            raise NunatakError("policy_not_found", policy=name)
+        return [record.parse() for record in reversed(records)]
 
     def check(self, policy: Policy) -> None:
         """Return if the present task versions can decide every condition of a policy.
@@ -107,6 +131,17 @@ class PolicyStore:
             missing = wanted[num_common:]
             change.add_policies(missing)
         return [record.version for record in missing]
+
+    def _publish(self, change: Change, policy: Policy, *, by: str | None) -> PublishedPolicy:
+        check_policy(policy, _heads_in(change))
+        present = change.policies(policy.name)
+        if present and present[-1].parse().policy == policy:
+            return present[-1].parse()
+        published = PublishedPolicy(
+            policy=policy, version=len(present) + 1, published_at=self._clock(), by=actor(by)
+        )
+        change.add_policies([PolicyRecord.of(published)])
+        return published
 
     def _records(self, name: str | None = None) -> list[PolicyRecord]:
         if name is not None:

@@ -24,6 +24,8 @@ EXAMPLES = {
     "list": "nunatak policy list",
     "show": "nunatak policy show guard --version 2 > guard.json",
     "check": "nunatak policy check guard.yaml",
+    "history": "nunatak policy history guard",
+    "rollback": "nunatak policy rollback guard",
 }
 
 FileArgument = Annotated[
@@ -40,7 +42,14 @@ def policy_app() -> typer.Typer:
         no_args_is_help=True,
         epilog=example(EXAMPLES["put"]),
     )
-    commands = {"put": put, "list": list_policies, "show": show, "check": check}
+    commands = {
+        "put": put,
+        "list": list_policies,
+        "show": show,
+        "check": check,
+        "history": history,
+        "rollback": rollback,
+    }
     for name, command in commands.items():
         app.command(name, epilog=example(EXAMPLES[name]))(command)
     return app
@@ -102,6 +111,50 @@ def check(file: FileArgument, *, registry: RegistryOption = None) -> None:
     with existing_registry(registry) as opened:
         opened.policies.check(policy)
     console().print(f"{policy.name}: its tasks can decide every condition")
+
+
+def history(
+    name: PolicyArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
+) -> None:
+    """List all versions of a policy, the newest first."""
+    with existing_registry(registry) as opened:
+        versions = opened.policies.history(name)
+    if as_json:
+        print_json({"versions": [_policy_json(it) for it in versions]})
+    else:
+        table = Table("version", "published", "by", "mode", "rules", box=None)
+        for it in versions:
+            rules = ", ".join(f"{rule.name} ({rule.action})" for rule in it.policy.rules)
+            at = it.published_at.isoformat(sep=" ", timespec="seconds")
+            table.add_row(str(it.version), at, it.by, it.policy.mode.value, rules)
+        console().print(table)
+
+
+def rollback(
+    name: PolicyArgument,
+    *,
+    to: Annotated[
+        int | None,
+        typer.Option(
+            "--to",
+            metavar="N",
+            min=1,
+            help="Number of the version to repeat. Absent: the version before the newest.",
+            show_default=False,
+        ),
+    ] = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish an older version again, under the next number. Servers use the version at once."""
+    with existing_registry(registry) as opened:
+        before = opened.policies.get(name).version
+        published = opened.policies.rollback(name, to)
+    is_new = published.version > before
+    if as_json:
+        print_json({**_policy_json(published), "changed": is_new})
+    else:
+        console().print(published_line(published.reference, is_new=is_new))
 
 
 def read_policy(path: Path) -> "Policy":

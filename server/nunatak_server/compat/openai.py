@@ -4,8 +4,6 @@ The backbone is an embedding model. Tasks are no models here, because OpenAI's c
 for the answers of tasks. The model of a moderation is a policy.
 """
 
-import struct
-from base64 import b64encode
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -18,6 +16,7 @@ from nunatak_server.access.keys import Scope
 from nunatak_server.compat.translation import (
     Problem,
     TranslatedRoute,
+    base64_of,
     embed_texts,
     explained,
 )
@@ -150,7 +149,7 @@ async def embeddings(
     found, headers = await embed_texts(
         request, texts, truncates=False, normalises=True, handling=handling
     )
-    encode = _base64 if body.encoding_format == "base64" else list[float]
+    encode = base64_of if body.encoding_format == "base64" else list[float]
     data = [
         {"object": "embedding", "index": index, "embedding": encode(vector)}
         for index, vector in enumerate(found.vectors)
@@ -184,10 +183,6 @@ def _model(runtime: Runtime, name: str) -> dict[str, Any]:
     if name != card["id"]:
         raise NunatakError("model_not_found", served=card["id"])
     return card
-
-
-def _base64(vector: list[float]) -> str:
-    return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
 class ModerationsRequest(Message):

@@ -68,6 +68,36 @@ class RerankRequest(Message):
     options: RerankOptions = RerankOptions.model_validate({})
 
 
+class TextPart(Message):
+    """A text as a part of content. Images and sounds are refused."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class EmbeddingsOptions(Options):
+    """Options of `embeddings`."""
+
+    overflow: Literal["reject", "truncate"] | None = None
+
+
+class EmbeddingsRequest(Message):
+    """Texts for the backbone."""
+
+    model: ModelName
+    input: (
+        Text
+        | Annotated[
+            list[Text | TextPart], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)
+        ]
+    )
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    layer: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = Field(None, description="no effect, as in the contract")
+    options: EmbeddingsOptions = EmbeddingsOptions.model_validate({})
+
+
 class BundleOptions(Message):
     """Options of all requests of a bundle."""
 
@@ -75,11 +105,12 @@ class BundleOptions(Message):
 
 
 class BundleTask(Message):
-    """One request of a bundle: `classify` or `rerank`."""
+    """One request of a bundle: `classify`, `rerank` or `embeddings`."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)]
     classify: ClassifyRequest | None = None
     rerank: RerankRequest | None = None
+    embeddings: EmbeddingsRequest | None = None
 
 
 class BundleRequest(Message):
@@ -141,21 +172,45 @@ def card_of(manifest: TaskManifest, runtime: Runtime) -> dict[str, Any]:
         "max_input_tokens": manifest.max_length,
         "max_inputs": runtime.settings.max_documents if ranks else runtime.settings.max_inputs,
     }
-    fields = {
-        "id": manifest.task,
-        "object": "model",
-        "owned_by": "nunatak",
-        "family": "nunatak",
-        "model_sha256": manifest.content,
-        "surfaces": ["rerank" if ranks else "classify"],
-        "limits": limits,
-        "ready": True,
-        "status": "ready",
-    }
+    surface = "rerank" if ranks else "classify"
+    fields = _card(manifest.task, sha256=manifest.content, surface=surface, limits=limits)
     if ranks:
         whole = {"layer": config.num_layers, "dimension": config.hidden_width}
         return {**fields, "rerank": {"exits": [whole], "default": whole}}
     return {**fields, "heads": [_head_card(manifest)]}
+
+
+def embedding_card(runtime: Runtime) -> dict[str, Any]:
+    """Return the description of the backbone as a model for embeddings."""
+    backbone = runtime.backbone
+    limits = {
+        "max_input_tokens": backbone.max_embedding_tokens,
+        "max_inputs": runtime.settings.max_inputs,
+    }
+    space = {
+        "dimensions": [backbone.config.hidden_width],
+        "layers": [backbone.config.num_layers],
+        "modalities": ["text"],
+        "normalized": True,
+        "pooling": backbone.pooling.value,
+        "input_types": list[str](),
+    }
+    card = _card(backbone.name, sha256=backbone.digest, surface="embeddings", limits=limits)
+    return {**card, "embedding": space}
+
+
+def _card(name: str, *, sha256: str, surface: str, limits: dict[str, int]) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "owned_by": "nunatak",
+        "family": "nunatak",
+        "model_sha256": sha256,
+        "surfaces": [surface],
+        "limits": limits,
+        "ready": True,
+        "status": "ready",
+    }
 
 
 def _head_card(manifest: TaskManifest) -> dict[str, Any]:

@@ -1,24 +1,26 @@
-"""The runtime contract of vLLM semantic-router, for its surfaces `classify` and `rerank`.
+"""The runtime contract of vLLM semantic-router: `classify`, `rerank` and `embeddings`.
 
-The router attaches to the base URL `/srun`. A task is a model with one head of the same name. The
-contract is src/model-runtime/vllm_srun/api/openapi.yaml 2.3.0 of vllm-project/semantic-router. The
-surfaces `decisions` and `embeddings` are not offered, and no card names them.
+The router attaches to the base URL `/srun`. A task is a model with one head of the same name, and
+the backbone is a model for embeddings. The contract is
+src/model-runtime/vllm_srun/api/openapi.yaml 2.3.0 of vllm-project/semantic-router. The surface
+`decisions` is not offered, and no card names it: its questions come with the request, and tasks
+answer the questions that they were trained for.
 """
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import Any, Final, cast
 
 from fastapi import APIRouter, Request, Response
 
-from nunatak_contract.enums import AggregationStrategy, HeadKind, ProblemType
+from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Message, TextPair
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_server.access.keys import Scope
+from nunatak_server.compat.router_items import ask_each, earlier, embed, with_deadline, with_meta
 from nunatak_server.compat.runtime_contract import (
     API_VERSION,
     MAX_BUNDLE_TASKS,
@@ -26,10 +28,11 @@ from nunatak_server.compat.runtime_contract import (
     BundleRequest,
     BundleTask,
     ClassifyRequest,
-    Options,
+    EmbeddingsRequest,
     RerankRequest,
     RoutedHead,
     card_of,
+    embedding_card,
     is_served,
 )
 from nunatak_server.compat.translation import (
@@ -49,26 +52,20 @@ from nunatak_server.http.endpoints import (
     runtime_of,
 )
 from nunatak_server.http.problems import problem_of
-from nunatak_server.http.replies import TASK_VERSION_HEADER, reply
+from nunatak_server.http.replies import reply
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.entities import EntityGroup, EntityOptions
 from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import DocumentScore, LabelScore
+from nunatak_server.outputs.scores import (
+    DocumentScore,
+    LabelScore,
+    RankingOptions,
+    apply_function,
+)
 from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.tokenization import Extent
 
-ITEM_ERRORS: Final = {
-    "too_many_tokens": "max_length_exceeded",
-    "text_too_long": "max_length_exceeded",
-    "empty_text": "invalid_input",
-    "invalid_text": "invalid_input",
-    "deadline_exceeded": "deadline_exceeded",
-    "deadline_too_short": "deadline_exceeded",
-}
-"""The errors of one input. Every other error fails the request."""
-LATE: Final = frozenset({"deadline_exceeded", "deadline_too_short"})
-"""The errors of all inputs together."""
 ERROR_CODES: Final = {
     404: "model_not_found",
     413: "request_too_large",
@@ -137,6 +134,20 @@ async def rerank(
     return reply(fields, headers=_timed(headers, started))
 
 
+@router.post("/v1/embeddings", dependencies=[needs(Scope.PREDICT)], response_model=dict[str, Any])
+async def embeddings(
+    request: Request,
+    body: EmbeddingsRequest,
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+) -> Response:
+    """Embed texts with the backbone; a failed text carries its own error."""
+    started = time.perf_counter()
+    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
+    fields, headers = await embed(request, body, handling)
+    return reply(fields, headers=_timed(headers, started))
+
+
 @router.post("/v1/bundle", dependencies=[needs(Scope.PREDICT)], response_model=dict[str, Any])
 async def bundle(
     request: Request,
@@ -147,12 +158,13 @@ async def bundle(
 ) -> Response:
     """Answer several requests; each has the status that it would have alone."""
     started = time.perf_counter()
-    whole = _earlier(deadline_ms, body.options.deadline_ms)
+    whole = earlier(deadline_ms, body.options.deadline_ms)
     handling = RequestOptions(deadline_ms=whole, priority=priority, routing_key=routing_key)
     for task in body.tasks:
-        if (task.classify is None) == (task.rerank is None):
+        if sum(it is not None for it in (task.classify, task.rerank, task.embeddings)) != 1:
             raise NunatakError(
-                "invalid_request", problem="each task of a bundle must have classify or rerank"
+                "invalid_request",
+                problem="each task of a bundle must have one of classify, rerank and embeddings",
             )
     results = await asyncio.gather(*(_bundled(request, task, handling) for task in body.tasks))
     return reply({"results": results}, headers=_timed({}, started))
@@ -160,9 +172,10 @@ async def bundle(
 
 @router.get("/v1/models", dependencies=[needs(Scope.READ)], response_model=dict[str, Any])
 async def models(request: Request) -> Response:
-    """Describe the caller's tasks that the contract can ask."""
+    """Describe the backbone, and the caller's tasks that the contract can ask."""
     settings = runtime_of(request).settings
     cards = [card_of(it, runtime_of(request)) for it in await _served(request)]
+    cards.append(embedding_card(runtime_of(request)))
     limits = {
         "max_bundle_tasks": MAX_BUNDLE_TASKS,
         "max_request_bytes": settings.max_body_bytes,
@@ -173,9 +186,10 @@ async def models(request: Request) -> Response:
 
 @router.get("/health", dependencies=[needs(Scope.READ)], response_model=dict[str, Any])
 async def health(request: Request) -> Response:
-    """Name the caller's tasks while the server accepts requests."""
+    """Name the backbone and the caller's tasks while the server accepts requests."""
     runtime_of(request).readiness.check_ready()
-    served = {it.task: {"status": "ready"} for it in await _served(request)}
+    names = [runtime_of(request).backbone.name, *(it.task for it in await _served(request))]
+    served = {it: {"status": "ready"} for it in names}
     return reply({"api_version": API_VERSION, "status": "ready", "models": served})
 
 
@@ -190,6 +204,9 @@ async def _bundled(request: Request, task: BundleTask, handling: RequestOptions)
         if task.classify is not None:
             fields, _ = await _classify(request, task.classify, handling)
             return {"id": task.id, "status": 200, "classify": fields}
+        if task.embeddings is not None:
+            fields, _ = await embed(request, task.embeddings, handling)
+            return {"id": task.id, "status": 200, "embeddings": fields}
         fields, _ = await _rerank(request, cast("RerankRequest", task.rerank), handling)
     except NunatakError as error:
         problem = problem_of(error, request_id=request_id_of(request.scope))
@@ -202,35 +219,16 @@ async def _classify(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     items = [body.input] if isinstance(body.input, str) else body.input
     inputs = [it if isinstance(it, str) else _pair(it) for it in items]
-    own = _with_deadline(handling, body.options)
+    own = with_deadline(handling, body.options)
     options = PredictionOptions(
         entities=EntityOptions(aggregation=AggregationStrategy.SIMPLE),
         on_long=OVERFLOWS[body.options.overflow] if body.options.overflow else None,
     )
 
-    async def ask(*part: Input) -> tuple[TaskPrediction, dict[str, str]]:
+    async def ask(part: tuple[Input, ...]) -> tuple[TaskPrediction, dict[str, str]]:
         return await ask_task(request, body.model, part, options=options, handling=own)
 
-    async def ask_alone(item: Input) -> TaskPrediction | str:
-        try:
-            return (await ask(item))[0]
-        except NunatakError as error:
-            if error.code not in ITEM_ERRORS:
-                raise
-            return ITEM_ERRORS[error.code]
-
-    headers = dict[str, str]()
-    try:
-        whole, headers = await ask(*inputs)
-        found: list[tuple[TaskPrediction | str, int]] = [(whole, it) for it in range(len(inputs))]
-    except NunatakError as error:
-        if error.code not in ITEM_ERRORS:
-            raise
-        if len(inputs) == 1 or error.code in LATE:
-            found = [(ITEM_ERRORS[error.code], 0)] * len(inputs)
-        else:
-            # One input failed all inputs, so each is asked alone, and the others answer.
-            found = [(it, 0) for it in await asyncio.gather(*map(ask_alone, inputs))]
+    found, headers = await ask_each(ask, tuple(inputs))
     results = [
         {"index": index, **_result(one, place, item, body)}
         for index, ((one, place), item) in enumerate(zip(found, inputs, strict=True))
@@ -247,7 +245,7 @@ async def _classify(
         "results": results,
         "usage": {"input_tokens": sum(read), "output_tokens": 0},
     }
-    return _with_meta(fields, body.options, headers), headers
+    return with_meta(fields, body.options, headers), headers
 
 
 async def _rerank(
@@ -259,8 +257,10 @@ async def _rerank(
         request,
         body.model,
         (query,),
-        options=PredictionOptions(on_long=on_long),
-        handling=_with_deadline(handling, body.options),
+        options=PredictionOptions(
+            ranking=RankingOptions(function=FunctionToApply.NONE), on_long=on_long
+        ),
+        handling=with_deadline(handling, body.options),
     )
     if result.head is not HeadKind.RANKING:
         raise _unsupported("rerank", result.task)
@@ -268,7 +268,7 @@ async def _rerank(
     results = [_ranked(it, body) for it in ranked]
     usage = {"input_tokens": result.extents[0].num_tokens, "output_tokens": 0}
     fields = {"model": body.model, "results": results[: body.top_n], "usage": usage}
-    return _with_meta(fields, body.options, headers), headers
+    return with_meta(fields, body.options, headers), headers
 
 
 async def _head(request: Request, body: ClassifyRequest) -> RoutedHead:
@@ -347,34 +347,15 @@ def _usage(extent: Extent) -> dict[str, Any]:
 
 
 def _ranked(found: DocumentScore, body: RerankRequest) -> dict[str, Any]:
-    fields = {"index": found["index"], "relevance_score": found["score"]}
+    # The router's client needs the logit, and takes any other answer for a broken model.
+    (score,) = apply_function(FunctionToApply.SIGMOID, [found["score"]])
+    fields = {"index": found["index"], "relevance_score": score, "logit": found["score"]}
     shown = {"document": body.documents[found["index"]]} if body.return_documents else {}
     return {**fields, **shown}
 
 
 def _pair(item: TextPair) -> Input:
     return item.text if item.text_pair is None else (item.text, item.text_pair)
-
-
-def _with_deadline(handling: RequestOptions, options: Options) -> RequestOptions:
-    return replace(handling, deadline_ms=_earlier(handling.deadline_ms, options.deadline_ms))
-
-
-def _earlier(first: int | None, second: float | None) -> int | None:
-    """Return the earlier deadline in whole milliseconds, at least one; None without any."""
-    known = [it for it in (first, second) if it is not None]
-    return max(1, int(min(known))) if known else None
-
-
-def _with_meta(fields: dict[str, Any], options: Options, headers: dict[str, str]) -> dict[str, Any]:
-    if not options.return_meta:
-        return fields
-    times = {
-        "queue_ms": float(headers.get(QUEUE_HEADER, 0)),
-        "compute_ms": float(headers.get(COMPUTE_HEADER, 0)),
-    }
-    served = headers.get(TASK_VERSION_HEADER)
-    return {**fields, "meta": {"model_id": served, "profile": "exact", **times}}
 
 
 def _timed(headers: dict[str, str], started: float) -> dict[str, str]:

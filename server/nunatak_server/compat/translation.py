@@ -1,5 +1,7 @@
 """Shared parts of the translators: routes, failures in the other server's shape, common calls."""
 
+import struct
+from base64 import b64encode
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Annotated, Any, Final
 
@@ -135,6 +137,11 @@ async def embed_texts(
     )
     read = read_headers(embeddings.num_tokens, is_cut=embeddings.is_cut)
     return embeddings, {**timing_headers(embeddings.timings), **read}
+
+
+def base64_of(vector: list[float]) -> str:
+    """Return a vector as base64 of little-endian float32."""
+    return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
 async def judge_texts(

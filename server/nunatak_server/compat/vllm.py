@@ -159,6 +159,7 @@ class RerankRequest(PoolingRequest):
     ]
     top_n: Annotated[int, Field(ge=0)] | None = Field(None, description="null and 0 = all")
     return_documents: bool = True
+    max_tokens_per_doc: None = Field(None, description="null, as LangChain sends")
 
 
 class ClassifyItem(Message):

@@ -46,6 +46,35 @@ def test_a_policy_that_is_put_again_becomes_the_newest_version(stocked: Registry
     )
 
 
+def test_a_rollback_publishes_the_version_before_or_the_named_one_again(
+    stocked: Registry,
+) -> None:
+    third = FIRST.model_copy(update={"deadline_ms": 900})
+    for policy in (FIRST, SECOND, third):
+        stocked.policies.put(policy)
+
+    before = stocked.policies.rollback("guard", by="Ann")
+    first = stocked.policies.rollback("guard", 1)
+    again = stocked.policies.rollback("guard", 5)
+
+    assert (before.version, before.policy, before.by) == (4, SECOND, "Ann")
+    assert (first.version, first.policy) == (5, FIRST)
+    assert again == first == stocked.policies.get("guard")
+    assert [it.version for it in stocked.policies.history("guard")] == [5, 4, 3, 2, 1]
+
+
+def test_a_rollback_without_an_older_version_changes_nothing(stocked: Registry) -> None:
+    for name, to in (("other", None), ("guard", None), ("guard", 2)):
+        with raises("policy_not_found"):
+            stocked.policies.rollback(name, to)
+        if name == "other":
+            with raises("policy_not_found"):
+                stocked.policies.history(name)
+            stocked.policies.put(FIRST)
+
+    assert stocked.policies.numbers() == {"guard": 1}
+
+
 def test_a_change_of_a_policy_changes_the_generation_and_a_repetition_does_not(
     stocked: Registry,
 ) -> None:

@@ -76,6 +76,27 @@ def test_an_older_version_is_shown_and_put_again(
     assert registry.policies.get("guard").policy == registry.policies.get("guard", 1).policy
 
 
+def test_history_lists_the_versions_that_a_rollback_can_repeat(
+    place: tuple[str, str], file: Path
+) -> None:
+    nunatak("policy", "put", str(file), *place)
+    file.write_text(json.dumps({**DOCUMENT, "mode": "dry_run"}))
+    nunatak("policy", "put", str(file), *place)
+
+    back = nunatak("policy", "rollback", "guard", *place)
+    same = nunatak("policy", "rollback", "guard", "--to", "3", "--json", *place).json()
+    shown = nunatak("policy", "history", "guard", *place)
+    listed = nunatak("policy", "history", "guard", "--json", *place).json()
+
+    assert back.stdout == "published guard/3\n"
+    assert isinstance(same, dict)
+    assert (same["version"], same["changed"]) == (3, False)
+    assert "dry_run" in shown.stdout
+    assert isinstance(listed, dict)
+    modes = [it["policy"]["mode"] for it in listed["versions"]]
+    assert modes == ["enforce", "dry_run", "enforce"]
+
+
 def test_list_shows_the_newest_versions(place: tuple[str, str], file: Path) -> None:
     assert nunatak("policy", "list", *place).stderr.startswith("no policies yet")
     nunatak("policy", "put", str(file), *place)

@@ -5,7 +5,10 @@ The router is a Go program. The requests have the form that its client gives the
 (src/model-runtime/vllm_srun/api/openapi.yaml 2.3.0), both of November 2026.
 """
 
+import base64
 import dataclasses
+import math
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +24,8 @@ from nunatak_model import Backbone
 from nunatak_registry import Registry
 
 LABELS = ["calm", "urgent"]
+BACKBONE = "(backbone)"
+"""Stands for the name of the backbone."""
 
 
 def asking(model: str, *texts: str, **options: object) -> dict[str, Any]:
@@ -141,7 +146,70 @@ def test_the_router_reranks_as_the_task_ranks(run: Callable[[Ask], None]) -> Non
         assert [it["index"] for it in found["results"]] == [it["index"] for it in expected]
         scores = [it["relevance_score"] for it in found["results"]]
         assert scores == SCORE([it["score"] for it in expected])
+        # The router's client drops every result without a logit.
+        logits = [math.log(it / (1 - it)) for it in scores]
+        assert [it["logit"] for it in found["results"]] == SCORE(logits)
         assert [it["document"] for it in best["results"]] == [DOCUMENTS[expected[0]["index"]]]
+
+    run(scenario)
+
+
+def embedding(*texts: str, **fields: object) -> dict[str, Any]:
+    """The request of the router's client, which lists parts and asks for base64 and meta."""
+    return {
+        "model": BACKBONE,
+        "input": [{"type": "text", "text": it} for it in texts],
+        "encoding_format": "base64",
+        "options": {"return_meta": True},
+        **fields,
+    }
+
+
+def test_the_router_gets_the_vectors_of_the_backbone(
+    run: Callable[[Ask], None], backbone: Backbone
+) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        path, whole = "/srun/v1/embeddings", {"model": backbone.name, "input": [TEXT, OTHER]}
+        (card,) = [
+            it
+            for it in (await client.get("/srun/v1/models")).json()["data"]
+            if it["surfaces"] == ["embeddings"]
+        ]
+        expected = (await post(client, "/v1/embeddings", whole))["data"]
+
+        found = await post(client, path, embedding(TEXT, OTHER, model=backbone.name))
+        plain = await post(client, path, {"model": backbone.name, "input": TEXT})
+        mixed = await post(client, path, embedding(TEXT, TOO_LONG * 9, model=backbone.name))
+        cut = await post(
+            client,
+            path,
+            embedding(TOO_LONG * 9, model=backbone.name, options={"overflow": "truncate"}),
+        )
+        task = {"id": "e", "embeddings": embedding(TEXT, model=backbone.name)}
+        (bundled,) = (await post(client, "/srun/v1/bundle", {"tasks": [task]}))["results"]
+
+        vectors = [
+            list(struct.unpack(f"<{len(raw) // 4}f", raw))
+            for raw in (base64.b64decode(it["embedding"]) for it in found["data"])
+        ]
+        for vector, it in zip(vectors, expected, strict=True):
+            assert vector == pytest.approx(it["embedding"], abs=1e-6)
+        assert plain["data"][0]["embedding"] == pytest.approx(vectors[0], abs=1e-6)
+        assert "meta" not in plain
+        space = found["meta"]["representation"]
+        assert (space["model_sha256"], space["dimension"]) == (backbone.digest, len(vectors[0]))
+        assert card["id"] == backbone.name
+        assert card["embedding"]["dimensions"] == [space["dimension"]]
+        assert card["embedding"]["layers"] == [space["layer"]]
+        assert mixed["data"][0]["embedding"] == found["data"][0]["embedding"]
+        assert mixed["data"][1] == {
+            "object": "embedding",
+            "index": 1,
+            "error": "max_length_exceeded",
+        }
+        assert mixed["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+        assert "embedding" in cut["data"][0]
+        assert bundled["embeddings"]["data"] == found["data"][:1]
 
     run(scenario)
 
@@ -171,14 +239,16 @@ def test_a_bundle_answers_each_task_as_alone(run: Callable[[Ask], None]) -> None
     run(scenario)
 
 
-def test_the_cards_describe_what_the_router_can_ask(run: Callable[[Ask], None]) -> None:
+def test_the_cards_describe_what_the_router_can_ask(
+    run: Callable[[Ask], None], backbone: Backbone
+) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         listed = (await client.get("/srun/v1/models")).json()
         health = (await client.get("/srun/health")).json()
         live = (await client.get("/srun/health/live")).json()
 
         cards = {it["id"]: it for it in listed["data"]}
-        assert cards.keys() == {"topic", "names", "ranks", "spans", "several"}
+        assert cards.keys() == {"topic", "names", "ranks", "spans", "several", backbone.name}
         assert listed["api_version"].split(".")[0] == "2"
         assert listed["limits"] == {"max_bundle_tasks": 64, "max_request_bytes": 1024 * 1024}
         assert cards["topic"]["surfaces"] == ["classify"]
@@ -254,14 +324,33 @@ async def test_late_inputs_carry_their_own_errors(backbone: Backbone, registry: 
             422,
             "invalid_request",
         ),
+        ("v1/embeddings", embedding(TEXT, model="topic"), 404, "model_not_found"),
+        ("v1/embeddings", embedding(TEXT, layer=1), 422, "invalid_request"),
+        ("v1/embeddings", embedding(TEXT, dimensions=3), 422, "invalid_request"),
+        ("v1/embeddings", embedding(TEXT, input_type="query"), 422, "invalid_request"),
+        ("v1/embeddings", embedding(TEXT, options={"max_tokens": 9}), 422, "invalid_request"),
+        (
+            "v1/embeddings",
+            embedding(input=[{"type": "image_url", "image_url": {"url": "data:"}}]),
+            422,
+            "invalid_request",
+        ),
         ("v1/bundle", {"tasks": []}, 422, "invalid_request"),
         ("v1/bundle", {"tasks": [{"id": "a"}]}, 422, "invalid_request"),
         ("v1/bundle", {"tasks": [{"id": "a", "decisions": TEXT}]}, 422, "invalid_request"),
     ],
 )
 def test_the_contract_refuses_in_its_own_shape(
-    run: Callable[[Ask], None], path: str, body: object, status: int, code: str
+    run: Callable[[Ask], None],
+    backbone: Backbone,
+    path: str,
+    body: dict[str, object],
+    status: int,
+    code: str,
 ) -> None:
+    if body.get("model") == BACKBONE:
+        body = {**body, "model": backbone.name}
+
     async def scenario(client: httpx.AsyncClient) -> None:
         refused = await post(client, f"/srun/{path}", body, status)
 
