@@ -4,7 +4,7 @@ import sys
 
 import httpx
 
-with httpx.Client(base_url="http://127.0.0.1:8080") as client:
+with httpx.Client(base_url="http://127.0.0.1:8080", timeout=30) as client:
     for line in filter(None, map(str.strip, sys.stdin)):
         answer = client.post("/v1/verdicts/privacy", json={"inputs": line}).raise_for_status()
         verdict = answer.json()
