@@ -83,7 +83,7 @@ vocabulary leave them."""
 
 def main() -> None:
     """Measure and record."""
-    parser = figures_parser(__doc__, rounds=15)
+    parser = figures_parser(__doc__, rounds=5)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--texts", type=int, default=32)
     parser.add_argument("--long", action="store_true", help="four texts of 128 to 512 tokens")
