@@ -40,11 +40,11 @@ class SharedPort:
 
     def templates(self) -> list[psutil.Process]:
         """The processes that hold the backbone, the oldest first."""
-        return sorted(self.supervisor.children(), key=lambda it: it.create_time())
+        return children_of(self.supervisor)
 
     def replicas(self) -> list[psutil.Process]:
         """The processes that answer, of all templates."""
-        return [it for template in self.templates() for it in template.children()]
+        return [it for template in self.templates() for it in children_of(template)]
 
     def names(self, *, at_least: int) -> set[str]:
         """The names of the replicas that answer at the shared port, on new connections."""
@@ -57,15 +57,30 @@ class SharedPort:
         return found
 
 
+def children_of(process: psutil.Process) -> list[psutil.Process]:
+    """The children of a process, the oldest first; none if it has ended."""
+    try:
+        found: list[psutil.Process] = process.children()
+    except psutil.NoSuchProcess:
+        return []
+    return sorted(found, key=psutil.Process.create_time)
+
+
 @contextmanager
 def shared_port(
-    registry: Path, backbone: Path, *, processes: int, log: Path | None = None, **settings: object
+    registry: Path,
+    backbone: Path,
+    *,
+    processes: int,
+    log: Path | None = None,
+    script: str = SCRIPT,
+    **settings: object,
 ) -> Generator[SharedPort]:
     """Start a fleet; it is killed at the end if it has not ended by itself."""
     with server_process(
         registry=registry,
         backbone=backbone,
-        script=SCRIPT,
+        script=script,
         log=log,
         **{"processes": processes, "access_log": False, "compute_threads": 1, **settings},
     ) as server:
