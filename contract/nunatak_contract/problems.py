@@ -296,6 +296,11 @@ SERVER: Mapping[str, Reason] = {
         "answers, or retry after {retry_after_s} seconds",
         _TOO_MANY,
     ),
+    "shared_port": Reason(
+        "{processes} processes share this port, and each counts for itself; ask each process at "
+        "its own address, which `nunatak replicas` shows",
+        HTTPStatus.MISDIRECTED_REQUEST,
+    ),
     "deadline_exceeded": Reason("{problem}", _LATE),
     "deadline_too_short": Reason(
         "the queued work before it takes about {wait_ms:.0f} ms, the deadline is "

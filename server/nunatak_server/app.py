@@ -37,6 +37,7 @@ from nunatak_server.http.pages import DescribedApp
 from nunatak_server.http.problems import ANSWERS, problem_response
 from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from nunatak_server.http.state import AppState, RequestIdMiddleware
+from nunatak_server.readiness import State
 from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.tracing import Tracing
@@ -70,6 +71,10 @@ class Application(DescribedApp):
         strict_routes = [route for route in routes if isinstance(route, StrictRoute)]
         self.load_shedder = LoadShedder(self, routes=strict_routes, observer=self._observer)
         """The load shedder, which the transport calls before all layers."""
+
+    def is_leaving(self) -> bool:
+        """Return whether each connection should close after its next answer."""
+        return self.state.runtime.readiness.state in (State.LEAVING, State.DRAINING)
 
     def answer_unreadable(self) -> Response:
         """Answer, for the transport, bytes that are no request. The answer repeats none of them."""

@@ -1,8 +1,12 @@
 """Errors of the server that code catches; all others are a `NunatakError` with another code."""
 
 from pathlib import Path
+from typing import Final
 
 from nunatak_contract.errors import NunatakError
+
+START_AGAIN: Final = 75
+"""Exit status of the server after `EngineFailedError` (`EX_TEMPFAIL`)."""
 
 
 class KeyFileError(NunatakError):

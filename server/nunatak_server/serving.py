@@ -10,17 +10,17 @@ import gc
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from types import FrameType
 from typing import Final
 
+import torch
 import uvicorn
 from prometheus_client import disable_created_metrics
 
-from nunatak_contract.enums import LogFormat
+from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import check_exposure
@@ -29,14 +29,16 @@ from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
 from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import Configuration, Origin, ServerSettings, unread_variables
+from nunatak_server.supervisor import Place
 from nunatak_server.telemetry.logs import (
     fields,
     leave_out_places,
     log_everything,
-    ready_line,
+    print_address,
     write_log,
 )
 from nunatak_server.telemetry.tracing import Tracing, find_tracing
+from nunatak_server.template import Template
 
 OBJECTS_PER_REQUEST: Final = 500
 """Allowance of objects for a waiting request, which has about 215 for one text and one task."""
@@ -62,9 +64,9 @@ def collect_rarely(*, max_requests: int) -> None:
     gc.set_threshold(num_objects, *GENERATIONS)
 
 
-START_AGAIN: Final = 75
-"""Exit status after `EngineFailedError` (`EX_TEMPFAIL`)."""
 TICK_S: Final = 0.05
+LAST_CONNECTIONS_S: Final = 0.5
+"""The end of the drain delay, in which no new connection is accepted."""
 LAST_WORDS_S: Final = 2
 """Extra time after the grace time, to log the open connections before uvicorn closes them."""
 
@@ -99,34 +101,94 @@ def serve(
             any more; start the process again.
     """
     log_everything(settings.log_format)
+    prepare(settings)
+    with Registry.open(settings.registry, create=create_registry) as registry:
+        backbone = load_serving_backbone(settings)
+        serve_backbone(
+            settings,
+            backbone,
+            registry,
+            announce=announce or partial(print_address, log_format=settings.log_format),
+            origins=origins or {},
+        )
+
+
+def serve_template(
+    settings: ServerSettings,
+    place: Place,
+    *,
+    origins: Mapping[str, Origin],
+    create_registry: bool = False,
+) -> int:
+    """Load the backbone, and serve from several processes until a signal; return the exit status.
+
+    Raises:
+        NunatakError: as `serve`; or `invalid_settings`, the backbone is not on the CPU, or this
+            process cannot fork.
+    """
+    # A handler without a thread, because a process with threads cannot fork.
+    log_everything(settings.log_format, logging.StreamHandler)
+    prepare(settings)
+    torch.set_num_threads(1)
+    backbone = load_serving_backbone(settings)
+    if backbone.device.type != "cpu":
+        raise NunatakError(
+            "invalid_settings",
+            problem="processes: several processes share a backbone only on the CPU, and this one "
+            f"is on {backbone.device}; set NUNATAK_DEVICE=cpu, or run one process for each device",
+        )
+
+    def serve_replica(
+        own: ServerSettings, sockets: list[socket.socket], announce: Callable[[str], None]
+    ) -> None:
+        log_everything(own.log_format)
+        with Registry.open(own.registry, create=create_registry) as registry:
+            serve_backbone(
+                own, backbone, registry, announce=announce, origins=origins, sockets=sockets
+            )
+
+    return Template(settings, place, serve=serve_replica).run()
+
+
+def prepare(settings: ServerSettings) -> None:
+    """Set up the libraries of this process.
+
+    Raises:
+        NunatakError: `invalid_settings`, the server would be open to other machines.
+    """
     # The threads of the tokenizer would take cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_exposure(settings)
     # Without this setting, each counter has a second line in every scrape.
     disable_created_metrics()
     leave_out_places()
-    tracing = find_tracing()
-    with Registry.open(settings.registry, create=create_registry) as registry:
-        backbone = load_serving_backbone(settings)
-        settings = settings.for_device(backbone.device.type)
-        # Started here, because uvicorn hides errors of the start of the application.
-        settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
-        server = DrainingServer(
-            settings,
-            backbone=backbone,
-            registry=registry,
-            announce=partial(
-                begin,
-                max_requests=settings.max_queued_requests,
-                announce=announce or partial(_print_address, log_format=settings.log_format),
-            ),
-            tracing=tracing,
-        )
-        _log_configuration(Configuration(settings=settings, origins=origins or {}))
-        try:
-            server.run()
-        except KeyboardInterrupt:
-            return
+
+
+def serve_backbone(
+    settings: ServerSettings,
+    backbone: Backbone,
+    registry: Registry,
+    *,
+    announce: Callable[[str], None],
+    origins: Mapping[str, Origin],
+    sockets: list[socket.socket] | None = None,
+) -> None:
+    """Serve until a signal, on `sockets` or else on the address of the settings; as `serve`."""
+    settings = settings.for_device(backbone.device.type)
+    # Started here, because uvicorn hides errors of the start of the application.
+    settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
+    server = DrainingServer(
+        settings,
+        backbone=backbone,
+        registry=registry,
+        announce=partial(begin, max_requests=settings.max_queued_requests, announce=announce),
+        tracing=find_tracing(),
+    )
+    _log_configuration(Configuration(settings=settings, origins=origins))
+    try:
+        server.run(sockets)
+    except KeyboardInterrupt:
+        return
     if server.failure is not None:
         raise server.failure
 
@@ -177,7 +239,11 @@ class DrainingServer(uvicorn.Server):
             return
         ends_at = time.monotonic() + self._drain_delay_s
         # Polled, because a signal handler does not wake the event loop.
-        while self._is_leaving and time.monotonic() < ends_at:  # noqa: ASYNC110 - see above
+        while self._is_leaving and time.monotonic() < ends_at:
+            if time.monotonic() > ends_at - LAST_CONNECTIONS_S:
+                # A new connection would close before its first request is read.
+                for server in self.servers:
+                    server.close()
             await asyncio.sleep(TICK_S)
         runtime.begin_drain()
 
@@ -223,6 +289,7 @@ def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
     protocol = bounded_protocol(
         receive_timeout_s=settings.receive_timeout_s,
         refusal_of=app.load_shedder.refusal_of,
+        is_leaving=app.is_leaving,
         answer_unreadable=app.answer_unreadable,
     )
     return uvicorn.Config(
@@ -260,10 +327,3 @@ def begin(address: str, *, max_requests: int, announce: Callable[[str], None]) -
 def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _print_address(address: str, *, log_format: LogFormat) -> None:
-    # With JSON, `sys.stdout` writes to the log.
-    if (output := sys.__stdout__) is not None:
-        output.write(ready_line(address, log_format))
-        output.flush()

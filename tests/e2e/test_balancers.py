@@ -1,4 +1,4 @@
-"""The shipped files of nginx and HAProxy, run by these programs in front of real servers."""
+"""The shipped files of nginx, HAProxy and Envoy, run by these programs in front of real servers."""
 
 import re
 import socket

@@ -19,7 +19,7 @@ from doubles.lifecycles import (
     terminate_with_calls_in_flight,
 )
 from doubles.processes import NOISY_SCRIPT, server_process
-from nunatak_server.serving import START_AGAIN
+from nunatak_server.errors import START_AGAIN
 
 NUM_IN_FLIGHT = 200
 NUM_KILLS = 2

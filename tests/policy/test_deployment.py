@@ -17,6 +17,7 @@ DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "container" / "Dockerfile").read_text(encoding="utf-8")
 NGINX = (DEPLOY / "nginx" / "nunatak.conf").read_text(encoding="utf-8")
 HAPROXY = (DEPLOY / "haproxy" / "nunatak.cfg").read_text(encoding="utf-8")
+ENVOY = (DEPLOY / "envoy" / "nunatak.yaml").read_text(encoding="utf-8")
 FILES = [path for path in DEPLOY.rglob("*") if path.is_file()]
 VARIABLES = {f"NUNATAK_{name.upper()}" for name in ServerSettings.model_fields}
 DEFAULTS = ServerSettings.model_construct()
@@ -128,10 +129,11 @@ def test_the_proxy_passes_the_bodies_that_the_server_takes() -> None:
 
 
 def retried(path: str) -> list[bool]:
-    """Whether nginx, and HAProxy, repeat a request to a path that another process refused."""
+    """Whether nginx, HAProxy, and Envoy repeat a request to a path that a process refused."""
     (in_nginx,) = re.findall(r'location ~ "(.+)"', NGINX)
     (in_haproxy,) = re.findall(r"acl asks path_reg (.+)", HAPROXY)
-    return [re.search(pattern, path) is not None for pattern in (in_nginx, in_haproxy)]
+    in_envoy = "|".join(re.findall(r'safe_regex: {regex: "(.+?)"}', ENVOY))
+    return [re.search(pattern, path) is not None for pattern in (in_nginx, in_haproxy, in_envoy)]
 
 
 @pytest.mark.parametrize(("route", "needed"), sorted(access_by_route().items(), key=str))
@@ -142,9 +144,9 @@ def test_a_proxy_repeats_predictions_and_no_change(
     # Names that look like the end of a prediction.
     path = re.sub(r"{(\w+)}", "predict", template)
     if needed == PREDICT:
-        assert retried(re.sub("{version}", "3", template).replace("{task}", "tone")) == [True] * 2
+        assert retried(re.sub("{version}", "3", template).replace("{task}", "tone")) == [True] * 3
     elif verb != "GET":
-        assert retried(path) == [False] * 2
+        assert retried(path) == [False] * 3
 
 
 def test_haproxy_routes_each_task_by_its_name_alone() -> None:

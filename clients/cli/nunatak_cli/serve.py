@@ -4,7 +4,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from nunatak_cli.options import (
 from nunatak_cli.output import print_text
 from nunatak_contract.enums import LogFormat, ServingDtype
 from nunatak_contract.errors import NunatakError, needs_extra
+
+if TYPE_CHECKING:
+    from nunatak_server.settings import Configuration
 
 LIMITS = "Limits (each also has an environment variable: NUNATAK_MAX_INPUTS, ...)"
 
@@ -55,6 +58,14 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     port: Annotated[
         int | None,
         typer.Option(min=0, max=65_535, metavar="N", help="Port (8080); 0: any free port."),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Processes that share the port and the backbone's memory (1); CPU only.",
+        ),
     ] = None,
     api_keys_file: Annotated[
         Path | None,
@@ -193,6 +204,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         "backbone_layers": backbone_layers,
         "host": host,
         "port": port,
+        "processes": processes,
         "api_keys_file": api_keys_file,
         "insecure_open": insecure_open,
         "pins": ",".join(pin) if pin else None,
@@ -213,9 +225,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         "drain_delay_s": drain_delay_s,
     }
     with needs_extra("server"):
-        from nunatak_server.errors import EngineFailedError
-        from nunatak_server.serving import START_AGAIN
-        from nunatak_server.serving import serve as run_server
+        from nunatak_server.errors import START_AGAIN, EngineFailedError
         from nunatak_server.settings import Origin, as_toml, configure
         from nunatak_server.telemetry.logs import log_failure, log_uncaught
     # A setting's own option overrides --set.
@@ -228,11 +238,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     is_default = configuration.origins["registry"] is Origin.DEFAULT
     is_text = configuration.settings.log_format is LogFormat.TEXT
     try:
-        run_server(
-            configuration.settings,
-            origins=configuration.origins,
-            create_registry=create or is_default,
-        )
+        status = _run(configuration, create_registry=create or is_default)
     except NunatakError as error:
         report = print_failure if is_text else log_failure
         report(error.code, str(error))
@@ -243,3 +249,22 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
             raise
         log_uncaught(error)
         raise typer.Exit(1) from error
+    if status:
+        raise typer.Exit(status)
+
+
+def _run(configuration: "Configuration", *, create_registry: bool) -> int:
+    """Serve from this process or from several, and return the exit status."""
+    from nunatak_server.supervisor import Place, supervise
+
+    settings, place = configuration.settings, Place.find()
+    if place is None and settings.processes > 1:
+        # This process loads no library of the model.
+        return supervise(settings)
+    from nunatak_server.serving import serve, serve_template
+
+    origins = configuration.origins
+    if place is not None:
+        return serve_template(settings, place, origins=origins, create_registry=create_registry)
+    serve(settings, origins=origins, create_registry=create_registry)
+    return 0

@@ -151,8 +151,13 @@ async def memory(request: Request) -> Response:
 
 @router.get("/metrics", dependencies=[needs(Scope.READ, spans_tasks=True)], response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Return all metrics in the Prometheus text format."""
+    """Return all metrics of this process in the Prometheus text format.
+
+    Raises:
+        NunatakError: `shared_port`, the next request might reach another process.
+    """
     runtime = runtime_of(request)
+    check_own_port(request, runtime.settings)
     text = await asyncio.to_thread(runtime.metrics.render, runtime.state())
     return Response(text, media_type=CONTENT_TYPE)
 
@@ -166,6 +171,16 @@ async def replicas(request: Request) -> Response:
     """Return the live replicas of the registry, as each described itself at its last beat."""
     listing = await runtime_of(request).catalog.replicas()
     return reply(listing.model_dump(mode="json"))
+
+
+def check_own_port(request: Request, settings: ServerSettings) -> None:
+    """Refuse a request at the shared port of several processes.
+
+    Raises:
+        NunatakError: `shared_port`.
+    """
+    if settings.processes > 1 and request.scope["server"][1] != settings.port:
+        raise NunatakError("shared_port", processes=settings.processes)
 
 
 WaitQuery = Annotated[

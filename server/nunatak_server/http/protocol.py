@@ -74,6 +74,11 @@ class BoundedProtocol(HttpToolsProtocol):
         return None
 
     @staticmethod
+    def is_leaving() -> bool:
+        """Return whether the connection should close after its next answer."""
+        return False
+
+    @staticmethod
     def answer_unreadable() -> Response:
         """Return the answer to bytes that are no request."""
         return Response(status_code=HTTPStatus.BAD_REQUEST)
@@ -222,6 +227,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if self.is_leaving():
+            # Callers learn from the answer that the connection closes, and open another one.
+            cycle.keep_alive = False
         refusal = self._refusal(cycle)
         if refusal is not None:
             self._refuse(cycle, refusal)
@@ -280,12 +288,14 @@ def bounded_protocol(
     *,
     receive_timeout_s: float,
     refusal_of: RefusalOf = BoundedProtocol.refusal_of,
+    is_leaving: Callable[[], bool] = BoundedProtocol.is_leaving,
     answer_unreadable: AnswerUnreadable = BoundedProtocol.answer_unreadable,
 ) -> type[BoundedProtocol]:
     """Return the protocol with a time limit, as a class, because uvicorn makes the instances."""
     attributes = {
         "receive_timeout_s": receive_timeout_s,
         "refusal_of": staticmethod(refusal_of),
+        "is_leaving": staticmethod(is_leaving),
         "answer_unreadable": staticmethod(answer_unreadable),
     }
     return type("Protocol", (BoundedProtocol,), attributes)

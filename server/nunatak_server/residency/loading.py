@@ -77,15 +77,6 @@ class VersionLoader:
         return held
 
 
-def references_in(text: str) -> tuple[TaskReference, ...]:
-    """Parse task references separated by commas.
-
-    Raises:
-        InvalidNameError: a reference does not follow the grammar.
-    """
-    return tuple(TaskReference.parse(part.strip()) for part in text.split(",") if part.strip())
-
-
 async def pin_at_start(
     references: Sequence[TaskReference],
     *,

@@ -30,6 +30,16 @@ MAX_DELAY: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """Bounds of one forward pass. Every row must fit an empty batch."""
+
+    max_tokens: int
+    max_rows: int
+    max_work: float = inf
+    """In tokens through all layers. Only a first row, or the siblings of a row, may exceed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearFit:
     """Seconds of a batch: `fixed_s + per_token_s * tokens`."""
 

@@ -23,6 +23,7 @@ from math import inf
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
+from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.fairness import (
     MIN_COST,
     FairQueue,
@@ -60,16 +61,6 @@ class Waiting(Queued, Extent, Protocol):
 
 
 WaitingRow = TypeVar("WaitingRow", bound=Waiting)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchLimits:
-    """Bounds of one forward pass. Every row must fit an empty batch."""
-
-    max_tokens: int
-    max_rows: int
-    max_work: float = inf
-    """In tokens through all layers. Only a first row, or the siblings of a row, may exceed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, TextIO, assert_never
@@ -159,14 +159,17 @@ def _settled(record: logging.LogRecord) -> logging.LogRecord:
     return settled
 
 
-def logging_config(log_format: LogFormat) -> dict[str, Any]:
+NewHandler = Callable[[], logging.Handler]
+
+
+def logging_config(log_format: LogFormat, handler: NewHandler = JoiningHandler) -> dict[str, Any]:
     """Return the argument of `logging.config.dictConfig`: all events go to the standard error."""
     own = {"handlers": ["stderr"], "level": "INFO", "propagate": False}
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": formatter_of(log_format)}},
-        "handlers": {"stderr": {"()": JoiningHandler, "formatter": "line"}},
+        "handlers": {"stderr": {"()": handler, "formatter": "line"}},
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": dict.fromkeys(OWN_LOGGERS, own),
     }
@@ -178,13 +181,13 @@ def write_log() -> None:
         handler.flush()
 
 
-def log_everything(log_format: LogFormat) -> None:
-    """Let this process write its log in a format.
+def log_everything(log_format: LogFormat, handler: NewHandler = JoiningHandler) -> None:
+    """Let this process write its log in a format; `handler` writes the lines.
 
     The log also has the events of libraries and the warnings of Python. With JSON, the log has
     everything that Python code writes to the standard streams too, and uncaught exceptions.
     """
-    logging.config.dictConfig(logging_config(log_format))
+    logging.config.dictConfig(logging_config(log_format, handler))
     logging.captureWarnings(capture=True)
     if log_format is LogFormat.JSON:
         _give_up_own_handlers()
@@ -228,6 +231,14 @@ def ready_line(address: str, log_format: LogFormat) -> str:
     ready = logging.LogRecord(__name__, logging.INFO, "", 0, "ready", None, None)
     setattr(ready, FIELDS, {"address": address})
     return JsonFormatter().format(ready) + "\n"
+
+
+def print_address(address: str, *, log_format: LogFormat) -> None:
+    """Print the line that says where the server is ready."""
+    # With JSON, `sys.stdout` writes to the log.
+    if (output := sys.__stdout__) is not None:
+        output.write(ready_line(address, log_format))
+        output.flush()
 
 
 def log_failure(code: str, message: str) -> None:

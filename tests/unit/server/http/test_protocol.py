@@ -41,6 +41,8 @@ seen = deque[bytes]()
 """Names of the headers of a request, after its body."""
 calls = deque[str]()
 """Requests that the check of heads should have refused."""
+leaving = threading.Event()
+"""Whether the server asks its callers to leave."""
 
 
 def refusal_of(scope: AnyScope) -> Response | None:
@@ -90,6 +92,7 @@ def serve(request: pytest.FixtureRequest) -> Generator[int]:
             receive_timeout_s=DEADLINE_S,
             refusal_of=refusal_of,
             answer_unreadable=answer_unreadable,
+            is_leaving=leaving.is_set,
         ),
     )
     server = uvicorn.Server(config)
@@ -165,6 +168,28 @@ def test_a_caller_that_goes_after_its_answer_was_answered(port: int) -> None:
         assert caller.recv(100).startswith(b"HTTP/1.1 200")
     time.sleep(DEADLINE_S / 3)
     assert end_of_next(1) == ["answered"]
+
+
+@pytest.fixture
+def leaves() -> Generator[None]:
+    leaving.set()
+    yield
+    leaving.clear()
+
+
+@pytest.mark.usefixtures("leaves")
+@pytest.mark.parametrize("request_bytes", [REQUEST, REFUSED + b"12345"], ids=["answer", "refusal"])
+def test_a_server_that_leaves_answers_and_says_that_the_connection_closes(
+    port: int, request_bytes: bytes
+) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as caller:
+        caller.sendall(request_bytes)
+        came = received(caller, until=b"\r\n\r\n")
+        while more := caller.recv(1000):
+            came += more
+
+    assert came.startswith(b"HTTP/1.1 ")
+    assert b"connection: close\r\n" in came.lower()
 
 
 def received(caller: socket.socket, *, until: bytes) -> bytes:

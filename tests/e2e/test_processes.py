@@ -1,0 +1,156 @@
+"""`nunatak serve --processes`: real processes that share a port and the memory of the backbone."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from doubles.lifecycles import LIMIT_S, Site, make_site
+from doubles.shared_ports import SharedPort, asking, shared_port, wait_until
+from nunatak_registry import Registry
+
+NUM = 2
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return make_site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "log"
+
+
+@pytest.fixture(scope="module")
+def fleet(site: Site, log: Path) -> Generator[SharedPort]:
+    """A fleet that all tests use in turn, so each leaves it whole."""
+    with shared_port(site.registry, site.backbone, processes=NUM, log=log) as found:
+        yield found
+
+
+def test_all_processes_answer_at_one_port_and_each_is_a_replica(
+    fleet: SharedPort, site: Site
+) -> None:
+    names = fleet.names(at_least=NUM)
+
+    with Registry.open(site.registry) as registry:
+        listed = {it.id: it.address for it in registry.replicas.listing().replicas}
+    assert len(fleet.replicas()) == NUM
+    assert names <= listed.keys()
+    assert len({listed[name] for name in names}) == NUM
+
+
+def test_metrics_come_from_the_own_port_of_a_process_alone(fleet: SharedPort, site: Site) -> None:
+    (name, *_) = fleet.names(at_least=1)
+    with Registry.open(site.registry) as registry:
+        (address,) = (it.address for it in registry.replicas.listing().replicas if it.id == name)
+    own = f"http://127.0.0.1:{address.rpartition(':')[2]}"
+
+    refused = httpx.get(f"{fleet.server.address}/metrics")
+    counted = httpx.get(f"{own}/metrics")
+
+    assert (refused.status_code, refused.json()["code"]) == (421, "shared_port")
+    assert counted.headers["x-replica-id"] == name
+    assert "nunatak_requests_total" in counted.text
+
+
+def test_no_request_fails_while_all_processes_are_replaced(fleet: SharedPort) -> None:
+    before, old = fleet.names(at_least=NUM), fleet.replicas()
+
+    with asking(fleet.port) as callers:
+        fleet.server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: not any(it.is_running() for it in old))
+    after = fleet.names(at_least=NUM)
+
+    assert callers.num_failed == 0
+    assert callers.statuses.total() > 0
+    assert before.isdisjoint(after)
+
+
+def test_new_processes_that_fail_leave_the_old_ones_in_place(
+    fleet: SharedPort, site: Site, log: Path
+) -> None:
+    before = fleet.replicas()
+    away = shutil.move(site.backbone, f"{site.backbone}-away")
+    try:
+        with asking(fleet.port) as callers:
+            fleet.server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "the old ones go on" in log.read_text())
+    finally:
+        shutil.move(away, site.backbone)
+
+    assert callers.num_failed == 0
+    assert fleet.replicas() == before
+
+
+def test_a_killed_process_is_replaced_and_the_others_answer(fleet: SharedPort) -> None:
+    killed, *others = fleet.replicas()
+
+    killed.kill()
+    wait_until(lambda: len(fleet.replicas()) == NUM and killed not in fleet.replicas())
+
+    assert fleet.names(at_least=NUM)
+    assert set(others) < set(fleet.replicas())
+
+
+def test_a_killed_template_is_replaced(fleet: SharedPort) -> None:
+    (killed,) = fleet.templates()
+    orphans = fleet.replicas()
+
+    killed.kill()
+    wait_until(lambda: len(fleet.replicas()) == NUM)
+
+    assert fleet.names(at_least=NUM)
+    wait_until(lambda: not any(it.is_running() for it in orphans))
+
+
+def test_sigterm_ends_all_processes_after_the_requests_in_flight(fleet: SharedPort) -> None:
+    everyone = [*fleet.templates(), *fleet.replicas()]
+    with asking(fleet.port, callers=2) as callers:
+        wait_until(lambda: callers.statuses.total() > 0)
+        fleet.server.process.terminate()
+        wait_until(lambda: callers.num_cut > 0)
+
+    assert fleet.server.process.wait(timeout=LIMIT_S) == 0
+    assert set(callers.statuses) == {200}
+    assert not any(it.is_running() for it in everyone)
+
+
+def test_no_process_outlives_a_killed_supervisor(site: Site) -> None:
+    with shared_port(site.registry, site.backbone, processes=NUM) as fleet:
+        everyone = [*fleet.templates(), *fleet.replicas()]
+        fleet.server.process.kill()
+        wait_until(lambda: not any(it.is_running() for it in everyone))
+
+    assert len(everyone) == 1 + NUM
+
+
+def test_a_fleet_without_a_registry_ends_with_the_reason(site: Site, tmp_path: Path) -> None:
+    ended = subprocess.run(  # noqa: S603 - our own program and arguments
+        [
+            *(
+                str(Path(sys.executable).with_name("nunatak")),
+                "serve",
+                "--processes",
+                "2",
+                "--port",
+                "0",
+            ),
+            *("--registry", str(tmp_path / "none"), "--backbone", str(site.backbone)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+    assert ended.returncode == 1
+    assert "there is no registry at" in ended.stderr
