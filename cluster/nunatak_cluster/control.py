@@ -9,12 +9,17 @@ from typing import Final
 
 from ray import serve
 from ray.serve.config import HTTPOptions
+from ray.serve.context import _get_global_client  # pyright: ignore[reportPrivateUsage] - no other way
 
 from nunatak_cluster.serving import BackboneSettings, build
 from nunatak_contract.errors import NunatakError
 
 PREFIX: Final = "nunatak-"
 """Of the names of our applications; other applications of the cluster stay alone."""
+
+
+RUNNING: Final = "RUNNING"
+"""The status of an application whose replicas are all ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +65,11 @@ def up(applications: Sequence[tuple[Place, BackboneSettings]], *, host: str, por
     proxy of a Serve that runs already keeps its address.
 
     Raises:
+        NunatakError: `invalid_option`, Ray Serve runs already and listens elsewhere.
         NunatakError: `ray_failed`, an application does not start; the message has Ray's reason.
     """
     serve.start(http_options=HTTPOptions(host=host, port=port))
+    _check_address(host, port)
     for place, settings in applications:
         try:
             serve.run(build(settings), name=place.name, route_prefix=place.route)
@@ -70,6 +77,19 @@ def up(applications: Sequence[tuple[Place, BackboneSettings]], *, host: str, por
             reason = " ".join(it.message for it in status() if it.name == place.name)
             problem = f"{place.name} does not start: {reason or error}"
             raise NunatakError("ray_failed", problem=problem) from error
+
+
+def _check_address(host: str, port: int) -> None:
+    """Refuse another address than Ray's: the host decides whether a server needs keys."""
+    client = _get_global_client()
+    found = None if client is None else client.http_config
+    if found is None or (found.host, found.port) != (host, port):
+        problem = (
+            f"Ray Serve listens at {found and found.host}:{found and found.port} already, and the "
+            f"options ask for {host}:{port}; name that address with --host and --port, or end Ray "
+            "Serve first (`serve shutdown`)"
+        )
+        raise NunatakError("invalid_option", problem=problem)
 
 
 def status() -> list[ApplicationState]:

@@ -4,6 +4,8 @@
 # pyright: reportUnknownMemberType=false
 
 import logging
+import os
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
@@ -15,6 +17,7 @@ from nunatak_contract.errors import NunatakError
 THIS: Final = "ray"
 """The cluster of this machine, or the cluster that RAY_ADDRESS names."""
 CLIENT: Final = "ray://"
+CONNECT_S: Final = 10.0
 
 
 @contextmanager
@@ -32,15 +35,29 @@ def joined(on: str) -> Generator[None]:
         problem = f"expected {THIS} or {CLIENT}HOST:PORT as the cluster, got {on!r}"
         raise NunatakError("invalid_option", problem=problem)
     address = "auto" if on == THIS else on
+    named = os.environ.get("RAY_ADDRESS", "") if on == THIS else on
     try:
+        _check_port(named.removeprefix(CLIENT))
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         problem = (str(error).splitlines() or ["no answer"])[0]
         raise NunatakError("ray_unavailable", address=on, problem=problem) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_port(place: str) -> None:
+    """Try to connect to `host:port`; Ray itself would try for minutes.
+
+    Raises:
+        OSError: nothing listens there.
+    """
+    host, _, port = place.rpartition(":")
+    if host and port.isdigit():
+        with socket.create_connection((host, int(port)), timeout=CONNECT_S):
+            pass
 
 
 def places(*, num_cpus: int, needs_gpu: bool) -> int:
