@@ -23,7 +23,7 @@ class QueuedSeconds:
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:  # noqa: ANN401 - Ray's context
         """Return the wanted number of replicas. Ray applies its bounds and delays to it."""
-        reported = (context.aggregated_metrics or {}).get(QUEUED_SECONDS) or {}
+        reported: dict[Any, float] = (context.aggregated_metrics or {}).get(QUEUED_SECONDS) or {}
         return wanted_replicas(
             current=context.target_num_replicas,
             queued_s=list(reported.values()),

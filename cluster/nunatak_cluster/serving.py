@@ -139,4 +139,5 @@ def build(args: BackboneSettings) -> RayApplication:
     else:
         options["num_replicas"] = args.min_replicas
     ingress: Any = serve.ingress()(Replica)
-    return serve.deployment(ingress).options(name="backbone", **options).bind(args.settings)
+    deployment: Any = serve.deployment(ingress)
+    return deployment.options(name="backbone", **options).bind(args.settings)

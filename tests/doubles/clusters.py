@@ -30,9 +30,7 @@ class NodesOfRay:
 
     def add(self, *, num_cpus: int = 1) -> object:
         """Start a node, and return a handle for `kill`."""
-        return self._cluster.add_node(
-            num_cpus=num_cpus, object_store_memory=STORE_BYTES
-        )
+        return self._cluster.add_node(num_cpus=num_cpus, object_store_memory=STORE_BYTES)
 
     def kill(self, node: object) -> None:
         """Kill a node with all of its processes, without a word to the others."""
@@ -46,7 +44,7 @@ def ray_nodes(*, head_cpus: int) -> Generator[NodesOfRay]:
 
     before = dict(os.environ)
     os.environ.update(ENVIRONMENT)
-    cluster = Cluster(
+    cluster: Any = Cluster(
         initialize_head=True,
         connect=False,
         head_node_args={

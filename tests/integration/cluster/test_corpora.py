@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from doubles.clusters import NodesOfRay
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
 from doubles.terminals import nunatak
 from nunatak_cli.corpus.job import CorpusJob, run_job
@@ -12,6 +11,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
 
+pytestmark = [pytest.mark.usefixtures("nodes"), pytest.mark.timeout(400)]
 NUM_ROWS = 120
 
 
@@ -20,9 +20,7 @@ def make_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_place(tmp_path_factory.mktemp("place"))
 
 
-def score(
-    place: Path, corpus: Path, out: Path, *, on: str | None, on_chunk: object = None
-) -> None:
+def score(place: Path, corpus: Path, out: Path, *, on: str | None, on_chunk: object = None) -> None:
     settings = ServerSettings(
         registry=str(place / "registry"), backbone=str(place / "backbone"), compute_threads=1
     )
@@ -38,9 +36,7 @@ def score(
         run_job(job, registry, settings=settings, on_chunk=on_chunk)  # pyright: ignore[reportArgumentType]
 
 
-def test_scorers_of_a_cluster_write_the_bytes_of_one_machine(
-    nodes: NodesOfRay, place: Path, tmp_path: Path
-) -> None:
+def test_scorers_of_a_cluster_write_the_bytes_of_one_machine(place: Path, tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "in.jsonl", NUM_ROWS, broken=(3, 40))
     score(place, corpus, tmp_path / "here.jsonl", on=None)
 
@@ -53,9 +49,7 @@ def test_scorers_of_a_cluster_write_the_bytes_of_one_machine(
     assert rejected[0].read_bytes() == rejected[1].read_bytes()
 
 
-def test_an_error_of_a_scorer_keeps_its_code(
-    nodes: NodesOfRay, place: Path, tmp_path: Path
-) -> None:
+def test_an_error_of_a_scorer_keeps_its_code(place: Path, tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "in.jsonl", 4)
 
     ran = nunatak(
@@ -77,7 +71,5 @@ def test_a_command_without_a_cluster_says_how_to_start_one(
     for address in ("slurm", "ray"):
         with pytest.raises(NunatakError) as refused:
             score(place, corpus, tmp_path / "out.jsonl", on=address)
-        assert refused.value.code == (
-            "ray_unavailable" if address == "ray" else "invalid_option"
-        )
+        assert refused.value.code == ("ray_unavailable" if address == "ray" else "invalid_option")
     assert not (tmp_path / "out.jsonl.parts").exists()

@@ -2,24 +2,23 @@
 
 from pathlib import Path
 
-from doubles.clusters import NodesOfRay
+import pytest
+
 from doubles.sweeps import toy_folder, toy_runs
 from doubles.terminals import nunatak
 from nunatak_cluster.runs import OnRay
 from nunatak_cluster.session import joined
 from nunatak_training.sweeps import Finished, OneByOne, ResultsFolder, RunContext
 
+pytestmark = [pytest.mark.usefixtures("nodes"), pytest.mark.timeout(400)]
 
-def test_runs_on_a_cluster_give_the_weights_of_runs_alone(
-    nodes: NodesOfRay, tmp_path: Path
-) -> None:
+
+def test_runs_on_a_cluster_give_the_weights_of_runs_alone(tmp_path: Path) -> None:
     runs = toy_runs(toy_folder(tmp_path), seeds=[1, 2])
     alone = {it.run.digest: it.outcome for it in OneByOne(RunContext())(runs)}
 
     with joined("ray"):
-        found = {
-            it.run.digest: it.outcome for it in OnRay(checkpoints=tmp_path / "results")(runs)
-        }
+        found = {it.run.digest: it.outcome for it in OnRay(checkpoints=tmp_path / "results")(runs)}
 
     assert found == alone
     digests = [it.weights_digest for it in found.values() if isinstance(it, Finished)]
@@ -27,7 +26,7 @@ def test_runs_on_a_cluster_give_the_weights_of_runs_alone(
     assert not list((tmp_path / "results").rglob("*.safetensors"))
 
 
-def test_the_command_prints_what_each_run_cost(nodes: NodesOfRay, tmp_path: Path) -> None:
+def test_the_command_prints_what_each_run_cost(tmp_path: Path) -> None:
     folder, results = toy_folder(tmp_path / "toys"), tmp_path / "results"
 
     ran = nunatak(
