@@ -40,7 +40,7 @@ class NodesOfRay:
 @contextmanager
 def ray_nodes(*, head_cpus: int) -> Generator[NodesOfRay]:
     """Start a cluster with one node, to which `RAY_ADDRESS` leads, and end all its processes."""
-    from ray.cluster_utils import Cluster
+    from ray.cluster_utils import Cluster  # noqa: PLC0415 - tests without Ray skip
 
     before = dict(os.environ)
     os.environ.update(ENVIRONMENT)

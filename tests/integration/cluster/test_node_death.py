@@ -58,7 +58,7 @@ def test_a_sweep_whose_nodes_die_gives_the_weights_of_runs_alone(tmp_path: Path)
 
 
 def test_a_corpus_whose_nodes_die_has_the_bytes_of_one_machine(tmp_path: Path) -> None:
-    place = make_place(tmp_path / "place")
+    place = make_place(tmp_path)
     corpus = make_corpus(tmp_path / "in.jsonl", 6000)
     settings = ServerSettings(
         registry=str(place / "registry"), backbone=str(place / "backbone"), compute_threads=1
