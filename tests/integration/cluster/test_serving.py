@@ -9,7 +9,13 @@ from doubles.lifecycles import TEXTS, make_site
 from doubles.proxies import free_port
 from doubles.terminals import nunatak
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("nodes")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.usefixtures("nodes"),
+    # Ray's own settings use pydantic's old ways, and Ray leaves sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20"),
+]
 TOLERANCE = 1e-4
 
 
