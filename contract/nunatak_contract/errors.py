@@ -22,6 +22,18 @@ class NunatakError(Exception):
         self.fields = fields
         super().__init__(REASONS[code].message.format_map(fields))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let an error travel between processes, also one whose class has other arguments."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(
+    kind: type[NunatakError], args: tuple[object, ...], values: dict[str, object]
+) -> NunatakError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(values)
+    return error
+
 
 class InvalidNameError(NunatakError):
     """A task name, alias or reference that breaks the grammar of `names`."""

@@ -348,6 +348,11 @@ COMMAND: Mapping[str, Reason] = {
         "{folder} has the parts of another run: {problem}; undo the change to go on with that run, "
         "or remove the folder to begin anew"
     ),
+    "ray_unavailable": Reason(
+        "no Ray cluster at {address}: {problem}; start one with `ray start --head`, or name the "
+        "address of its client server, such as ray://head:10001"
+    ),
+    "ray_failed": Reason("on Ray: {problem}"),
     "corpus_running": Reason("another run writes to {folder}; wait for it, or name another OUT"),
     "invalid_task_file": Reason("{path}: {place}: {problem}; docs/training.md shows the format"),
     "invalid_policy_file": Reason("{path}: {place}: {problem}; docs/verdicts.md shows the format"),

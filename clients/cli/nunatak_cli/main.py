@@ -11,6 +11,7 @@ import typer
 
 from nunatak_cli.backbone import backbone_app
 from nunatak_cli.cache import cache_app
+from nunatak_cli.cluster import cluster_app
 from nunatak_cli.doubts import doubts
 from nunatak_cli.evaluate import evaluate
 from nunatak_cli.failures import FailureGroup, Program
@@ -61,7 +62,7 @@ def build_app() -> Program:
     for command in (multitask, predict, predict_file, evaluate, doubts, serve, replicas):
         built.command(epilog=example(EXAMPLES[command.__name__]))(command)
     groups = (task_app, policy_app, registry_app, backbone_app, memory_app, sweep_app, cache_app)
-    for group in (*groups, key_app, loadtest_app):
+    for group in (*groups, key_app, loadtest_app, cluster_app):
         built.add_typer(group())
     return built
 

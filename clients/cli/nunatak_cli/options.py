@@ -21,6 +21,15 @@ ReferenceArgument = Annotated[
     str, typer.Argument(metavar="REF", help="Task: name, name@alias or name/version.")
 ]
 
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ray[://HOST:PORT]",
+        help="Compute on a Ray cluster: the one of this machine or of RAY_ADDRESS, or the one of "
+        "this client server. Absent: on this machine.",
+        show_default=False,
+    ),
+]
 RegistryOption = Annotated[
     str | None,
     typer.Option(

@@ -20,6 +20,7 @@ from nunatak_cli.options import (
     BackboneOption,
     DelimiterOption,
     JsonOption,
+    OnOption,
     PairColumnOption,
     RegistryOption,
     TextColumnOption,
@@ -78,6 +79,16 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
             "the row. Absent: the task version decides."
         ),
     ] = None,
+    on: OnOption = None,
+    scorers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --on: processes that score. Absent: as many as the cluster has cores for.",
+            show_default=False,
+        ),
+    ] = None,
     registry: RegistryOption = None,
     backbone: BackboneOption = None,
     as_json: JsonOption = False,
@@ -100,6 +111,8 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         has_all_scores=scores,
         aggregation=aggregation,
         on_long=on_long,
+        on=on,
+        num_scorers=scorers,
     )
     given = {"registry": registry, "backbone": backbone}
     settings = configure({name: it for name, it in given.items() if it is not None}).settings

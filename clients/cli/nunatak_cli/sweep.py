@@ -2,13 +2,14 @@
 
 # ruff: noqa: PLC0415 - a command imports torch when training starts, not for --help
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import JsonValue
+from rich.table import Table
 
 from nunatak_cli.options import (
     BackboneOption,
@@ -16,6 +17,7 @@ from nunatak_cli.options import (
     CreateOption,
     JsonOption,
     NewAliasOption,
+    OnOption,
     RegistryOption,
     ThreadsOption,
     assignments,
@@ -25,6 +27,7 @@ from nunatak_cli.output import console, error_console, print_json, print_text
 from nunatak_cli.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name
+from nunatak_contract.plain_text import visible
 
 if TYPE_CHECKING:
     from nunatak_training.sweeps import Grid, RunRecord
@@ -74,6 +77,8 @@ class SweepSettings:
     jobs: int
     device: str
     retry_failed: bool
+    on: str | None = None
+    threads: int | None = None
 
 
 def run(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -92,7 +97,10 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
             "stopped sweep: it skips runs that have a result.",
         ),
     ],
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs at the same time.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Runs at the same time, without --on.")
+    ] = 1,
+    on: OnOption = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
     threads: ThreadsOption = None,
     retry_failed: Annotated[
@@ -194,8 +202,17 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
             settings=dict(assignments("--set", settings)),
             changes={name: value for name, value in changes.items() if value is not None},
         ),
-        SweepSettings(results=results, jobs=jobs, device=device, retry_failed=retry_failed),
+        SweepSettings(
+            results=results,
+            jobs=jobs,
+            device=device,
+            retry_failed=retry_failed,
+            on=on,
+            threads=threads,
+        ),
     )
+    if on is not None:
+        console().print(_cost_table(records))
     failures = sum(isinstance(record.outcome, Failed) for record in records)
     console().print(f"{len(records)} runs, {failures} failed: {results}")
     if failures:
@@ -338,12 +355,49 @@ def _sweep_through(request: SweepRequest, settings: SweepSettings) -> "tuple[Run
     results = ResultsFolder(settings.results)
     if settings.retry_failed:
         results.drop_failures()
+    progress = SweepProgress(grid.name)
+    if settings.on is not None:
+        with needs_extra("ray"):
+            from nunatak_cluster.runs import OnRay
+            from nunatak_cluster.session import joined
+        if settings.jobs != 1:
+            problem = "--jobs counts local processes; with --on, --threads gives the cores of a run"
+            raise NunatakError("invalid_option", problem=problem)
+        spread = OnRay(
+            checkpoints=results.path.absolute(),
+            threads=settings.threads or 1,
+            device=settings.device,
+        )
+        with joined(settings.on):
+            return run_sweep(runs, results, spread, progress)
     runner = (
         OneByOne(context)
         if settings.jobs == 1
         else InProcesses(jobs=settings.jobs, device=settings.device)
     )
-    return run_sweep(runs, results, runner, SweepProgress(grid.name))
+    return run_sweep(runs, results, runner, progress)
+
+
+def _cost_table(records: "Iterable[RunRecord]") -> Table:
+    """Return a row for each run: its score, what it cost, and where it ran."""
+    from nunatak_training.sweeps import Finished, run_text
+
+    table = Table("run", "score", "time", "CPU time", "node", box=None)
+    for record in records:
+        outcome = record.outcome
+        score = (
+            f"{outcome.metric} {outcome.score:.4f}"
+            if isinstance(outcome, Finished)
+            else f"failed [{outcome.code}]"
+        )
+        table.add_row(
+            visible(run_text(record.run)),
+            score,
+            f"{record.seconds:.1f} s",
+            f"{record.cpu_seconds:.1f} s",
+            visible(str(record.environment.get("node", ""))),
+        )
+    return table
 
 
 def grid_of(request: SweepRequest) -> "Grid":

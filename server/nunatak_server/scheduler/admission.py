@@ -364,11 +364,12 @@ class Admission:
 
     def retry_after_s(self) -> int:
         """Return the seconds after which the queue will be about empty, as a whole number."""
-        time_model = self._time_model()
-        drain_s = (
-            self._backlog.num_tokens / time_model.tokens_per_s if time_model.tokens_per_s else 0.0
-        )
-        return min(MAX_RETRY_S, max(MIN_RETRY_S, ceil(drain_s * self._draw(*JITTER))))
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, ceil(self.drain_s() * self._draw(*JITTER))))
+
+    def drain_s(self) -> float:
+        """Return the seconds of work in the queue, by the speed of recent batches; 0 before any."""
+        tokens_per_s = self._time_model().tokens_per_s
+        return self._backlog.num_tokens / tokens_per_s if tokens_per_s else 0.0
 
     def _check_place(self, caller: str, tasks: Collection[str]) -> None:
         backlog = self._backlog

@@ -27,6 +27,7 @@ from nunatak_training.sweeps.running import (
     Runner,
     SweepProgress,
     SweepReport,
+    dead_run,
     run_sweep,
 )
 from nunatak_training.sweeps.tables import Cell, cells_markdown, cells_of, run_text, runs_csv
@@ -55,6 +56,7 @@ __all__ = [
     "cells_markdown",
     "cells_of",
     "cut_data",
+    "dead_run",
     "describe",
     "in_order",
     "methods_of",

@@ -108,6 +108,8 @@ class Finished(_Record):
     """Scores on the test examples, if the run had some."""
     num_parameters: int
     """Number of the task's own parameters, with the head."""
+    weights_digest: Digest | None = None
+    """SHA-256 of these parameters; None in results of earlier releases."""
     best_epoch: int
     epochs: tuple[EpochRecord, ...]
 

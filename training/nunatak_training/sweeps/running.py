@@ -4,19 +4,22 @@ If a worker process dies, its run counts as failed, and another worker replaces 
 sweep itself is killed, its pipes close, and each worker ends after its current run.
 """
 
+import hashlib
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import NoReturn, Protocol, cast
 
 import torch
+from safetensors.torch import save  # pyright: ignore[reportUnknownVariableType] - untyped
 from tqdm import tqdm
 
 from nunatak_contract.errors import NunatakError
@@ -25,6 +28,7 @@ from nunatak_model import Backbone, load_backbone
 from nunatak_training.data import load_task_data
 from nunatak_training.fitting import TrainedTask, evaluate, fit_task
 from nunatak_training.kinds import Metric
+from nunatak_training.loop.checkpoint import held_checkpoint, run_key
 from nunatak_training.report import SilentReport
 from nunatak_training.sweeps.planning import CutData, Run, cut_data
 from nunatak_training.sweeps.results import (
@@ -48,8 +52,10 @@ Runner = Callable[[Sequence[Run]], Iterator[RunRecord]]
 class RunContext:
     """Resources that runs share: the last loaded backbone and data, and trunk states."""
 
-    def __init__(self, *, device: str = "cpu") -> None:
+    def __init__(self, *, device: str = "cpu", checkpoints: Path | None = None) -> None:
+        """`checkpoints` is a folder from which killed runs go on; None: they begin anew."""
         self.device = device
+        self._checkpoints = checkpoints
         self.backbone = lru_cache(maxsize=1)(self._load_backbone)
         self.data = lru_cache(maxsize=LOADED_SOURCES)(_load_data)
         self._trunks = DiskTrunkStore()
@@ -76,6 +82,7 @@ class RunContext:
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
                 "device": self.device,
+                "node": platform.node(),
                 "threads": torch.get_num_threads(),
             },
             origin=run.origin,
@@ -88,14 +95,21 @@ class RunContext:
             NunatakError: the run has an error.
             NunatakError: the method does not fit the backbone.
         """
-        backbone, cut = self.backbone(run.origin.backbone), self.data(run.origin.source)
-        return fit_task(
-            cut.data,
-            run.description.recipe,
-            backbone,
-            report=SilentReport(),
-            trunks=self._trunks,
-        )
+        backbone, data = self.backbone(run.origin.backbone), self.data(run.origin.source).data
+        recipe = run.description.recipe
+        key, folder = run_key({data.name: data}, recipe, backbone), self._checkpoints
+        with nullcontext() if folder is None else held_checkpoint(key, folder) as checkpoint:
+            trained = fit_task(
+                data,
+                recipe,
+                backbone,
+                report=SilentReport(),
+                trunks=self._trunks,
+                checkpoint=checkpoint,
+            )
+            if checkpoint is not None:
+                checkpoint.discard()
+        return trained
 
     def _outcome(self, run: Run) -> Finished:
         trained, test = self.fit(run), self.data(run.origin.source).test
@@ -124,6 +138,7 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
         scores=scores,
         test_scores={metric.value: value for metric, value in test_scores.items()},
         num_parameters=sum(tensor.numel() for tensor in trained.parameters.values()),
+        weights_digest=_digest_of(trained.parameters),
         best_epoch=trained.best_epoch,
         epochs=tuple(
             EpochRecord(
@@ -136,6 +151,12 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
             for result in trained.history
         ),
     )
+
+
+def _digest_of(parameters: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of all parameters, in the order of their names."""
+    tensors = {name: parameters[name].detach().cpu().contiguous() for name in sorted(parameters)}
+    return hashlib.sha256(save(tensors)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +239,7 @@ class Worker:
             f"the process of this run ended with exit code {self.process.exitcode}; a negative "
             "code is a signal, and -9 usually means a lack of memory"
         )
-        return RunRecord(
-            run=run.description,
-            outcome=Failed(code="worker_died", message=message),
-            seconds=0.0,
-            cpu_seconds=0.0,
-            environment={},
-            origin=run.origin,
-        )
+        return dead_run(run, message)
 
     def stop(self) -> None:
         """End the process, also in the middle of a run."""
@@ -248,6 +262,18 @@ def _work(pipe: Connection, device: str, threads: int) -> None:
             pipe.send(record)
         except _GONE:
             return
+
+
+def dead_run(run: Run, message: str) -> RunRecord:
+    """Return the record of a run whose process has died."""
+    return RunRecord(
+        run=run.description,
+        outcome=Failed(code="worker_died", message=message),
+        seconds=0.0,
+        cpu_seconds=0.0,
+        environment={},
+        origin=run.origin,
+    )
 
 
 class SweepReport(Protocol):

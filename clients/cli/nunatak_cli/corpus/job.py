@@ -6,7 +6,8 @@ versions of the record, also if an alias has moved meanwhile.
 
 # ruff: noqa: PLC0415 - the server imports torch, which --help does not need
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version as distribution_version
@@ -19,13 +20,14 @@ from nunatak_cli.corpus.rows import USUAL, FileOfRows, InputColumns
 from nunatak_cli.corpus.run import CorpusRecord, RunFolder, ScoredVersion, scored_files
 from nunatak_cli.corpus.writing import AnswerColumns, ColumnType, layout_of
 from nunatak_contract.enums import AggregationStrategy, OnLong
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import TaskReference
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
     from nunatak_server.outputs.outputs import PredictionOptions
+    from nunatak_server.scoring import ScoredInputs
     from nunatak_server.settings import ServerSettings
 
 
@@ -45,6 +47,10 @@ class CorpusJob:
     aggregation: AggregationStrategy = AggregationStrategy.NONE
     on_long: OnLong | None = None
     chunk_rows: int = CHUNK_ROWS
+    on: str | None = None
+    """The Ray cluster that scores; None: this process does."""
+    num_scorers: int | None = None
+    """Scorers on the cluster; None: as many as it has cores for."""
 
     def options(self) -> "PredictionOptions":
         """Return the options of the tasks."""
@@ -86,8 +92,6 @@ def run_job(
         NunatakError: the options do not fit the corpus or the tasks, OUT exists, a version cannot
             be served, or the folder of the run belongs to another run.
     """
-    from nunatak_server.scoring import open_scorer
-
     files = corpus_files(job.corpus, delimiter=job.delimiter)
     folder = RunFolder(job.out)
     with folder.held():
@@ -104,27 +108,27 @@ def run_job(
         columns = [_columns_of(job, name, manifest) for name, manifest in versions.items()]
         types = _types_of(columns)
         layout = layout_of(files, job.out, columns=job.columns, keep=job.keep, answers=types)
-        scorer = open_scorer(registry, versions, settings=settings, options=job.options())
-        record = partial(_record, job, files, versions, settings, scorer.numerics)
-        folder.begin(record())
-        chunks = read_chunks(
-            files,
-            job.columns,
-            taken=types if job.keep is None else (),
-            done=folder.done(layout),
-            size=job.chunk_rows,
-        )
         num_bytes = sum(file.path.stat().st_size for file in files)
         num_chunks = num_rows = num_scored = 0
-        for chunk, scored in score_chunks(chunks, scorer):
-            if scored is not None:
-                part = layout.part(answered_rows(chunk, scored, columns))
-                folder.write(chunk.index, layout, part, rejected_rows(chunk, scored))
-                num_scored += chunk.num_rows
-            num_chunks += 1
-            num_rows += chunk.num_rows
-            if on_chunk is not None:
-                on_chunk(chunk, num_bytes)
+        with _scoring(job, registry, versions, settings) as scoring:
+            record = partial(_record, job, files, versions, settings, scoring.numerics)
+            folder.begin(record())
+            chunks = read_chunks(
+                files,
+                job.columns,
+                taken=types if job.keep is None else (),
+                done=folder.done(layout),
+                size=job.chunk_rows,
+            )
+            for chunk, scored in scoring.score(chunks):
+                if scored is not None:
+                    part = layout.part(answered_rows(chunk, scored, columns))
+                    folder.write(chunk.index, layout, part, rejected_rows(chunk, scored))
+                    num_scored += chunk.num_rows
+                num_chunks += 1
+                num_rows += chunk.num_rows
+                if on_chunk is not None:
+                    on_chunk(chunk, num_bytes)
         # A file may have changed while it was read.
         folder.begin(record())
         num_rejected = folder.finish(layout, num_chunks=num_chunks)
@@ -135,6 +139,45 @@ def run_job(
         num_rejected=num_rejected,
         rejected=folder.rejected,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scoring:
+    """The step that answers chunks, in this process or on a cluster."""
+
+    numerics: str
+    score: "Callable[[Iterable[Chunk]], Iterator[tuple[Chunk, ScoredInputs | None]]]"
+
+
+@contextmanager
+def _scoring(
+    job: CorpusJob,
+    registry: "Registry",
+    versions: "Mapping[str, TaskManifest]",
+    settings: "ServerSettings",
+) -> Generator[_Scoring]:
+    if job.on is None:
+        from nunatak_server.scoring import open_scorer
+
+        scorer = open_scorer(registry, versions, settings=settings, options=job.options())
+        yield _Scoring(numerics=scorer.numerics, score=lambda chunks: score_chunks(chunks, scorer))
+        return
+    with needs_extra("ray"):
+        from nunatak_cluster.scorers import ray_scorers
+
+    with ray_scorers(
+        job.on,
+        settings=settings,
+        versions=versions,
+        options=job.options(),
+        num_scorers=job.num_scorers,
+    ) as scorers:
+        yield _Scoring(
+            numerics=scorers.numerics,
+            score=lambda chunks: scorers.score(
+                (chunk, None if chunk.is_done else chunk.inputs) for chunk in chunks
+            ),
+        )
 
 
 def _record(

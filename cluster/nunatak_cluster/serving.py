@@ -1,0 +1,143 @@
+"""Serving on Ray Serve: one application for each backbone, with the server's own app in a replica.
+
+Admission, batching and the choice of task versions stay the server's. Ray Serve only places the
+replicas, routes requests to them, and replaces those that are not ready.
+"""
+
+# Ray types some of its functions partly.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUntypedClassDecorator=false
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+from prometheus_client import disable_created_metrics
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from ray import serve
+from ray.serve import Application as RayApplication
+
+from nunatak_cluster import scaling
+from nunatak_cluster.scaling import QUEUED_SECONDS, QueuedSeconds
+from nunatak_server.app import Application, create_app
+from nunatak_server.runtime import Runtime, load_serving_backbone
+from nunatak_server.serving import collect_rarely
+from nunatak_server.settings import ServerSettings, configure
+from nunatak_server.telemetry.logs import leave_out_places, log_everything
+from nunatak_server.telemetry.tracing import find_tracing
+
+MAX_ONGOING: Final = 100_000
+"""Requests that Ray gives to a replica at once. The replica's own admission refuses far earlier,
+with 429; Ray itself would let requests wait without a bound."""
+HEALTH_PERIOD_S: Final = 5.0
+LAST_WORDS_S: Final = 5.0
+"""Extra time of a replica after its requests, to close its parts."""
+ANY_HOST: Final = "0.0.0.0"  # noqa: S104 - the address that Ray listens at, without other settings
+ANNOUNCED: Final = "ray:"
+
+
+class BackboneSettings(BaseModel):
+    """The replicas of one backbone; the `args` of an application in a file of Ray Serve."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    settings: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    """Settings of the server, by name. For the others, each node's environment counts."""
+    min_replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas: Annotated[int, Field(ge=1)] = 1
+    queued_seconds: Annotated[float, Field(gt=0)] = 0.5
+    """Seconds of work in the queue of a replica, above which there are more replicas."""
+    num_cpus: Annotated[float, Field(gt=0)] = 1.0
+    """Cores that Ray reserves for a replica."""
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs of a replica, or a fraction of one. Ray does not divide the memory of the GPU; set
+    `task_memory_bytes`."""
+
+
+class Replica:
+    """One server in a replica of Ray Serve. Ray calls the methods on the server's event loop."""
+
+    def __init__(self, given: Mapping[str, JsonValue]) -> None:
+        self._settings = replica_settings(given)
+        self._app: Application | None = None
+
+    def __serve_build_asgi_app__(self) -> Application:
+        """Load the backbone, and return the application. Ray runs its lifespan.
+
+        Raises:
+            NunatakError: the settings are invalid, or the backbone cannot be loaded.
+        """
+        settings = self._settings
+        log_everything(settings.log_format)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        disable_created_metrics()
+        leave_out_places()
+        backbone = load_serving_backbone(settings)
+        settings = settings.for_device(backbone.device.type)
+        settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
+        collect_rarely(max_requests=settings.max_queued_requests)
+        self._app = create_app(settings, backbone=backbone, tracing=find_tracing())
+        return self._app
+
+    async def check_health(self) -> None:
+        """Return if this replica is ready. Ray replaces a replica that raises three times.
+
+        Raises:
+            NunatakError: `not_ready` or `draining`.
+        """
+        self._runtime.readiness.check_ready()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the seconds of work in the queue."""
+        return {QUEUED_SECONDS: self._runtime.admission.drain_s()}
+
+    @property
+    def _runtime(self) -> Runtime:
+        # Ray asks only after the start of the application.
+        app = self._app
+        assert app is not None  # noqa: S101 - see above
+        return app.state.runtime
+
+
+def replica_settings(given: Mapping[str, JsonValue]) -> ServerSettings:
+    """Return the settings of the replica in which this code runs.
+
+    The host counts for the check that a server without keys is not open to other machines. It is
+    the address of Ray's proxy, which listens for all machines unless `given` has another one.
+
+    Raises:
+        NunatakError: `invalid_settings`, a value is invalid.
+    """
+    own = {
+        "host": ANY_HOST,
+        "replica_id": serve.get_replica_context().replica_id.unique_id,
+        "replica_address": f"{ANNOUNCED}{socket.gethostname()}",
+    }
+    return configure({**own, **given}).settings
+
+
+def build(args: BackboneSettings) -> RayApplication:
+    """Return the application of one backbone; the `import_path` in a file of Ray Serve."""
+    grace_s = configure(args.settings).settings.grace_s
+    options: dict[str, Any] = {
+        "max_ongoing_requests": MAX_ONGOING,
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "graceful_shutdown_timeout_s": grace_s + LAST_WORDS_S,
+        "ray_actor_options": {"num_cpus": args.num_cpus, "num_gpus": args.num_gpus},
+    }
+    if args.max_replicas > args.min_replicas:
+        policy = f"{scaling.__name__}:{QueuedSeconds.__name__}"
+        options["autoscaling_config"] = {
+            "min_replicas": args.min_replicas,
+            "max_replicas": args.max_replicas,
+            "policy": {
+                "policy_function": policy,
+                "policy_kwargs": {"target_s": args.queued_seconds},
+            },
+        }
+    else:
+        options["num_replicas"] = args.min_replicas
+    ingress: Any = serve.ingress()(Replica)
+    deployment: Any = serve.deployment(ingress)
+    return deployment.options(name="backbone", **options).bind(args.settings)

@@ -1,0 +1,69 @@
+"""A session: the connection of this process to a Ray cluster, for the time of a command."""
+
+# Ray types some of its functions partly.
+# pyright: reportUnknownMemberType=false
+
+import logging
+import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Final
+
+import ray
+
+from nunatak_contract.errors import NunatakError
+
+THIS: Final = "ray"
+"""The cluster of this machine, or the cluster that RAY_ADDRESS names."""
+CLIENT: Final = "ray://"
+CONNECT_S: Final = 10.0
+
+
+@contextmanager
+def joined(on: str) -> Generator[None]:
+    """Connect this process to a cluster, and disconnect it at the end.
+
+    `on` is `ray`, or `ray://host:port` for the client server of a cluster. No cluster is started,
+    because a cluster of this command alone would be no faster than local processes.
+
+    Raises:
+        NunatakError: `invalid_option`, `on` is no address of a cluster.
+        NunatakError: `ray_unavailable`, no cluster answers there.
+    """
+    if on != THIS and not on.startswith(CLIENT):
+        problem = f"expected {THIS} or {CLIENT}HOST:PORT as the cluster, got {on!r}"
+        raise NunatakError("invalid_option", problem=problem)
+    address = "auto" if on == THIS else on
+    named = os.environ.get("RAY_ADDRESS", "") if on == THIS else on
+    try:
+        _check_port(named.removeprefix(CLIENT))
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError) as error:
+        problem = (str(error).splitlines() or ["no answer"])[0]
+        raise NunatakError("ray_unavailable", address=on, problem=problem) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_port(place: str) -> None:
+    """Try to connect to `host:port`; Ray itself would try for minutes.
+
+    Raises:
+        OSError: nothing listens there.
+    """
+    host, _, port = place.rpartition(":")
+    if host and port.isdigit():
+        with socket.create_connection((host, int(port)), timeout=CONNECT_S):
+            pass
+
+
+def places(*, num_cpus: int, needs_gpu: bool) -> int:
+    """Return how many workers of this size fit into the cluster at once; at least 1."""
+    resources: dict[str, float] = ray.cluster_resources()
+    fitting = int(resources.get("CPU", 0)) // num_cpus
+    if needs_gpu:
+        fitting = min(fitting, int(resources.get("GPU", 0)))
+    return max(1, fitting)

@@ -1,0 +1,25 @@
+"""Laws of the number of replicas."""
+
+import pytest
+
+from nunatak_cluster.scaling import wanted_replicas
+
+TARGET_S = 0.5
+
+
+@pytest.mark.parametrize(
+    ("current", "queued_s", "wanted"),
+    [
+        pytest.param(2, [], 2, id="no report, no change"),
+        pytest.param(2, [0.5, 0.5], 2, id="at the target"),
+        pytest.param(2, [0.0, 1.2], 3, id="the mean counts"),
+        pytest.param(4, [30.0] * 4, 8, id="at most twice as many"),
+        pytest.param(3, [0.2] * 3, 3, id="a short queue is no reason to have fewer"),
+        pytest.param(3, [0.0] * 3, 2, id="one fewer at a time"),
+        pytest.param(1, [0.0], 1, id="never none"),
+    ],
+)
+def test_replicas_follow_the_seconds_of_work_in_their_queues(
+    current: int, queued_s: list[float], wanted: int
+) -> None:
+    assert wanted_replicas(current=current, queued_s=queued_s, target_s=TARGET_S) == wanted
