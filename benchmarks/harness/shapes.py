@@ -1,4 +1,4 @@
-"""Backbones to measure on: the embedded one, and the shapes of BERT base and RoBERTa base.
+"""Backbones to measure on: the embedded one, and the shapes of larger encoders.
 
 Neither memory nor speed depends on the values of the weights, so the larger shapes have random
 weights. They read text with the embedded backbone's tokenizer, whose vocabulary fits into theirs.
@@ -10,11 +10,24 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save
-from transformers import BertConfig, BertModel, PreTrainedModel, RobertaConfig, RobertaModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from benchmarks.harness.workload import minilm_folder
 
 DEVIATION = 0.02
+MINILM_IDS = {
+    "pad_token_id": 0, "cls_token_id": 101, "bos_token_id": 101, "sep_token_id": 102,
+    "eos_token_id": 102,
+}  # fmt: skip
+"""Special tokens of the embedded backbone's tokenizer."""
 
 
 class Shape(StrEnum):
@@ -27,6 +40,13 @@ class Shape(StrEnum):
     """Almost no weights, so that the memory is the memory of the process itself."""
     TINY_ROBERTA = "tiny_roberta"
     """The same in the layout of RoBERTa, to try a benchmark out."""
+    MODERNBERT = "modernbert"
+    """mmBERT base: ModernBERT base with a vocabulary of 256,000, 307 million parameters."""
+    TINY_MODERNBERT = "tiny_modernbert"
+    """Almost no weights in the layout of ModernBERT, to try a benchmark out."""
+
+
+Config = BertConfig | RobertaConfig | ModernBertConfig
 
 
 def backbone_folder(shape: Shape, root: Path) -> Path:
@@ -36,7 +56,7 @@ def backbone_folder(shape: Shape, root: Path) -> Path:
         case Shape.MINILM:
             return minilm_folder()
         case Shape.BERT_BASE:
-            config: BertConfig | RobertaConfig = BertConfig()
+            config: Config = BertConfig()
         case Shape.TINY:
             config = BertConfig(
                 hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
@@ -50,15 +70,27 @@ def backbone_folder(shape: Shape, root: Path) -> Path:
                 vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1,
                 hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
             )  # fmt: skip
+        case Shape.MODERNBERT:
+            config = ModernBertConfig(vocab_size=256_000, **MINILM_IDS)
+        case Shape.TINY_MODERNBERT:
+            config = ModernBertConfig(
+                vocab_size=50_265, hidden_size=64, num_hidden_layers=6, num_attention_heads=2,
+                intermediate_size=64, **MINILM_IDS,
+            )  # fmt: skip
     if not (folder / "config.json").exists():
         _write(folder, config)
     return folder
 
 
-def _write(folder: Path, config: BertConfig | RobertaConfig) -> None:
+def _write(folder: Path, config: Config) -> None:
     with torch.device("meta"):
-        is_bert = config.model_type == "bert"
-        empty: PreTrainedModel = BertModel(config) if is_bert else RobertaModel(config)  # pyright: ignore[reportArgumentType]
+        match config:
+            case BertConfig():
+                empty: PreTrainedModel = BertModel(config)
+            case RobertaConfig():
+                empty = RobertaModel(config)
+            case ModernBertConfig():
+                empty = ModernBertModel(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: _random(name, tensor.shape, generator) for name, tensor in empty.named_parameters()
@@ -72,6 +104,6 @@ def _write(folder: Path, config: BertConfig | RobertaConfig) -> None:
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    if name.endswith("LayerNorm.weight"):
+    if name.endswith(("LayerNorm.weight", "norm.weight")):
         return torch.ones(shape)
     return torch.randn(shape, generator=generator) * DEVIATION
