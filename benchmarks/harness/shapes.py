@@ -51,35 +51,36 @@ Config = BertConfig | RobertaConfig | ModernBertConfig
 
 def backbone_folder(shape: Shape, root: Path) -> Path:
     """Return a backbone's folder in transformers' layout; make a missing one below `root`."""
+    if shape is Shape.MINILM:
+        return minilm_folder()
     folder = root / shape
-    match shape:
-        case Shape.MINILM:
-            return minilm_folder()
-        case Shape.BERT_BASE:
-            config: Config = BertConfig()
-        case Shape.TINY:
-            config = BertConfig(
-                hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-            )
-        case Shape.ROBERTA_BASE:
-            config = RobertaConfig(
-                vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1
-            )
-        case Shape.TINY_ROBERTA:
-            config = RobertaConfig(
-                vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1,
-                hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-            )  # fmt: skip
-        case Shape.MODERNBERT:
-            config = ModernBertConfig(vocab_size=256_000, **MINILM_IDS)
-        case Shape.TINY_MODERNBERT:
-            config = ModernBertConfig(
-                vocab_size=50_265, hidden_size=64, num_hidden_layers=6, num_attention_heads=2,
-                intermediate_size=64, **MINILM_IDS,
-            )  # fmt: skip
     if not (folder / "config.json").exists():
-        _write(folder, config)
+        _write(folder, _config(shape))
     return folder
+
+
+def _config(shape: Shape) -> Config:
+    tiny = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }  # fmt: skip
+    roberta = {
+        "vocab_size": 50_265, "max_position_embeddings": 514, "type_vocab_size": 1,
+        "pad_token_id": 1,
+    }  # fmt: skip
+    match shape:
+        case Shape.TINY:
+            return BertConfig(**tiny)
+        case Shape.ROBERTA_BASE:
+            return RobertaConfig(**roberta)
+        case Shape.TINY_ROBERTA:
+            return RobertaConfig(**roberta, **tiny)
+        case Shape.MODERNBERT:
+            return ModernBertConfig(vocab_size=256_000, **MINILM_IDS)
+        case Shape.TINY_MODERNBERT:
+            return ModernBertConfig(**{**tiny, "num_hidden_layers": 6}, **MINILM_IDS)
+        case _:
+            return BertConfig()
 
 
 def _write(folder: Path, config: Config) -> None:

@@ -63,6 +63,7 @@ TRIES = (
     ),
     Try(name="head", group=HEAD, method=HeadOnly()),
 )
+SHARED_TRIES = tuple(one.name for one in TRIES if one.group == SHARED)
 
 
 class Run(BaseModel):
@@ -91,10 +92,10 @@ def main() -> None:
     parser = figures_parser(__doc__)
     parser.add_argument("sets", nargs="*", default=list(SETS), help="sets to train")
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
-    parser.add_argument("--rows", type=int, default=1500, help="most train examples of a set")
-    parser.add_argument("--dev", type=int, default=500, help="most dev examples of a set")
-    parser.add_argument("--test", type=int, default=3000, help="most test examples of a set")
-    parser.add_argument("--epochs", type=int, default=6, help="epochs of every run")
+    parser.add_argument("--rows", type=int, default=1000, help="most train examples of a set")
+    parser.add_argument("--dev", type=int, default=300, help="most dev examples of a set")
+    parser.add_argument("--test", type=int, default=1500, help="most test examples of a set")
+    parser.add_argument("--epochs", type=int, default=4, help="epochs of every run")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds of every run")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of finished runs")
     parser.add_argument("--reason", help="why the gap misses its goal, if it does")
@@ -174,19 +175,19 @@ def train(one: Try, data: TaskData, backbone: Backbone, sizes: Sizes, *, seed: i
     )
 
 
-def chosen(runs: Sequence[Run], group: str) -> Run:
-    """Return the run of a group with the best dev score."""
-    return max((run for run in runs if run.group == group), key=lambda run: run.dev)
+def chosen(runs: Sequence[Run], way: str) -> Run:
+    """Return the run with the best dev score of a group, or the run of this name."""
+    return max((run for run in runs if way in {run.group, run.name}), key=lambda run: run.dev)
 
 
 def record(found: Mapping[str, list[list[Run]]], sheet: Sheet, *, reason: str | None) -> None:
     """Record the test score of each way on each set, and the mean gap of each seed."""
     for name, seeds in found.items():
-        for group in (FULL, SHARED, HEAD):
-            best = [chosen(runs, group) for runs in seeds]
+        for way in (FULL, SHARED, *SHARED_TRIES, HEAD):
+            best = [chosen(runs, way) for runs in seeds]
             tries = ", ".join(sorted({run.name for run in best}))
             unit = f"macro F1 on test examples ({SETS[name]}); {tries}"
-            sheet.record(f"{PREFIX}.f1.{name}.{group}", [run.test for run in best], unit=unit)
+            sheet.record(f"{PREFIX}.f1.{name}.{way}", [run.test for run in best], unit=unit)
     gaps = [
         mean(chosen(runs, FULL).test - chosen(runs, SHARED).test for runs in of_seed)
         for of_seed in zip(*found.values(), strict=True)

@@ -23,6 +23,7 @@ from statistics import median
 
 import torch
 
+from benchmarks.harness.makers import HEAD as HEAD_OF_BERT
 from benchmarks.harness.makers import LABELS, TaskPlan
 from benchmarks.harness.recording import ROOT, Sheet, figures_parser, open_sheet
 from benchmarks.harness.shapes import Shape
@@ -153,7 +154,9 @@ def deploy(
 ) -> dict[System, Deployment]:
     """Make the tasks of all systems where they are missing."""
     backbone = desk.backbone(shape)
-    head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=len(LABELS))
+    usual = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=len(LABELS))
+    # MiniLM is a sentence encoder, whose usual head no class of transformers has.
+    head = HEAD_OF_BERT if shape is Shape.MINILM else usual
     methods = ways(backbone)
 
     def plan(way: str, number: int) -> TaskPlan:
@@ -273,7 +276,7 @@ def record(
     for part, measured, unit, goal, better in GOALS:
         measure, _ = MEASURES[measured]
         rivals = {it: of(it, measure) for it in full}
-        rival = better(full, key=lambda it: median(rivals[it]))  # noqa: B023 - called at once
+        rival = better(full, key=lambda it: median(rivals[it]))
         pairs = zip(of(System.NUNATAK, measure), rivals[rival], strict=True)
         sheet.record(
             f"{PREFIX}.{part}.{name}",

@@ -1,4 +1,4 @@
-"""Writes `model.onnx` of one text of any length into folders of transformers, given as arguments."""
+"""Writes `model.onnx`, which reads one text of any length, into folders of transformers."""
 # pyright: basic
 
 import sys
