@@ -5,8 +5,10 @@ weights. They read text with the embedded backbone's tokenizer, whose vocabulary
 """
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -23,7 +25,7 @@ from transformers import (
 from benchmarks.harness.workload import minilm_folder
 
 DEVIATION = 0.02
-MINILM_IDS = {
+MINILM_IDS: Mapping[str, Any] = {
     "pad_token_id": 0, "cls_token_id": 101, "bos_token_id": 101, "sep_token_id": 102,
     "eos_token_id": 102,
 }  # fmt: skip
@@ -60,11 +62,11 @@ def backbone_folder(shape: Shape, root: Path) -> Path:
 
 
 def _config(shape: Shape) -> Config:
-    tiny = {
+    tiny: dict[str, Any] = {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 64,
     }  # fmt: skip
-    roberta = {
+    roberta: dict[str, Any] = {
         "vocab_size": 50_265, "max_position_embeddings": 514, "type_vocab_size": 1,
         "pad_token_id": 1,
     }  # fmt: skip

@@ -122,11 +122,8 @@ def _shape(figures: Figures, shape: str, title: str) -> str:
 
 def _systems(figures: Figures, shape: str) -> str:
     found = points(figures, rf"race\.five\.{shape}\.([a-z_]+)\.([a-z0-9_]+)")
-    systems = sorted({name for name, _ in found}, key=list(System).index)
-    rows = (
-        [System(name).heading, *(_value(found.get((name, it))) for it in MEASURES)]
-        for name in systems
-    )
+    systems = [system for system in System if any(name == system for name, _ in found)]
+    rows = ([name.heading, *(_value(found.get((name, it))) for it in MEASURES)] for name in systems)
     return markdown_table(("system", *MEASURES.values()), rows)
 
 
