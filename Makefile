@@ -16,7 +16,7 @@ SWEEPS := elsa graddrop adapter mixout tapt robustness
 ANALYSES := rsa landscape
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ops screenshot test test-slow check format client bench gpu real papers torture abuse report figures configuration serve clean clean-results
+.PHONY: help install demo ops screenshot test test-slow check format client bench race gpu real papers torture abuse report figures configuration serve clean clean-results
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -70,6 +70,10 @@ bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python -m benchmarks.forward.int8
 	$(BIN)/python -m benchmarks.forward.memory
 	$(BIN)/python -m benchmarks.forward.overhead
+
+race: $(VENV)/.dev  ## race five classifiers on one trunk against five full models; DATA=folder: with F1
+	$(BIN)/python -m benchmarks.savings.five --rounds $(or $(ROUNDS),2)
+	$(if $(DATA),OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.shared_quality --data $(DATA))
 
 gpu: $(VENV)/.dev  ## check and measure the mixed forward on a CUDA device, 8 minutes at most
 	$(BIN)/python -m benchmarks.forward.gpu

@@ -12,6 +12,8 @@ from benchmarks.forward.render import PREFIX as FORWARD
 from benchmarks.forward.render import write_forward
 from benchmarks.harness.recording import FIGURES, Figure, latest
 from benchmarks.registry.render import write_page as write_registry
+from benchmarks.savings.five_page import PREFIX as RACE
+from benchmarks.savings.five_page import write_race
 from nunatak_registry.cards import markdown_table
 
 PAGE = FIGURES.parent / "README.md"
@@ -70,6 +72,11 @@ SECTIONS = (
         about="Protocols of LLM gateways over the native route: [server.md](server.md).",
     ),
     Section(
+        prefix=RACE,
+        title="Five classifiers about every text",
+        about="One trunk against five full models, with F1 next to speed: [race.md](race.md).",
+    ),
+    Section(
         prefix="batch.",
         title="Scoring a corpus",
         about="How a corpus is scored: [batch.md](../batch.md).",
@@ -125,6 +132,7 @@ def main() -> None:
     write_registry()
     write_forward(figures)
     write_table(figures)
+    write_race(figures)
     print(f"{len(figures)} figures in {PAGE.relative_to(Path.cwd())}")
 
 
@@ -141,7 +149,7 @@ def page(figures: dict[str, Figure]) -> str:
 
 def is_detail(figure: Figure) -> bool:
     """Whether only the page of its benchmark shows a figure."""
-    return figure.id.startswith(FORWARD) and figure.goal is None
+    return figure.id.startswith((FORWARD, RACE)) and figure.goal is None
 
 
 def _count(section: Section, figures: Sequence[Figure]) -> str:

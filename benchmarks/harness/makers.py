@@ -17,10 +17,10 @@ from sqlalchemy import URL
 
 from nunatak_artifact import LoadedTask, Provenance, VersionDraft, draft_task, load_task
 from nunatak_artifact.interchange.peft_export import export_peft
-from nunatak_artifact.interchange.transformers_export import export_transformers
+from nunatak_artifact.interchange.transformers_export import export_transformers, merged_weights
 from nunatak_contract.enums import Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
-from nunatak_model import Backbone, BranchSpec, HeadSpec, initial_parameters
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
+from nunatak_model import Backbone, BranchSpec, HeadSpec, build_branch, initial_parameters
 from nunatak_registry import Registry
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.index.index import Index
@@ -56,6 +56,8 @@ class TaskPlan:
     seed: int
     head: HeadSpec = HEAD
     probe: tuple[str, ...] = PROBE
+    is_merged: bool = False
+    """Whether the task owns all weights, and answers as the task of its method does."""
 
 
 def plans(
@@ -85,6 +87,15 @@ def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
         else tensor + DEVIATION * torch.randn(tensor.shape, generator=generator)
         for name, tensor in fresh.items()
     }
+    if plan.is_merged:
+        branch = build_branch(spec, backbone.config, parameters)
+        spec = BranchSpec(method=Full(), head=plan.head)
+        wanted = initial_parameters(spec, backbone, generator=generator)
+        merged = merged_weights(branch, backbone)
+        parameters = {name: merged[name] for name in wanted}
+        # A full model without any change of the encoder is refused; one bit is a change.
+        name = next(it for it in wanted if it.startswith("layers.") and it.endswith("weight"))
+        parameters[name] = parameters[name].nextafter(torch.tensor(torch.inf))
     return draft_task(
         plan.name,
         spec=spec,

@@ -1,20 +1,35 @@
-"""Backbones to measure on: the embedded one, and the shapes of BERT base and RoBERTa base.
+"""Backbones to measure on: the embedded one, and the shapes of larger encoders.
 
 Neither memory nor speed depends on the values of the weights, so the larger shapes have random
 weights. They read text with the embedded backbone's tokenizer, whose vocabulary fits into theirs.
 """
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
-from transformers import BertConfig, BertModel, PreTrainedModel, RobertaConfig, RobertaModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from benchmarks.harness.workload import minilm_folder
 
 DEVIATION = 0.02
+MINILM_IDS: Mapping[str, Any] = {
+    "pad_token_id": 0, "cls_token_id": 101, "bos_token_id": 101, "sep_token_id": 102,
+    "eos_token_id": 102,
+}  # fmt: skip
+"""Special tokens of the embedded backbone's tokenizer."""
 
 
 class Shape(StrEnum):
@@ -27,38 +42,58 @@ class Shape(StrEnum):
     """Almost no weights, so that the memory is the memory of the process itself."""
     TINY_ROBERTA = "tiny_roberta"
     """The same in the layout of RoBERTa, to try a benchmark out."""
+    MODERNBERT = "modernbert"
+    """mmBERT base: ModernBERT base with a vocabulary of 256,000, 307 million parameters."""
+    TINY_MODERNBERT = "tiny_modernbert"
+    """Almost no weights in the layout of ModernBERT, to try a benchmark out."""
+
+
+Config = BertConfig | RobertaConfig | ModernBertConfig
 
 
 def backbone_folder(shape: Shape, root: Path) -> Path:
     """Return a backbone's folder in transformers' layout; make a missing one below `root`."""
+    if shape is Shape.MINILM:
+        return minilm_folder()
     folder = root / shape
-    match shape:
-        case Shape.MINILM:
-            return minilm_folder()
-        case Shape.BERT_BASE:
-            config: BertConfig | RobertaConfig = BertConfig()
-        case Shape.TINY:
-            config = BertConfig(
-                hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
-            )
-        case Shape.ROBERTA_BASE:
-            config = RobertaConfig(
-                vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1
-            )
-        case Shape.TINY_ROBERTA:
-            config = RobertaConfig(
-                vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1, pad_token_id=1,
-                hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-            )  # fmt: skip
     if not (folder / "config.json").exists():
-        _write(folder, config)
+        _write(folder, _config(shape))
     return folder
 
 
-def _write(folder: Path, config: BertConfig | RobertaConfig) -> None:
+def _config(shape: Shape) -> Config:
+    tiny: dict[str, Any] = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }  # fmt: skip
+    roberta: dict[str, Any] = {
+        "vocab_size": 50_265, "max_position_embeddings": 514, "type_vocab_size": 1,
+        "pad_token_id": 1,
+    }  # fmt: skip
+    match shape:
+        case Shape.TINY:
+            return BertConfig(**tiny)
+        case Shape.ROBERTA_BASE:
+            return RobertaConfig(**roberta)
+        case Shape.TINY_ROBERTA:
+            return RobertaConfig(**roberta, **tiny)
+        case Shape.MODERNBERT:
+            return ModernBertConfig(vocab_size=256_000, **MINILM_IDS)
+        case Shape.TINY_MODERNBERT:
+            return ModernBertConfig(**{**tiny, "num_hidden_layers": 6}, **MINILM_IDS)
+        case _:
+            return BertConfig()
+
+
+def _write(folder: Path, config: Config) -> None:
     with torch.device("meta"):
-        is_bert = config.model_type == "bert"
-        empty: PreTrainedModel = BertModel(config) if is_bert else RobertaModel(config)  # pyright: ignore[reportArgumentType]
+        match config:
+            case BertConfig():
+                empty: PreTrainedModel = BertModel(config)
+            case RobertaConfig():
+                empty = RobertaModel(config)
+            case ModernBertConfig():
+                empty = ModernBertModel(config)
     generator = torch.Generator().manual_seed(0)
     tensors = {
         name: _random(name, tensor.shape, generator) for name, tensor in empty.named_parameters()
@@ -72,6 +107,6 @@ def _write(folder: Path, config: BertConfig | RobertaConfig) -> None:
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    if name.endswith("LayerNorm.weight"):
+    if name.endswith(("LayerNorm.weight", "norm.weight")):
         return torch.ones(shape)
     return torch.randn(shape, generator=generator) * DEVIATION

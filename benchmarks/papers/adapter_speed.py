@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
@@ -26,13 +26,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 
 from benchmarks.forward.worker import Peer
 from benchmarks.harness.environments import interpreter
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import fastest, interleave, ratios
 from benchmarks.harness.workload import minilm_folder
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora
 from nunatak_model import Backbone, load_backbone
 from nunatak_training.data import ExampleSet, TaskData, load_task_data
 from nunatak_training.fitting import fit_task
@@ -54,7 +55,9 @@ class Race:
     """One method, and the library with which Trainer trains it."""
 
     library: str
-    method: Lora | Bottleneck
+    method: Lora | Bottleneck | Full
+    changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    """Further changes of the recipe."""
 
     @property
     def settings(self) -> Mapping[str, float]:
@@ -64,6 +67,8 @@ class Race:
                 return {"rank": self.method.rank, "alpha": self.method.alpha}
             case Bottleneck():
                 return {"size": self.method.size}
+            case Full():
+                return {}
 
     def python(self) -> Path:
         """Return the interpreter that has the library."""
@@ -157,12 +162,13 @@ def first_rows(data: TaskData, num_rows: int) -> TaskData:
 
 def recipe_of(race: Race, *, seed: int) -> Recipe:
     """Return the default recipe of the method, with the head of transformers' own class."""
-    changes = {
+    changes: dict[str, JsonValue] = {
         "epochs": EPOCHS,
         "max_length": MAX_LENGTH,
         "pooling": "first",
         "dense": True,
         "seed": seed,
+        **race.changes,
     }
     return default_recipe(race.method, changes=changes)
 

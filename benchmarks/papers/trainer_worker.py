@@ -1,7 +1,7 @@
-"""One training by transformers' Trainer, of LoRA with `peft` or of bottlenecks with `adapters`.
+"""One training by transformers' Trainer: LoRA with `peft`, bottlenecks with `adapters`, or all.
 
-`adapter_speed.py` starts this program in an environment that has the library of the job. The last
-line of the output is the result as JSON.
+`adapter_speed.py` and `shared_quality.py` start this program in an environment that has the
+library of the job. The last line of the output is the result as JSON.
 """
 # pyright: basic, reportMissingImports=false, reportCallIssue=false
 # pyright: reportOptionalMemberAccess=false
@@ -37,8 +37,8 @@ def main() -> None:
     model = BertForSequenceClassification.from_pretrained(
         job["backbone"], num_labels=job["num_labels"]
     )
-    add = {"peft": with_lora, "adapters": with_bottlenecks}[job["library"]]
-    model = add(model, job)
+    add = {"peft": with_lora, "adapters": with_bottlenecks, "transformers": in_full}
+    model = add[job["library"]](model, job)
     with tempfile.TemporaryDirectory() as output:
         trainer = Trainer(
             model=model,
@@ -117,6 +117,11 @@ def with_bottlenecks(model: BertForSequenceClassification, job: Job) -> nn.Modul
     model.train_adapter("task")
     for part in (model.bert.pooler, model.classifier):
         part.requires_grad_(requires_grad=True)
+    return model
+
+
+def in_full(model: BertForSequenceClassification, _: Job) -> nn.Module:
+    """Add nothing: all parameters are trained."""
     return model
 
 

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -35,8 +35,11 @@ class System(StrEnum):
 
     NUNATAK = "nunatak"
     NUNATAK_BFLOAT16 = "nunatak_bfloat16"
+    NUNATAK_FULL = "nunatak_full"
     FULL_MODELS = "full_models"
     FULL_MODELS_PRIVATE = "full_models_private"
+    PACKED_MODELS = "packed_models"
+    ONNXRUNTIME = "onnxruntime"
     PROCESSES_PRIVATE = "processes_private"
     PROCESSES_MAPPED = "processes_mapped"
     PEFT_SWITCH = "peft_switch"
@@ -52,7 +55,7 @@ class System(StrEnum):
     @property
     def is_ours(self) -> bool:
         """Whether the system is our server, and no baseline."""
-        return self in {System.NUNATAK, System.NUNATAK_BFLOAT16}
+        return self in {System.NUNATAK, System.NUNATAK_BFLOAT16, System.NUNATAK_FULL}
 
     @property
     def holds_adapters(self) -> bool:
@@ -68,8 +71,11 @@ class System(StrEnum):
 TITLES = {
     System.NUNATAK: "Nunatak",
     System.NUNATAK_BFLOAT16: "Nunatak, bfloat16",
+    System.NUNATAK_FULL: "Nunatak, one full model per task",
     System.FULL_MODELS: "one process, one full model per task",
     System.FULL_MODELS_PRIVATE: "one process, one full model per task, weights copied",
+    System.PACKED_MODELS: "one process, one full model per task, packed linears",
+    System.ONNXRUNTIME: "onnxruntime, one full model per task",
     System.PROCESSES_PRIVATE: "one process per task",
     System.PROCESSES_MAPPED: "one process per task, base model mapped",
     System.PEFT_SWITCH: "peft, set_adapter under a lock",
@@ -78,11 +84,12 @@ TITLES = {
     System.RAY_SERVE: "Ray Serve, multiplexed full models",
 }
 
-FOREIGN_PACKAGES = {
+FOREIGN_PACKAGES: Mapping[System, tuple[str, ...]] = {
+    System.ONNXRUNTIME: ("onnxruntime_models", "onnxruntime==1.31.1", "onnx==1.23.2"),
     System.LITSERVE: ("litserve", "litserve==0.2.19"),
     System.RAY_SERVE: ("ray", "ray[serve]==2.60.0"),
 }
-"""Environment and package of the baselines whose packages the project lacks."""
+"""Environment and packages of the baselines whose packages the project lacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +106,8 @@ class Deployment:
     log: Path | None = None
     options: tuple[str, ...] = ()
     """Further options of `nunatak serve`."""
+    dtype: str = "float32"
+    """Number format of all systems whose name does not say another."""
 
     def folders(self, system: System) -> tuple[Path, ...]:
         """Return the folders of tasks that a baseline loads."""
@@ -207,7 +216,7 @@ def _wait_until_it_listens(process: subprocess.Popen[str], address: str) -> None
 
 def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> list[str]:
     if system.is_ours:
-        dtype = "float32" if system is System.NUNATAK else "bfloat16"
+        dtype = "bfloat16" if system is System.NUNATAK_BFLOAT16 else deployment.dtype
         return [
             *(sys.executable, "-m", "nunatak_cli", "serve"),
             *("--registry", str(deployment.registry)),
@@ -218,6 +227,8 @@ def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> li
     scripts = {
         System.FULL_MODELS: ("full_models.py", "mapped"),
         System.FULL_MODELS_PRIVATE: ("full_models.py", "private"),
+        System.PACKED_MODELS: ("packed_models.py", ""),
+        System.ONNXRUNTIME: ("onnxruntime_models.py", ""),
         System.PROCESSES_PRIVATE: ("full_models.py", "private"),
         System.PROCESSES_MAPPED: ("peft_adapters.py", "switch"),
         System.PEFT_SWITCH: ("peft_adapters.py", "switch"),
@@ -229,20 +240,21 @@ def _command(system: System, deployment: Deployment, tasks: Sequence[str]) -> li
     wanted = set(tasks)
     folders = [it for it in deployment.folders(system) if it.name in wanted]
     return [
-        *(str(_interpreter(system)), str(SERVING / script)),
+        *(str(interpreter_of(system)), str(SERVING / script)),
         *("--port", str(_free_port())),
         *("--base", str(deployment.backbone)),
-        *("--mode", mode),
+        *("--mode", mode, "--dtype", deployment.dtype),
         *map(str, folders),
     ]
 
 
-def _interpreter(system: System) -> Path:
+def interpreter_of(system: System) -> Path:
+    """Return the Python that has the packages of a baseline."""
     if system not in FOREIGN_PACKAGES:
         return Path(sys.executable)
-    name, package = FOREIGN_PACKAGES[system]
+    name, *packages = FOREIGN_PACKAGES[system]
     shared = [path for path in sys.path if Path(path).name == "site-packages"]
-    return interpreter(name, [package], sees=shared)
+    return interpreter(name, packages, sees=shared)
 
 
 def _free_port() -> int:

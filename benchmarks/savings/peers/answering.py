@@ -9,7 +9,6 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -31,15 +30,14 @@ class Answer(BaseModel):
 
 
 def options() -> argparse.Namespace:
-    """Read the options: port, base model, folders of tasks, and mode."""
+    """Read the options: port, base model, mode, number format, and folders of tasks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--base", type=Path, help="folder of the base model")
     parser.add_argument("--mode", default="")
+    parser.add_argument("--dtype", default="float32", help="number format of the weights")
     parser.add_argument("tasks", type=Path, nargs="*", help="one folder each, named as the task")
-    read = parser.parse_args()
-    torch.set_grad_enabled(False)
-    return read
+    return parser.parse_args()
 
 
 def serve(answer: Callable[[Question], list[list[float]]], port: int) -> None:

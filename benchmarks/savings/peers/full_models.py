@@ -8,6 +8,7 @@ mapped file, as a cast or a move to a device does.
 
 import threading
 
+import torch
 from answering import Question, options, serve
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -17,10 +18,11 @@ LOCK = threading.Lock()
 def main() -> None:
     """Load every task's model and serve."""
     read = options()
+    torch.set_grad_enabled(False)
     tokenizer = AutoTokenizer.from_pretrained(read.tasks[0])
     models = {}
     for folder in read.tasks:
-        model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+        model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=read.dtype).eval()
         if read.mode == "private":
             for parameter in model.parameters():
                 parameter.data = parameter.data.clone()
@@ -28,7 +30,8 @@ def main() -> None:
 
     def answer(question: Question) -> list[list[float]]:
         inputs = tokenizer(question.text, return_tensors="pt", truncation=True, max_length=130)
-        with LOCK:
+        # The grad mode belongs to a thread, and this is a thread of the pool.
+        with LOCK, torch.inference_mode():
             return [
                 models[task](**inputs).logits[0].softmax(-1).tolist() for task in question.tasks
             ]

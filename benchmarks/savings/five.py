@@ -1,0 +1,304 @@
+"""The race of gateways: five classifiers about every text, one trunk against five full models.
+
+One server runs at a time, on all cores, and the client is a process of its own. A round starts
+every server once, in shuffled order. Each server answers requests one after another, and then those
+of 16 clients. The memory is measured after that. Every request asks all five tasks about a new
+text. All systems serve the same five tasks, and must give the same answers before they are timed.
+
+Two systems hold five full models with packed linear layers: transformers' models in one process
+with a scheduler each, and our own engine with five `full` tasks. The ratios are over whichever of
+the two is better, in each measure.
+
+Our server also answers five tasks of one way alone: three top layers, low-rank updates from the
+middle, and heads. The race itself asks a mix of them.
+"""
+
+import asyncio
+import random
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+
+from benchmarks.harness.makers import HEAD as HEAD_OF_BERT
+from benchmarks.harness.makers import LABELS, TaskPlan
+from benchmarks.harness.recording import ROOT, Sheet, figures_parser, open_sheet
+from benchmarks.harness.shapes import Shape
+from benchmarks.savings.clients import answers, client_of
+from benchmarks.savings.desk import FULL, Desk
+from benchmarks.savings.race import check_agreement
+from benchmarks.savings.systems import SERVING, Deployment, Started, System, interpreter_of, running
+from nunatak_contract.enums import HeadKind, LinearMap
+from nunatak_contract.methods import HeadOnly, Lora, Method, TopK
+from nunatak_loadtest.generator import LoadClient
+from nunatak_loadtest.samples import percentile
+from nunatak_loadtest.scenario import NormalLengths, Scenario
+from nunatak_loadtest.texts import text_source
+from nunatak_model import Backbone, default_head
+
+PREFIX = "race.five"
+SHAPES = {"modernbert": Shape.MODERNBERT, "minilm": Shape.MINILM, "tiny": Shape.TINY_MODERNBERT}
+COUNT, CLIENTS = 5, 16
+TOP, MIDDLE, HEAD = "top-3", "lora-middle", "head"
+MIX = (TOP, MIDDLE, HEAD, TOP, HEAD)
+"""The ways of the five tasks of the race."""
+FULL_MODELS = (System.PACKED_MODELS, System.NUNATAK_FULL)
+"""The systems that hold five full models with packed linear layers."""
+RACERS = (System.NUNATAK, *FULL_MODELS, System.FULL_MODELS, System.ONNXRUNTIME)
+TEXTS = Scenario(name="five", texts=NormalLengths(mean=32, deviation=8))
+TEXT = "Where is my parcel, and who can tell me more?"
+EXPORTER = SERVING / "onnx_export.py"
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """The number of requests of one server in one round."""
+
+    sequential: int
+    concurrent: int
+
+
+EFFORTS = {
+    Shape.MODERNBERT: Effort(sequential=12, concurrent=48),
+    Shape.MINILM: Effort(sequential=100, concurrent=320),
+    Shape.TINY_MODERNBERT: Effort(sequential=5, concurrent=20),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """The answers of a server under one load."""
+
+    per_s: float
+    p50_ms: float
+    p95_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One server in one round."""
+
+    sequential: Timed
+    concurrent: Timed
+    alone: Mapping[str, Timed]
+    """Requests one after another for five tasks of one way; our server only."""
+    pss_mib: float
+    rss_mib: float
+
+
+Measure = Callable[[Turn], float]
+
+
+MEASURES: Mapping[str, tuple[Measure, str]] = {
+    "sequential_per_s": (lambda it: it.sequential.per_s, "requests/s, one after another"),
+    "sequential_p50_ms": (lambda it: it.sequential.p50_ms, "ms, one after another"),
+    "sequential_p95_ms": (lambda it: it.sequential.p95_ms, "ms, one after another"),
+    "c16_per_s": (lambda it: it.concurrent.per_s, f"requests/s of {CLIENTS} clients"),
+    "c16_p50_ms": (lambda it: it.concurrent.p50_ms, f"ms, {CLIENTS} clients"),
+    "c16_p95_ms": (lambda it: it.concurrent.p95_ms, f"ms, {CLIENTS} clients"),
+    "pss_mib": (lambda it: it.pss_mib, "MiB PSS of all its processes"),
+    "rss_mib": (lambda it: it.rss_mib, "MiB RSS of all its processes"),
+}
+GOALS = (
+    ("sequential", "sequential_per_s", "of the requests/s", ">= 3.0", max),
+    ("c16.p95", "c16_p95_ms", f"of the p95 of {CLIENTS} clients", "<= 0.35", min),
+    ("memory", "pss_mib", "of the memory (PSS)", "<= 0.35", min),
+)
+"""Figure, measure, unit, goal, and which value of the rivals is the better one."""
+
+
+def main() -> None:
+    """Race on the shapes, and record the figures of each."""
+    parser = figures_parser(__doc__, rounds=2)
+    parser.add_argument("shapes", nargs="*", default=["modernbert", "minilm"], metavar="SHAPE")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--reason", help="why goals are missed, if some are")
+    parser.add_argument("--prepare", action="store_true", help="make the tasks, measure nothing")
+    options, sheet = open_sheet(parser)
+    torch.set_num_threads(1)
+    desk = Desk(
+        work=ROOT / ".bench" / "savings",
+        out=ROOT / ".bench" / "savings",
+        sheet=sheet,
+        extent=FULL,
+        cores=None,
+        price_per_hour=0.0,
+    )
+    is_exact = options.dtype == "float32"
+    racers = [it for it in RACERS if is_exact or it is not System.ONNXRUNTIME]
+    for name in options.shapes:
+        shape = SHAPES[name]
+        deployments = deploy(desk, shape, racers, dtype=options.dtype)
+        if options.prepare:
+            continue
+        rounds = [run_round(deployments, EFFORTS[shape], seed=seed) for seed in range(sheet.rounds)]
+        record(name if is_exact else f"{name}.bf16", rounds, sheet, reason=options.reason)
+
+
+def ways(backbone: Backbone) -> dict[str, Method]:
+    """Return the methods of the tasks on a backbone."""
+    middle = backbone.config.num_layers // 2
+    return {
+        TOP: TopK(num_layers=3),
+        MIDDLE: Lora(rank=16, alpha=32.0, targets=tuple(LinearMap), first_layer=middle),
+        HEAD: HeadOnly(),
+    }
+
+
+def deploy(
+    desk: Desk, shape: Shape, racers: Sequence[System], *, dtype: str
+) -> dict[System, Deployment]:
+    """Make the tasks of all systems where they are missing."""
+    backbone = desk.backbone(shape)
+    usual = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=len(LABELS))
+    # MiniLM is a sentence encoder, whose usual head no class of transformers has.
+    head = HEAD_OF_BERT if shape is Shape.MINILM else usual
+    methods = ways(backbone)
+
+    def plan(way: str, number: int) -> TaskPlan:
+        name = f"{way}-{number}"
+        seed = 10 * list(methods).index(way) + number
+        return TaskPlan(name=name, method=methods[way], seed=seed, head=head)
+
+    mixed = [plan(way, MIX[:number].count(way)) for number, way in enumerate(MIX)]
+    all_plans = [plan(way, number) for way in methods for number in range(COUNT)]
+    # A batch must hold the trunk and the branch of the longest text.
+    most = max(4096, 2 * backbone.config.max_tokens)
+    options = ("--max-batch-tokens", str(most))
+    shared = desk.deployment(shape, "five", all_plans, full_models=mixed, options=options)
+    ours = replace(shared, tasks=tuple(it.name for it in mixed), dtype=dtype)
+    merged = [replace(it, is_merged=True) for it in mixed]
+    found = dict.fromkeys(racers, ours)
+    if System.ONNXRUNTIME in found:
+        folders = [str(it) for it in ours.folders(System.ONNXRUNTIME)]
+        python = str(interpreter_of(System.ONNXRUNTIME))
+        subprocess.run([python, str(EXPORTER), *folders], check=True)  # noqa: S603 - our own script
+    if System.NUNATAK_FULL in found:
+        # One at a time, because all full models at once would not fit the memory.
+        parts = [desk.deployment(shape, "five-full", [it], options=options) for it in merged]
+        found[System.NUNATAK_FULL] = replace(parts[0].of(ours.tasks), dtype=dtype)
+    return found
+
+
+def run_round(
+    deployments: Mapping[System, Deployment], effort: Effort, *, seed: int
+) -> dict[System, Turn]:
+    """Measure every system once, in shuffled order.
+
+    Raises:
+        DisagreementError: two systems answer differently.
+    """
+    turns, said = dict[System, Turn](), dict[System, list[list[float]]]()
+    systems = list(deployments)
+    for system in random.Random(seed).sample(systems, len(systems)):
+        deployment = deployments[system]
+        with running(system, deployment) as started:
+            said[system] = answers(started, deployment.tasks, TEXT)
+            turns[system] = turn = asyncio.run(
+                take_turn(started, deployment.tasks, effort, seed=seed)
+            )
+        print(
+            f"  {system}: {turn.sequential.per_s:.2f}/s alone, {turn.concurrent.per_s:.2f}/s and "
+            f"p95 {turn.concurrent.p95_ms:.0f} ms of {CLIENTS}, {turn.pss_mib:.0f} MiB",
+            flush=True,
+        )
+    check_agreement(said)
+    return turns
+
+
+async def take_turn(started: Started, tasks: Sequence[str], effort: Effort, *, seed: int) -> Turn:
+    """Measure a running system."""
+    # No text comes twice to a server, because a cache would answer it.
+    texts = text_source(TEXTS, random.Random(seed))
+    async with client_of(started) as client:
+
+        async def ask(asked: Sequence[str], requests: int, *, clients: int) -> Timed:
+            drawn = [texts.draw() for _ in range(requests)]
+            return await timed(client, asked, drawn, clients=clients)
+
+        await ask(tasks, CLIENTS, clients=CLIENTS)
+        sequential = await ask(tasks, effort.sequential, clients=1)
+        concurrent = await ask(tasks, effort.concurrent, clients=CLIENTS)
+        # Measured before tasks of other sets are loaded.
+        pss, rss, _ = started.memory()
+        alone = dict[str, Timed]()
+        for way in (TOP, MIDDLE, HEAD) if started.system is System.NUNATAK else ():
+            five = [f"{way}-{number}" for number in range(COUNT)]
+            await ask(five, 2, clients=1)
+            alone[way] = await ask(five, effort.sequential, clients=1)
+    return Turn(
+        sequential=sequential,
+        concurrent=concurrent,
+        alone=alone,
+        pss_mib=pss / MIB,
+        rss_mib=rss / MIB,
+    )
+
+
+async def timed(
+    client: LoadClient, tasks: Sequence[str], texts: Sequence[str], *, clients: int
+) -> Timed:
+    """Send each text once; every client waits for an answer before the next request."""
+    waiting, times_ms = iter(texts), list[float]()
+
+    async def ask_in_turn() -> None:
+        for text in waiting:
+            began = time.perf_counter()
+            await client.ask(tasks, text)
+            times_ms.append(1e3 * (time.perf_counter() - began))
+
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(ask_in_turn())
+    seconds = time.perf_counter() - began
+    ordered = sorted(times_ms)
+    return Timed(
+        per_s=len(texts) / seconds,
+        p50_ms=percentile(ordered, 50),
+        p95_ms=percentile(ordered, 95),
+    )
+
+
+def record(
+    name: str, rounds: Sequence[Mapping[System, Turn]], sheet: Sheet, *, reason: str | None
+) -> None:
+    """Record the ratios over the better of the systems of full models, then all measures."""
+    full = [it for it in FULL_MODELS if it in rounds[0]]
+
+    def of(system: System, measure: Measure) -> list[float]:
+        return [measure(turns[system]) for turns in rounds]
+
+    for part, measured, unit, goal, better in GOALS:
+        measure, _ = MEASURES[measured]
+        rivals = {it: of(it, measure) for it in full}
+        rival = better(full, key=lambda it: median(rivals[it]))
+        pairs = zip(of(System.NUNATAK, measure), rivals[rival], strict=True)
+        sheet.record(
+            f"{PREFIX}.{part}.{name}",
+            [ours / theirs for ours, theirs in pairs],
+            unit=f"{unit} of five packed full models ({rival})",
+            goal=goal,
+            reason=reason,
+        )
+    for system in rounds[0]:
+        for measure_name, (measure, unit) in MEASURES.items():
+            sheet.record(
+                f"{PREFIX}.{name}.{system}.{measure_name}",
+                of(system, measure),
+                unit=unit,
+            )
+    for way in rounds[0][System.NUNATAK].alone:
+        sheet.record(
+            f"{PREFIX}.{name}.{System.NUNATAK}.sequential_per_s.{way}",
+            [turns[System.NUNATAK].alone[way].per_s for turns in rounds],
+            unit=f"requests/s, five tasks of {way}",
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Laws of the race of five classifiers: equal tasks, fair ratios, and its page."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.makers import TaskPlan, draft
+from benchmarks.harness.recording import Figure, Sheet, latest
+from benchmarks.papers import shared_quality
+from benchmarks.papers.shared_quality import SETS, TRIES, Run, chosen
+from benchmarks.savings.five import HEAD, MIDDLE, RACERS, TOP, Timed, Turn, record, timed
+from benchmarks.savings.five_page import page, speeds, write_race
+from benchmarks.savings.systems import System
+from doubles.backbones import tiny_backbone
+from nunatak_client import Timings
+from nunatak_contract.enums import LinearMap
+from nunatak_contract.methods import HeadOnly, Lora, Method, TopK
+
+LORA = Lora(rank=2, alpha=4.0, targets=tuple(LinearMap), first_layer=1)
+
+
+class Counting:
+    """A client that answers late, and counts its open requests."""
+
+    def __init__(self) -> None:
+        self.texts, self.open, self.most = list[str](), 0, 0
+
+    async def ask(self, tasks: Sequence[str], text: str) -> Timings:
+        """Answer after the other clients had their turns."""
+        self.texts.append(text)
+        self.open += 1
+        self.most = max(self.most, self.open)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self.open -= 1
+        return Timings()
+
+
+def turn(*, per_s: float, p95_ms: float, mib: float) -> Turn:
+    found = Timed(per_s=per_s, p50_ms=p95_ms / 2, p95_ms=p95_ms)
+    alone: dict[str, Timed] = dict.fromkeys((TOP, MIDDLE, HEAD), found)
+    return Turn(sequential=found, concurrent=found, alone=alone, pss_mib=mib, rss_mib=mib)
+
+
+@pytest.fixture
+def figures(tmp_path: Path) -> dict[str, Figure]:
+    """The figures of a race in which each of two systems is the better one in some measure."""
+    slow = dict.fromkeys(RACERS, turn(per_s=1.0, p95_ms=100.0, mib=1000.0))
+    turns = slow | {
+        System.NUNATAK: turn(per_s=6.0, p95_ms=10.0, mib=100.0),
+        System.PACKED_MODELS: turn(per_s=3.0, p95_ms=80.0, mib=600.0),
+        System.NUNATAK_FULL: turn(per_s=2.0, p95_ms=20.0, mib=500.0),
+    }
+    sheet = Sheet(command="c", file=tmp_path / "figures.jsonl", rounds=2)
+    record("minilm", [turns, turns], sheet, reason="the layers")
+    found = {
+        name: [
+            [Run(name=it.name, group=it.group, dev=0.5, test=0.5) for it in TRIES[:1]]
+            + [Run(name=it.name, group=it.group, dev=0.6, test=0.7) for it in TRIES[1:2]]
+            + [Run(name=it.name, group=it.group, dev=0.6, test=0.6) for it in TRIES[2:]]
+        ]
+        for name in SETS
+    }
+    shared_quality.record(found, sheet, reason=None)
+    return latest(sheet.file)
+
+
+@pytest.mark.parametrize("method", [TopK(num_layers=1), LORA, HeadOnly()], ids=lambda it: it.kind)
+def test_a_full_model_of_a_task_answers_as_the_task(method: Method) -> None:
+    backbone = tiny_backbone(num_layers=3)
+    plan = TaskPlan(name="t", method=method, seed=1)
+
+    shared, full = (draft(it, backbone) for it in (plan, replace(plan, is_merged=True)))
+
+    assert full.manifest.split_depth is None
+    assert len(full.blobs["parameters"]) > len(shared.blobs["parameters"])
+    (ours,), (merged,) = shared.manifest.probe.logits, full.manifest.probe.logits
+    assert ours == pytest.approx(merged, abs=1e-4)
+
+
+def test_each_text_is_asked_once_and_no_more_at_once_than_clients() -> None:
+    client, texts = Counting(), [f"text {number}" for number in range(20)]
+
+    found = asyncio.run(timed(client, ["a", "b"], texts, clients=4))
+
+    assert client.texts == texts
+    assert client.most == 4
+    assert found.per_s > 0
+    assert 0 < found.p50_ms <= found.p95_ms
+
+
+def test_ratios_are_over_the_better_system_of_each_measure(figures: dict[str, Figure]) -> None:
+    assert figures["race.five.sequential.minilm"].value == 2.0
+    assert figures["race.five.sequential.minilm"].met is False
+    assert figures["race.five.c16.p95.minilm"].value == 0.5
+    assert figures["race.five.memory.minilm"].value == 0.2
+    assert figures["race.five.memory.minilm"].met
+    assert figures["race.five.minilm.nunatak_full.c16_p95_ms"].value == 20.0
+
+
+def test_dev_examples_choose_and_test_examples_score(figures: dict[str, Figure]) -> None:
+    better_on_test = Run(name="full-0.0001", group="full", dev=0.1, test=0.9)
+    better_on_dev = Run(name="full-0.0003", group="full", dev=0.2, test=0.3)
+
+    assert chosen([better_on_test, better_on_dev], "full") is better_on_dev
+    assert chosen([better_on_test, better_on_dev], "full-0.0001") is better_on_test
+    assert figures["race.five.f1_gap"].value == pytest.approx(0.1)
+    assert figures["race.five.f1_gap"].met is False
+
+
+def test_the_page_shows_every_system_every_way_and_what_is_missed(
+    figures: dict[str, Figure], tmp_path: Path
+) -> None:
+    write_race(figures, tmp_path)
+
+    text = (tmp_path / "race.md").read_text()
+    assert all(system.heading in text for system in RACERS)
+    assert "the layers" in text
+    assert "**missed**" in text
+    assert "plots/race.svg" in text
+    assert (tmp_path / "plots" / "race.svg").exists()
+    assert speeds(figures) == {"full": 3.0, "top-3": 6.0, "lora-middle": 6.0, "head": 6.0}
+
+
+def test_without_figures_there_is_no_page(tmp_path: Path) -> None:
+    write_race({}, tmp_path)
+
+    assert not (tmp_path / "race.md").exists()
+
+
+def test_a_page_of_speeds_alone_leaves_the_quality_out(figures: dict[str, Figure]) -> None:
+    speeds_alone = {name: it for name, it in figures.items() if ".f1" not in name}
+
+    assert "macro F1" not in page(speeds_alone, has_plot=False)
