@@ -23,7 +23,7 @@ RUNNING: Final = "RUNNING"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ApplicationPlace:
     """An application: its name on the cluster, and the prefix of its paths."""
 
     name: str
@@ -41,7 +41,7 @@ class ApplicationState:
     """The number of replicas in each state."""
 
 
-def places_of(backbones: Sequence[str]) -> dict[str, Place]:
+def places_of(backbones: Sequence[str]) -> dict[str, ApplicationPlace]:
     """Return the place of each backbone. One backbone alone has no prefix.
 
     Raises:
@@ -53,12 +53,14 @@ def places_of(backbones: Sequence[str]) -> dict[str, Place]:
         raise NunatakError("invalid_option", problem=problem)
     is_alone = len(names) == 1
     return {
-        backbone: Place(name=f"{PREFIX}{name}", route="/" if is_alone else f"/{name}")
+        backbone: ApplicationPlace(name=f"{PREFIX}{name}", route="/" if is_alone else f"/{name}")
         for backbone, name in zip(backbones, names, strict=True)
     }
 
 
-def up(applications: Sequence[tuple[Place, BackboneSettings]], *, host: str, port: int) -> None:
+def up(
+    applications: Sequence[tuple[ApplicationPlace, BackboneSettings]], *, host: str, port: int
+) -> None:
     """Start applications, or replace those that run, and return when they are ready.
 
     Replicas are replaced a few at a time, and each answers its last requests before it ends. The

@@ -29,7 +29,7 @@ from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
 from nunatak_server.runtime import Runtime, load_serving_backbone
 from nunatak_server.settings import Configuration, Origin, ServerSettings, unread_variables
-from nunatak_server.supervisor import Place
+from nunatak_server.supervisor import ReplicaPlace
 from nunatak_server.telemetry.logs import (
     fields,
     leave_out_places,
@@ -115,7 +115,7 @@ def serve(
 
 def serve_template(
     settings: ServerSettings,
-    place: Place,
+    place: ReplicaPlace,
     *,
     origins: Mapping[str, Origin],
     create_registry: bool = False,

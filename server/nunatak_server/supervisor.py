@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ReplicaPlace:
     """What a template gets from its supervisor: sockets by their numbers, and where to report."""
 
     supervisor: int
@@ -129,7 +129,7 @@ class Supervisor:
     def _started(self) -> _Template:
         reports, reports_to = os.pipe()
         numbers = tuple(it.fileno() for it in self._listeners)
-        place = Place(supervisor=os.getpid(), listeners=numbers, reports_to=reports_to)
+        place = ReplicaPlace(supervisor=os.getpid(), listeners=numbers, reports_to=reports_to)
         # Libraries start threads when they are imported, and a process with threads cannot fork.
         single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", PLACE_VARIABLE: str(place)}
         process = subprocess.Popen(  # noqa: S603 - the command of this process itself

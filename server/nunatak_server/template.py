@@ -27,7 +27,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_server.errors import START_AGAIN, EngineFailedError
 from nunatak_server.residency.memory import task_memory_budget
 from nunatak_server.settings import ServerSettings
-from nunatak_server.supervisor import ENDS, READY, RESTART_S, SIGNALS, TICK_S, Place
+from nunatak_server.supervisor import ENDS, READY, RESTART_S, SIGNALS, TICK_S, ReplicaPlace
 from nunatak_server.telemetry.logs import log_failure, write_log
 
 PR_SET_PDEATHSIG: Final = 1
@@ -62,7 +62,7 @@ class _Replica:
 class Template:
     """Keeps the replicas of a fleet running until a signal."""
 
-    def __init__(self, settings: ServerSettings, place: Place, *, serve: Serve) -> None:
+    def __init__(self, settings: ServerSettings, place: ReplicaPlace, *, serve: Serve) -> None:
         self._settings = divided(settings)
         self._place = place
         self._serve = serve

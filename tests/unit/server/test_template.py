@@ -9,7 +9,7 @@ import pytest
 
 from doubles.refusals import raises
 from doubles.serving import make_settings
-from nunatak_server.supervisor import PLACE_VARIABLE, Place
+from nunatak_server.supervisor import PLACE_VARIABLE, ReplicaPlace
 from nunatak_server.template import check_single, divided, settings_of
 
 NUM = 4
@@ -60,11 +60,11 @@ def test_a_process_with_several_threads_does_not_fork() -> None:
 
 
 def test_a_template_finds_its_place_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Place(supervisor=7, listeners=(3, 4, 5), reports_to=6)
+    place = ReplicaPlace(supervisor=7, listeners=(3, 4, 5), reports_to=6)
     monkeypatch.setenv(PLACE_VARIABLE, str(place))
 
-    assert Place.find() == place
-    assert Place.find() is None
+    assert ReplicaPlace.find() == place
+    assert ReplicaPlace.find() is None
 
 
 def test_the_supervisor_loads_no_library_of_the_model() -> None:
