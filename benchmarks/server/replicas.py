@@ -61,10 +61,10 @@ class Site:
     num_answers: int
 
     @contextmanager
-    def fleet(self, name: str, **settings: object) -> Generator[Fleet]:
+    def fleet(self, name: str, *, blobs: str = "", **settings: object) -> Generator[Fleet]:
         """Start replicas on an empty registry."""
         with running_fleet(
-            self.folder / name, self.postgres, replicas=NUM_REPLICAS, **settings
+            self.folder / name, self.postgres, replicas=NUM_REPLICAS, blobs=blobs, **settings
         ) as running:
             yield running
 
