@@ -215,9 +215,10 @@ def store_outages(site: Site) -> None:
 
 def partitions(site: Site) -> None:
     """Cut a replica off from the registry, with leases and without them."""
-    for name, settings in (("", {"registry_lease_s": LEASE_S}), (".without_lease", {})):
+    kinds: dict[str, dict[str, int]] = {"": {"registry_lease_s": LEASE_S}, ".without_lease": {}}
+    for name, settings in kinds.items():
         with (
-            site.fleet(f"partition{name}", **settings) as fleet,
+            site.fleet(f"partition{name}", blobs="", **settings) as fleet,
             site.load(f"partition{name}", fleet) as load,
         ):
             fleet.wires[0].cut()
