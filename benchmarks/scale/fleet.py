@@ -252,9 +252,9 @@ def popular(num_tasks: int, seed: int) -> Iterator[int]:
     heights: NDArray[np.float64] = np.cumsum(1 / np.arange(1, num_tasks + 1))
     generator = np.random.default_rng(seed)
     while True:
-        heads = generator.random(10_000) * heights[-1]
-        drawn: list[int] = np.searchsorted(heights, heads).tolist()
-        yield from drawn
+        heads: NDArray[np.float64] = generator.random(10_000) * heights[-1]
+        found: NDArray[np.intp] = np.searchsorted(heights, heads)
+        yield from map(int, found)
 
 
 def open_load(fleet: Fleet, tasks: Iterator[int], route: Route, *, per_s: float) -> Step:
