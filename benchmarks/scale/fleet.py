@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import simpy
+from numpy.typing import NDArray
 
 Step = Generator[simpy.Event, Any, None]
 Route = Callable[[int], Iterator[int]]
@@ -153,8 +154,9 @@ class Fleet:
         places = np.array([place_of(it) for it in range(num_tasks)])
         starts = np.searchsorted(np.array(self._places), places, side="right")
         found = [list[int]() for _ in self.replicas]
-        for task, start in enumerate(starts % len(self._owners)):
-            found[self._owners[start]].append(task)
+        firsts: list[int] = (starts % len(self._owners)).tolist()
+        for task, first in enumerate(firsts):
+            found[self._owners[first]].append(task)
         return found
 
     def lose(self, numbers: range) -> None:
@@ -197,9 +199,7 @@ class Fleet:
             yield from self._load(replica, task, version)
         else:
             replica.held.move_to_end(task)
-        with replica.compute.request() as turn:
-            yield turn
-            yield self.clock.timeout(self._compute_s())
+        yield from use(self.clock, replica.compute, self._compute_s())
         replica.num_served -= 1
         self._num_served -= 1
         return is_cold, is_old
@@ -222,15 +222,21 @@ class Fleet:
             yield replica.loading[task]
             return
         done = replica.loading[task] = self.clock.event()
-        with replica.loads.request() as turn:
-            yield turn
-            yield self.clock.timeout(self._costs.load_s)
+        yield from use(self.clock, replica.loads, self._costs.load_s)
         replica.held[task] = version
         replica.held.move_to_end(task)
         if len(replica.held) > self._room:
             replica.held.popitem(last=False)
         del replica.loading[task]
         done.succeed()
+
+
+def use(clock: simpy.Environment, resource: simpy.Resource, seconds: float) -> Step:
+    """Wait for a place of a resource, and hold the place for some seconds."""
+    turn = resource.request()
+    yield turn
+    yield clock.timeout(seconds)
+    resource.release(turn)
 
 
 def place_of(task: int) -> int:
@@ -243,11 +249,12 @@ def place_of(task: int) -> int:
 
 def popular(num_tasks: int, seed: int) -> Iterator[int]:
     """Yield tasks by Zipf's law with exponent 1; task 0 is asked the most."""
-    heights = np.cumsum(1 / np.arange(1, num_tasks + 1))
+    heights: NDArray[np.float64] = np.cumsum(1 / np.arange(1, num_tasks + 1))
     generator = np.random.default_rng(seed)
     while True:
-        drawn = np.searchsorted(heights, generator.random(10_000) * heights[-1])
-        yield from map(int, drawn)
+        heads: NDArray[np.float64] = generator.random(10_000) * heights[-1]
+        found: NDArray[np.intp] = np.searchsorted(heights, heads)
+        yield from map(int, found)
 
 
 def open_load(fleet: Fleet, tasks: Iterator[int], route: Route, *, per_s: float) -> Step:

@@ -12,7 +12,7 @@ from statistics import mean
 
 import simpy
 
-from benchmarks.scale.fleet import Step
+from benchmarks.scale.fleet import Step, use
 from benchmarks.server.replicas import database_seconds
 from doubles.drafts import publish_one
 from doubles.postgres import PostgresServer
@@ -94,19 +94,14 @@ class Looking:
         applied = 0
         while True:
             revision = self._revision
-            yield from self._use(self._costs.look_s)
+            yield from use(self._clock, self._database, self._costs.look_s)
             if revision != applied:
-                yield from self._use(self._costs.of_beat(self._replicas))
+                yield from use(self._clock, self._database, self._costs.of_beat(self._replicas))
                 applied = revision
                 self._num_behind -= 1
                 if self._num_behind == 0:
                     self._all_follow.succeed()
             yield self._clock.timeout(POLL_S)
-
-    def _use(self, seconds: float) -> Step:
-        with self._database.request() as turn:
-            yield turn
-            yield self._clock.timeout(seconds)
 
 
 def wait_s(costs: RegistryCosts, *, replicas: int, cores: int, seed: int) -> float:

@@ -61,10 +61,10 @@ class Site:
     num_answers: int
 
     @contextmanager
-    def fleet(self, name: str, **settings: object) -> Generator[Fleet]:
+    def fleet(self, name: str, *, blobs: str = "", **settings: object) -> Generator[Fleet]:
         """Start replicas on an empty registry."""
         with running_fleet(
-            self.folder / name, self.postgres, replicas=NUM_REPLICAS, **settings
+            self.folder / name, self.postgres, replicas=NUM_REPLICAS, blobs=blobs, **settings
         ) as running:
             yield running
 
@@ -215,9 +215,10 @@ def store_outages(site: Site) -> None:
 
 def partitions(site: Site) -> None:
     """Cut a replica off from the registry, with leases and without them."""
-    for name, settings in (("", {"registry_lease_s": LEASE_S}), (".without_lease", {})):
+    kinds: dict[str, dict[str, int]] = {"": {"registry_lease_s": LEASE_S}, ".without_lease": {}}
+    for name, settings in kinds.items():
         with (
-            site.fleet(f"partition{name}", **settings) as fleet,
+            site.fleet(f"partition{name}", blobs="", **settings) as fleet,
             site.load(f"partition{name}", fleet) as load,
         ):
             fleet.wires[0].cut()
