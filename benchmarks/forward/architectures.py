@@ -101,7 +101,7 @@ def main() -> None:
 
 def write_encoder(name: str, folder: Path, *, num_layers: int) -> None:
     """Write a random encoder of an architecture as transformers does."""
-    torch.manual_seed(0)
+    torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType] - torch leaves the type open
     fields = {**BASE, **SETTINGS[name], "num_hidden_layers": num_layers}
     if name == "distilbert":
         fields = {"vocab_size": VOCABULARY, **SETTINGS[name], "n_layers": num_layers}
@@ -129,7 +129,8 @@ def compare(sheet: Sheet, prefix: str, folder: Path, lengths: Sequence[int]) -> 
         run = cast("Callable[[], Tensor]", partial(answer, model, task, inputs))
         systems.append(local(f"transformers.{name}", run))
     job = {"backbone": str(folder), "batches": batches, "texts": [it.token_ids for it in encodings]}
-    tensors = dict(zip(("head.weight", "head.bias"), task.head, strict=True))
+    weight, bias = task.head
+    tensors = {"head.weight": weight, "head.bias": bias}
     try:
         with running(Peer.ONNX_ENCODERS, job, tensors) as worker:
             others = [worker.system(f"onnxruntime.{name}") for name in batches]

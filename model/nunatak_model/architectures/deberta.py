@@ -249,7 +249,7 @@ def plan_layers(attention: Attention, config: DebertaConfig) -> RunLayer:
 def _pieces(
     layer: MixedLayer, longest: int, num_tokens: int, config: DebertaConfig
 ) -> Iterator[tuple[slice, Float[Tensor, "near three_width"] | None]]:
-    """Adjacent tokens under the same maps, with query and key of each distance under these maps.
+    """Adjacent tokens under the same maps, with query and key of each distance, scaled.
 
     The rows of the table run through the layer's maps like tokens: once for the frozen maps, and
     once for each task with changed or own maps. None stands for attention without distances.
@@ -275,7 +275,8 @@ def _pieces(
         bottleneck=(),
         own=tuple(zip(of_tasks[len(changed) :], (it for _, it in layer.own), strict=True)),
     )
-    projected = torch.split(mixed_qkv(torch.cat(found), rows), size)
+    # Scaled here once, because the distances are far fewer than the pairs of tokens.
+    projected = torch.split(mixed_qkv(torch.cat(found), rows) * config.scale, size)
     pieces = [(tokens, projected[0]) for tokens in frozen]
     pieces += zip((*changed, *own), projected[bool(frozen) :], strict=True)
     yield from sorted(pieces, key=lambda piece: piece[0].start)
@@ -289,11 +290,11 @@ def _terms(
     query: Float[Tensor, "rows heads length head_width"],
     key: Float[Tensor, "rows heads length head_width"],
 ) -> Float[Tensor, "rows heads length length"]:
-    """The products with distances.
+    """The products with distances; `near` holds their queries and keys, scaled.
 
     Semantics:
         for i, j in pairs of a query and a key:
-            term[i, j] = scale * (query[i] @ key of (i - j) + key[j] @ query of (i - j))
+            term[i, j] = query[i] @ key of (i - j) + key[j] @ query of (i - j)
     """
     length = query.shape[2]
     (start, _), (first, last) = _bounds(longest, config), _bounds(length, config)
@@ -302,12 +303,11 @@ def _terms(
     index = by_pair(rows_of, length) - first
     shape = (*query.shape[:2], length, length)
     terms = list[Tensor]()
-    # Factors are scaled, because a text has fewer tokens than pairs.
     if config.content_to_position:
-        found = torch.einsum("rhld,nhd->rhln", query, of_key * config.scale)
+        found = torch.einsum("rhld,nhd->rhln", query, of_key)
         terms.append(found.gather(3, index.expand(shape)))
     if config.position_to_content:
-        found = torch.einsum("rhld,nhd->rhln", key, of_query * config.scale)
+        found = torch.einsum("rhld,nhd->rhln", key, of_query)
         terms.append(found.gather(3, index.t().expand(shape)).transpose(2, 3))
     return terms[0] if len(terms) == 1 else terms[0].add_(terms[1])
 
