@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.usefixtures("nodes"),
-    # Ray's own settings use pydantic's old ways, and Ray leaves sockets to the garbage collector.
+    # Ray's own settings use old ways of pydantic.
     pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20"),
 ]
 TOLERANCE = 1e-4
