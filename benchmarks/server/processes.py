@@ -14,8 +14,8 @@ repeat a request. The control has no drain delay.
 import signal
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -31,12 +31,13 @@ from doubles.shared_ports import SCRIPT, SharedPort, asking, shared_port, wait_u
 from nunatak_contract.wire import ReplicaReport
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
+from nunatak_server.template import DRAIN_DELAY_S
 
 NUM: Final = 4
 NUM_RENEWALS: Final = 5
 TEXT: Final = "Where is my parcel, and who can tell me more about it?"
 WORK: Final = ROOT / ".bench" / "processes"
-QUIET: Final = {"access_log": False, "compute_threads": 1, "trunk_cache_bytes": 0}
+NO_CACHE: Final = 0
 MANY: Final = 40
 
 
@@ -81,7 +82,7 @@ def pss_of(shape: Shape, num_tasks: int) -> Mapping[str, int]:
         registry = Path(folder) / "registry"
         publish_missing(registry, wanted, load_backbone(backbone))
         # First, because the rows of killed servers stay in the registry for a while.
-        with shared_port(registry, backbone, processes=NUM, **QUIET) as fleet:
+        with shared_port(registry, backbone, processes=NUM, trunk_cache_bytes=NO_CACHE) as fleet:
             for address in addresses_of(registry):
                 ask_for_all(address, tasks)
             shared = pss([fleet.supervisor, *fleet.templates(), *fleet.replicas()])
@@ -94,7 +95,13 @@ def alone(registry: Path, backbone: Path, tasks: Sequence[str], *, num_servers: 
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
-                server_process(registry=registry, backbone=backbone, script=SCRIPT, **QUIET)
+                server_process(
+                    registry=registry,
+                    backbone=backbone,
+                    script=SCRIPT,
+                    access_log=False,
+                    trunk_cache_bytes=NO_CACHE,
+                )
             )
             for _ in range(num_servers)
         ]
@@ -130,26 +137,25 @@ def pss(processes: Sequence[psutil.Process]) -> int:
 
 def rolling(sheet: Sheet, _: Shape) -> None:
     """Record the failed requests while all processes are replaced."""
-    for ending, settings in (("", {}), (".control", {"drain_delay_s": 0})):
-        with rolled(**settings) as (num_failed, num_asked):
-            goal = ">= 1" if ending else "<= 0"
-            note = " without drain delay (control)" if ending else ""
-            unit = f"failed of {num_asked} requests around {NUM_RENEWALS} replacements{note}"
-            sheet.record(
-                f"cluster.fleet.rolling.failed{ending}", [num_failed], unit=unit, goal=goal
-            )
+    for ending, drain_delay_s in (("", DRAIN_DELAY_S), (".control", 0)):
+        num_failed, num_asked = rolled(drain_delay_s)
+        goal = ">= 1" if ending else "<= 0"
+        note = " without drain delay (control)" if ending else ""
+        unit = f"failed of {num_asked} requests around {NUM_RENEWALS} replacements{note}"
+        sheet.record(f"cluster.fleet.rolling.failed{ending}", [num_failed], unit=unit, goal=goal)
 
 
-@contextmanager
-def rolled(**settings: object) -> Generator[tuple[int, int]]:
-    """Replace the processes of a small fleet again and again; yield failed and all requests."""
+def rolled(drain_delay_s: int) -> tuple[int, int]:
+    """Replace the processes of a small fleet again and again; return failed and all requests."""
     with tempfile.TemporaryDirectory() as folder:
         site = make_site(Path(folder))
-        with shared_port(site.registry, site.backbone, processes=2, **settings) as fleet:
+        with shared_port(
+            site.registry, site.backbone, processes=2, drain_delay_s=drain_delay_s
+        ) as fleet:
             with asking(fleet.port) as callers:
                 for _ in range(NUM_RENEWALS):
                     renew(fleet)
-            yield callers.num_failed, callers.num_cut + callers.statuses.total()
+            return callers.num_failed, callers.num_cut + callers.statuses.total()
 
 
 def renew(fleet: SharedPort) -> None:

@@ -23,7 +23,8 @@ class QueuedSeconds:
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:  # noqa: ANN401 - Ray's context
         """Return the wanted number of replicas. Ray applies its bounds and delays to it."""
-        reported: dict[Any, float] = (context.aggregated_metrics or {}).get(QUEUED_SECONDS) or {}
+        metrics: dict[str, dict[Any, float]] = context.aggregated_metrics or {}
+        reported = metrics.get(QUEUED_SECONDS, {})
         return wanted_replicas(
             current=context.target_num_replicas,
             queued_s=list(reported.values()),

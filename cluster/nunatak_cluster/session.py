@@ -25,7 +25,8 @@ def joined(on: str) -> Generator[None]:
     """Connect this process to a cluster, and disconnect it at the end.
 
     `on` is `ray`, or `ray://host:port` for the client server of a cluster. No cluster is started,
-    because a cluster of this command alone would be no faster than local processes.
+    because a cluster of this command alone would be no faster than local processes. A process that
+    is connected already stays connected.
 
     Raises:
         NunatakError: `invalid_option`, `on` is no address of a cluster.
@@ -34,6 +35,9 @@ def joined(on: str) -> Generator[None]:
     if on != THIS and not on.startswith(CLIENT):
         problem = f"expected {THIS} or {CLIENT}HOST:PORT as the cluster, got {on!r}"
         raise NunatakError("invalid_option", problem=problem)
+    if ray.is_initialized():
+        yield
+        return
     address = "auto" if on == THIS else on
     named = os.environ.get("RAY_ADDRESS", "") if on == THIS else on
     try:

@@ -60,10 +60,9 @@ class SharedPort:
 def children_of(process: psutil.Process) -> list[psutil.Process]:
     """The children of a process, the oldest first; none if it has ended."""
     try:
-        found: list[psutil.Process] = process.children()
+        return sorted(process.children(), key=psutil.Process.create_time)
     except psutil.NoSuchProcess:
         return []
-    return sorted(found, key=psutil.Process.create_time)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -38,7 +39,7 @@ def commands(case: str, program: str) -> list[list[str]]:
     page = (EXAMPLES / case / "README.md").read_text(encoding="utf-8")
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
     blocks = blocks.replace("\\\n", " ")
-    return [it.split() for it in blocks.splitlines() if it.startswith(f"{program} ")]
+    return [list[str](it.split()) for it in blocks.splitlines() if it.startswith(f"{program} ")]
 
 
 def test_the_index_lists_every_example() -> None:
@@ -142,7 +143,7 @@ class Llm(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - the parent's names
         """Stay silent."""
 
 

@@ -34,8 +34,9 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -> Generator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet") / "site"
-    settings = {"registry_lease_s": LEASE_S, "drain_delay_s": 3}
-    with running_fleet(folder, postgres, replicas=2, **settings) as running:
+    with running_fleet(
+        folder, postgres, replicas=2, registry_lease_s=LEASE_S, drain_delay_s=3
+    ) as running:
         yield running
 
 

@@ -30,7 +30,8 @@ from nunatak_model import BackboneConfig, maths_of
 from nunatak_model.layer import MapChange
 from nunatak_model.methods.base import map_widths
 from nunatak_model.methods.ia3 import SCALABLE_INPUTS, InputScale, OutputScale
-from nunatak_model.methods.lora import LoraUpdate, check_rank
+from nunatak_model.methods.lora import check_rank
+from nunatak_model.ops.low_rank import LoraUpdate
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -1,6 +1,7 @@
 """Ray Serve, multiplexed: one deployment, one full model per task, kept in the replica."""
 # pyright: basic, reportMissingImports=false, reportUntypedFunctionDecorator=false
-# Ray has its own environment.
+# pyright: reportCallIssue=false
+# Ray has its own environment, and its types of a decorated method are wrong.
 
 import logging
 import time

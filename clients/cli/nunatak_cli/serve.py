@@ -255,9 +255,9 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
 
 def _run(configuration: "Configuration", *, create_registry: bool) -> int:
     """Serve from this process or from several, and return the exit status."""
-    from nunatak_server.supervisor import Place, supervise
+    from nunatak_server.supervisor import ReplicaPlace, supervise
 
-    settings, place = configuration.settings, Place.find()
+    settings, place = configuration.settings, ReplicaPlace.find()
     if place is None and settings.processes > 1:
         # This process loads no library of the model.
         return supervise(settings)

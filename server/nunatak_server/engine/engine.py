@@ -32,10 +32,9 @@ from nunatak_server.engine.outcomes import (
     report_of,
 )
 from nunatak_server.errors import DeadlineExceededError, EngineFailedError
-from nunatak_server.scheduler.batch_time import BatchTimeModel
+from nunatak_server.scheduler.batch_time import BatchLimits, BatchTimeModel
 from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import (
-    BatchLimits,
     BatchPlan,
     TurnOrder,
     TurnRules,

@@ -1,12 +1,11 @@
 """Nodes that are killed cost time, and neither a run, nor a row, nor a bit of the results."""
 
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 import pytest
+from pydantic import JsonValue
 
 from doubles.clusters import NodesOfRay, ray_nodes
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
@@ -18,61 +17,81 @@ from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
 from nunatak_training.sweeps import OneByOne, RunContext
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-KILLS = 3
-PERIOD_S = 15.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+NUM_NODES = 4
+NUM_RUNS = 24
+NUM_CHUNKS = 60
+
+
+class Doomed:
+    """The working nodes of a cluster, all but one of which are killed."""
+
+    def __init__(self, nodes: NodesOfRay) -> None:
+        self._nodes = nodes
+        self._left = [nodes.add() for _ in range(NUM_NODES)]
+
+    @property
+    def num_killed(self) -> int:
+        return NUM_NODES - len(self._left)
+
+    def kill(self) -> None:
+        """Kill the next node, unless it is the last one."""
+        if len(self._left) > 1:
+            self._nodes.kill(self._left.pop(0))
 
 
 @contextmanager
-def dying_nodes() -> Generator[list[int]]:
-    """Give a cluster whose only working node is killed and replaced; yield the kills so far."""
-    kills, is_over = list[int](), threading.Event()
-
-    def kill(nodes: NodesOfRay) -> None:
-        for number in count(1):
-            node = nodes.add(num_cpus=2)
-            if is_over.wait(PERIOD_S if number <= KILLS else None):
-                return
-            nodes.kill(node)
-            kills.append(number)
-
-    with ray_nodes(head_cpus=0) as nodes:
-        killer = threading.Thread(target=kill, args=(nodes,))
-        killer.start()
-        try:
-            yield kills
-        finally:
-            is_over.set()
-            killer.join()
+def doomed_nodes() -> Generator[Doomed]:
+    # This process joins first, because it must not join through a node that will be killed.
+    with ray_nodes(head_cpus=0) as nodes, joined("ray"):
+        yield Doomed(nodes)
 
 
 def test_a_sweep_whose_nodes_die_gives_the_weights_of_runs_alone(tmp_path: Path) -> None:
-    runs = toy_runs(toy_folder(tmp_path), seeds=list(range(24)), recipe={"epochs": 400})
+    recipe: JsonValue = {"epochs": 100, "max_length": 32}
+    runs = toy_runs(toy_folder(tmp_path), seeds=list(range(NUM_RUNS)), recipe=recipe)
     alone = {it.run.digest: it.outcome for it in OneByOne(RunContext())(runs)}
 
-    with dying_nodes() as kills, joined("ray"):
-        found = {it.run.digest: it.outcome for it in OnRay(checkpoints=tmp_path / "results")(runs)}
+    found = dict[str, object]()
+    with doomed_nodes() as doomed:
+        for record in OnRay(checkpoints=tmp_path / "results")(runs):
+            found[record.run.digest] = record.outcome
+            if len(found) % 4 == 2:
+                doomed.kill()
 
-    assert len(kills) >= 1
+    assert doomed.num_killed == NUM_NODES - 1
     assert found == alone
 
 
 def test_a_corpus_whose_nodes_die_has_the_bytes_of_one_machine(tmp_path: Path) -> None:
     place = make_place(tmp_path)
-    corpus = make_corpus(tmp_path / "in.jsonl", 6000)
+    corpus = make_corpus(tmp_path / "in.jsonl", NUM_CHUNKS * CHUNK_ROWS)
     settings = ServerSettings(
         registry=str(place / "registry"), backbone=str(place / "backbone"), compute_threads=1
     )
 
-    def score(out: Path, on: str | None) -> None:
-        job = CorpusJob(corpus=str(corpus), out=out, references=TASKS, chunk_rows=CHUNK_ROWS, on=on)
-        with Registry.open(place / "registry", create=False) as registry:
-            run_job(job, registry, settings=settings)
+    with doomed_nodes() as doomed:
+        for name, on in (("here", None), ("there", "ray")):
+            written = list[object]()
 
-    score(tmp_path / "here.jsonl", None)
+            def advance(
+                chunk: object, _: int, on: str | None = on, written: list[object] = written
+            ) -> None:
+                written.append(chunk)
+                if on is not None and len(written) % 15 == 1:
+                    doomed.kill()
 
-    with dying_nodes() as kills:
-        score(tmp_path / "there.jsonl", "ray")
+            job = CorpusJob(
+                corpus=str(corpus),
+                out=tmp_path / f"{name}.jsonl",
+                references=TASKS,
+                chunk_rows=CHUNK_ROWS,
+                on=on,
+                num_scorers=NUM_NODES,
+            )
+            with Registry.open(place / "registry", create=False) as registry:
+                run_job(job, registry, settings=settings, on_chunk=advance)
 
-    assert len(kills) >= 1
-    assert (tmp_path / "there.jsonl").read_bytes() == (tmp_path / "here.jsonl").read_bytes()
+    assert doomed.num_killed == NUM_NODES - 1
+    there, here = (tmp_path / f"{name}.jsonl" for name in ("there", "here"))
+    assert there.read_bytes() == here.read_bytes()

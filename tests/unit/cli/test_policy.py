@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from doubles.terminals import nunatak
+from nunatak_contract.wire import PolicyListing
 from nunatak_registry import Registry
 
 DOCUMENT = {
@@ -92,9 +93,8 @@ def test_history_lists_the_versions_that_a_rollback_can_repeat(
     assert isinstance(same, dict)
     assert (same["version"], same["changed"]) == (3, False)
     assert "dry_run" in shown.stdout
-    assert isinstance(listed, dict)
-    modes = [it["policy"]["mode"] for it in listed["versions"]]
-    assert modes == ["enforce", "dry_run", "enforce"]
+    listing = PolicyListing.model_validate({"policies": listed["versions"]})
+    assert [it.policy.mode for it in listing.policies] == ["enforce", "dry_run", "enforce"]
 
 
 def test_list_shows_the_newest_versions(place: tuple[str, str], file: Path) -> None:

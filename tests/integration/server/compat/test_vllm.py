@@ -151,13 +151,17 @@ def test_coheres_own_client_reranks(backbone: Backbone, registry: Registry) -> N
         newer = cohere.ClientV2(api_key="none", base_url=address, httpx_client=http)
         older = cohere.Client(api_key="none", base_url=address, httpx_client=http)
 
-        for client in (newer, older):
+        answers = [
+            older.rerank(model="ranks", query=OTHER, documents=DOCUMENTS, top_n=2).results,
+            newer.rerank(model="ranks", query=OTHER, documents=DOCUMENTS, top_n=2).results,
             # LangChain's reranker sends this null.
-            answer = client.rerank(
+            newer.rerank(
                 model="ranks", query=OTHER, documents=DOCUMENTS, top_n=2, max_tokens_per_doc=None
-            )
-            assert [it.index for it in answer.results] == order[:2]
-            assert [it.relevance_score for it in answer.results] == SCORE(
+            ).results,
+        ]
+        for answer in answers:
+            assert [it.index for it in answer] == order[:2]
+            assert [it.relevance_score for it in answer] == SCORE(
                 [it["score"] for it in expected["outputs"][:2]]
             )
         with pytest.raises(ApiError) as caught:

@@ -18,7 +18,8 @@ from nunatak_model import build_branch, maths_of
 from nunatak_model.branch import BranchSpec
 from nunatak_model.heads import HeadSpec
 from nunatak_model.layer import ChangedMaps
-from nunatak_model.methods.lora import MAX_RANK, LoraUpdate
+from nunatak_model.methods.lora import MAX_RANK
+from nunatak_model.ops.low_rank import LoraUpdate
 from nunatak_model.weights import Linear
 
 CONFIG = tiny_backbone().config

@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.fairness import Queues
-from nunatak_server.scheduler.planner import (
-    BatchLimits,
-    BatchPlan,
-    TurnRules,
-    add_shadows,
-    plan_batch,
-)
+from nunatak_server.scheduler.planner import BatchPlan, TurnRules, add_shadows, plan_batch
 from nunatak_server.scheduler.rows import Priority
 
 
