@@ -66,8 +66,7 @@ def _check_port(place: str) -> None:
 
 def places(*, num_cpus: int, needs_gpu: bool) -> int:
     """Return how many workers of this size fit into the cluster at once; at least 1."""
-    resources: dict[str, float] = ray.cluster_resources()
-    fitting = int(resources.get("CPU", 0)) // num_cpus
+    fitting = int(ray.cluster_resources().get("CPU", 0)) // num_cpus
     if needs_gpu:
-        fitting = min(fitting, int(resources.get("GPU", 0)))
+        fitting = min(fitting, int(ray.cluster_resources().get("GPU", 0)))
     return max(1, fitting)

@@ -219,6 +219,16 @@ def policy_cases(world: World) -> Iterator[Case]:
                 yield from (("policy", name, it, *place, *options) for it in (sound, broken))
             yield ("policy", "list", *place, *options)
             yield from (("policy", "show", it, *place) for it in ("guard", HOSTILE))
+            for name in ("history", "rollback"):
+                both = ("guard", HOSTILE)
+                yield from (("policy", name, it, *place, *options) for it in both)
+
+
+def cluster_cases(world: World) -> Iterator[Case]:
+    for name in ("up", "status", "down"):
+        yield ("cluster", name, "--on", HOSTILE)
+    yield ("cluster", "up", "--replicas", HOSTILE)
+    yield ("cluster", "up", "--set", HOSTILE, *world.registry)
 
 
 def replica_cases(world: World) -> Iterator[Case]:
@@ -319,6 +329,7 @@ SOURCES: tuple[Callable[[World], Iterator[Case]], ...] = (
     predict_cases,
     predict_file_cases,
     policy_cases,
+    cluster_cases,
     replica_cases,
     evaluate_cases,
     task_cases,
@@ -342,6 +353,8 @@ def cases_of(path: Case, world: World) -> list[Case]:
     return [case for case in cases if case[: len(path)] == path]
 
 
+# Ray declares its fields as pydantic 1 did.
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
 @pytest.mark.parametrize("styles", [False, True], ids=["pipe", "terminal"])
 @pytest.mark.parametrize("path", sorted(set(command_paths()) - PRINTS_NONE.keys()), ids=" ".join)
 def test_no_command_prints_what_a_terminal_obeys(

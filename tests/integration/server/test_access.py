@@ -71,6 +71,7 @@ OF_NO_TASK = {
     "/hf/backbone",
     "/v1/predict",
     "/srun/v1/bundle",
+    "/srun/v1/embeddings",
 }
 """Routes for the backbone, and the route that answers for each task separately."""
 POLICY_BODIES: dict[str, dict[str, Any]] = {

@@ -34,7 +34,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory, whole: Backbone) -> Gener
 async def test_it_answers_what_it_can_and_refuses_the_rest(
     whole: Backbone, registry: Registry
 ) -> None:
-    async with running_client(whole, registry) as client:
+    async with running_client(pack_backbone(whole), registry) as client:
         expected = (await client.post("/v1/tasks/top2/predict", json={"inputs": TEXT})).json()
     held = pack_backbone(keep_lowest_layers(whole, 2))
     async with running_client(held, registry, make_settings()) as client:

@@ -26,7 +26,13 @@ COMPUTING = [
     and path != "/v1/verdicts/{policy}"
 ]
 """Every route of another protocol that computes."""
-OF_BACKBONE = {"/v1/embeddings", "/tei/backbone", "/tei/backbone/embed", "/hf/backbone"}
+OF_BACKBONE = {
+    "/v1/embeddings",
+    "/srun/v1/embeddings",
+    "/tei/backbone",
+    "/tei/backbone/embed",
+    "/hf/backbone",
+}
 SEVERAL = {"/srun/v1/bundle"}
 """Routes whose answer has no header for the one version that answered."""
 OF_POLICY = {path for path in COMPUTING if "{policy}" in path} | {"/v1/moderations"}
@@ -53,9 +59,10 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
     ranking = {"model": "ranks", "query": text, "documents": DOCUMENTS[:1]}
     scoring = {"model": "ranks", "text_1": text, "text_2": DOCUMENTS[0]}
     classifying = {"input": text, "model": "topic"}
+    embedding = {"input": text, "model": backbone.name}
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
     bodies: dict[str, dict[str, Any]] = {
-        "/v1/embeddings": {"input": text, "model": backbone.name},
+        **dict.fromkeys(("/v1/embeddings", "/srun/v1/embeddings"), embedding),
         "/hf/backbone": {"inputs": {"source_sentence": text, "sentences": ["a"]}},
         **dict.fromkeys(("/srun/v1/classify", "/classify"), classifying),
         "/v1/moderations": {"input": text, "model": "guard"},
