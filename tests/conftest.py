@@ -59,9 +59,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test by its folder, and mark as slow what other tests nearly cover.
 
-    These are combinations beyond each pair of parameters, and families that copy another's layers.
+    These are combinations of parameters beyond those that the markers `each` and `pairs` ask for,
+    and families that copy another's layers.
     """
-    products = defaultdict[str, list[pytest.Function]](list)
+    products = defaultdict[tuple[str, int], list[pytest.Function]](list)
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, folder))
@@ -69,11 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if _is_of_a_copy(item):
             item.add_marker(pytest.mark.slow)
-        elif item.get_closest_marker("pairs"):
-            products[item.nodeid.partition("[")[0]].append(item)
-    for product in products.values():
-        kept = _cover_of_pairs(
-            [[(name, repr(value)) for name, value in it.callspec.params.items()] for it in product]
+        for size, marker in enumerate(("each", "pairs"), start=1):
+            if item.get_closest_marker(marker) and not item.get_closest_marker("slow"):
+                products[item.nodeid.partition("[")[0], size].append(item)
+    for (_, size), product in products.items():
+        kept = _cover(
+            [[(name, repr(value)) for name, value in it.callspec.params.items()] for it in product],
+            size=size,
         )
         for index in set(range(len(product))) - kept:
             product[index].add_marker(pytest.mark.slow)
@@ -85,14 +88,14 @@ def _is_of_a_copy(item: pytest.Function) -> bool:
     return any(parameters.get(name) in COPIES for name in ("factory", "family"))
 
 
-def _cover_of_pairs(combined: Sequence[list[tuple[str, str]]]) -> set[int]:
-    """Return the places of combinations in which each pair of values of two parameters occurs."""
-    pairs = [set(combinations(sorted(values), 2)) for values in combined]
-    missing, kept = set[object]().union(*pairs), set[int]()
+def _cover(combined: Sequence[list[tuple[str, str]]], *, size: int) -> set[int]:
+    """Return the places of combinations in which all values of `size` parameters occur together."""
+    parts = [set(combinations(sorted(values), size)) for values in combined]
+    missing, kept = set[object]().union(*parts), set[int]()
     while missing:
-        best = max(range(len(pairs)), key=lambda index: len(pairs[index] & missing))
+        best = max(range(len(parts)), key=lambda index: len(parts[index] & missing))
         kept.add(best)
-        missing -= pairs[best]
+        missing -= parts[best]
     return kept
 
 

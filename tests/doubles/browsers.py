@@ -7,10 +7,13 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-CHROMIUM = shutil.which("chromium")
+CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
+"""The program without a window, if there is one: it starts sooner, and shows the same page."""
 TIMEOUT_MS = 30_000
 """Patience on a busy machine, where the page waits longer between two readings of the server."""
 NEEDS_CHROMIUM = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on the path")
+IN_A_BROWSER = [NEEDS_CHROMIUM, pytest.mark.slow]
+"""The marks of a file whose tests drive a browser."""
 CONTRAST = """() => {
     const channel = (it) => it <= 0.03928 ? it / 12.92 : ((it + 0.055) / 1.055) ** 2.4;
     const luminance = ([r, g, b]) =>

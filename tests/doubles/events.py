@@ -6,6 +6,8 @@ import logging
 from collections.abc import Generator
 from typing import Any
 
+import pytest
+
 from nunatak_server.telemetry.logs import JsonFormatter
 
 
@@ -37,3 +39,12 @@ def logged_events(level: int = logging.INFO) -> Generator[EventList]:
     finally:
         logger.setLevel(before)
         logger.removeHandler(events)
+
+
+def catch_from(
+    names: tuple[str, ...], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Give `caplog` what these loggers do not pass on, until the test ends."""
+    for name in names:
+        logger = logging.getLogger(name)
+        monkeypatch.setattr(logger, "handlers", [*logger.handlers, caplog.handler])

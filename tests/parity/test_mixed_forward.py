@@ -101,6 +101,7 @@ def test_each_method_alone_equals_its_published_model(
         assert difference <= TOLERANCE
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("seed", range(6))
 def test_each_row_of_a_shuffled_mixed_batch_equals_its_published_model(
     seed: int, factory: TwinFactory, twins: dict[str, Twin]

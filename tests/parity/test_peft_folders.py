@@ -249,7 +249,7 @@ def test_scales_answer_alike_in_peft_imported_and_exported_back(
         assert torch.equal(tensor, task.branch.parameters[part])
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("kind", ["SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS"])
 @pytest.mark.parametrize("method", ["lora", "ia3"])
 @pytest.mark.parametrize("family", FAMILIES)

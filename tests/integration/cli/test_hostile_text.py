@@ -355,6 +355,7 @@ def cases_of(path: Case, world: World) -> list[Case]:
 
 # Ray declares its fields as pydantic 1 did.
 @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
+@pytest.mark.each
 @pytest.mark.parametrize("styles", [False, True], ids=["pipe", "terminal"])
 @pytest.mark.parametrize("path", sorted(set(command_paths()) - PRINTS_NONE.keys()), ids=" ".join)
 def test_no_command_prints_what_a_terminal_obeys(

@@ -11,7 +11,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
 
-pytestmark = [pytest.mark.usefixtures("nodes"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nodes"), pytest.mark.timeout(400)]
 NUM_ROWS = 120
 
 

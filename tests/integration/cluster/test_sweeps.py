@@ -10,7 +10,7 @@ from nunatak_cluster.runs import OnRay
 from nunatak_cluster.session import joined
 from nunatak_training.sweeps import Finished, OneByOne, ResultsFolder, RunContext
 
-pytestmark = [pytest.mark.usefixtures("nodes"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nodes"), pytest.mark.timeout(400)]
 
 
 def test_runs_on_a_cluster_give_the_weights_of_runs_alone(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.bad_requests import corpus
+from doubles.events import catch_from
 from doubles.raw_request import CANARY, GOOD_BODY, PREDICT, send_all
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
@@ -39,11 +40,13 @@ def num_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - numbers, no paths
 
 
-def test_no_bad_request_harms_the_server(address: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_bad_request_harms_the_server(
+    address: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requests = corpus(seed=0, num_mutations=NUM_MUTATIONS)
     assert len(requests) >= 2000
     before, files_before = answer_of(address), num_open_files()
-    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    catch_from(("uvicorn.error",), caplog, monkeypatch)
 
     received = asyncio.run(send_all(address, requests, limit_s=LIMIT_S))
 

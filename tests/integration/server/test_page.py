@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 
 from doubles.backbones import tiny_backbone
-from doubles.browsers import CONTRAST, NEEDS_CHROMIUM
+from doubles.browsers import CONTRAST, IN_A_BROWSER
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind, ProblemType, Reads
@@ -16,7 +16,7 @@ from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora
 from nunatak_contract.names import MAX_NAME_LENGTH
 from nunatak_registry import Registry
 
-pytestmark = NEEDS_CHROMIUM
+pytestmark = IN_A_BROWSER
 
 HOSTILE = "<img src=x onerror=\"window.broken='label'\">"
 TEXT = "\N{SNOW CAPPED MOUNTAIN} ann met bob </p><script>window.broken='text'</script>"

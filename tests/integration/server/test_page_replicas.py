@@ -6,14 +6,14 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from doubles.backbones import tiny_backbone
-from doubles.browsers import CONTRAST, NEEDS_CHROMIUM
+from doubles.browsers import CONTRAST, IN_A_BROWSER
 from doubles.replicas import NEVER, beat
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.wire import ReplicaLoad
 from nunatak_registry import Registry
 
-pytestmark = NEEDS_CHROMIUM
+pytestmark = IN_A_BROWSER
 
 HOSTILE = "<img src=x onerror=\"window.broken='replica'\">"
 BUSY = ReplicaLoad(

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, Page, Route, expect
 
 from doubles.backbones import tiny_backbone
-from doubles.browsers import CONTRAST, NEEDS_CHROMIUM
+from doubles.browsers import CONTRAST, IN_A_BROWSER
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_contract.enums import CandidateRole, HeadKind, IntervalMethod, ProblemType
@@ -16,7 +16,7 @@ from nunatak_contract.evidence import ConfusionCell, ConfusionRecord, DataRecord
 from nunatak_contract.manifest import TaskDraft
 from nunatak_registry import Candidate, Registry
 
-pytestmark = NEEDS_CHROMIUM
+pytestmark = IN_A_BROWSER
 
 MANY = 1000
 DIGEST = "d" * 64

@@ -6,14 +6,14 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from doubles.backbones import tiny_backbone
-from doubles.browsers import NEEDS_CHROMIUM
+from doubles.browsers import IN_A_BROWSER
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind, VerdictAction
 from nunatak_registry import Registry
 
-pytestmark = NEEDS_CHROMIUM
+pytestmark = IN_A_BROWSER
 
 HOSTILE = "<img src=x onerror=\"window.broken='rule'\">"
 

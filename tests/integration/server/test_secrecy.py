@@ -12,6 +12,7 @@ from fastapi import Request, Response
 
 from doubles.access import add_key
 from doubles.backbones import tiny_backbone
+from doubles.events import catch_from
 from doubles.serving import make_settings, running_server, running_transport
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
@@ -84,11 +85,11 @@ def test_what_is_sent_does_not_come_out_again(
     case: str,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent = dict(REFUSED.get(case) or ANSWERED[case])
     headers = key | JSON | sent.pop("headers", {})
-    for name in ("uvicorn.error", "nunatak_server", "asyncio"):
-        logging.getLogger(name).addHandler(caplog.handler)
+    catch_from(("uvicorn.error", "nunatak_server", "asyncio"), caplog, monkeypatch)
     caplog.set_level(logging.DEBUG, "nunatak_server")
     caplog.set_level(logging.DEBUG, "asyncio")
 

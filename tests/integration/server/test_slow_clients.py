@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.events import catch_from
 from doubles.raw_request import PREDICT
 from doubles.serving import make_settings, running_server
 from doubles.slow_clients import (
@@ -39,9 +40,12 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 @pytest.mark.parametrize("behave", BEHAVIOURS, ids=lambda it: it.__name__.strip("_"))
 def test_a_slow_connection_is_closed_in_time(
-    address: str, behave: Behaviour, caplog: pytest.LogCaptureFixture
+    address: str,
+    behave: Behaviour,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+    catch_from(("uvicorn.error",), caplog, monkeypatch)
 
     asyncio.run(asyncio.wait_for(be_slow_once(address, behave), timeout=PATIENCE_S))
     asyncio.run(normal_traffic(address, num_requests=1, at_once=1))

@@ -81,6 +81,7 @@ def test_kind_is_learnt_and_scored_by_what_is_usual_for_it(
             assert record.interval[0] <= record.value <= record.interval[1]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(
     "method", [TopK(num_layers=1), HeadOnly(), Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)]
 )

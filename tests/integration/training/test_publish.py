@@ -86,6 +86,7 @@ def logits_of(
     return [float(value) for value in logits]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_served_is_what_was_trained(
     method: Method, folder: Path, tmp_path: Path, registry: Registry, backbone: Backbone

@@ -87,7 +87,7 @@ def exported(
     return folder
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("kind", HeadKind)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind.value)
 def test_transformers_answers_as_the_task_did(
@@ -104,7 +104,7 @@ def test_transformers_answers_as_the_task_did(
         )
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("method", [HeadOnly(), TopK(num_layers=2), Full()])
 @pytest.mark.parametrize("kind", HeadKind)
 def test_an_exported_version_comes_back_as_it_was(

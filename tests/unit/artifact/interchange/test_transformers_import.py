@@ -42,7 +42,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
     return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
 
 
-@pytest.mark.pairs
+@pytest.mark.each
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind.value)
 def test_the_split_depth_is_found_and_the_answers_stay(
