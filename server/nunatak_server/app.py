@@ -38,7 +38,7 @@ from nunatak_server.http.problems import ANSWERS, problem_response
 from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from nunatak_server.http.state import AppState, RequestIdMiddleware
 from nunatak_server.readiness import State
-from nunatak_server.runtime import Runtime, load_serving_backbone
+from nunatak_server.runtime import Runtime, load_on_own_thread
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.tracing import Tracing
 
@@ -112,7 +112,7 @@ def create_app(
             )
             runtime = Runtime(
                 settings=settings,
-                backbone=backbone or await asyncio.to_thread(load_serving_backbone, settings),
+                backbone=backbone or await asyncio.to_thread(load_on_own_thread, settings),
                 registry=opened,
                 on_fatal=on_fatal or _leave_to_supervisor,
                 weights=authenticator.weights,

@@ -157,6 +157,17 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
     return backbone
 
 
+def load_on_own_thread(settings: ServerSettings) -> Backbone:
+    """`load_serving_backbone`, on a thread that ends with it; for a process whose engine computes.
+
+    OpenMP gives helper threads to each thread that computes, until that thread ends. While a
+    process has more threads that compute or help than cores, the helpers sleep between two
+    operations. A forward of one text then takes a third longer.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="nunatak-backbone") as loading:
+        return loading.submit(load_serving_backbone, settings).result()
+
+
 def _recorded_graphs(backbone: Backbone, settings: ServerSettings) -> TrunkGraphs | None:
     """Record the layers of the trunk, on a thread that a failed recording cannot leave behind."""
     graphs = trunk_graphs(backbone, max_rows=settings.max_batch_rows)

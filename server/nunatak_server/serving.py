@@ -27,7 +27,7 @@ from nunatak_server.access.authenticators import check_exposure
 from nunatak_server.app import Application, create_app
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
-from nunatak_server.runtime import Runtime, load_serving_backbone
+from nunatak_server.runtime import Runtime, load_on_own_thread, load_serving_backbone
 from nunatak_server.settings import Configuration, Origin, ServerSettings, unread_variables
 from nunatak_server.supervisor import ReplicaPlace
 from nunatak_server.telemetry.logs import (
@@ -103,7 +103,7 @@ def serve(
     log_everything(settings.log_format)
     prepare(settings)
     with Registry.open(settings.registry, create=create_registry) as registry:
-        backbone = load_serving_backbone(settings)
+        backbone = load_on_own_thread(settings)
         serve_backbone(
             settings,
             backbone,

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from doubles.tasks import publish_tiny_task, random_parameters, spec_of
 from nunatak_contract.methods import Bottleneck, HeadOnly, Lora, TopK
 from nunatak_model import Backbone, Branch, Row, TrunkGraphs, build_branch, convert_branch
 from nunatak_registry import Registry
+from nunatak_server import runtime
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
@@ -25,7 +27,7 @@ from nunatak_server.readiness import State
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import task_memory_budget
 from nunatak_server.residency.residency import Residency
-from nunatak_server.runtime import Runtime, load_serving_backbone
+from nunatak_server.runtime import Runtime, load_on_own_thread, load_serving_backbone
 
 
 @contextmanager
@@ -177,6 +179,22 @@ async def test_graphs_that_cannot_be_recorded_are_named_in_the_log(
 
     warnings = [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
     assert warnings == ["NUNATAK_CUDA_GRAPHS has no effect without flash attention on CUDA"]
+
+
+def test_the_thread_that_loads_the_backbone_has_ended_before_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, computed = save_tiny_backbone(tmp_path), list[threading.Thread]()
+
+    def pack(backbone: Backbone) -> Backbone:
+        computed.append(threading.current_thread())
+        return backbone
+
+    monkeypatch.setattr(runtime, "pack_backbone", pack)
+
+    load_on_own_thread(make_settings(backbone=str(folder), device="cpu"))
+
+    assert [it.is_alive() for it in computed] == [False]
 
 
 @pytest.mark.parametrize("kernels", ["auto", "plain"])

@@ -38,7 +38,7 @@ def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_se
     def load(_: ServerSettings) -> Backbone:
         return backbone
 
-    monkeypatch.setattr(serving, "load_serving_backbone", load)
+    monkeypatch.setattr(serving, "load_on_own_thread", load)
 
     with raises("invalid_settings", match="max_batch_tokens"):
         serve(make_settings(registry=str(tmp_path), max_batch_tokens=1), create_registry=True)
