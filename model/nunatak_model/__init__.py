@@ -34,6 +34,7 @@ from nunatak_model.ops.device import (
     compute_without_helpers,
     has_cuda,
     on_device,
+    on_own_thread,
 )
 from nunatak_model.savings import (
     ModelSize,
@@ -97,6 +98,7 @@ __all__ = [
     "maths_of",
     "model_size",
     "on_device",
+    "on_own_thread",
     "pack_backbone",
     "parameter_shapes",
     "parameters_saved",

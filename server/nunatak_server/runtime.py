@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -39,6 +38,7 @@ from nunatak_model import (
     initial_parameters,
     keep_lowest_layers,
     load_backbone,
+    on_own_thread,
     pack_backbone,
     trunk_graphs,
 )
@@ -158,14 +158,8 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
 
 
 def load_on_own_thread(settings: ServerSettings) -> Backbone:
-    """`load_serving_backbone`, on a thread that ends with it; for a process whose engine computes.
-
-    OpenMP gives helper threads to each thread that computes, until that thread ends. While a
-    process has more threads that compute or help than cores, the helpers sleep between two
-    operations. A forward of one text then takes a third longer.
-    """
-    with ThreadPoolExecutor(1, thread_name_prefix="nunatak-backbone") as loading:
-        return loading.submit(load_serving_backbone, settings).result()
+    """`load_serving_backbone`, for a process whose engine computes."""
+    return on_own_thread(load_serving_backbone, settings)
 
 
 def _recorded_graphs(backbone: Backbone, settings: ServerSettings) -> TrunkGraphs | None:
@@ -174,8 +168,7 @@ def _recorded_graphs(backbone: Backbone, settings: ServerSettings) -> TrunkGraph
     if graphs is None:
         logger.warning("NUNATAK_CUDA_GRAPHS has no effect without flash attention on CUDA")
         return None
-    with ThreadPoolExecutor(1) as recording:
-        recording.submit(graphs.record).result()
+    on_own_thread(graphs.record)
     return graphs
 
 
@@ -463,7 +456,7 @@ class Runtime:
     async def _warm_up(self) -> None:
         """Run the warm-up rows, which prove that this process can compute."""
         backbone = self.backbone
-        tasks = await asyncio.to_thread(warm_up_tasks, backbone)
+        tasks = await asyncio.to_thread(on_own_thread, warm_up_tasks, backbone)
         batches = [(WARM_UP_TOKENS[0], tasks)] if tasks else []
         batches += [(num_tokens, [warm_up_branch(backbone)]) for num_tokens in WARM_UP_TOKENS]
         for num_tokens, branches in batches:

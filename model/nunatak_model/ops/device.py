@@ -9,16 +9,20 @@ import math
 import os
 import threading
 from array import array
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _TYPE_CODES = {torch.int32: "i", torch.int64: "q"}
 """Names of Python's arrays for the dtypes of integers."""
 
@@ -111,6 +115,18 @@ def compute_without_helpers() -> None:
     resetting = threading.Thread(target=torch.set_num_threads, args=(others,))
     resetting.start()
     resetting.join()
+
+
+def on_own_thread(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Run a function that computes, on a thread that ends with it.
+
+    The helper threads of a thread exist until the thread ends. While a process has more threads
+    that compute or help than cores, all helpers sleep between two operations, and a forward of one
+    text takes a third longer. In a server, the engine's thread is therefore the only thread with
+    helpers that stays.
+    """
+    with ThreadPoolExecutor(1) as once:
+        return once.submit(function, *args, **kwargs).result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

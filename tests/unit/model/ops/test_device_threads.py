@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator
 import pytest
 import torch
 
-from nunatak_model import compute_without_helpers
+from nunatak_model import compute_without_helpers, on_own_thread
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +59,10 @@ def test_a_thread_may_give_up_its_helpers_twice() -> None:
     steps = (compute_without_helpers, compute_without_helpers, torch.get_num_threads)
     assert on_a_new_thread(*steps) == [None, None, 1]
     assert on_a_new_thread(torch.get_num_threads) == [3]
+
+
+def test_the_thread_of_a_call_has_ended_when_the_call_returns() -> None:
+    thread = on_own_thread(threading.current_thread)
+
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
