@@ -26,10 +26,8 @@ def write_table(figures: Mapping[str, Figure], page: Path = PAGE) -> None:
 
 
 def table(figures: Mapping[str, Figure]) -> str:
-    """One line for each architecture that has a figure; empty without any figure."""
+    """One line for each architecture that has a figure."""
     names = sorted({name.split(".")[2] for name in figures if name.startswith((SPEED, ANSWERS))})
-    if not names:
-        return ""
     return markdown_table(HEADER, (_cells(name, figures) for name in names))
 
 

@@ -61,8 +61,8 @@ five packed full models, in each measure and within a round.
 **What limits the ratios.** Five full models compute 30 layers of MiniLM for a text, and the mix
 computes 15: three shared layers, three frozen layers of the heads, three with low-rank updates, and
 two times three own layers. So the count of layers allows a ratio of 2.0 on MiniLM, and of 2.8 on
-ModernBERT (39 of 110 layers). On MiniLM the memory is mostly the interpreter, its libraries and the
-trunk cache, which every number of tasks needs once: five copies of the weights are 430 MiB.
+ModernBERT (39 of 110 layers). On MiniLM five copies of the weights are only 430 MiB. The
+interpreter, its libraries and our trunk cache take as much memory with one task as with five.
 """
 QUALITY = """## Speed and quality
 

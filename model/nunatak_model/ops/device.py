@@ -121,8 +121,8 @@ def on_own_thread(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwarg
     """Run a function that computes, on a thread that ends with it.
 
     The helper threads of a thread exist until the thread ends. While a process has more threads
-    that compute or help than cores, all helpers sleep between two operations, and a forward of one
-    text takes a third longer. In a server, the engine's thread is therefore the only thread with
+    that compute or help than cores, all helpers sleep between two operations, and each operation
+    waits until they wake. In a server, the engine's thread is therefore the only thread with
     helpers that stays.
     """
     with ThreadPoolExecutor(1) as once:
