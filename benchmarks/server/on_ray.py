@@ -4,6 +4,9 @@
 turns, with a pause after each request. Both are the same server with the same tiny backbone, whose
 forward pass takes less than a millisecond. Ray's own processes share the two cores.
 
+`node`: one of the two nodes that hold a replica each is killed under load. A failed request is sent
+again, at most twice, as the client does. Requests that fail at first are counted too.
+
 `sweep`: 24 training runs on a cluster of four working nodes, three of which are killed in turn. A
 run is lost if its record differs from the record of the same run alone in one process; a record
 holds the losses and the scores of every epoch in full precision. `tests/integration/cluster` states
@@ -15,12 +18,18 @@ the same law.
 import argparse
 import http.client
 import tempfile
+import threading
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import httpx
+
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.server.balancer import caller, make_tone
+from benchmarks.server.balancer import ASKED, PATH, caller, make_tone
 from doubles.clusters import ray_nodes
 from doubles.processes import server_process
 from doubles.proxies import free_port
@@ -34,6 +43,11 @@ from nunatak_training.sweeps import OneByOne, RunContext
 
 LOOPBACK: Final = "127.0.0.1"
 PAUSE_S: Final = 0.005
+TIMEOUT_S: Final = 10.0
+TRIES: Final = 3
+CALLERS: Final = 4
+CALM_S: Final = 5.0
+WATCHED_S: Final = 20.0
 WARM_UP: Final = 100
 NUM_NODES: Final = 4
 NUM_RUNS: Final = 24
@@ -54,28 +68,16 @@ def latency(sheet: Sheet, options: argparse.Namespace) -> None:
     """Record the p50 and the p99 of the added latency."""
     p50, p99 = list[float](), list[float]()
     with tempfile.TemporaryDirectory() as name:
-        folder, port = Path(name), free_port()
+        folder = Path(name)
         make_tone(folder)
-        registry, backbone = folder / "registry", str(folder / "backbone")
-        (place,) = places_of([backbone]).values()
-        settings = BackboneSettings(
-            settings={
-                "host": LOOPBACK,
-                "registry": str(registry),
-                "backbone": backbone,
-                "access_log": False,
-                "compute_threads": 1,
-            }
-        )
+        place = {"registry": folder / "registry", "backbone": folder / "backbone"}
         with (
-            server_process(
-                registry=registry, backbone=Path(backbone), access_log=False, compute_threads=1
-            ) as server,
+            server_process(**place, access_log=False) as server,
             ray_nodes(head_cpus=2),
             joined("ray"),
         ):
-            up([(place, settings)], host=LOOPBACK, port=port)
             direct = int(server.address.rpartition(":")[2])
+            port = serve_on_ray(folder, replicas=1)
             asks = [caller(http.client.HTTPConnection(LOOPBACK, it)) for it in (direct, port)]
             for _ in range(WARM_UP):
                 for ask in asks:
@@ -93,6 +95,93 @@ def latency(sheet: Sheet, options: argparse.Namespace) -> None:
     unit = "ms more than the same server without Ray"
     sheet.record("cluster.ray.added_p50_ms", p50, unit=unit, goal="<= 2.5")
     sheet.record("cluster.ray.added_p99_ms", p99, unit=unit)
+
+
+def node(sheet: Sheet, options: argparse.Namespace) -> None:
+    """Record the requests that a killed node costs."""
+    del options
+    with tempfile.TemporaryDirectory() as name, ray_nodes(head_cpus=0) as nodes, joined("ray"):
+        doomed, _ = nodes.add(), nodes.add()
+        port = serve_on_ray(Path(name), replicas=2)
+        with asking(port) as asked:
+            time.sleep(CALM_S)
+            killed_at = time.monotonic()
+            nodes.kill(doomed)
+            time.sleep(WATCHED_S)
+        down()
+    after = [it for it in asked if it.ended > killed_at]
+    if len({it.answer for it in asked if it.answer}) != 1:
+        raise SystemExit("two answers about one text differ")
+    unit = f"of {len(after)} requests in the {WATCHED_S:g} s after a node was killed"
+    lost = sum(it.answer is None for it in after)
+    sheet.record("cluster.ray.node.lost", [lost], unit=f"lost {unit}", goal="<= 0")
+    first = [it for it in after if it.failures]
+    sheet.record("cluster.ray.node.retried", [len(first)], unit=f"sent again {unit}")
+    last = max((it.ended - killed_at for it in first), default=0.0)
+    sheet.record("cluster.ray.node.errors_for_s", [last], unit="s", goal="<= 5")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One request: its end, its failed tries, and its answer if there is one."""
+
+    ended: float
+    failures: int
+    answer: bytes | None
+
+
+@contextmanager
+def asking(port: int) -> Generator[list[Asked]]:
+    """Ask the same question from several threads during the block; yield what they found."""
+    found, is_over = list[Asked](), threading.Event()
+
+    def ask_on() -> None:
+        with httpx.Client(base_url=f"http://{LOOPBACK}:{port}", timeout=TIMEOUT_S) as client:
+            while not is_over.is_set():
+                tries = [_answer(client)]
+                while tries[-1] is None and len(tries) < TRIES:
+                    time.sleep(PAUSE_S * 2 ** len(tries))
+                    tries.append(_answer(client))
+                failures = sum(it is None for it in tries)
+                asked = Asked(ended=time.monotonic(), failures=failures, answer=tries[-1])
+                found.append(asked)
+
+    threads = [threading.Thread(target=ask_on) for _ in range(CALLERS)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _answer(client: httpx.Client) -> bytes | None:
+    """Return the outputs of one request, or None if it fails."""
+    try:
+        answer = client.post(PATH, json=ASKED)
+    except httpx.TransportError:
+        return None
+    return str(answer.json()["outputs"]).encode() if answer.is_success else None
+
+
+def serve_on_ray(folder: Path, *, replicas: int) -> int:
+    """Serve one task of a tiny backbone on the joined cluster, and return the port."""
+    if not (folder / "registry").exists():
+        make_tone(folder)
+    backbone, port = str(folder / "backbone"), free_port()
+    (place,) = places_of([backbone]).values()
+    settings = {
+        "host": LOOPBACK,
+        "registry": str(folder / "registry"),
+        "backbone": backbone,
+        "access_log": False,
+        "compute_threads": 1,
+    }
+    application = BackboneSettings(settings=settings, min_replicas=replicas, max_replicas=replicas)
+    up([(place, application)], host=LOOPBACK, port=port)
+    return port
 
 
 def sweep(sheet: Sheet, options: argparse.Namespace) -> None:
@@ -116,7 +205,7 @@ def sweep(sheet: Sheet, options: argparse.Namespace) -> None:
     sheet.record("cluster.sweep.lost", [num_lost], unit=unit, goal="<= 0")
 
 
-PARTS = {"latency": latency, "sweep": sweep}
+PARTS = {"latency": latency, "node": node, "sweep": sweep}
 
 
 if __name__ == "__main__":

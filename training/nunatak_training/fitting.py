@@ -159,7 +159,9 @@ def fit_task(
         checkpoint=checkpoint,
     )
     finished = objective.finished(fitted.parameters)
-    logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
+    logits = fitted.dev_logits
+    if logits is None or any(finished[name] is not it for name, it in fitted.parameters.items()):
+        logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)
     calibration: CalibrationRecord | None = None
     thresholds: Mapping[str, float] = {}
     if recipe.calibrate:

@@ -87,6 +87,8 @@ class DevScore:
     loss: float
     score: float
     """Higher is better; the epoch with the highest score is kept."""
+    logits: Sequence[Tensor] | None = None
+    """The logits of the dev examples, which the best epoch keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +130,7 @@ class Epochs:
                     seconds=time.perf_counter() - started,
                 )
                 state.history.append(result)
-                state.best.offer(result, state.parameters)
+                state.best.offer(result, state.parameters, found.logits)
                 self.report.evaluated(result)
             state.place = Place(epoch=epoch + 1)
             self._save_if_due()
@@ -168,6 +170,9 @@ class FitResult:
     """The parameters after the best epoch, and the course of the run."""
 
     parameters: dict[str, Tensor]
+    dev_logits: Sequence[Tensor] | None
+    """The logits of the dev examples with these parameters; None if the best epoch ran before the
+    process was killed."""
     best_epoch: int
     """Counted from 1. The highest dev score wins; among equal scores, the lowest dev loss."""
     num_epochs: int
@@ -225,7 +230,8 @@ def fit(  # noqa: PLR0913 - a run has many parts
 
     def scored() -> DevScore:
         logits = predict(batch_logits, dev.encodings)
-        return DevScore(loss=batch_loss(logits, dev.targets).item(), score=dev_score(logits))
+        loss = batch_loss(logits, dev.targets).item()
+        return DevScore(loss=loss, score=dev_score(logits), logits=logits)
 
     report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
     try:
@@ -245,6 +251,7 @@ def fit(  # noqa: PLR0913 - a run has many parts
     best = state.best
     return FitResult(
         parameters=best.parameters,
+        dev_logits=best.logits,
         best_epoch=best.epoch,
         num_epochs=course.num_epochs,
         history=tuple(state.history),

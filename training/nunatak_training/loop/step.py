@@ -207,11 +207,19 @@ class Best:
     score: float = -math.inf
     loss: float = math.inf
     parameters: Tensors = field(default_factory=Tensors)
+    logits: Sequence[Tensor] | None = None
+    """The logits of the dev examples after this epoch, unless it ran before a resumption."""
 
-    def offer(self, result: EpochResult, parameters: Mapping[str, Tensor]) -> None:
-        """Copy the parameters if the epoch is better."""
+    def offer(
+        self,
+        result: EpochResult,
+        parameters: Mapping[str, Tensor],
+        logits: Sequence[Tensor] | None,
+    ) -> None:
+        """Copy the parameters and keep the logits of the dev examples if the epoch is better."""
         # The loss decides between equal scores, which are frequent on small dev sets.
         if self.epoch and (result.dev_score, -result.dev_loss) <= (self.score, -self.loss):
             return
         self.epoch, self.score, self.loss = result.epoch, result.dev_score, result.dev_loss
         self.parameters = {name: tensor.detach().clone() for name, tensor in parameters.items()}
+        self.logits = logits
