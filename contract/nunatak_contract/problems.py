@@ -78,8 +78,8 @@ REGISTRY: Mapping[str, Reason] = {
         "blob {digest:.12}... {reason}; restore it or publish the version again", _UNAVAILABLE
     ),
     "copy_conflict": Reason(
-        "{what} cannot be copied: {reason}; copy into a registry without it, or make both "
-        "registries agree first"
+        "{what} cannot be copied: {reason}; copy into another registry, or make both registries "
+        "agree first"
     ),
     "policy_not_found": Reason(
         "no policy {policy!r} in this registry; `nunatak policy list` shows the policies there are",
@@ -108,28 +108,28 @@ MODEL: Mapping[str, Reason] = {
         "parameters do not fit their method and head: {found}", _UNAVAILABLE
     ),
     "non_finite_parameter": Reason(
-        "parameter {name!r} holds NaN or infinity; train or publish it again", _UNAVAILABLE
+        "parameter {name!r} holds NaN or infinity; train the task again", _UNAVAILABLE
     ),
     "invalid_tensors": Reason("{problem}", _UNAVAILABLE),
     "layer_not_held": Reason(
-        "backbone layer {index} is needed, and only lower ones are held; hold more than {index} "
-        "layers (setting backbone_layers), or all",
+        "backbone layer {index} is needed (counted from 0), and only lower layers are in memory; "
+        "start the server with a larger backbone_layers, or without this setting",
         _CONFLICT,
     ),
 }
 
 ARTIFACT: Mapping[str, Reason] = {
     "backbone_mismatch": Reason(
-        "{reference} was trained on {part} {wanted}, here runs {served}; serve it with its own "
-        "backbone or train it again",
+        "{reference} was trained on {part} {wanted}, and {served} is loaded; name the backbone of "
+        "the training (--backbone), or train the task again on this backbone",
         _CONFLICT,
     ),
     "unservable_task": Reason(
-        "{reference} cannot be served: {reason}; publish it again", _UNAVAILABLE
+        "{reference} cannot be served: {reason}; publish the task again", _UNAVAILABLE
     ),
     "no_effect": Reason(
         "{reference} must change the backbone's results, but its {method} parameters change no "
-        "layer; check that the trained weights were exported, or publish it as method 'head'",
+        "layer; check that the trained weights were exported, or publish the task as method 'head'",
         _UNAVAILABLE,
     ),
     "probe_failed": Reason(
@@ -190,13 +190,11 @@ TRAINING: Mapping[str, Reason] = {
     ),
     "target_missed": Reason("full fine-tuning scores {full_score:.4f}, {found}"),
     "unpublishable": Reason(
-        "a version with this {place} could not be published: {place}: {problem}; change it before "
-        "training"
+        "a version cannot be published with {place}: {problem}; change it before training"
     ),
     "already_training": Reason(
-        "another process trains the same task on the same data with the same recipe (its "
-        "checkpoint "
-        "in {folder} is in use); wait for it, or train anyway with --no-resume"
+        "another process trains the same task on the same data with the same recipe (the "
+        "checkpoint in {folder} is in use); wait for that process, or train anyway with --no-resume"
     ),
     "cache_unusable": Reason(
         "the cache folder {folder} cannot be used: {problem}; free space or allow writing there, "
@@ -204,18 +202,17 @@ TRAINING: Mapping[str, Reason] = {
     ),
     "invalid_sweep": Reason("{where}: {problem}"),
     "sweep_running": Reason(
-        "another sweep writes to {folder}; wait for it, or name another folder (--results)"
+        "another sweep writes to {folder}; wait for its end, or name another folder (--results)"
     ),
     "corrupt_result": Reason(
-        "{file} is no result of a sweep ({problem}); move it away and start again"
+        "{file} is no result of a sweep ({problem}); move the file away and start again"
     ),
 }
 
 REQUESTS: Mapping[str, Reason] = {
     "unauthenticated": Reason(
-        "the request needs a valid API key; send it as 'Authorization: Bearer KEY' (the client "
-        "and the "
-        "command read NUNATAK_API_KEY)",
+        "the request needs a valid API key; send the key as 'Authorization: Bearer KEY' (the "
+        "client and the command read NUNATAK_API_KEY)",
         HTTPStatus.UNAUTHORIZED,
     ),
     "insufficient_scope": Reason(
@@ -251,32 +248,34 @@ REQUESTS: Mapping[str, Reason] = {
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     ),
     "too_many_inputs": Reason(
-        "a request carries at most {limit} {of}, got {count}; split it",
+        "a request may have at most {limit} {of}, got {count}; split the request",
         _INVALID,
     ),
     "too_many_tasks": Reason(
-        "a request names at most {limit} tasks, got {count}; split it", _INVALID
+        "a request may name at most {limit} tasks, got {count}; split the request", _INVALID
     ),
     "request_too_large": Reason(
         "the rows of one request for one {holder} may take {limit:.0f} tokens of the queue, got "
-        "{num_tokens:.0f}; ask fewer texts or fewer tasks at a time",
+        "{num_tokens:.0f}; send fewer texts or fewer tasks in one request",
         _INVALID,
     ),
     "text_too_long": Reason(
-        "input {position} has {num_chars} characters, at most {limit_chars} are read; send a "
-        "part of it",
+        "input {position} has {num_chars} characters, and the server reads at most {limit_chars}; "
+        "send a part of the text",
         _INVALID,
     ),
     "too_many_tokens": Reason(
         "text {position} has {num_tokens} tokens, at most {limit} are read at once, and on_long is "
-        "refuse; shorten the text, or ask for on_long windows or cut, or for truncation, where the "
-        "route offers it",
+        "'refuse'; shorten the text, or set on_long to 'windows' or 'cut' (other protocols: "
+        "truncation)",
         _INVALID,
     ),
-    "empty_text": Reason("input {position} is empty or only white space; leave it out", _INVALID),
+    "empty_text": Reason(
+        "input {position} is empty or only white space; leave the input out", _INVALID
+    ),
     "invalid_text": Reason("input {position} contains {reason}; remove it", _INVALID),
     "model_not_found": Reason(
-        "the one embedding model here is {served!r}; tasks are asked at /v1/tasks", _NOT_FOUND
+        "the only embedding model of this server is {served!r}; ask tasks at /v1/tasks", _NOT_FOUND
     ),
     "wrong_input_kind": Reason(
         "input {position} is a {kind}, and this {head} task reads a {wanted}; send what the task "
@@ -297,40 +296,39 @@ SERVER: Mapping[str, Reason] = {
         _TOO_MANY,
     ),
     "shared_port": Reason(
-        "{processes} processes share this port, and each counts for itself; ask each process at "
-        "its own address, which `nunatak replicas` shows",
+        "{processes} processes share this port, and each process has its own counts; ask each "
+        "process at its own address, which `nunatak replicas` shows",
         HTTPStatus.MISDIRECTED_REQUEST,
     ),
     "deadline_exceeded": Reason("{problem}", _LATE),
     "deadline_too_short": Reason(
-        "the queued work before it takes about {wait_ms:.0f} ms, the deadline is "
+        "the work in the queue takes about {wait_ms:.0f} ms, and the deadline of the request is "
         "{deadline_ms:.0f} ms; allow more time or retry later",
         _LATE,
     ),
     "not_ready": Reason("the server is not ready: {reason}", _UNAVAILABLE),
     "draining": Reason(
-        "the server is shutting down; send the request to another one", _UNAVAILABLE
+        "the server is shutting down; send the request to another server", _UNAVAILABLE
     ),
-    "engine_failed": Reason("the server has failed ({reason}); restart it", _UNAVAILABLE),
+    "engine_failed": Reason("the server has failed ({reason}); restart the server", _UNAVAILABLE),
     "out_of_memory": Reason(
         "the server had no memory left for the request; retry later, or lower "
-        "NUNATAK_MAX_BATCH_TOKENS or "
-        "NUNATAK_TASK_MEMORY_BYTES",
+        "NUNATAK_MAX_BATCH_TOKENS or NUNATAK_TASK_MEMORY_BYTES",
         _UNAVAILABLE,
     ),
     "backbone_unhealthy": Reason(
         "the backbone {reason}; see the log, or try another NUNATAK_DTYPE", _UNAVAILABLE
     ),
-    "task_unhealthy": Reason("{task}/{version} {reason}; roll it back", _UNAVAILABLE),
+    "task_unhealthy": Reason("{task}/{version} {reason}; roll the task back", _UNAVAILABLE),
     "task_does_not_fit": Reason(
-        "{task}/{version} needs {needed_bytes} bytes; of {budget_bytes} for task versions "
-        "{pinned_bytes} are pinned; raise NUNATAK_TASK_MEMORY_BYTES or unpin others",
+        "{task}/{version} needs {needed_bytes} bytes; of the {budget_bytes} bytes for task "
+        "versions, {pinned_bytes} are pinned; raise NUNATAK_TASK_MEMORY_BYTES or unpin versions",
         _UNAVAILABLE,
     ),
     "task_in_use": Reason(
-        "{task}/{version} is answering {num_leases} requests; retry when they are done", _CONFLICT
+        "{task}/{version} is answering {num_leases} requests; retry after their answers", _CONFLICT
     ),
-    "task_pinned": Reason("{task}/{version} is pinned; unpin it before it is evicted", _CONFLICT),
+    "task_pinned": Reason("{task}/{version} is pinned; unpin the version first", _CONFLICT),
     "rule_unanswerable": Reason(
         "version {version} of task {task!r} cannot decide a condition of the policy: {reason}; "
         "roll the version back, or publish a policy for it",
@@ -340,7 +338,7 @@ SERVER: Mapping[str, Reason] = {
 
 COMMAND: Mapping[str, Reason] = {
     "missing_extra": Reason(
-        "{module!r} is needed and not installed; run: pip install 'nunatak[{extra}]'"
+        "the package {module!r} is not installed; run: pip install 'nunatak[{extra}]'"
     ),
     "invalid_option": Reason("{problem}"),
     "invalid_input_file": Reason("{where}: {problem}"),
@@ -353,7 +351,9 @@ COMMAND: Mapping[str, Reason] = {
         "address of its client server, such as ray://head:10001"
     ),
     "ray_failed": Reason("on Ray: {problem}"),
-    "corpus_running": Reason("another run writes to {folder}; wait for it, or name another OUT"),
+    "corpus_running": Reason(
+        "another run writes to {folder}; wait for its end, or name another OUT"
+    ),
     "invalid_task_file": Reason("{path}: {place}: {problem}; docs/training.md shows the format"),
     "invalid_policy_file": Reason("{path}: {place}: {problem}; docs/verdicts.md shows the format"),
     "process_not_found": Reason("no process {pid} on this machine; give the pid of the server"),
@@ -368,8 +368,8 @@ CLIENT: Mapping[str, Reason] = {
     "connection_failed": Reason("{problem}"),
     "invalid_response": Reason("{problem}"),
     "wrong_head": Reason(
-        "only a {wanted} task gives this part, got the answer of a {head} task; read the property "
-        "of its kind, or `outputs`"
+        "this property belongs to {wanted} tasks, and the answer is of a {head} task; read the "
+        "property of that kind, or `outputs`"
     ),
 }
 

@@ -72,7 +72,9 @@ def up(  # noqa: PLR0913 - one parameter per option is how typer works
     host: Annotated[
         str, typer.Option(metavar="HOST", help="Address at which Ray Serve listens, on each node.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65_535, metavar="N", help="Its port.")] = 8080,
+    port: Annotated[
+        int, typer.Option(min=1, max=65_535, metavar="N", help="Port of Ray Serve.")
+    ] = 8080,
     registry: RegistryOption = None,
     settings: Annotated[
         list[str] | None,

@@ -93,7 +93,10 @@ def create(
         ),
     ] = None,
     weight: Annotated[
-        float, typer.Option(min=0.001, max=1000, help="Share of the server while requests queue.")
+        float,
+        typer.Option(
+            min=0.001, max=1000, help="Share of the turns, next to the weights of other keys."
+        ),
     ] = 1.0,
     days: Annotated[
         int | None,

@@ -177,7 +177,7 @@ AliasOption = Annotated[str, typer.Option("--alias", metavar="ALIAS", help="Alia
 UnprobedOption = Annotated[
     bool,
     typer.Option(
-        "--unprobed", help="Skip the test run of the version, for example without its backbone."
+        "--unprobed", help="Skip the probe of the version, if its backbone is not available."
     ),
 ]
 ExpectOption = Annotated[

@@ -57,7 +57,7 @@ def copy(
 ) -> None:
     """Copy tasks with versions, aliases and history, and policies, to another registry.
 
-    Repeat the command to go on.
+    Repeat the command to go on after a kill.
     """
     outcomes: list[TaskCopy | PolicyCopy | FailedCopy] = []
     with (

@@ -77,7 +77,7 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         bool | None,
         typer.Option(
             "--insecure-open",
-            help="Serve other machines without keys: only behind something that checks access.",
+            help="Serve other machines without keys: only behind a proxy that checks callers.",
         ),
     ] = None,
     pin: Annotated[

@@ -254,7 +254,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     registry: RegistryOption = None,
     create: CreateOption = False,
     promote: NewAliasOption = None,
-    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
     calibrate: CalibrateOption = False,
     as_json: JsonOption = False,
     device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",

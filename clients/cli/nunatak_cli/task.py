@@ -41,7 +41,7 @@ VersionArgument = Annotated[
 
 WaitOption = Annotated[
     bool,
-    typer.Option("--wait", help="Return when every live server process answers accordingly."),
+    typer.Option("--wait", help="Return when every live server process follows the change."),
 ]
 TimeoutOption = Annotated[
     float,
@@ -162,7 +162,7 @@ def promote(  # noqa: PLR0913 - one parameter per option is how typer works
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Point an alias at a version that passes its test run; servers follow within moments."""
+    """Load and probe a version, then point an alias at it. Servers follow within a second."""
     with existing_registry(registry) as opened:
         if not unprobed:
             prove_version(opened, name, version, source=backbone)
@@ -188,7 +188,7 @@ def rollback(  # noqa: PLR0913 - as above
     registry: RegistryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Point an alias back at its previous version; a repeated rollback goes further back."""
+    """Point an alias back at its previous version. A second rollback goes further back."""
     with existing_registry(registry) as opened:
         if not unprobed:
             # `expect` keeps the rollback from reaching another version than the proven one.

@@ -146,7 +146,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = False,
     revision: RevisionOption = None,
     promote: NewAliasOption = None,
-    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
     registry: RegistryOption = None,
     create: CreateOption = False,
     as_json: JsonOption = False,

@@ -95,7 +95,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     registry: RegistryOption = None,
     create: CreateOption = False,
     promote: NewAliasOption = None,
-    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark to keep with it.")] = "",
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
     as_json: JsonOption = False,
     cache: CacheOption = True,
     resume: ResumeOption = True,
