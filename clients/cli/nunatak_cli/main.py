@@ -4,8 +4,9 @@ This file and the command files import no heavy package; each command imports it
 runs. So `nunatak --help` answers at once, and a command needs only its own extra.
 """
 
+from collections.abc import Callable
 from importlib.metadata import version as distribution_version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,13 +36,25 @@ EXAMPLES = {
     "nunatak": "nunatak train --task tone --data tone.jsonl",
     "train": "nunatak train --task tone --data tone.jsonl --method topk --layers 2 --promote prod",
     "multitask": "nunatak multitask ./base --data tone=tone.jsonl --data intent=intent.jsonl",
-    "train-all": "nunatak train-all tasks.yaml",
+    "train_all": "nunatak train-all tasks.yaml",
     "predict": 'nunatak predict "Please come at once." --task tone --task intent',
     "predict_file": "nunatak predict-file tickets.csv scored.csv --task tone --task intent",
     "evaluate": "nunatak evaluate tone --data test.jsonl --wrong wrong.csv",
     "doubts": "nunatak doubts --data tone.csv --out doubts.csv",
     "serve": "nunatak serve --registry ./registry --port 8080",
     "replicas": "nunatak replicas --registry ./registry",
+}
+TRAIN, ASK, SERVE, REGISTRY = "Train", "Ask", "Serve", "Registry"
+COMMANDS = {
+    TRAIN: (train_all, multitask, evaluate, doubts),
+    ASK: (predict, predict_file),
+    SERVE: (serve, replicas),
+}
+"""The commands by the panel of `nunatak --help`, without `train`, which has a class of its own."""
+GROUPS = {
+    TRAIN: (sweep_app, cache_app),
+    SERVE: (cluster_app, key_app, memory_app, loadtest_app),
+    REGISTRY: (task_app, policy_app, registry_app, backbone_app),
 }
 
 
@@ -57,14 +70,19 @@ def build_app() -> Program:
         epilog=example(EXAMPLES["nunatak"]),
     )
     built.callback(invoke_without_command=True)(start)
-    built.command("train", cls=TrainCommand, epilog=example(EXAMPLES["train"]))(train)
-    built.command("train-all", epilog=example(EXAMPLES["train-all"]))(train_all)
-    for command in (multitask, predict, predict_file, evaluate, doubts, serve, replicas):
-        built.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    groups = (task_app, policy_app, registry_app, backbone_app, memory_app, sweep_app, cache_app)
-    for group in (*groups, key_app, loadtest_app, cluster_app):
-        built.add_typer(group())
+    built.command("train", cls=TrainCommand, **_listed(train, TRAIN))(train)
+    for panel, commands in COMMANDS.items():
+        for command in commands:
+            built.command(**_listed(command, panel))(command)
+    for panel, groups in GROUPS.items():
+        for group in groups:
+            built.add_typer(group(), rich_help_panel=panel)
     return built
+
+
+def _listed(command: Callable[..., None], panel: str) -> dict[str, Any]:
+    """Return the place of a command in the help, and its example."""
+    return {"rich_help_panel": panel, "epilog": example(EXAMPLES[command.__name__])}
 
 
 def start(*, version: VersionOption = False) -> None:
