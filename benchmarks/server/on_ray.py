@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import torch
+from pydantic import JsonValue
 
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.server.balancer import ASKED, PATH, caller, make_tone
@@ -70,9 +72,9 @@ def latency(sheet: Sheet, options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_tone(folder)
-        place = {"registry": folder / "registry", "backbone": folder / "backbone"}
+        registry, backbone = folder / "registry", folder / "backbone"
         with (
-            server_process(**place, access_log=False) as server,
+            server_process(registry=registry, backbone=backbone, access_log=False) as server,
             ray_nodes(head_cpus=2),
             joined("ray"),
         ):
@@ -172,7 +174,7 @@ def serve_on_ray(folder: Path, *, replicas: int) -> int:
         make_tone(folder)
     backbone, port = str(folder / "backbone"), free_port()
     (place,) = places_of([backbone]).values()
-    settings = {
+    settings: dict[str, JsonValue] = {
         "host": LOOPBACK,
         "registry": str(folder / "registry"),
         "backbone": backbone,
@@ -189,8 +191,10 @@ def sweep(sheet: Sheet, options: argparse.Namespace) -> None:
     del options
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        recipe = {"epochs": EPOCHS, "max_length": 32}
+        recipe: JsonValue = {"epochs": EPOCHS, "max_length": 32}
         runs = toy_runs(toy_folder(folder), seeds=list(range(NUM_RUNS)), recipe=recipe)
+        # Sums of another number of threads have other last bits.
+        torch.set_num_threads(1)
         alone = {it.run.digest: it.outcome for it in OneByOne(RunContext())(runs)}
         found = dict[str, object]()
         # This process joins first, because it must not join through a node that will be killed.
