@@ -74,9 +74,7 @@ def answers(started: Started, tasks: Sequence[str], text: str) -> list[list[floa
     if started.system.is_ours:
         (address,) = set(started.addresses.values())
         with Client(address) as client:
-            results = client.predict_many(
-                text, tasks, top_k=len(LABELS), deadline_s=FIRST_ANSWER_S
-            )
+            results = client.predict_many(text, tasks, top_k=len(LABELS), deadline_s=FIRST_ANSWER_S)
             given = [{it.label: it.score for it in results[task].scores} for task in tasks]
         return [[scores[label] for label in LABELS] for scores in given]
 

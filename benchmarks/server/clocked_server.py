@@ -44,8 +44,8 @@ from nunatak_model import (
     forward,
     initial_parameters,
 )
+from nunatak_server.backbones import load_serving_backbone
 from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.runtime import load_serving_backbone
 from nunatak_server.serving import serve
 from nunatak_server.settings import ServerSettings
 

@@ -18,6 +18,7 @@ from nunatak_artifact import PARAMETERS_ROLE, load_task
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
 from nunatak_model import DEFAULT_BACKBONE, load_backbone, pack_backbone
 from nunatak_registry import Registry
+from nunatak_server.backbones import Backbones
 from nunatak_server.residency.loading import VersionLoader
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
@@ -41,7 +42,7 @@ def main() -> None:
             read = partial(registry.read_blob, role=PARAMETERS_ROLE)
             tiers = (HostTier(read, budget_bytes=num_bytes) for num_bytes in (0, HOST_BYTES))
             from_store, from_host = (
-                VersionLoader(backbone, tier, throttle=LoadThrottle(lambda: False))
+                VersionLoader(Backbones(backbone), tier, throttle=LoadThrottle(lambda: False))
                 for tier in tiers
             )
             ways: dict[str, Callable[[], object]] = {

@@ -21,7 +21,8 @@ from ray.serve import Application as RayApplication
 from nunatak_cluster import scaling
 from nunatak_cluster.scaling import QUEUED_SECONDS, QueuedSeconds
 from nunatak_server.app import Application, create_app
-from nunatak_server.runtime import Runtime, load_on_own_thread
+from nunatak_server.backbones import load_on_own_thread
+from nunatak_server.runtime import Runtime
 from nunatak_server.serving import collect_rarely
 from nunatak_server.settings import ServerSettings, configure
 from nunatak_server.telemetry.logs import leave_out_places, log_everything
@@ -73,11 +74,11 @@ class Replica:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         disable_created_metrics()
         leave_out_places()
-        backbone = load_on_own_thread(settings)
-        settings = settings.for_device(backbone.device.type)
-        settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
+        backbones = load_on_own_thread(settings)
+        settings = settings.for_device(backbones.default.device.type)
+        settings.batch_limits(longest_row_tokens=backbones.max_tokens)
         collect_rarely(max_requests=settings.max_queued_requests)
-        self._app = create_app(settings, backbone=backbone, tracing=find_tracing())
+        self._app = create_app(settings, backbones=backbones, tracing=find_tracing())
         return self._app
 
     async def check_health(self) -> None:

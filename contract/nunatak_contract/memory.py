@@ -83,6 +83,7 @@ class MemoryReport(Result):
     """Bytes in use, and the bytes of one full model per resident task version."""
 
     backbone: BackboneMemory
+    other_backbones: tuple[BackboneMemory, ...] = ()
     tasks: tuple[TaskMemory, ...]
     shared_bytes: int
     dedicated_bytes: int

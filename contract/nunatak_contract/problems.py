@@ -275,7 +275,8 @@ REQUESTS: Mapping[str, Reason] = {
     ),
     "invalid_text": Reason("input {position} contains {reason}; remove it", _INVALID),
     "model_not_found": Reason(
-        "the only embedding model of this server is {served!r}; ask tasks at /v1/tasks", _NOT_FOUND
+        "this server embeds texts with {served}; name that model, or ask tasks at /v1/tasks",
+        _NOT_FOUND,
     ),
     "wrong_input_kind": Reason(
         "input {position} is a {kind}, and this {head} task reads a {wanted}; send what the task "

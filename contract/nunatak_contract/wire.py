@@ -387,11 +387,12 @@ class ReadinessReport(Liveness):
 
 
 class ServerInfo(Result):
-    """The facts about a server: its release, backbone and limits."""
+    """The facts about a server: its release, backbones and limits."""
 
     name: str
     version: str
     backbone: dict[str, JsonValue]
+    other_backbones: tuple[dict[str, JsonValue], ...] = ()
     device: str
     dtype: str
     kernels: Annotated[

@@ -15,9 +15,9 @@ from starlette.routing import BaseRoute
 from starlette.types import Scope
 
 from nunatak_contract.errors import NunatakError
-from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import authenticator_for, check_exposure
+from nunatak_server.backbones import Backbones, load_on_own_thread
 from nunatak_server.compat import (
     hugging_face,
     kserve,
@@ -38,7 +38,7 @@ from nunatak_server.http.problems import ANSWERS, problem_response
 from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from nunatak_server.http.state import AppState, RequestIdMiddleware
 from nunatak_server.readiness import State
-from nunatak_server.runtime import Runtime, load_on_own_thread
+from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.tracing import Tracing
 
@@ -86,7 +86,7 @@ class Application(DescribedApp):
 def create_app(
     settings: ServerSettings,
     *,
-    backbone: Backbone | None = None,
+    backbones: Backbones | None = None,
     registry: Registry | None = None,
     on_fatal: Callable[[EngineFailedError], None] | None = None,
     tracing: Tracing | None = None,
@@ -112,7 +112,7 @@ def create_app(
             )
             runtime = Runtime(
                 settings=settings,
-                backbone=backbone or await asyncio.to_thread(load_on_own_thread, settings),
+                backbones=backbones or await asyncio.to_thread(load_on_own_thread, settings),
                 registry=opened,
                 on_fatal=on_fatal or _leave_to_supervisor,
                 weights=authenticator.weights,

@@ -12,6 +12,7 @@ from nunatak_contract.inputs import Input
 from nunatak_contract.problems import REASONS
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
 from nunatak_server.predict.types import PredictionRequest, Predictions
@@ -104,7 +105,7 @@ class LocalPredictor:
     async def _start(self) -> None:
         self._runtime = Runtime(
             settings=self._settings,
-            backbone=self._backbone,
+            backbones=Backbones(self._backbone),
             registry=self._registry,
             on_fatal=_leave_to_callers,
         )

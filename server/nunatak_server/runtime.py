@@ -1,51 +1,36 @@
 """The runtime: all parts of a serving process together, without a transport.
 
-A `Runtime` belongs to the event loop on which it starts. Before it is ready, it answers the warm-up
-rows at the top of this file.
+A `Runtime` belongs to the event loop on which it starts. Before it is ready, it answers the rows of
+`warm_up`.
 """
 
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from uuid import uuid4
 
 import psutil
 import torch
 
 from nunatak_artifact import PARAMETERS_ROLE
-from nunatak_contract.enums import HeadKind, Kernels
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import (
     Backbone,
-    Branch,
-    BranchSpec,
-    Encoding,
     TrunkCache,
     TrunkGraphs,
-    build_branch,
-    convert_branch,
-    default_head,
-    embedding_branch,
-    initial_parameters,
-    keep_lowest_layers,
-    load_backbone,
     on_own_thread,
-    pack_backbone,
     trunk_graphs,
 )
-from nunatak_model.layer import OwnLayer
 from nunatak_registry import Beat, Generation, Registry
+from nunatak_server.backbones import Backbones
 from nunatak_server.catalog import Catalog
-from nunatak_server.devices import describe_device, resolve_device, resolve_dtype
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.engine.outcomes import BatchObservers
@@ -68,7 +53,7 @@ from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
-from nunatak_server.scheduler.rows import PendingRow, RowSpec, backbone_answer
+from nunatak_server.scheduler.rows import PendingRow, backbone_answer
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import BuildInfo, ServerState, take_stock
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector
@@ -76,90 +61,12 @@ from nunatak_server.telemetry.records import note_prediction
 from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
 from nunatak_server.verdicts.judge import Judge
-
-WARM_UP_TEXT = "ready " * 128
-WARM_UP_METHODS: tuple[Method, ...] = (
-    HeadOnly(),
-    Lora(rank=8, alpha=8.0, targets=QUERY_AND_VALUE),
-    Bottleneck(size=8),
-    TopK(num_layers=1),
-)
-"""The methods of the mixed batch that loads the kernels of a CUDA device; of each, two tasks."""
-WARM_UP_TOKENS = (8, 128, 12, 96)
-"""The warm-up rows have different sizes, so that the time model knows a batch's fixed time."""
-
-
-def warm_up_branch(backbone: Backbone) -> Branch:
-    """Return a branch whose rows run every layer in memory; the branch itself takes no memory.
-
-    Layers in memory replace upper layers that are not in memory, so the outputs are meaningless.
-    """
-    branch, held = embedding_branch(backbone), backbone.layers
-    missing = backbone.config.num_layers - len(held)
-    if not missing:
-        return branch
-    return replace(
-        branch,
-        spec=BranchSpec(method=TopK(num_layers=missing), head=branch.spec.head),
-        split_depth=len(held),
-        layers={
-            index: OwnLayer(weights=held[index % len(held)])
-            for index in range(len(held), backbone.config.num_layers)
-        },
-    )
-
-
-def warm_up_tasks(backbone: Backbone) -> list[Branch]:
-    """Return two random tasks of each method, whose batch runs all kernels of a CUDA device.
-
-    There are none without fast kernels, which are loaded at their first use. If layers are not in
-    memory, there are none either, because the tasks would need them.
-    """
-    config = backbone.config
-    if not backbone.ops.fast_kernels() or len(backbone.layers) < config.num_layers:
-        return []
-    head = default_head(backbone, kind=HeadKind.SEQUENCE_CLASSIFICATION, num_labels=2)
-    generator, tasks = torch.Generator().manual_seed(0), list[Branch]()
-    for method in (*WARM_UP_METHODS, *WARM_UP_METHODS):
-        spec = BranchSpec(method=method, head=head)
-        parameters = initial_parameters(spec, backbone, generator=generator)
-        tasks.append(convert_branch(build_branch(spec, config, parameters), backbone))
-    return tasks
-
+from nunatak_server.warm_up import warm_up_batches, warm_up_tasks
 
 POLLS_PER_HOLD = 20
 """Number of polls of the registry for each possible write of a hold."""
 
 logger = logging.getLogger(__name__)
-
-
-def load_serving_backbone(settings: ServerSettings) -> Backbone:
-    """Load the backbone of the settings, on the device and in the number format of the settings.
-
-    Raises:
-        NunatakError: `invalid_settings`, the device does not exist.
-        NunatakError: the backbone does not exist, cannot be read, or has fewer layers.
-    """
-    device = resolve_device(settings.device)
-    dtype = resolve_dtype(settings.dtype, device)
-    backbone = load_backbone(settings.backbone, dtype=dtype, device=device)
-    if settings.backbone_layers is not None:
-        backbone = keep_lowest_layers(backbone, settings.backbone_layers)
-    if settings.kernels is Kernels.AUTO:
-        backbone = pack_backbone(backbone)
-    logger.info(
-        "serving on %s in %s, torch %s, fast kernels: %s",
-        describe_device(device),
-        str(dtype).removeprefix("torch."),
-        torch.__version__,
-        ", ".join(backbone.fast_kernels) or "none",
-    )
-    return backbone
-
-
-def load_on_own_thread(settings: ServerSettings) -> Backbone:
-    """`load_serving_backbone`, for a process whose engine computes."""
-    return on_own_thread(load_serving_backbone, settings)
 
 
 def _recorded_graphs(backbone: Backbone, settings: ServerSettings) -> TrunkGraphs | None:
@@ -188,15 +95,18 @@ class Runtime:
         self,
         *,
         settings: ServerSettings,
-        backbone: Backbone,
+        backbones: Backbones,
         registry: Registry,
         on_fatal: Callable[[EngineFailedError], None],
         weights: Mapping[str, float] | None = None,
         tracing: Tracing | None = None,
     ) -> None:
+        backbone = backbones.default
         settings = settings.for_device(backbone.device.type)
         self.settings = settings
+        self.backbones = backbones
         self.backbone = backbone
+        """The default backbone."""
         self.registry = registry
         lease_s = settings.registry_lease_s
         lease = None if lease_s is None else RegistryLease(seconds=lease_s)
@@ -211,25 +121,19 @@ class Runtime:
         self.catalog = Catalog(registry)
         self._build = BuildInfo(
             version=version("nunatak"),
-            backbone=backbone.name,
+            backbone=",".join(it.name for it in backbones),
             device=str(backbone.device),
             dtype=str(backbone.dtype).removeprefix("torch."),
         )
         self._on_fatal = on_fatal
         # Recorded before the budget of task versions, which is a share of the memory that is left.
-        self._compute = compute = BatchCompute(
-            backbone,
-            trunk=self.trunk_cache if settings.trunk_cache_bytes else None,
-            graphs=_recorded_graphs(backbone, settings) if settings.cuda_graphs else None,
-        )
+        self._computes = {it.digest: self._compute_of(it) for it in backbones}
         self.tracing = tracing
-        batch_limits = settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
+        batch_limits = settings.batch_limits(longest_row_tokens=backbones.max_tokens)
         self._engine = Engine(
-            compute=compute,
-            rules=TurnRules(
-                weights=weights or {},
-                is_trunk_held=lambda row: compute.holds_trunk(row.encoding, row.branch.split_depth),
-            ),
+            compute=self._computes[backbone.digest],
+            other_computes=self._computes,
+            rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
             limits=batch_limits,
             time_model=BatchTimeModel(fixed_share=settings.batch_overhead),
             observer=BatchObservers(self.metrics, *([tracing] if tracing else [])),
@@ -237,7 +141,9 @@ class Runtime:
             stopwatch=_stopwatch_of(backbone.device),
         )
         self._tokenization = Tokenization(
-            backbone.tokenizer, num_threads=settings.tokenizer_threads
+            backbone.tokenizer,
+            num_threads=settings.tokenizer_threads,
+            others={it.digest: it.tokenizer for it in backbones.others},
         )
         self.admission = Admission(
             max_requests=settings.max_queued_requests,
@@ -254,12 +160,13 @@ class Runtime:
             budget_bytes=host_memory_budget(settings.host_memory_bytes, backbone.device),
         )
         budget_bytes = task_memory_budget(settings.task_memory_bytes, backbone.device)
-        if backbone.ops.banks is not None:
-            backbone.ops.banks.limit(budget_bytes)
+        for each in backbones:
+            if each.ops.banks is not None:
+                each.ops.banks.limit(budget_bytes // len(self._computes))
         self.residency = Residency(
             resolve=self.catalog.traffic,
             loader=Loader(
-                load=VersionLoader(backbone, self.host_tier, throttle=throttle),
+                load=VersionLoader(backbones, self.host_tier, throttle=throttle),
                 give_back=find_memory_return(),
                 size_of=partial(size_in_memory, dtype=backbone.dtype),
                 num_threads=settings.load_threads,
@@ -270,7 +177,7 @@ class Runtime:
         )
         self.rollouts = Rollouts(
             residency=self.residency,
-            join=backbone.tokenizer.join,
+            join_of=backbones.join_of,
             tolerance=settings.shadow_tolerance,
         )
         for collector in self.rollouts.metrics.collectors():
@@ -296,7 +203,7 @@ class Runtime:
                 note_prediction,
                 *([tracing.observe_prediction] if tracing else []),
             ),
-            backbone=backbone,
+            backbones=backbones,
         )
         self.judge = Judge(look_up=self.catalog.policy, service=self.service)
         self.metrics.include(self.judge.metrics.counter)
@@ -363,7 +270,7 @@ class Runtime:
             num_running=self._engine.num_running_requests,
             num_admitted_tokens=self.admission.num_tokens,
             num_body_bytes=self.admission.num_bytes,
-            ledger=take_stock(self.backbone, self.residency.resident()),
+            ledger=take_stock(self.backbones, self.residency.resident()),
             device=self.residency.stats(),
             task_bytes=self.residency.task_bytes(),
             host=self.host_tier.stats(),
@@ -371,7 +278,8 @@ class Runtime:
 
     def kernels(self) -> tuple[str, ...]:
         """Return the names of the fast kernels in use."""
-        return self._compute.fast_kernels
+        found = (it.fast_kernels for it in self._computes.values())
+        return tuple(dict.fromkeys(chain.from_iterable(found)))
 
     def warnings(self) -> list[str]:
         """Return the problems that do not keep the server from answering."""
@@ -455,34 +363,24 @@ class Runtime:
 
     async def _warm_up(self) -> None:
         """Run the warm-up rows, which prove that this process can compute."""
-        backbone = self.backbone
-        tasks = await asyncio.to_thread(on_own_thread, warm_up_tasks, backbone)
-        batches = [(WARM_UP_TOKENS[0], tasks)] if tasks else []
-        batches += [(num_tokens, [warm_up_branch(backbone)]) for num_tokens in WARM_UP_TOKENS]
-        for num_tokens, branches in batches:
-            max_length = min(num_tokens, backbone.config.max_tokens)
-            (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=max_length)
-            rows = [self._warm_up_row(encoding, branch) for branch in branches]
-            self._engine.submit(rows)
-            for row in rows:
-                backbone_answer(await row.future)
+        for backbone in self.backbones:
+            tasks = await asyncio.to_thread(on_own_thread, warm_up_tasks, backbone)
+            for rows in warm_up_batches(backbone, tasks):
+                self._engine.submit(rows)
+                for row in rows:
+                    backbone_answer(await row.future)
 
-    def _warm_up_row(self, encoding: Encoding, branch: Branch) -> PendingRow:
-        return PendingRow(
-            spec=RowSpec(
-                encoding=encoding,
-                group=-1,
-                trunk_tokens=encoding.num_tokens,
-                branch_tokens=0,
-                trunk_share=1.0,
-            ),
-            task="warm-up",
-            version=0,
-            branch=branch,
-            deadline=math.inf,
-            submitted_at=0.0,
-            future=asyncio.get_running_loop().create_future(),
+    def _compute_of(self, backbone: Backbone) -> BatchCompute:
+        settings = self.settings
+        return BatchCompute(
+            backbone,
+            trunk=self.trunk_cache if settings.trunk_cache_bytes else None,
+            graphs=_recorded_graphs(backbone, settings) if settings.cuda_graphs else None,
         )
+
+    def _is_trunk_held(self, row: PendingRow) -> bool:
+        compute = self._computes[row.backbone]
+        return compute.holds_trunk(row.encoding, row.branch.split_depth)
 
     def _fail(self, error: EngineFailedError) -> None:
         # Batches and loads may both report the same lost device.

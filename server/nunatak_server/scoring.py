@@ -21,6 +21,7 @@ from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Encoding, Row
 from nunatak_registry import Registry
+from nunatak_server.backbones import load_serving_backbone
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.outcomes import Compute
 from nunatak_server.errors import TaskUnhealthyError
@@ -34,7 +35,6 @@ from nunatak_server.outputs.outputs import (
 )
 from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.residency.memory import task_memory_budget
-from nunatak_server.runtime import load_serving_backbone
 from nunatak_server.settings import ServerSettings
 from nunatak_server.tokenization import (
     Encodings,

@@ -21,13 +21,13 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 
 from nunatak_contract.errors import NunatakError
-from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import check_exposure
 from nunatak_server.app import Application, create_app
+from nunatak_server.backbones import Backbones, load_on_own_thread, load_serving_backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
-from nunatak_server.runtime import Runtime, load_on_own_thread, load_serving_backbone
+from nunatak_server.runtime import Runtime
 from nunatak_server.settings import Configuration, Origin, ServerSettings, unread_variables
 from nunatak_server.supervisor import ReplicaPlace
 from nunatak_server.telemetry.logs import (
@@ -103,10 +103,10 @@ def serve(
     log_everything(settings.log_format)
     prepare(settings)
     with Registry.open(settings.registry, create=create_registry) as registry:
-        backbone = load_on_own_thread(settings)
+        backbones = load_on_own_thread(settings)
         serve_backbone(
             settings,
-            backbone,
+            backbones,
             registry,
             announce=announce or partial(print_address, log_format=settings.log_format),
             origins=origins or {},
@@ -130,7 +130,8 @@ def serve_template(
     log_everything(settings.log_format, logging.StreamHandler)
     prepare(settings)
     torch.set_num_threads(1)
-    backbone = load_serving_backbone(settings)
+    backbones = load_serving_backbones(settings)
+    backbone = backbones.default
     if backbone.device.type != "cpu":
         raise NunatakError(
             "invalid_settings",
@@ -144,7 +145,7 @@ def serve_template(
         log_everything(own.log_format)
         with Registry.open(own.registry, create=create_registry) as registry:
             serve_backbone(
-                own, backbone, registry, announce=announce, origins=origins, sockets=sockets
+                own, backbones, registry, announce=announce, origins=origins, sockets=sockets
             )
 
     return Template(settings, place, serve=serve_replica).run()
@@ -166,7 +167,7 @@ def prepare(settings: ServerSettings) -> None:
 
 def serve_backbone(
     settings: ServerSettings,
-    backbone: Backbone,
+    backbones: Backbones,
     registry: Registry,
     *,
     announce: Callable[[str], None],
@@ -174,12 +175,12 @@ def serve_backbone(
     sockets: list[socket.socket] | None = None,
 ) -> None:
     """Serve until a signal, on `sockets` or else on the address of the settings; as `serve`."""
-    settings = settings.for_device(backbone.device.type)
+    settings = settings.for_device(backbones.default.device.type)
     # Started here, because uvicorn hides errors of the start of the application.
-    settings.batch_limits(longest_row_tokens=backbone.config.max_tokens)
+    settings.batch_limits(longest_row_tokens=backbones.max_tokens)
     server = DrainingServer(
         settings,
-        backbone=backbone,
+        backbones=backbones,
         registry=registry,
         announce=partial(begin, max_requests=settings.max_queued_requests, announce=announce),
         tracing=find_tracing(),
@@ -200,7 +201,7 @@ class DrainingServer(uvicorn.Server):
         self,
         settings: ServerSettings,
         *,
-        backbone: Backbone,
+        backbones: Backbones,
         registry: Registry,
         announce: Callable[[str], None],
         tracing: Tracing | None = None,
@@ -211,7 +212,7 @@ class DrainingServer(uvicorn.Server):
         self._drain_delay_s = settings.drain_delay_s
         self._grace_s = settings.grace_s
         self._app = create_app(
-            settings, backbone=backbone, registry=registry, on_fatal=self._fail, tracing=tracing
+            settings, backbones=backbones, registry=registry, on_fatal=self._fail, tracing=tracing
         )
         super().__init__(_config(self._app, settings))
 

@@ -65,6 +65,11 @@ class ServerSettings(BaseSettings):
             "quantizes"
         ),
     )
+    other_backbones: str = Field(
+        default="",
+        description="further backbones of this server, separated by commas: each task runs on its "
+        "own. `nunatak serve --backbone A --backbone B` sets both settings",
+    )
     backbone_layers: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
         description="number of lowest layers to keep in memory; all if not set. The server "
@@ -264,6 +269,10 @@ class ServerSettings(BaseSettings):
     def allowed_origins(self) -> frozenset[str]:
         """Return the origins in `cors_origins`."""
         return frozenset(_listed(self.cors_origins))
+
+    def all_backbones(self) -> tuple[str, ...]:
+        """Return the names of all backbones, the default one first."""
+        return (self.backbone, *_listed(self.other_backbones))
 
     def pinned(self) -> tuple[TaskReference, ...]:
         """Return the task references in `pins`."""

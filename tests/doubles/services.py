@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from doubles.serving import FakeStore, make_residency
 from nunatak_model import Backbone, Branch
+from nunatak_server.backbones import Backbones
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
@@ -92,14 +93,16 @@ def make_bench(
         residency=residency,
         tokenization=Tokenization(backbone.tokenizer, num_threads=1),
         engine=engine,
-        rollouts=Rollouts(residency=residency, join=backbone.tokenizer.join, tolerance=0.1),
+        rollouts=Rollouts(
+            residency=residency, join_of=lambda _: backbone.tokenizer.join, tolerance=0.1
+        ),
     )
     service = PredictionService(
         readiness=readiness,
         limits=RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100),
         stages=stages,
         metrics=metrics,
-        backbone=backbone,
+        backbones=Backbones(backbone),
     )
     readiness.move_to(State.READY)
     return Bench(

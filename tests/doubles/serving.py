@@ -16,6 +16,7 @@ from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch
 from nunatak_registry import Registry, StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.app import create_app
+from nunatak_server.backbones import Backbones
 from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.residency.loads import PATIENCE_S, Loader
@@ -155,11 +156,14 @@ async def running_client(
     registry: Registry,
     settings: ServerSettings | None = None,
     *,
+    others: Sequence[Backbone] = (),
     tracing: Tracing | None = None,
 ) -> AsyncGenerator[httpx.AsyncClient]:
     """Run the real application in this event loop, without sockets."""
     async with (
-        running_transport(backbone, registry, settings, tracing=tracing) as transport,
+        running_transport(
+            backbone, registry, settings, others=others, tracing=tracing
+        ) as transport,
         httpx.AsyncClient(transport=transport, base_url="http://test") as client,
     ):
         yield client
@@ -171,11 +175,15 @@ async def running_transport(
     registry: Registry,
     settings: ServerSettings | None = None,
     *,
+    others: Sequence[Backbone] = (),
     tracing: Tracing | None = None,
 ) -> AsyncGenerator[httpx.ASGITransport]:
     """Run the real application; yield its transport, which works even after the end."""
     app = create_app(
-        settings or make_settings(), backbone=backbone, registry=registry, tracing=tracing
+        settings or make_settings(),
+        backbones=Backbones(backbone, others),
+        registry=registry,
+        tracing=tracing,
     )
     async with app.router.lifespan_context(app):
         yield httpx.ASGITransport(app)
@@ -189,7 +197,7 @@ def running_server(
     address: Future[str] = Future()
     server = DrainingServer(
         settings or make_settings(),
-        backbone=backbone,
+        backbones=Backbones(backbone),
         registry=registry,
         announce=address.set_result,
     )

@@ -8,6 +8,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone
 from nunatak_registry import SharedTraffic, Traffic
+from nunatak_server.backbones import Backbones
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.ask import RowSink
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
@@ -49,7 +50,7 @@ def make_traffic_bench(
     admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     rollouts = Rollouts(
         residency=residency,
-        join=backbone.tokenizer.join,
+        join_of=lambda _: backbone.tokenizer.join,
         tolerance=0.1,
         draw=draw,
         clock=clock or ManualClock(),
@@ -67,7 +68,7 @@ def make_traffic_bench(
             rollouts=rollouts,
         ),
         metrics=metrics,
-        backbone=backbone,
+        backbones=Backbones(backbone),
     )
     readiness.move_to(State.READY)
     return TrafficBench(

@@ -20,6 +20,8 @@ class WaitingRow:
     trunk_tokens: int = 4
     branch_tokens: int = 4
     trunk_share: float = 0.5
+    backbone: str = "one"
+    token_cost: float = 1.0
     deadline: float = 200.0
     is_cancelled: bool = False
 

@@ -10,7 +10,6 @@ import typer
 
 from nunatak_cli.failures import print_failure
 from nunatak_cli.options import (
-    BackboneOption,
     CreateOption,
     RegistryOption,
     assignments,
@@ -42,7 +41,15 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = False,
     registry: RegistryOption = None,
     create: CreateOption = False,
-    backbone: BackboneOption = None,
+    backbone: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="minilm|NAME|PATH|HUB_ID",
+            help="Backbone of the tasks (minilm). Repeatable: each task runs on its own backbone, "
+            "and the first one also answers embeddings that name no model.",
+            show_default=False,
+        ),
+    ] = None,
     backbone_layers: Annotated[
         int | None,
         typer.Option(
@@ -200,7 +207,8 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
     from_environment = registry == os.environ.get("NUNATAK_REGISTRY")
     given = {
         "registry": None if from_environment else registry,
-        "backbone": backbone,
+        "backbone": backbone[0] if backbone else None,
+        "other_backbones": ",".join(backbone[1:]) if backbone else None,
         "backbone_layers": backbone_layers,
         "host": host,
         "port": port,

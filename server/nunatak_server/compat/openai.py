@@ -31,7 +31,6 @@ from nunatak_server.http.endpoints import (
 )
 from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.http.state import request_id_of
-from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
 from nunatak_server.verdicts.rules import TextDecision
 
@@ -135,9 +134,8 @@ async def embeddings(
     priority: PriorityHeader = Priority.NORMAL,
 ) -> Response:
     """Embed texts with the backbone: pooled, at length one."""
-    runtime = runtime_of(request)
-    model = _model(runtime, body.model)
-    width = runtime.backbone.config.hidden_width
+    backbone = runtime_of(request).backbones.named(body.model)
+    width = backbone.config.hidden_width
     if body.dimensions not in {None, width}:
         raise NunatakError(
             "invalid_request",
@@ -147,7 +145,7 @@ async def embeddings(
     texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
     handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
     found, headers = await embed_texts(
-        request, texts, truncates=False, normalises=True, handling=handling
+        request, texts, truncates=False, normalises=True, handling=handling, backbone=backbone
     )
     encode = base64_of if body.encoding_format == "base64" else list[float]
     data = [
@@ -156,14 +154,15 @@ async def embeddings(
     ]
     usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
     return reply(
-        {"object": "list", "data": data, "model": model["id"], "usage": usage}, headers=headers
+        {"object": "list", "data": data, "model": backbone.name, "usage": usage}, headers=headers
     )
 
 
 @router.get("/v1/models", dependencies=[needs(Scope.READ)], response_model=ModelsResponse)
 async def models(request: Request) -> Response:
     """List the values of `model` for `/v1/embeddings`."""
-    return reply({"object": "list", "data": [_card(runtime_of(request))]})
+    cards = [_card(it.name) for it in runtime_of(request).backbones]
+    return reply({"object": "list", "data": cards})
 
 
 @router.get(
@@ -171,18 +170,11 @@ async def models(request: Request) -> Response:
 )
 async def show_model(request: Request, model: str) -> Response:
     """Show a model."""
-    return reply(_model(runtime_of(request), model))
+    return reply(_card(runtime_of(request).backbones.named(model).name))
 
 
-def _card(runtime: Runtime) -> dict[str, Any]:
-    return {"id": runtime.backbone.name, "object": "model", "created": 0, "owned_by": "nunatak"}
-
-
-def _model(runtime: Runtime, name: str) -> dict[str, Any]:
-    card = _card(runtime)
-    if name != card["id"]:
-        raise NunatakError("model_not_found", served=card["id"])
-    return card
+def _card(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "nunatak"}
 
 
 class ModerationsRequest(Message):

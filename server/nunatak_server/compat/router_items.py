@@ -72,9 +72,8 @@ async def embed(
         NunatakError: `model_not_found` or `invalid_request`, the backbone has another name, depth
             or width; or the service cannot answer.
     """
-    backbone, own = runtime_of(request).backbone, with_deadline(handling, body.options)
-    if body.model != backbone.name:
-        raise NunatakError("model_not_found", served=backbone.name)
+    own = with_deadline(handling, body.options)
+    backbone = runtime_of(request).backbones.named(body.model)
     layer, width = backbone.config.num_layers, backbone.config.hidden_width
     if body.layer not in {None, layer} or body.dimensions not in {None, width}:
         raise NunatakError(
@@ -84,7 +83,9 @@ async def embed(
 
     async def ask(part: tuple[str, ...]) -> tuple[Embeddings, dict[str, str]]:
         cuts = body.options.overflow == "truncate"
-        return await embed_texts(request, part, truncates=cuts, normalises=True, handling=own)
+        return await embed_texts(
+            request, part, truncates=cuts, normalises=True, handling=own, backbone=backbone
+        )
 
     items = [body.input] if isinstance(body.input, str) else body.input
     texts = tuple(it if isinstance(it, str) else it.text for it in items)

@@ -9,6 +9,7 @@ from pydantic import Field
 from nunatak_contract.enums import HeadKind, OnLong, ProblemType, Reads
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import MAX_ITEMS, Message, Text, TextPair
+from nunatak_model import Backbone
 from nunatak_server.compat.translation import ModelName, Texts
 from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.runtime import Runtime
@@ -166,7 +167,7 @@ def is_served(manifest: TaskManifest) -> bool:
 
 def card_of(manifest: TaskManifest, runtime: Runtime) -> dict[str, Any]:
     """Return the description of a task as a model."""
-    config = runtime.backbone.config
+    config = runtime.backbones.of(manifest).config
     ranks = manifest.head.kind is HeadKind.RANKING
     limits = {
         "max_input_tokens": manifest.max_length,
@@ -180,9 +181,8 @@ def card_of(manifest: TaskManifest, runtime: Runtime) -> dict[str, Any]:
     return {**fields, "heads": [_head_card(manifest)]}
 
 
-def embedding_card(runtime: Runtime) -> dict[str, Any]:
-    """Return the description of the backbone as a model for embeddings."""
-    backbone = runtime.backbone
+def embedding_card(backbone: Backbone, runtime: Runtime) -> dict[str, Any]:
+    """Return the description of a backbone as a model for embeddings."""
     limits = {
         "max_input_tokens": backbone.max_embedding_tokens,
         "max_inputs": runtime.settings.max_inputs,

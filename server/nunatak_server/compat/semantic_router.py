@@ -172,10 +172,11 @@ async def bundle(
 
 @router.get("/v1/models", dependencies=[needs(Scope.READ)], response_model=dict[str, Any])
 async def models(request: Request) -> Response:
-    """Describe the backbone, and the caller's tasks that the contract can ask."""
+    """Describe the backbones, and the caller's tasks that the contract can ask."""
     settings = runtime_of(request).settings
     cards = [card_of(it, runtime_of(request)) for it in await _served(request)]
-    cards.append(embedding_card(runtime_of(request)))
+    runtime = runtime_of(request)
+    cards += [embedding_card(it, runtime) for it in runtime.backbones]
     limits = {
         "max_bundle_tasks": MAX_BUNDLE_TASKS,
         "max_request_bytes": settings.max_body_bytes,
@@ -186,9 +187,10 @@ async def models(request: Request) -> Response:
 
 @router.get("/health", dependencies=[needs(Scope.READ)], response_model=dict[str, Any])
 async def health(request: Request) -> Response:
-    """Name the backbone and the caller's tasks while the server accepts requests."""
+    """Name the backbones and the caller's tasks while the server accepts requests."""
     runtime_of(request).readiness.check_ready()
-    names = [runtime_of(request).backbone.name, *(it.task for it in await _served(request))]
+    backbones = runtime_of(request).backbones
+    names = [*(it.name for it in backbones), *(it.task for it in await _served(request))]
     served = {it: {"status": "ready"} for it in names}
     return reply({"api_version": API_VERSION, "status": "ready", "models": served})
 

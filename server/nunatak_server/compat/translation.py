@@ -15,6 +15,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
+from nunatak_model import Backbone
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import (
     RequestOptions,
@@ -118,8 +119,11 @@ async def embed_texts(
     truncates: bool,
     normalises: bool,
     handling: RequestOptions,
+    backbone: Backbone | None = None,
 ) -> tuple[Embeddings, dict[str, str]]:
-    """Embed texts through the service; return vectors and the headers of the answer.
+    """Embed texts with a backbone, or else the default backbone.
+
+    Returns vectors and the headers of the answer.
 
     Raises:
         NunatakError: the service cannot answer.
@@ -131,6 +135,7 @@ async def embed_texts(
             truncates=truncates,
             normalises=normalises,
             deadline_s=handling.deadline_s(runtime.settings),
+            backbone="" if backbone is None else backbone.digest,
             caller=caller_of(request.scope).name,
             priority=handling.priority,
         )

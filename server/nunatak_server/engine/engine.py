@@ -18,7 +18,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Generic, TypeVar
@@ -113,6 +113,7 @@ class Engine:
         self,
         *,
         compute: Compute,
+        other_computes: Mapping[str, Compute] | None = None,
         limits: BatchLimits,
         observer: BatchObserver,
         on_fatal: Callable[[EngineFailedError], None],
@@ -121,8 +122,12 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stopwatch` times batches for the time model; the engine thread reads it."""
+        """`stopwatch` times batches for the time model; the engine thread reads it.
+
+        `compute` runs rows of the default backbone, `other_computes` run rows of others, by digest.
+        """
         self._compute = compute
+        self._other_computes = other_computes or {}
         self._limits = limits
         self._rules = rules or TurnRules()
         self._order = TurnOrder()
@@ -264,11 +269,13 @@ class Engine:
     def _compute_batch(
         self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
     ) -> Answers:
+        # All rows of a batch belong to one backbone.
+        compute = self._other_computes.get(plan.batch[0].backbone, self._compute)
         between_layers, preempted = None, _Preempted()
-        if may_stop and self._compute.stops_between_layers:
+        if may_stop and compute.stops_between_layers:
             between_layers = partial(self._preempt_or_fail, loop, plan, preempted)
         started, begun = self._clock(), self._stopwatch()
-        computed = compute_rows(self._compute, plan.batch, between_layers)
+        computed = compute_rows(compute, plan.batch, between_layers)
         self.time_model = self.time_model.after(
             work=plan.work,
             asked_work=plan.asked_work,

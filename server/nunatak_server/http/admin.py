@@ -22,6 +22,7 @@ from nunatak_contract.requests import (
     PromoteRequest,
     RollbackRequest,
 )
+from nunatak_model import Backbone
 from nunatak_registry import (
     AliasEvent,
     Candidate,
@@ -113,13 +114,8 @@ async def info(request: Request) -> Response:
         {
             "name": "nunatak",
             "version": version("nunatak"),
-            "backbone": {
-                **backbone_fields(runtime),
-                "num_layers": backbone.config.num_layers,
-                "num_layers_held": len(backbone.layers),
-                "hidden_width": backbone.config.hidden_width,
-                "max_tokens": backbone.config.max_tokens,
-            },
+            "backbone": _backbone_info(backbone),
+            "other_backbones": [_backbone_info(it) for it in runtime.backbones.others],
             "device": str(backbone.device),
             "dtype": str(backbone.dtype).removeprefix("torch."),
             "kernels": runtime.kernels(),
@@ -127,6 +123,16 @@ async def info(request: Request) -> Response:
             "limits": runtime.settings.model_dump(include=PUBLISHED_LIMITS),
         }
     )
+
+
+def _backbone_info(backbone: Backbone) -> dict[str, Any]:
+    return {
+        **backbone_fields(backbone),
+        "num_layers": backbone.config.num_layers,
+        "num_layers_held": len(backbone.layers),
+        "hidden_width": backbone.config.hidden_width,
+        "max_tokens": backbone.config.max_tokens,
+    }
 
 
 def registry_kind(settings: ServerSettings) -> str:
@@ -143,7 +149,7 @@ async def memory(request: Request) -> Response:
     runtime = runtime_of(request)
     process = await asyncio.to_thread(measure_process)
     resident = runtime.residency.resident()
-    ledger = take_stock(runtime.backbone, resident)
+    ledger = take_stock(runtime.backbones, resident)
     held = ledger.shared_bytes + runtime.trunk_cache.stats.num_bytes
     activations = peak_activations(runtime.backbone, held_bytes=held)
     return reply(memory_fields(runtime, resident, ledger, process, activations))

@@ -4,7 +4,7 @@ Answers line by line are `application/x-ndjson`. Each line is sent as soon as it
 """
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any, Final, TypeVar
 
@@ -26,8 +26,9 @@ from nunatak_contract.wire import (
     QUEUE_HEADER,
     TOKENIZE_HEADER,
 )
-from nunatak_model import TrunkCacheStats
+from nunatak_model import Backbone, BackboneConfig, Branch, TrunkCacheStats
 from nunatak_registry import AliasEvent, CandidateEvent, ListedTask, PublishedPolicy
+from nunatak_server.backbones import Backbones
 from nunatak_server.http.problems import problem_of
 from nunatak_server.predict.types import StageTimes, StreamedResult, TaskFailure, TaskPrediction
 from nunatak_server.residency.memory import HostStats
@@ -239,9 +240,8 @@ def history_fields(
     }
 
 
-def backbone_fields(runtime: Runtime) -> dict[str, Any]:
-    """Return the backbone in memory."""
-    backbone = runtime.backbone
+def backbone_fields(backbone: Backbone) -> dict[str, Any]:
+    """Return a backbone in memory."""
     return {
         "name": backbone.name,
         "digest": backbone.digest,
@@ -260,21 +260,28 @@ def memory_fields(
 ) -> dict[str, Any]:
     """Return the memory ledger."""
     return {
-        "backbone": backbone_fields(runtime),
+        "backbone": backbone_fields(runtime.backbone),
+        "other_backbones": [backbone_fields(it) for it in runtime.backbones.others],
         "tasks": [
             {**_task_memory(task), "pinned": runtime.residency.is_pinned(task)} for task in resident
         ],
         "shared_bytes": ledger.shared_bytes,
         "dedicated_bytes": ledger.dedicated_bytes,
         "saved_share": ledger.saved_share,
-        "saved_share_formula": saved_by_formula(
-            runtime.backbone.config, [task.branch for task in resident]
-        ),
+        "saved_share_formula": saved_by_formula(*_branches(runtime.backbones, resident)),
         "tiers": _tiers_memory(runtime.residency.stats(), runtime.host_tier.stats()),
         "trunk_cache": _trunk_cache_memory(runtime.trunk_cache.stats),
         "activations": {"peak_bytes": peak_activations},
         "process": process.model_dump(),
     }
+
+
+def _branches(
+    backbones: Backbones, resident: Sequence[LoadedTask]
+) -> Iterator[tuple[BackboneConfig, list[Branch]]]:
+    for backbone in backbones:
+        own = [it.branch for it in resident if backbones.of(it.manifest) is backbone]
+        yield backbone.config, own
 
 
 def _tiers_memory(device: ResidentStats, host: HostStats) -> dict[str, Any]:

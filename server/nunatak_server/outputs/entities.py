@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import TypedDict
 
 from nunatak_contract.enums import AggregationStrategy
+from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Alignment, Encoding
 from nunatak_server.outputs.scores import softmax
 
@@ -37,6 +38,8 @@ def window_of(encoding: Encoding, logits: Sequence[float]) -> Window:
 
 Join = Callable[[Sequence[str]], str]
 """Joins tokens to running text."""
+JoinOf = Callable[[TaskManifest], Join]
+"""Returns how the tokens of a version are joined."""
 
 
 class TokenEntity(TypedDict):

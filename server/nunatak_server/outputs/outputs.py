@@ -69,18 +69,21 @@ def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
 
     Tasks that refuse or cut long texts have equal readings.
     """
+    backbone = manifest.backbone.digest
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
             is_windowed = on_long_of(manifest, options) is OnLong.WINDOWS
             stride = default_stride(manifest.max_length) if is_windowed else None
-            return Reading(max_length=manifest.max_length, stride=stride)
+            return Reading(max_length=manifest.max_length, stride=stride, backbone=backbone)
         case HeadKind.TOKEN_CLASSIFICATION:
             stride = options.entities.stride
         case HeadKind.QUESTION_ANSWERING:
             stride = options.answers.stride
     if stride is None:
         stride = default_stride(manifest.max_length)
-    return Reading(max_length=manifest.max_length, stride=stride, is_aligned=True)
+    return Reading(
+        max_length=manifest.max_length, stride=stride, is_aligned=True, backbone=backbone
+    )
 
 
 def on_long_of(manifest: TaskManifest, options: PredictionOptions) -> OnLong:

@@ -13,9 +13,10 @@ from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
-from nunatak_model import Backbone, Encoding
+from nunatak_model import Encoding
 from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
+from nunatak_server.backbones import Backbones
 from nunatak_server.catalog import deny
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.failures import within
@@ -51,9 +52,9 @@ class _ReadInputs:
     deadline: float
     encodings: Mapping[VersionKey, list[Encodings]]
     """The encodings of each input."""
-    groups: defaultdict[Encoding, int]
-    """Equal encodings of one request share a trunk row, so they should meet in one batch."""
-    num_layers: int
+    groups: defaultdict[tuple[str, Encoding], int]
+    """Equal encodings for one backbone share a trunk row, so they should meet in one batch."""
+    backbones: Backbones
 
     def ask(self, reference: str, chosen: Chosen, shadow: TaskManifest | None) -> AskedTask:
         """Return the readings of the chosen version and of its shadow."""
@@ -89,12 +90,13 @@ class _ReadInputs:
     def _rows(
         self, manifest: TaskManifest, *, caller: str, priority: Priority
     ) -> tuple[RowSpec, ...]:
+        backbone = self.backbones.for_rows(self.backbones.of(manifest))
         return tuple(
             row_spec(
                 encoding,
                 manifest.split_depth,
-                group=self.groups[encoding],
-                num_layers=self.num_layers,
+                backbone=backbone,
+                group=self.groups[backbone.digest, encoding],
                 caller=caller,
                 priority=priority,
             )
@@ -112,15 +114,14 @@ class Preprocessor:
         tokenization: Tokenization,
         rollouts: Rollouts,
         metrics: Metrics,
-        backbone: Backbone,
+        backbones: Backbones,
         clock: Callable[[], float],
     ) -> None:
         self._residency = residency
         self._tokenization = tokenization
         self._rollouts = rollouts
         self._metrics = metrics
-        self._num_layers = backbone.config.num_layers
-        self._max_embedding_tokens = backbone.max_embedding_tokens
+        self._backbones = backbones
         self._clock = clock
         self._groups = count()
         # Negative numbers, unlike the groups of predictions and of the warm-up, because texts of
@@ -160,17 +161,19 @@ class Preprocessor:
         problem = _find_lateness(request, BACKBONE, permit)
         if problem is not None:
             raise problem
-        reading = Reading(max_length=self._max_embedding_tokens, stride=None)
+        backbone = self._backbones.with_digest(request.backbone)
+        limit = backbone.max_embedding_tokens
+        reading = Reading(max_length=limit, stride=None, backbone=backbone.digest)
         encode = self._encode(request, [reading])
         encoded, tokenize_s = await within(request.deadline_s, encode, late=DeadlineExceededError)
-        self._check_lengths(request, encoded[reading])
+        self._check_lengths(request, encoded[reading], limit=limit)
         # Rows of one group share a turn of the planner, so every text gets its own group.
         rows = tuple(
             row_spec(
                 encoding,
-                self._num_layers,
+                backbone.config.num_layers,
+                backbone=self._backbones.for_rows(backbone),
                 group=next(self._embedding_groups),
-                num_layers=self._num_layers,
                 caller=request.caller,
                 priority=request.priority,
             )
@@ -198,7 +201,7 @@ class Preprocessor:
             deadline=deadline,
             encodings={key: encoded[reading] for key, reading in readings.items()},
             groups=defaultdict(self._groups.__next__),
-            num_layers=self._num_layers,
+            backbones=self._backbones,
         )
         asked = [
             self._asked(text, item, read) if isinstance(item, Chosen) else item
@@ -252,12 +255,13 @@ class Preprocessor:
             elif isinstance(item.error, TooManyTokensError) and item.task is not None:
                 self._metrics.observe_long_input(item.task, OnLong.REFUSE)
 
-    def _check_lengths(self, request: EmbeddingRequest, read: Sequence[Encodings]) -> None:
+    def _check_lengths(
+        self, request: EmbeddingRequest, read: Sequence[Encodings], *, limit: int
+    ) -> None:
         on_long = OnLong.CUT if request.truncates else OnLong.REFUSE
         for encoding in chain.from_iterable(read):
             if encoding.part.num_left_out:
                 self._metrics.observe_long_input(BACKBONE, on_long)
-        limit = self._max_embedding_tokens
         problem = None if request.truncates else find_cut(read, max_length=limit)
         if problem is not None:
             raise problem

@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_model import Backbone, embedding_branch
+from nunatak_model import embedding_branch
+from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.inputs import count_documents
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
@@ -92,7 +93,7 @@ class PredictionService:
         stages: Stages,
         metrics: Metrics,
         observers: Sequence[PredictionObserver] = (),
-        backbone: Backbone,
+        backbones: Backbones,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._readiness = readiness
@@ -101,14 +102,14 @@ class PredictionService:
         self._rollouts = stages.rollouts
         self._metrics = metrics
         self._observers = observers
-        self._backbone = backbone
-        self._embedding_branch = embedding_branch(backbone)
+        self._backbones = backbones
+        self._embedding_branches = {it.digest: embedding_branch(it) for it in backbones}
         self._preprocessor = Preprocessor(
             residency=stages.residency,
             tokenization=stages.tokenization,
             rollouts=stages.rollouts,
             metrics=metrics,
-            backbone=backbone,
+            backbones=backbones,
             clock=clock,
         )
         self._dispatcher = Dispatcher(
@@ -180,9 +181,8 @@ class PredictionService:
             deadline = self._clock() + request.deadline_s
             asked, tokenize_s = await self._preprocessor.read_texts(request, permit)
             permit.take_tokens(work_by_task([(BACKBONE, asked.rows)]))
-            rows = await self._dispatcher.ask_backbone(
-                asked, self._embedding_branch, deadline=deadline
-            )
+            branch = self._embedding_branches[self._backbones.with_digest(request.backbone).digest]
+            rows = await self._dispatcher.ask_backbone(asked, branch, deadline=deadline)
             answers = list(map(backbone_answer, rows))
             timings = timings_of(answers, tokenize_s)
             self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
@@ -210,9 +210,11 @@ class PredictionService:
             raise
 
     def _check(self, request: PredictionRequest | EmbeddingRequest) -> None:
-        num_layers = self._backbone.config.num_layers
-        if isinstance(request, EmbeddingRequest) and len(self._backbone.layers) < num_layers:
-            raise NunatakError("layer_not_held", index=num_layers - 1)
+        if isinstance(request, EmbeddingRequest):
+            backbone = self._backbones.with_digest(request.backbone)
+            num_layers = backbone.config.num_layers
+            if len(backbone.layers) < num_layers:
+                raise NunatakError("layer_not_held", index=num_layers - 1)
         num_inputs, num_documents = len(request.inputs), count_documents(request.inputs)
         if num_inputs > self._limits.max_inputs:
             raise NunatakError(
@@ -341,8 +343,8 @@ class PredictionService:
     def _results(
         self, request: PredictionRequest, outcomes: Sequence[TaskOutcome]
     ) -> tuple[TaskPrediction | TaskFailure, ...]:
-        join = self._backbone.tokenizer.join
-        return tuple(result_of(request, outcome, join=join) for outcome in outcomes)
+        join_of = self._backbones.join_of
+        return tuple(result_of(request, outcome, join_of=join_of) for outcome in outcomes)
 
 
 class _Part:

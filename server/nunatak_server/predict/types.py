@@ -18,7 +18,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
-from nunatak_server.outputs.entities import Join
+from nunatak_server.outputs.entities import JoinOf
 from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of, predictions_of
 from nunatak_server.rollouts.choice import Arm
 from nunatak_server.rollouts.shadows import ShadowRun
@@ -55,6 +55,8 @@ class EmbeddingRequest:
     truncates: bool
     normalises: bool
     deadline_s: float
+    backbone: str = ""
+    """The digest of the backbone; empty for the default backbone."""
     caller: str = ANONYMOUS
     """The name of the caller, for turns in batches and shares of the queue."""
     priority: Priority = Priority.NORMAL
@@ -179,7 +181,7 @@ class Embeddings:
 
 
 def result_of(
-    request: PredictionRequest, outcome: TaskOutcome, *, join: Join
+    request: PredictionRequest, outcome: TaskOutcome, *, join_of: JoinOf
 ) -> TaskPrediction | TaskFailure:
     """Return one task's answer about all inputs of a request, or its first failure."""
     asked = outcome.asked
@@ -205,7 +207,7 @@ def result_of(
             asked.encodings,
             logits,
             options=request.options,
-            join=join,
+            join=join_of(manifest),
         ),
         extents=asked.extents,
     )

@@ -12,7 +12,8 @@ from nunatak_artifact import LoadedTask, load_task
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
-from nunatak_model import Backbone, SideStream, TrunkCache, compute_without_helpers
+from nunatak_model import SideStream, TrunkCache, compute_without_helpers
+from nunatak_server.backbones import Backbones
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
 
@@ -26,20 +27,22 @@ MAX_VALIDATED = 65_536
 
 
 class VersionLoader:
-    """Loads versions onto a backbone; several threads may call it at once.
+    """Loads versions onto their backbones; several threads may call it at once.
 
     Where batches run on the CPU, a load thread computes on one core and pauses for batches. The
     probe of a version runs only at its first load. Each thread caches the trunk states of probes,
     because versions of one task often share their probe texts.
     """
 
-    def __init__(self, backbone: Backbone, host_tier: HostTier, *, throttle: LoadThrottle) -> None:
-        self._backbone = backbone
+    def __init__(
+        self, backbones: Backbones, host_tier: HostTier, *, throttle: LoadThrottle
+    ) -> None:
+        self._backbones = backbones
         self._host_tier = host_tier
         self._throttle = throttle
         self._threads = threading.local()
         self._validated = set[str]()
-        self._side_stream = SideStream(backbone.device)
+        self._side_stream = SideStream(backbones.default.device)
 
     def __call__(self, manifest: TaskManifest) -> LoadedTask:
         """Read, check and convert a version; run its probe unless an earlier load has.
@@ -56,7 +59,7 @@ class VersionLoader:
             task = load_task(
                 manifest,
                 data,
-                self._backbone,
+                self._backbones.of(manifest),
                 is_validated=content in self._validated,
                 trunk=trunk,
                 pause=self._throttle,
@@ -71,7 +74,7 @@ class VersionLoader:
         self._throttle.begin()
         held: TrunkCache | None = getattr(self._threads, "trunk", None)
         if held is None:
-            if self._backbone.device.type == "cpu":
+            if self._backbones.default.device.type == "cpu":
                 compute_without_helpers()
             held = self._threads.trunk = TrunkCache(max_bytes=PROBE_TRUNK_BYTES)
         return held

@@ -14,7 +14,7 @@ from typing import Final
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import OutOfMemoryError, TaskError
-from nunatak_server.outputs.entities import Join
+from nunatak_server.outputs.entities import JoinOf
 from nunatak_server.outputs.outputs import (
     MAX_LOGITS_ON_LOOP,
     Output,
@@ -65,7 +65,7 @@ class Shadows:
         residency: Residency,
         validation: CandidateValidation,
         metrics: RolloutMetrics,
-        join: Join,
+        join_of: JoinOf,
         tolerance: float,
         clock: Callable[[], float],
     ) -> None:
@@ -73,7 +73,7 @@ class Shadows:
         self._residency = residency
         self._validation = validation
         self._metrics = metrics
-        self._join = join
+        self._join_of = join_of
         self._tolerance = tolerance
         self._clock = clock
         self._paused_until: dict[VersionKey, float] = {}
@@ -191,9 +191,8 @@ class Shadows:
         answers: Sequence[RowAnswer],
     ) -> tuple[Output, ...]:
         logits = [answer.logits for answer in answers]
-        return outputs_of(
-            manifest.head, inputs, encodings, logits, options=FULL_OPTIONS, join=self._join
-        )
+        join = self._join_of(manifest)
+        return outputs_of(manifest.head, inputs, encodings, logits, options=FULL_OPTIONS, join=join)
 
     def _drop(self, run: ShadowRun) -> None:
         self.drop(run.answered, run.shadow, num_inputs=len(run.inputs))

@@ -45,6 +45,11 @@ class Waiting(Queued, Extent, Protocol):
     """The attributes of a waiting row that the planner reads."""
 
     @property
+    def backbone(self) -> str:
+        """The backbone that runs the row."""
+        ...
+
+    @property
     def trunk_key(self) -> Hashable:
         """A key that is equal for rows that can share one trunk row."""
         ...
@@ -326,8 +331,13 @@ class Draft(Generic[WaitingRow]):
         )
 
     def take(self, row: WaitingRow, *, max_work: float) -> Cost | None:
-        """Add the row if it fits, and return its cost. The first row may exceed the work bound."""
+        """Add the row if it fits, and return its cost. The first row may exceed the work bound.
+
+        The first row decides the backbone of the batch.
+        """
         if len(self.rows) >= self.limits.max_rows:
+            return None
+        if self.rows and row.backbone != self.rows[0].backbone:
             return None
         is_held = row.trunk_tokens > 0 and self.is_trunk_held(row)
         cost = self._cost(row, is_held=is_held)

@@ -53,15 +53,20 @@ class Extent(Protocol):
         """Share of the layers that the trunk row passes; the branch row passes the others."""
         ...
 
+    @property
+    def token_cost(self) -> float:
+        """Cost of a token through all layers, as a multiple of the default backbone's."""
+        ...
+
 
 def work_added(row: Extent, *, paid_share: float = 0.0) -> float:
-    """Return the work of a row, in tokens through all layers.
+    """Return the work of a row, in tokens through all layers of the default backbone.
 
     The work has two parts: the branch row, and the layers of the trunk row above `paid_share`.
     Other rows pay for the share `paid_share` of the layers.
     """
     above = row.trunk_tokens * max(0.0, row.trunk_share - paid_share)
-    return above + row.branch_tokens * (1.0 - row.trunk_share)
+    return row.token_cost * (above + row.branch_tokens * (1.0 - row.trunk_share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +119,10 @@ class RowSpec:
     branch_tokens: int
     trunk_share: float
     """Share of the layers that the trunk row passes."""
+    backbone: str = ""
+    """The digest of the backbone that runs the row; empty for the default backbone."""
+    token_cost: float = 1.0
+    """Cost of a token through all layers, as a multiple of the default backbone's."""
     caller: str = ANONYMOUS
     priority: Priority = Priority.NORMAL
 
@@ -139,8 +148,13 @@ class PendingRow:
         return self.spec.encoding
 
     @property
+    def backbone(self) -> str:
+        """The digest of the backbone that runs the row; empty for the default backbone."""
+        return self.spec.backbone
+
+    @property
     def trunk_key(self) -> Encoding:
-        """Rows of equal encodings share their trunk row."""
+        """Rows of a batch with equal encodings share their trunk row."""
         return self.spec.encoding
 
     @property
@@ -164,6 +178,11 @@ class PendingRow:
         return self.spec.trunk_share
 
     @property
+    def token_cost(self) -> float:
+        """Cost of a token through all layers, as a multiple of the default backbone's."""
+        return self.spec.token_cost
+
+    @property
     def caller(self) -> str:
         """The caller of the request, whose turn the row uses."""
         return self.spec.caller
@@ -179,12 +198,22 @@ class PendingRow:
         return self.future.cancelled()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBackbone:
+    """What a row needs to know of its backbone."""
+
+    digest: str
+    num_layers: int
+    token_cost: float
+    """Cost of a token through all layers, as a multiple of the default backbone's."""
+
+
 def row_spec(
     encoding: Encoding,
     split_depth: int | None,
     *,
+    backbone: RowBackbone,
     group: int,
-    num_layers: int,
     caller: str,
     priority: Priority,
 ) -> RowSpec:
@@ -196,8 +225,10 @@ def row_spec(
         encoding=encoding,
         group=group,
         trunk_tokens=encoding.num_tokens if split_depth else 0,
-        branch_tokens=encoding.num_tokens if split_depth != num_layers else 0,
-        trunk_share=(split_depth or 0) / num_layers,
+        branch_tokens=encoding.num_tokens if split_depth != backbone.num_layers else 0,
+        trunk_share=(split_depth or 0) / backbone.num_layers,
+        backbone=backbone.digest,
+        token_cost=backbone.token_cost,
         caller=caller,
         priority=priority,
     )

@@ -27,6 +27,7 @@ from nunatak_model import (
     encoder_parameters,
     model_size,
 )
+from nunatak_server.backbones import Backbones
 from nunatak_server.residency.memory import HostStats
 from nunatak_server.residency.resident_set import ResidentStats
 
@@ -42,7 +43,7 @@ class MemoryLedger:
 
     @property
     def shared_bytes(self) -> int:
-        """The bytes in memory: one backbone, and the own parameters of each task version."""
+        """The bytes in memory: the backbones, and the own parameters of each task version."""
         return self.backbone_bytes + self.tasks_bytes
 
     @property
@@ -51,30 +52,38 @@ class MemoryLedger:
         return 1 - self.shared_bytes / self.dedicated_bytes if self.dedicated_bytes else 0.0
 
 
-def take_stock(backbone: Backbone, tasks: Sequence[LoadedTask]) -> MemoryLedger:
+def take_stock(backbones: Backbones, tasks: Sequence[LoadedTask]) -> MemoryLedger:
     """Add up the parameters in memory for `tasks`, and the parameters of a full model for each.
 
     A full model is a copy of the backbone with the head of the task, in the same number format: a
     server without sharing would load one for each task.
     """
-    head_parameters = sum(task.branch.head_parameters for task in tasks)
     return MemoryLedger(
-        backbone_bytes=backbone.num_bytes,
+        backbone_bytes=sum(it.num_bytes for it in backbones),
         tasks_bytes=sum(task.num_bytes for task in tasks),
-        dedicated_bytes=len(tasks) * backbone.whole_bytes
-        + head_parameters * backbone.dtype.itemsize,
+        dedicated_bytes=sum(_dedicated_bytes(backbones.of(it.manifest), it) for it in tasks),
     )
 
 
-def saved_by_formula(config: BackboneConfig, branches: Sequence[Branch]) -> float:
+def _dedicated_bytes(backbone: Backbone, task: LoadedTask) -> int:
+    return backbone.whole_bytes + task.branch.head_parameters * backbone.dtype.itemsize
+
+
+def saved_by_formula(*groups: tuple[BackboneConfig, Sequence[Branch]]) -> float:
     """Return the share of parameters that sharing saves, by the shapes of the modules.
+
+    Each group has the shape of a backbone, and the branches on that backbone.
 
     `1 - (shared + sum of own) / (sum of full models)`, where `shared` is the part of the backbone
     that at least one branch reads (Lee et al. 2019/2020, sec. 3). For branches with equal split
     depth that own all layers above, the result equals `parameters_saved`.
     """
-    if not branches:
-        return 0.0
+    sizes = [_used_and_full(config, branches) for config, branches in groups if branches]
+    return 1.0 - sum(used for used, _ in sizes) / sum(full for _, full in sizes) if sizes else 0.0
+
+
+def _used_and_full(config: BackboneConfig, branches: Sequence[Branch]) -> tuple[float, float]:
+    """Return the parameters that branches of one backbone use, and those of full models."""
     heads = sum(branch.head_parameters for branch in branches)
     full = len(branches) * encoder_parameters(config) + heads
     own = heads + sum(branch.branch_parameters for branch in branches)
@@ -82,7 +91,7 @@ def saved_by_formula(config: BackboneConfig, branches: Sequence[Branch]) -> floa
     reads = [branch.num_frozen_layers_read(config) for branch in branches]
     deepest = max((depth for depth in reads if depth is not None), default=None)
     shared = 0.0 if deepest is None else size.embedding + deepest * size.per_layer
-    return 1.0 - (shared + own) / full
+    return shared + own, full
 
 
 def peak_activations(backbone: Backbone, *, held_bytes: int) -> int | None:

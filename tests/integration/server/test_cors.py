@@ -13,6 +13,7 @@ from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
 from nunatak_server.app import create_app
+from nunatak_server.backbones import Backbones
 from nunatak_server.http.problems import ANSWERS
 
 APP, OTHER = "https://app.example", "https://other.example"
@@ -131,7 +132,7 @@ def test_an_allowed_page_reads_why_it_is_refused(shared: str) -> None:
 
 async def test_a_refusal_before_all_layers_is_read_too(registry: Registry) -> None:
     settings = make_settings(cors_origins=APP)
-    app = create_app(settings, backbone=tiny_backbone(), registry=registry)
+    app = create_app(settings, backbones=Backbones(tiny_backbone()), registry=registry)
     async with app.router.lifespan_context(app):
         pass
     found = dict[str, Any]()

@@ -20,6 +20,7 @@ from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import KeyAuthenticator
 from nunatak_server.app import create_app
+from nunatak_server.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.serving import DrainingServer
 
@@ -80,7 +81,9 @@ async def test_a_device_lost_while_versions_are_loaded_is_reported_once_and_ends
 ) -> None:
     publish_tiny_task(registry, tiny_backbone(), task="mood")
     fatal = list[EngineFailedError]()
-    app = create_app(make_settings(), backbone=backbone, registry=registry, on_fatal=fatal.append)
+    app = create_app(
+        make_settings(), backbones=Backbones(backbone), registry=registry, on_fatal=fatal.append
+    )
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client,
@@ -112,7 +115,7 @@ async def test_a_server_that_no_longer_reads_its_keys_lets_nobody_in(
     key = add_key(path, "one")
     app = create_app(
         make_settings(api_keys_file=path),
-        backbone=tiny_backbone(),
+        backbones=Backbones(tiny_backbone()),
         registry=registry,
         on_fatal=lambda _: failed.set(),
     )
@@ -136,7 +139,10 @@ def test_a_lost_device_ends_the_server_with_its_reason(
 ) -> None:
     address: Future[str] = Future()
     server = DrainingServer(
-        make_settings(), backbone=backbone, registry=registry, announce=address.set_result
+        make_settings(),
+        backbones=Backbones(backbone),
+        registry=registry,
+        announce=address.set_result,
     )
     thread = threading.Thread(target=server.run)
     thread.start()

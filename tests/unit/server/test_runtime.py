@@ -18,7 +18,8 @@ from doubles.tasks import publish_tiny_task, random_parameters, spec_of
 from nunatak_contract.methods import Bottleneck, HeadOnly, Lora, TopK
 from nunatak_model import Backbone, Branch, Row, TrunkGraphs, build_branch, convert_branch
 from nunatak_registry import Registry
-from nunatak_server import runtime
+from nunatak_server import backbones
+from nunatak_server.backbones import Backbones, load_on_own_thread, load_serving_backbone
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
@@ -27,7 +28,7 @@ from nunatak_server.readiness import State
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import task_memory_budget
 from nunatak_server.residency.residency import Residency
-from nunatak_server.runtime import Runtime, load_on_own_thread, load_serving_backbone
+from nunatak_server.runtime import Runtime
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def runtime_of(
     with Registry.open(folder) as registry:
         yield Runtime(
             settings=make_settings(registry=str(folder), **changes),
-            backbone=backbone,
+            backbones=Backbones(backbone),
             registry=registry,
             on_fatal=on_fatal,
         )
@@ -190,7 +191,7 @@ def test_the_thread_that_loads_the_backbone_has_ended_before_a_batch(
         computed.append(threading.current_thread())
         return backbone
 
-    monkeypatch.setattr(runtime, "pack_backbone", pack)
+    monkeypatch.setattr(backbones, "pack_backbone", pack)
 
     load_on_own_thread(make_settings(backbone=str(folder), device="cpu"))
 

@@ -9,6 +9,7 @@ from doubles.rendering import rendered
 from doubles.serving import FakeStore, ManualClock, make_residency
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, embedding_branch
+from nunatak_server.backbones import Backbones
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,
@@ -101,7 +102,10 @@ def make_bench(
         tokenization=Tokenization(backbone.tokenizer, num_threads=1),
         engine=engine,
         rollouts=Rollouts(
-            residency=residency, join=backbone.tokenizer.join, tolerance=0.1, clock=ManualClock()
+            residency=residency,
+            join_of=lambda _: backbone.tokenizer.join,
+            tolerance=0.1,
+            clock=ManualClock(),
         ),
     )
     service = PredictionService(
@@ -109,7 +113,7 @@ def make_bench(
         limits=RequestLimits(max_inputs=3, max_documents=1, max_tasks=1, max_text_chars=1000),
         stages=stages,
         metrics=metrics,
-        backbone=backbone,
+        backbones=Backbones(backbone),
     )
     readiness.move_to(State.READY)
     return Bench(

@@ -14,6 +14,7 @@ from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.backbones import Backbones
 from nunatak_server.residency.loading import VersionLoader
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
@@ -39,7 +40,7 @@ def test_a_load_computes_on_its_own_thread_alone_and_gives_way_between_its_parts
     with Registry.open(tmp_path) as registry, ThreadPoolExecutor(1) as threads:
         manifest = publish_tiny_task(registry, backbone)
         read = partial(registry.read_blob, pause=throttle)
-        load = VersionLoader(backbone, HostTier(read, budget_bytes=0), throttle=throttle)
+        load = VersionLoader(Backbones(backbone), HostTier(read, budget_bytes=0), throttle=throttle)
 
         task = threads.submit(load, manifest).result()
 
@@ -86,4 +87,4 @@ def test_a_version_that_fails_its_probe_is_refused_however_often_it_is_asked(
 
 def loading_of(registry: Registry, backbone: Backbone) -> VersionLoader:
     host_tier = HostTier(registry.read_blob, budget_bytes=0)
-    return VersionLoader(backbone, host_tier, throttle=LoadThrottle(lambda: False))
+    return VersionLoader(Backbones(backbone), host_tier, throttle=LoadThrottle(lambda: False))

@@ -22,6 +22,8 @@ class FakeRow:
     trunk_tokens: int = 4
     branch_tokens: int = 2
     trunk_share: float = 0.5
+    backbone: str = "one"
+    token_cost: float = 1.0
     deadline: float = 10.0
     is_cancelled: bool = False
     caller: str = ""

@@ -25,20 +25,20 @@ def test_the_formula_matches_the_paper_where_all_split_alike(
     expected = parameters_saved(
         size, num_tasks=num_tasks, num_frozen=backbone.config.num_layers - num_layers
     )
-    assert saved_by_formula(backbone.config, [branch] * num_tasks) == pytest.approx(expected)
+    assert saved_by_formula((backbone.config, [branch] * num_tasks)) == pytest.approx(expected)
 
 
 def test_full_copies_save_nothing(backbone: Backbone) -> None:
     branch = branch_of(backbone, Full())
 
-    assert saved_by_formula(backbone.config, [branch] * 3) == pytest.approx(0)
+    assert saved_by_formula((backbone.config, [branch] * 3)) == pytest.approx(0)
 
 
 def test_one_task_that_adds_to_all_layers_costs_more_than_its_own_model(backbone: Backbone) -> None:
     branch = branch_of(backbone, Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE))
 
-    assert saved_by_formula(backbone.config, [branch]) < 0
-    assert saved_by_formula(backbone.config, [branch] * 10) > 0.5
+    assert saved_by_formula((backbone.config, [branch])) < 0
+    assert saved_by_formula((backbone.config, [branch] * 10)) > 0.5
 
 
 def test_the_deepest_reader_decides_what_is_shared(backbone: Backbone) -> None:
@@ -48,13 +48,13 @@ def test_the_deepest_reader_decides_what_is_shared(backbone: Backbone) -> None:
 
     own = sum(it.branch_parameters + it.head_parameters for it in (top, head))
     shared = size.embedding + size.num_layers * size.per_layer
-    assert saved_by_formula(backbone.config, [top, head]) == pytest.approx(
+    assert saved_by_formula((backbone.config, [top, head])) == pytest.approx(
         1 - (shared + own) / (2 * size.total)
     )
 
 
 def test_nothing_is_saved_while_nothing_is_held(backbone: Backbone) -> None:
-    assert saved_by_formula(backbone.config, []) == 0
+    assert saved_by_formula((backbone.config, [])) == 0
 
 
 def test_a_version_more_costs_the_formula_one_look_at_the_backbone(backbone: Backbone) -> None:
@@ -62,7 +62,7 @@ def test_a_version_more_costs_the_formula_one_look_at_the_backbone(backbone: Bac
 
     def looks(num_branches: int) -> int:
         counted = Counter[str]()
-        saved_by_formula(watched(backbone.config, counted), [branch] * num_branches)
+        saved_by_formula((watched(backbone.config, counted), [branch] * num_branches))
         return counted.total()
 
     assert looks(50) - looks(1) == 49

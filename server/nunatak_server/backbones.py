@@ -1,0 +1,150 @@
+"""The backbones of one server. Each task version names its own backbone by the digest.
+
+One process, one queue and one memory serve the tasks of all backbones. A batch is one forward pass,
+so all of its rows belong to one backbone. Rows of different backbones share nothing, also if their
+tokens are equal.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from nunatak_contract.enums import Kernels
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_model import (
+    Backbone,
+    embedding_branch,
+    keep_lowest_layers,
+    load_backbone,
+    model_size,
+    on_own_thread,
+    pack_backbone,
+)
+from nunatak_server.devices import describe_device, resolve_device, resolve_dtype
+from nunatak_server.outputs.entities import Join
+from nunatak_server.scheduler.rows import RowBackbone
+from nunatak_server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Backbones:
+    """The default backbone, which also answers embeddings without a model's name, and the others.
+
+    Raises:
+        NunatakError: `invalid_settings`, two backbones have one name or one digest, so requests or
+            tasks could not tell them apart.
+    """
+
+    def __init__(self, default: Backbone, others: Sequence[Backbone] = ()) -> None:
+        self.default = default
+        self.others = tuple(others)
+        self._by_digest = {it.digest: it for it in self}
+        own = _layer_parameters(default)
+        self._for_rows = {
+            it.digest: RowBackbone(
+                digest=it.digest,
+                num_layers=it.config.num_layers,
+                token_cost=_layer_parameters(it) / own,
+            )
+            for it in self
+        }
+        names = ", ".join(it.name for it in self)
+        if min(len(self._by_digest), len({it.name for it in self})) <= len(self.others):
+            raise NunatakError(
+                "invalid_settings",
+                problem="backbone: each backbone of a server needs its own name and its own "
+                f"weights, got {names}; leave one out",
+            )
+
+    def __iter__(self) -> Iterator[Backbone]:
+        return iter((self.default, *self.others))
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest text that a backbone reads."""
+        return max(it.config.max_tokens for it in self)
+
+    def of(self, manifest: TaskManifest) -> Backbone:
+        """Return the backbone of a version.
+
+        The default is returned for a version of a backbone that is not here. The load of that
+        version fails, and names both.
+        """
+        return self._by_digest.get(manifest.backbone.digest, self.default)
+
+    def named(self, name: str) -> Backbone:
+        """Return the backbone that a request for embeddings names.
+
+        Raises:
+            NunatakError: `model_not_found`, no backbone has this name.
+        """
+        for backbone in self:
+            if backbone.name == name:
+                return backbone
+        raise NunatakError("model_not_found", served=", ".join(it.name for it in self))
+
+    def join_of(self, manifest: TaskManifest) -> Join:
+        """Return how the tokens of a version are joined to running text."""
+        return self.of(manifest).tokenizer.join
+
+    def with_digest(self, digest: str) -> Backbone:
+        """Return the backbone with a digest; the default for an empty one."""
+        return self._by_digest[digest] if digest else self.default
+
+    def for_rows(self, backbone: Backbone) -> RowBackbone:
+        """Return what the rows of a backbone need to know."""
+        return self._for_rows[backbone.digest]
+
+
+def _layer_parameters(backbone: Backbone) -> float:
+    """Return the parameters of all layers: each is multiplied once for each token."""
+    size = model_size(backbone.config, embedding_branch(backbone).spec.head)
+    return size.per_layer * size.num_layers
+
+
+def load_serving_backbone(settings: ServerSettings) -> Backbone:
+    """Load the backbone of the settings, on the device and in the number format of the settings.
+
+    Raises:
+        NunatakError: `invalid_settings`, the device does not exist.
+        NunatakError: the backbone does not exist, cannot be read, or has fewer layers.
+    """
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, device)
+    backbone = load_backbone(settings.backbone, dtype=dtype, device=device)
+    if settings.backbone_layers is not None:
+        backbone = keep_lowest_layers(backbone, settings.backbone_layers)
+    if settings.kernels is Kernels.AUTO:
+        backbone = pack_backbone(backbone)
+    logger.info(
+        "serving %s on %s in %s, torch %s, fast kernels: %s",
+        backbone.name,
+        describe_device(device),
+        str(dtype).removeprefix("torch."),
+        torch.__version__,
+        ", ".join(backbone.fast_kernels) or "none",
+    )
+    return backbone
+
+
+def load_serving_backbones(settings: ServerSettings) -> Backbones:
+    """Load all backbones of the settings.
+
+    Raises:
+        NunatakError: as `load_serving_backbone`; or `invalid_settings`, two backbones are alike, or
+            `backbone_layers` cuts several backbones.
+    """
+    names = settings.all_backbones()
+    if len(names) > 1 and settings.backbone_layers is not None:
+        problem = "backbone_layers: it cuts one backbone; leave it out, or serve one backbone"
+        raise NunatakError("invalid_settings", problem=problem)
+    loaded = [load_serving_backbone(settings.model_copy(update={"backbone": it})) for it in names]
+    return Backbones(loaded[0], loaded[1:])
+
+
+def load_on_own_thread(settings: ServerSettings) -> Backbones:
+    """`load_serving_backbones`, for a process whose engine computes."""
+    return on_own_thread(load_serving_backbones, settings)

@@ -1,0 +1,153 @@
+"""A server with several backbones: each task runs on its own, and backbones share nothing."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from doubles.backbones import save_tiny_backbone, tiny_backbone
+from doubles.refusals import raises
+from doubles.serving import make_settings, running_client
+from doubles.tasks import publish_tiny_task
+from nunatak_contract.methods import HeadOnly, TopK
+from nunatak_model import Backbone, load_backbone
+from nunatak_registry import Candidate, CandidateRole, Registry
+from nunatak_server.backbones import Backbones, load_serving_backbones
+
+TEXTS = ["where is my parcel?", "thank you"]
+TASKS = {"first": ["one_top", "one_head"], "second": ["two_top", "two_head"]}
+OPTIONS = {"function_to_apply": "none"}
+
+
+@pytest.fixture(scope="module")
+def first() -> Backbone:
+    return tiny_backbone(num_layers=4, seed=1)
+
+
+@pytest.fixture(scope="module")
+def second() -> Backbone:
+    """Return a backbone whose tokens equal those of the first one."""
+    return tiny_backbone(num_layers=4, seed=2)
+
+
+@pytest.fixture(scope="module")
+def registry(
+    tmp_path_factory: pytest.TempPathFactory, first: Backbone, second: Backbone
+) -> Generator[Registry]:
+    with Registry.open(tmp_path_factory.mktemp("registry")) as opened:
+        for prefix, backbone in (("one", first), ("two", second)):
+            publish_tiny_task(opened, backbone, task=f"{prefix}_top", method=TopK(num_layers=1))
+            publish_tiny_task(opened, backbone, task=f"{prefix}_head", method=HeadOnly())
+        yield opened
+
+
+async def scores(client: httpx.AsyncClient, tasks: list[str]) -> dict[str, object]:
+    body = {"inputs": TEXTS, "tasks": tasks, "parameters": OPTIONS}
+    answer = await client.post("/v1/predict", json=body)
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    return {task: it["outputs"] for task, it in zip(tasks, results, strict=True)}
+
+
+async def test_each_task_has_the_bits_of_a_server_with_its_backbone_alone(
+    first: Backbone, second: Backbone, registry: Registry
+) -> None:
+    expected = dict[str, object]()
+    for backbone, tasks in ((first, TASKS["first"]), (second, TASKS["second"])):
+        async with running_client(backbone, registry) as client:
+            expected |= await scores(client, tasks)
+
+    async with running_client(first, registry, others=[second]) as client:
+        mixed = [name for pair in zip(*TASKS.values(), strict=True) for name in pair]
+        # The second round reads the trunk cache, whose states must stay apart as well.
+        found = [await scores(client, mixed) for _ in range(2)]
+
+    assert found == [expected, expected]
+    assert expected["one_top"] != expected["two_top"]
+
+
+async def test_embeddings_come_from_the_named_backbone(
+    first: Backbone, second: Backbone, registry: Registry
+) -> None:
+    async def vectors(client: httpx.AsyncClient, model: str) -> object:
+        answer = await client.post("/v1/embeddings", json={"model": model, "input": TEXTS})
+        assert answer.status_code == 200, answer.text
+        return [it["embedding"] for it in answer.json()["data"]]
+
+    alone = list[object]()
+    for backbone in (first, second):
+        async with running_client(backbone, registry) as client:
+            alone.append(await vectors(client, backbone.name))
+
+    async with running_client(first, registry, others=[second]) as client:
+        assert [await vectors(client, it.name) for it in (first, second)] == alone
+        assert alone[0] != alone[1]
+        unnamed = await client.post("/tei/backbone/embed", json={"inputs": TEXTS})
+        assert unnamed.json() == alone[0]
+        wrong = await client.post("/v1/embeddings", json={"model": "third", "input": TEXTS})
+        assert wrong.status_code == 404
+        assert first.name in wrong.text
+        assert second.name in wrong.text
+
+
+async def test_the_server_shows_all_its_backbones(
+    first: Backbone, second: Backbone, registry: Registry
+) -> None:
+    async with running_client(first, registry, others=[second]) as client:
+        await scores(client, ["one_top", "two_top"])
+        info, memory = (await client.get("/info")).json(), (await client.get("/v1/memory")).json()
+        models = (await client.get("/v1/models")).json()["data"]
+        metrics = (await client.get("/metrics")).text
+
+    for shown in (info, memory):
+        digests = [shown["backbone"]["digest"], *(it["digest"] for it in shown["other_backbones"])]
+        assert digests == [first.digest, second.digest]
+    held = sum(it["bytes"] for it in (memory["backbone"], *memory["other_backbones"]))
+    own = sum(it["bytes"] for it in memory["tasks"])
+    assert memory["shared_bytes"] == held + own
+    assert [it["id"] for it in models] == [first.name, second.name]
+    assert f'backbone="{first.name},{second.name}"' in metrics
+
+
+async def test_a_task_of_a_backbone_that_is_not_here_is_refused(
+    first: Backbone, second: Backbone, tmp_path: Path
+) -> None:
+    with Registry.open(tmp_path) as registry:
+        publish_tiny_task(registry, tiny_backbone(num_layers=4, seed=3), task="third")
+        async with running_client(first, registry, others=[second]) as client:
+            answer = await client.post("/v1/tasks/third/predict", json={"inputs": TEXTS})
+
+    assert (answer.status_code, answer.json()["code"]) == (409, "backbone_mismatch")
+
+
+async def test_a_canary_may_run_on_another_backbone(
+    first: Backbone, second: Backbone, tmp_path: Path
+) -> None:
+    with Registry.open(tmp_path) as registry:
+        publish_tiny_task(registry, first, task="tone")
+        publish_tiny_task(registry, second, task="tone")
+        registry.promote("tone", "prod", 1)
+        async with running_client(first, registry, others=[second]) as client:
+            expected = await scores(client, ["tone/2"])
+            candidate = {"task": "tone", "alias": "prod", "role": CandidateRole.CANARY}
+            registry.rollouts.set(Candidate(**candidate, version=2, share=1.0))
+            found = await scores(client, ["tone"])
+
+    assert list(found.values()) == list(expected.values())
+
+
+def test_backbones_that_tasks_cannot_tell_apart_are_refused(first: Backbone) -> None:
+    with raises("invalid_settings", match="its own"):
+        Backbones(first, [first])
+
+
+def test_backbones_of_the_settings_are_loaded_in_their_order(tmp_path: Path) -> None:
+    folders = [save_tiny_backbone(tmp_path / name, seed=it) for it, name in enumerate("ab")]
+    settings = make_settings(backbone=str(folders[0]), other_backbones=str(folders[1]))
+
+    loaded = load_serving_backbones(settings)
+
+    assert [it.digest for it in loaded] == [load_backbone(it).digest for it in folders]
+    with raises("invalid_settings", match="backbone_layers"):
+        load_serving_backbones(settings.model_copy(update={"backbone_layers": 2}))
