@@ -8,7 +8,8 @@ needs-data = $(if $(DATA),,$(error name the folder of data sets, as in `make $@ 
 
 # Processes of the tests. A file stays with one process, and tests/e2e comes first.
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Bytecode is kept, or each process that a test starts would compile the product again.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # Results of `make papers`, one line a run, and what it makes unless ONLY names less.
 PAPERS ?= .bench/papers

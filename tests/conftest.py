@@ -99,10 +99,19 @@ def _cover(combined: Sequence[list[tuple[str, str]]], *, size: int) -> set[int]:
     return kept
 
 
-def pytest_collection_finish() -> None:
-    """Spare each full garbage collection the walk through a million objects of collected tests."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage during the collection of tests, nor later among what is collected.
+
+    Each full garbage collection would walk through a million objects that all stay.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

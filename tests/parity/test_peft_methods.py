@@ -97,6 +97,7 @@ def test_each_merged_method_has_a_case() -> None:
     assert METHODS.keys() == MERGED.keys()
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("name", METHODS)
 def test_a_merged_method_answers_as_in_peft(base: PeftBase, tmp_path: Path, name: str) -> None:
     theirs = trained(base, tmp_path, METHODS[name]())
@@ -107,6 +108,7 @@ def test_a_merged_method_answers_as_in_peft(base: PeftBase, tmp_path: Path, name
     assert f"peft {MERGED[name]} folder, merged: " in imported.source
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_of_a_native_method_answers_as_in_peft(
     base: PeftBase, tmp_path: Path, name: str

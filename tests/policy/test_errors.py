@@ -2,6 +2,8 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from string import Formatter
 
 import house
@@ -11,15 +13,19 @@ from nunatak_contract.problems import REASONS
 Raised = tuple[str, str, frozenset[str]]
 """Where an error is made, its code, and the names of its values."""
 
-TREES = {
-    file: ast.parse(file.read_text()) for files in house.product_files().values() for file in files
-}
 PUBLIC_TO_CALLERS = {"nunatak_client", "nunatak_contract"}
 """Packages whose errors callers catch."""
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Parse each file of the product."""
+    files = [it for package in house.product_files().values() for it in package]
+    return {file: ast.parse(file.read_text()) for file in files}
+
+
 def made_errors() -> Iterator[Raised]:
-    for file, tree in TREES.items():
+    for file, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args:
                 is_second = ast.unparse(node.func) in {"NunatakError.__init__", "partial"}
@@ -59,7 +65,7 @@ def fields_of(code: str) -> set[str]:
 def caught_names() -> set[str]:
     """Return the names that some `except`, `isinstance`, `suppress` or `case` of the code reads."""
     found = set[str]()
-    for tree in TREES.values():
+    for tree in trees().values():
         values = {
             ast.unparse(it.target): it.value
             for it in tree.body
@@ -97,7 +103,7 @@ def test_every_reason_is_in_use() -> None:
 def test_an_error_has_a_class_of_its_own_only_where_the_code_catches_it() -> None:
     bases = {
         node.name: ast.unparse(node.bases[0])
-        for file, tree in TREES.items()
+        for file, tree in trees().items()
         if not PUBLIC_TO_CALLERS.intersection(file.parts)
         for node in tree.body
         if isinstance(node, ast.ClassDef) and node.bases

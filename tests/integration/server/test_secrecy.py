@@ -66,21 +66,24 @@ def key(keys: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def address(
+def client(
     tmp_path_factory: pytest.TempPathFactory, keys: Path, key: dict[str, str]
-) -> Generator[str]:
+) -> Generator[httpx.Client]:
     assert key, "there must be a key before the server reads the file"
     backbone = tiny_backbone()
     with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
         publish_tiny_task(registry, backbone)
         settings = make_settings(api_keys_file=keys)
-        with running_server(backbone, registry, settings) as found:
+        with (
+            running_server(backbone, registry, settings) as address,
+            httpx.Client(base_url=address) as found,
+        ):
             yield found
 
 
 @pytest.mark.parametrize("case", [*REFUSED, *ANSWERED])
 def test_what_is_sent_does_not_come_out_again(
-    address: str,
+    client: httpx.Client,
     key: dict[str, str],
     case: str,
     caplog: pytest.LogCaptureFixture,
@@ -94,11 +97,11 @@ def test_what_is_sent_does_not_come_out_again(
     caplog.set_level(logging.DEBUG, "asyncio")
 
     answers = [
-        httpx.post(address + path, headers=headers, **sent)
+        client.post(path, headers=headers, **sent)
         for path in (PREDICT, "/v1/predict", "/v1/tasks/tone/preload")
     ]
     pages = [
-        httpx.get(address + path, headers=key)
+        client.get(path, headers=key)
         for path in ("/metrics", "/v1/memory", "/info", "/v1/tasks", "/openapi.json")
     ]
 
@@ -111,12 +114,12 @@ def test_what_is_sent_does_not_come_out_again(
 
 
 def test_a_key_comes_out_nowhere(
-    address: str, key: dict[str, str], caplog: pytest.LogCaptureFixture
+    client: httpx.Client, key: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = key["authorization"].removeprefix("Bearer ")
 
     pages = [
-        httpx.request(verb, address + path, headers=key)
+        client.request(verb, path, headers=key)
         for verb, path in (("GET", "/metrics"), ("GET", "/info"), ("POST", "/v1/tasks/no/evict"))
     ]
 
