@@ -8,8 +8,8 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.serving import make_settings
-from nunatak_model import Backbone
 from nunatak_server import serving
+from nunatak_server.backbones import Backbones
 from nunatak_server.serving import begin, serve
 from nunatak_server.settings import ServerSettings
 
@@ -35,8 +35,8 @@ def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_se
 ) -> None:
     backbone = tiny_backbone(num_layers=1)
 
-    def load(_: ServerSettings) -> Backbone:
-        return backbone
+    def load(_: ServerSettings) -> Backbones:
+        return Backbones(backbone)
 
     monkeypatch.setattr(serving, "load_on_own_thread", load)
 
