@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from doubles.backbones import save_tiny_backbone, tiny_backbone
+from doubles.processes import server_process
 from doubles.refusals import raises
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
@@ -135,6 +136,32 @@ async def test_a_canary_may_run_on_another_backbone(
             found = await scores(client, ["tone"])
 
     assert list(found.values()) == list(expected.values())
+
+
+COMMAND = """
+from nunatak_cli.main import app
+
+app(["serve", "--port", "0", "--backbone", {first!r}, "--backbone", {second!r}])
+"""
+
+
+def test_the_command_serves_the_backbones_of_its_options(tmp_path: Path) -> None:
+    folders = [save_tiny_backbone(tmp_path / name, seed=it) for it, name in enumerate("ab")]
+    with Registry.open(tmp_path / "registry") as registry:
+        for task, folder in zip(("tone", "topic"), folders, strict=True):
+            publish_tiny_task(registry, load_backbone(folder), task=task)
+    script = COMMAND.format(first=str(folders[0]), second=str(folders[1]))
+
+    with (
+        server_process(
+            registry=tmp_path / "registry", backbone=folders[0], script=script
+        ) as server,
+        httpx.Client(base_url=server.address, timeout=60) as client,
+    ):
+        answer = client.post("/v1/predict", json={"inputs": TEXTS, "tasks": ["tone", "topic"]})
+
+    assert answer.status_code == 200
+    assert [it["task"] for it in answer.json()["results"]] == ["tone", "topic"]
 
 
 def test_backbones_that_tasks_cannot_tell_apart_are_refused(first: Backbone) -> None:
