@@ -27,7 +27,6 @@ CACHE_VARIABLE = "NUNATAK_CACHE"
 """The variable of the folder where training keeps trunk states and checkpoints."""
 
 TaskName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=MAX_NAME_LENGTH)]
-AliasName = TaskName
 Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 
 _NAME = re.compile(NAME_PATTERN.removesuffix("$"))

@@ -17,11 +17,6 @@ class Reason:
     message: str
     status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
 
-    @property
-    def is_over_http(self) -> bool:
-        """Whether a route answers with this reason."""
-        return self.status is not HTTPStatus.INTERNAL_SERVER_ERROR
-
 
 _BAD_REQUEST: Final = HTTPStatus.BAD_REQUEST
 _CONFLICT: Final = HTTPStatus.CONFLICT

@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from http import HTTPStatus
 from importlib.metadata import metadata as distribution_metadata
 from pathlib import Path
 
@@ -28,8 +29,12 @@ HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 BATCH = (ROOT / "docs" / "batch.md").read_text(encoding="utf-8")
 LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")
 MAKE_TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-EXCHANGE = {code for code, reason in problems.ARTIFACT.items() if not reason.is_over_http}
-OVER_HTTP = {code for code, reason in problems.REASONS.items() if reason.is_over_http}
+OVER_HTTP = {
+    code
+    for code, reason in problems.REASONS.items()
+    if reason.status is not HTTPStatus.INTERNAL_SERVER_ERROR
+}
+EXCHANGE = set(problems.ARTIFACT) - OVER_HTTP
 
 
 def shell_lines(text: str) -> list[str]:

@@ -4,8 +4,6 @@ from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.compatibility import ImportChoices, ImportedTask
 from nunatak_artifact.interchange.folders import check_new
 from nunatak_artifact.interchange.hub import (
-    Fetched,
-    HubTask,
     HuggingFaceHub,
     draft_pulled,
     fetched,
@@ -29,8 +27,6 @@ from nunatak_artifact.interchange.transformers_export import (
 from nunatak_artifact.interchange.transformers_import import import_transformers
 
 __all__ = [
-    "Fetched",
-    "HubTask",
     "HuggingFaceHub",
     "ImportChoices",
     "ImportedTask",

@@ -6,7 +6,6 @@ from nunatak_training.scoring.statistics import (
     Statistics,
     mean_of,
     score_intervals,
-    weights_of_all,
 )
 
 __all__ = [
@@ -15,5 +14,4 @@ __all__ = [
     "Statistics",
     "mean_of",
     "score_intervals",
-    "weights_of_all",
 ]
