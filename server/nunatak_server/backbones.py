@@ -6,7 +6,8 @@ tokens are equal.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -42,15 +43,6 @@ class Backbones:
         self.default = default
         self.others = tuple(others)
         self._by_digest = {it.digest: it for it in self}
-        own = _layer_parameters(default)
-        self._for_rows = {
-            it.digest: RowBackbone(
-                digest=it.digest,
-                num_layers=it.config.num_layers,
-                token_cost=_layer_parameters(it) / own,
-            )
-            for it in self
-        }
         names = ", ".join(it.name for it in self)
         if min(len(self._by_digest), len({it.name for it in self})) <= len(self.others):
             raise NunatakError(
@@ -94,9 +86,18 @@ class Backbones:
         """Return the backbone with a digest; the default for an empty one."""
         return self._by_digest[digest] if digest else self.default
 
-    def for_rows(self, backbone: Backbone) -> RowBackbone:
-        """Return what the rows of a backbone need to know."""
-        return self._for_rows[backbone.digest]
+    def for_rows(self) -> Mapping[str, RowBackbone]:
+        """Return what rows need to know, by digest; of the default for any other digest."""
+        own = _layer_parameters(self.default)
+        known = {
+            it.digest: RowBackbone(
+                digest=it.digest,
+                num_layers=it.config.num_layers,
+                token_cost=_layer_parameters(it) / own,
+            )
+            for it in self
+        }
+        return defaultdict(lambda: known[self.default.digest], known)
 
 
 def _layer_parameters(backbone: Backbone) -> float:

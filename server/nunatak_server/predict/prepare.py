@@ -36,7 +36,7 @@ from nunatak_server.rollouts.choice import Chosen
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.admission import Permit
-from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowSpec, row_spec
+from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowBackbone, RowSpec, row_spec
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Encodings, Reading, Tokenization, extent_of, find_cut
 
@@ -54,7 +54,8 @@ class _ReadInputs:
     """The encodings of each input."""
     groups: defaultdict[tuple[str, Encoding], int]
     """Equal encodings for one backbone share a trunk row, so they should meet in one batch."""
-    backbones: Backbones
+    backbones: Mapping[str, RowBackbone]
+    """The backbones of the server, by digest."""
 
     def ask(self, reference: str, chosen: Chosen, shadow: TaskManifest | None) -> AskedTask:
         """Return the readings of the chosen version and of its shadow."""
@@ -90,7 +91,7 @@ class _ReadInputs:
     def _rows(
         self, manifest: TaskManifest, *, caller: str, priority: Priority
     ) -> tuple[RowSpec, ...]:
-        backbone = self.backbones.for_rows(self.backbones.of(manifest))
+        backbone = self.backbones[manifest.backbone.digest]
         return tuple(
             row_spec(
                 encoding,
@@ -122,6 +123,7 @@ class Preprocessor:
         self._rollouts = rollouts
         self._metrics = metrics
         self._backbones = backbones
+        self._row_backbones = backbones.for_rows()
         self._clock = clock
         self._groups = count()
         # Negative numbers, unlike the groups of predictions and of the warm-up, because texts of
@@ -172,7 +174,7 @@ class Preprocessor:
             row_spec(
                 encoding,
                 backbone.config.num_layers,
-                backbone=self._backbones.for_rows(backbone),
+                backbone=self._row_backbones[backbone.digest],
                 group=next(self._embedding_groups),
                 caller=request.caller,
                 priority=request.priority,
@@ -201,7 +203,7 @@ class Preprocessor:
             deadline=deadline,
             encodings={key: encoded[reading] for key, reading in readings.items()},
             groups=defaultdict(self._groups.__next__),
-            backbones=self._backbones,
+            backbones=self._row_backbones,
         )
         asked = [
             self._asked(text, item, read) if isinstance(item, Chosen) else item

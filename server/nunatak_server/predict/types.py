@@ -207,7 +207,7 @@ def result_of(
             asked.encodings,
             logits,
             options=request.options,
-            join=join_of(manifest),
+            join=lambda tokens: join_of(manifest)(tokens),  # noqa: PLW0108 - rarely needed
         ),
         extents=asked.extents,
     )
