@@ -13,6 +13,7 @@ the task.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float
@@ -205,14 +206,15 @@ def pool(
 
     `ends` is the number of tokens of each row up to the token that `LAST` reads.
     """
-    sizes = to_device(lengths, hidden.device)
+    begins = accumulate(lengths[:-1], initial=0)
     match pooling:
         case Pooling.FIRST:
-            return hidden.index_select(0, sizes.cumsum(0) - sizes)
+            return hidden.index_select(0, to_device(list(begins), hidden.device))
         case Pooling.LAST:
-            begins = sizes.cumsum(0) - sizes
-            return hidden.index_select(0, begins + to_device(ends, hidden.device) - 1)
+            last = [begin + end - 1 for begin, end in zip(begins, ends, strict=True)]
+            return hidden.index_select(0, to_device(last, hidden.device))
         case Pooling.MEAN | Pooling.LATE:
+            sizes = to_device(lengths, hidden.device)
             # Summed in float32, because a bfloat16 sum of many vectors loses small values.
             sums = sum_rows(hidden.float(), sizes)
             return (sums / sizes.unsqueeze(1)).to(hidden.dtype)

@@ -34,7 +34,7 @@ from nunatak_training.loop.checkpoint import Checkpoint
 from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
 from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
-from nunatak_training.recipes import LayerChoice, Recipe, changed_recipe
+from nunatak_training.recipes import LayerChoice, Precision, Recipe, changed_recipe
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
@@ -48,6 +48,9 @@ from nunatak_training.scoring.calibration import (
 )
 from nunatak_training.tapt import adapt
 from nunatak_training.trunk import JoinedStates, MemoryTrunkStore, TrunkStore
+
+BFLOAT16_CAPABILITY = (8, 0)
+"""Earlier CUDA devices have no units for bfloat16, and torch emulates them slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,6 +336,7 @@ def check_recipe(recipe: Recipe, data: TaskData, backbone: Backbone) -> None:
     """Raise `InvalidRecipeError` unless the recipe fits the data and the backbone."""
     check_method(recipe.regularizer, recipe.method)
     check_length(recipe, backbone)
+    _check_precision(recipe, backbone.device)
     if recipe.positive_label is not None and recipe.positive_label not in data.labels:
         raise InvalidRecipeError(
             f"positive_label must be one of {', '.join(map(repr, data.labels))}, "
@@ -363,6 +367,18 @@ def check_length(recipe: Recipe, backbone: Backbone) -> None:
         raise InvalidRecipeError(
             f"max_length must be at most {backbone.config.max_tokens} tokens for backbone "
             f"{backbone.name!r}, got {recipe.max_length}"
+        )
+
+
+def _check_precision(recipe: Recipe, device: torch.device) -> None:
+    if recipe.precision is not Precision.BFLOAT16 or device.type != "cuda":
+        return
+    found = torch.cuda.get_device_capability(device)
+    if found < BFLOAT16_CAPABILITY:
+        needed, got = (".".join(map(str, it)) for it in (BFLOAT16_CAPABILITY, found))
+        raise InvalidRecipeError(
+            f"precision bfloat16 needs a GPU of compute capability {needed} or higher, got {got}; "
+            "leave precision out"
         )
 
 

@@ -160,6 +160,13 @@ class Optimizer(StrEnum):
     SGD = "sgd"
 
 
+class Precision(StrEnum):
+    """The number format of the matrix products in the steps of training."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 class Schedule(StrEnum):
     """The course of the learning rate after its warm-up."""
 
@@ -240,6 +247,12 @@ class Recipe(BaseModel):
     max_grad_norm: Annotated[
         float, Field(gt=0, description="largest norm of a gradient; longer gradients are cut")
     ] = 1.0
+    precision: Precision = Field(
+        default=Precision.FLOAT32,
+        description="number format of products in the steps; weights and dev scores stay float32",
+        # Left out if float32, like `on_long`, because digests of older recipes must not change.
+        exclude_if=lambda precision: precision is Precision.FLOAT32,
+    )
     tapt: TaptSettings | None = Field(
         default=None, description="pretraining on the task's texts; null: none"
     )

@@ -157,7 +157,7 @@ def language_loss(
     hidden = functional.layer_norm(hidden, norm[0].shape, *norm, epsilon)
     logits = functional.linear(hidden, words.to(hidden.dtype), decoder[OUTPUT_BIAS])
     return functional.cross_entropy(
-        logits, torch.cat([text.token_ids for text in texts]).to(device)
+        logits.float(), torch.cat([text.token_ids for text in texts]).to(device)
     )
 
 

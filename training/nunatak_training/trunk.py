@@ -223,7 +223,9 @@ class JoinedStates:
         raise KeyError(source, depth)
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
-        """Offer the state to all sets."""
+        """Offer the state to all sets, unless autocast rounded the products of the state."""
+        if torch.is_autocast_enabled(state.device.type):
+            return
         for part in self._parts:
             part.offer(source, depth, state)
 

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from jaxtyping import Float
@@ -29,7 +30,7 @@ from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, mixed_qkv
 from nunatak_model.ops.attention import Attention
-from nunatak_model.ops.device import flattened
+from nunatak_model.ops.device import to_device_at_once
 from nunatak_model.ops.linear import layer_norm
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
@@ -224,11 +225,13 @@ class NomicArchitecture:
         self, encodings: Sequence[Encoding], tables: EmbeddingWeights, config: NomicConfig
     ) -> Float[Tensor, "tokens width"]:
         """Sum of word and token type embeddings, normalised; the attention adds the positions."""
-        device = tables.word.device
-        ids = flattened((encoding.token_ids for encoding in encodings), device)
+        lists = (
+            chain.from_iterable(encoding.token_ids for encoding in encodings),
+            chain.from_iterable(encoding.type_ids for encoding in encodings),
+        )
+        ids, types = to_device_at_once([list(it) for it in lists], tables.word.device)
         summed = functional.embedding(ids, tables.word)
         if tables.token_type is not None:
-            types = flattened((encoding.type_ids for encoding in encodings), device)
             summed = summed + functional.embedding(types, tables.token_type)
         return layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
 

@@ -41,10 +41,10 @@ def to_device(
 
 
 def to_device_at_once(
-    lists: Sequence[Sequence[int]], device: torch.device
+    lists: Sequence[Sequence[int]], device: torch.device, *, dtype: torch.dtype = torch.int64
 ) -> tuple[Int[Tensor, " numbers"], ...]:
-    """Several lists of integers as tensors on the device, in one copy."""
-    together = to_device(list(chain.from_iterable(lists)), device)
+    """Several lists of integers as tensors on the device, in one copy; the first is aligned."""
+    together = to_device(list(chain.from_iterable(lists)), device, dtype=dtype)
     return torch.split(together, [len(numbers) for numbers in lists])
 
 

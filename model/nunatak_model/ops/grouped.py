@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_model.config import BackboneConfig
-from nunatak_model.ops.device import to_device, write_on_device
+from nunatak_model.ops.device import to_device_at_once, write_on_device
 from nunatak_model.ops.rows import LAUNCH_CELLS, Padding, plan_padding
 from nunatak_model.weights import Shapes
 
@@ -245,10 +245,8 @@ def kernel_groups(
     for slot, num_tokens in members:
         counts[slot] += num_tokens
     slot_of = [slot for slot, num_tokens in enumerate(counts) for _ in range(num_tokens)]
-    return KernelGroups(
-        ends=to_device(list(accumulate(counts)), device, dtype=torch.int32),
-        slot_of=to_device(slot_of, device),
-    )
+    ends, slots = to_device_at_once([list(accumulate(counts)), slot_of], device, dtype=torch.int32)
+    return KernelGroups(ends=ends, slot_of=slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

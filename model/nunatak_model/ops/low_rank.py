@@ -35,7 +35,12 @@ class LoraUpdate:
         if down.dtype is not x.dtype:
             down, up = down.to(x.dtype), up.to(x.dtype)
         if groups is None:
-            y.addmm_(functional.linear(x, down), up.t(), alpha=self.scale)
+            inner = functional.linear(x, down)
+            if inner.dtype is y.dtype:
+                y.addmm_(inner, up.t(), alpha=self.scale)
+            else:
+                # Under autocast, which passes over operators that write in place.
+                y.add_(functional.linear(inner, up), alpha=self.scale)
         else:
             inner = groups.product(groups.pad(x), down)
             y.add_(groups.unpad(groups.product(inner, up)), alpha=self.scale)

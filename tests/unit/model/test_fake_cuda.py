@@ -92,14 +92,14 @@ TURING = Case(capability=(7, 5), family="bert", dtype=WHOLE)
 LORA = Lora(rank=8, alpha=5.0, targets=QUERY_AND_VALUE)
 NUM_TASKS = 4
 CEILINGS = [
-    (HOPPER, HeadOnly(), (44, 6)),
-    (HOPPER, LORA, (60, 9)),
-    (HOPPER, Bottleneck(size=8), (104, 9)),
-    (HOPPER, TopK(num_layers=1), (69, 10)),
-    (AMPERE, HeadOnly(), (43, 5)),
-    (AMPERE, LORA, (66, 7)),
-    (AMPERE, Bottleneck(size=8), (94, 7)),
-    (AMPERE, TopK(num_layers=1), (67, 8)),
+    (HOPPER, HeadOnly(), (41, 5)),
+    (HOPPER, LORA, (54, 6)),
+    (HOPPER, Bottleneck(size=8), (98, 6)),
+    (HOPPER, TopK(num_layers=1), (63, 7)),
+    (AMPERE, HeadOnly(), (41, 5)),
+    (AMPERE, LORA, (62, 6)),
+    (AMPERE, Bottleneck(size=8), (90, 6)),
+    (AMPERE, TopK(num_layers=1), (63, 7)),
 ]
 """Most launches and copies of one forward of 4 texts to 4 tasks, on a backbone of 2 layers."""
 
@@ -130,11 +130,11 @@ ROBERTA_BASE = replace(
 )  # fmt: skip
 MANY = 64
 MANY_CEILINGS = [
-    (AMPERE, LORA, MANY, (266, 7)),
-    (AMPERE, Bottleneck(size=64), MANY, (771, 8)),
-    (AMPERE, TopK(num_layers=1), 1, (201, 9)),
-    (TURING, LORA, MANY, (333, 9)),
-    (TURING, TopK(num_layers=1), 1, (224, 10)),
+    (AMPERE, LORA, MANY, (262, 6)),
+    (AMPERE, Bottleneck(size=64), MANY, (769, 8)),
+    (AMPERE, TopK(num_layers=1), 1, (199, 9)),
+    (TURING, LORA, MANY, (327, 7)),
+    (TURING, TopK(num_layers=1), 1, (220, 9)),
 ]
 """Most launches and copies of one forward of some texts to 64 tasks, on RoBERTa base."""
 

@@ -38,23 +38,23 @@ DEVICES = [
 TEXTS = [text(length, seed=seed) for seed, length in enumerate((1, 9, 9, 30))]
 NUM_TASKS = 2
 LAUNCHES: Mapping[Family, tuple[int, ...]] = {
-    "bert": (52, 65, 72, 65, 58, 92, 83),
-    "roberta": (51, 65, 64, 88, 58, 92, 74),
-    "distilbert": (41, 72, 56, 73, 65, 90, 77),
-    "electra": (45, 66, 73, 90, 67, 93, 76),
-    "deberta-v2": (100, 153, 200, 174, 192, 202, 202),
-    "mpnet": (52, 76, 82, 85, 80, 106, 104),
-    "modernbert": (109, 151, 114, 152, 117, 130, 125),
-    "llama": (111, 140, 126, 147, 126, 149, 172),
-    "qwen3": (131, 168, 166, 180, 169, 160, 242),
-    "eurobert": (112, 142, 133, 161, 127, 141, 159),
-    "nomic_bert": (81, 118, 109, 128, 98, 139, 108),
-    "gte": (83, 130, 104, 128, 95, 124, 108),
+    "bert": (50, 63, 70, 61, 56, 90, 81),
+    "roberta": (49, 63, 62, 86, 56, 90, 72),
+    "distilbert": (39, 70, 52, 71, 63, 88, 75),
+    "electra": (42, 64, 71, 88, 65, 91, 74),
+    "deberta-v2": (94, 144, 188, 165, 180, 190, 190),
+    "mpnet": (50, 74, 80, 83, 78, 104, 102),
+    "modernbert": (107, 149, 112, 150, 115, 128, 123),
+    "llama": (106, 135, 121, 140, 121, 144, 167),
+    "qwen3": (126, 161, 161, 175, 164, 155, 237),
+    "eurobert": (110, 140, 131, 159, 125, 139, 157),
+    "nomic_bert": (77, 115, 106, 125, 95, 134, 104),
+    "gte": (80, 127, 101, 125, 92, 121, 104),
 }
 """Most launches of 2 tasks with 4 texts on 2 layers, by method, on the device of the case."""
 TRIED: tuple[Family, ...] = ("bert", "deberta-v2", "modernbert", "qwen3")
 """Families of the short form; the cases of all others are slow."""
-MOST_COPIES = 10
+MOST_COPIES = 7
 """Most copies of the same batches to the device."""
 
 

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from nunatak_model import Encoding
 from nunatak_training import recipes
 from nunatak_training.errors import TrainingDivergedError
-from nunatak_training.recipes import Recipe, Schedule
+from nunatak_training.recipes import Precision, Recipe, Schedule
 from nunatak_training.regularizers import Regularizer, Unregularized
 from nunatak_training.report import EpochResult
 
@@ -153,6 +153,7 @@ class Stepper:
         self._optimizer = build_optimizer(parameters, recipe)
         self._schedule = build_schedule(self._optimizer, course)
         self._course = course
+        self._device_type = self._tensors[0].device.type
         self.num_steps = 0
 
     def step(self, batch_loss: Callable[[], Float[Tensor, ""]]) -> float:
@@ -163,7 +164,11 @@ class Stepper:
         """
         self.num_steps += 1
         self._regularizer.before_forward()
-        loss = batch_loss()
+        # Under autocast, products read rounded copies of the weights, which stay float32. With the
+        # range of float32, bfloat16 needs no scaled loss.
+        is_rounded = self._recipe.precision is Precision.BFLOAT16
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=is_rounded):
+            loss = batch_loss()
         self._optimizer.zero_grad()
         loss.backward()
         self._regularizer.after_backward()

@@ -39,12 +39,13 @@ RECIPES = [
     recipe_of(TopK(num_layers=2), optimizer="sgd", schedule="cosine", warmup_share=0.5),
     recipe_of(HeadOnly(), optimizer="adam", schedule="constant"),
     recipe_of(Bottleneck(size=4), dropout=0.3),
+    recipe_of(Bottleneck(size=4), precision="bfloat16"),
     recipe_of(Full(), seed=3),
 ]
 
 
 def label(recipe: Recipe) -> str:
-    return f"{recipe.method.kind}-{recipe.regularizer.name}-{recipe.optimizer}"
+    return f"{recipe.method.kind}-{recipe.regularizer.name}-{recipe.optimizer}-{recipe.precision}"
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=label)

@@ -1,0 +1,267 @@
+# ruff: noqa: ANN401 - torch leaves the types of these hooks open
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+"""Training in bfloat16: rounded products in the steps, and float32 everywhere else."""
+
+from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from doubles.backbones import FAMILIES, Family, tiny_backbone
+from doubles.examples import toy_data
+from doubles.fake_cuda import fake_cuda, on_fake_device, trusting
+from nunatak_contract.enums import LinearMap, Pooling
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
+from nunatak_model import Backbone, parameter_shapes
+from nunatak_training.data import TaskData
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import (
+    TrainedTask,
+    branch_logits,
+    branch_spec,
+    check_recipe,
+    fit_task,
+    starting_parameters,
+)
+from nunatak_training.loop.checkpoint import run_key
+from nunatak_training.loop.fit import EncodedSet, predict
+from nunatak_training.loop.step import Stepper, plan_course
+from nunatak_training.objectives import objective_of
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.report import SilentReport
+from nunatak_training.trunk import MemoryTrunkStore
+
+PRODUCTS = {"mm", "addmm", "addmm_"}
+"""The products of linear maps; those of attention are torch's own choice."""
+DATA = toy_data()
+ALL_MAPS = Lora(rank=4, alpha=16.0, targets=tuple(LinearMap))
+METHODS = [
+    pytest.param(TopK(num_layers=2), id="topk"),
+    pytest.param(HeadOnly(), id="head"),
+    pytest.param(Bottleneck(size=8), id="bottleneck"),
+    pytest.param(ALL_MAPS, id="lora"),
+    pytest.param(Ia3(), id="ia3"),
+    pytest.param(Full(), id="full"),
+]
+
+
+class Products(TorchDispatchMode):
+    """Counts the products of linear maps by the number formats of their factors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.formats = Counter[torch.dtype]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in PRODUCTS:
+            self.formats.update(factor.dtype for factor in args[-2:])
+        return func(*args, **(kwargs or {}))
+
+
+def quick_recipe(method: Method, **changes: JsonValue) -> Recipe:
+    quick: dict[str, JsonValue] = {
+        "epochs": 6,
+        "batch_size": 8,
+        "max_length": 32,
+        "learning_rate": 5e-3,
+        "head_learning_rate": 2e-2,
+    }
+    return default_recipe(method, changes={**quick, **changes})
+
+
+def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> TrainedTask:
+    return fit_task(DATA, quick_recipe(method, **changes), backbone, report=SilentReport())
+
+
+@pytest.fixture(name="backbone", scope="module")
+def make_backbone() -> Backbone:
+    return tiny_backbone(num_layers=3, pooling=Pooling.MEAN)
+
+
+def step_on(
+    backbone: Backbone, method: Method, precision: str
+) -> tuple[Counter[torch.dtype], dict[str, Tensor]]:
+    """Take one step; return the formats of its products, and the parameters with gradients."""
+    recipe = default_recipe(method, changes={"precision": precision})
+    objective = objective_of(DATA)
+    train = objective.encode(DATA.train, backbone.tokenizer, max_length=32)
+    spec = branch_spec(recipe, backbone, kind=DATA.kind.head, num_outputs=len(DATA.labels))
+    parameters = starting_parameters(spec, recipe, [], backbone, report=SilentReport())
+    logits = branch_logits(backbone, spec, parameters)
+    stepper = Stepper(parameters, recipe, plan_course(recipe, len(train.encodings)))
+    with Products() as seen:
+        stepper.step(
+            lambda: objective.loss(
+                logits(train.encodings[:4], dropout=recipe.dropout), train.targets[:4]
+            )
+        )
+    return seen.formats, parameters
+
+
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [
+        *(pytest.param("bert", *it.values, id=f"bert-{it.id}") for it in METHODS),
+        *(pytest.param(it, ALL_MAPS, id=f"{it}-lora") for it in FAMILIES if it != "bert"),
+    ],
+)
+def test_every_product_of_a_step_is_rounded_and_every_weight_stays_float32(
+    family: Family, method: Method
+) -> None:
+    formats, parameters = step_on(tiny_backbone(num_layers=2, family=family), method, "bfloat16")
+
+    assert set(formats) == {torch.bfloat16}
+    gradients = [it.grad for it in parameters.values() if it.grad is not None]
+    assert len(gradients) == len(parameters)
+    assert {it.dtype for it in (*parameters.values(), *gradients)} == {torch.float32}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_product_is_rounded_by_default(method: Method, backbone: Backbone) -> None:
+    formats, _ = step_on(backbone, method, "float32")
+
+    assert set(formats) == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [TopK(num_layers=2), Bottleneck(size=8), Lora(rank=4, alpha=16.0, targets=QUERY_AND_VALUE)],
+    ids=lambda it: str(it.kind),
+)
+def test_bfloat16_learns_what_float32_learns_and_returns_float32(
+    method: Method, backbone: Backbone
+) -> None:
+    exact, rounded = (trained(method, backbone, precision=it) for it in ("float32", "bfloat16"))
+
+    (score,), (rounded_score,) = exact.scores.values(), rounded.scores.values()
+    # One half is chance; 1 of the 16 dev examples may differ.
+    assert score >= 0.8
+    assert abs(rounded_score - score) <= 1 / 16
+    assert {it.dtype for it in rounded.parameters.values()} == {torch.float32}
+    shapes = parameter_shapes(rounded.spec, backbone.config)
+    assert {name: tuple(it.shape) for name, it in rounded.parameters.items()} == shapes
+    assert any(not torch.equal(it, exact.parameters[n]) for n, it in rounded.parameters.items())
+
+
+def test_pretraining_takes_its_steps_in_bfloat16_too(backbone: Backbone) -> None:
+    recipe = quick_recipe(TopK(num_layers=1), precision="bfloat16", tapt={"epochs": 1})
+    spec = branch_spec(recipe, backbone, kind=DATA.kind.head, num_outputs=len(DATA.labels))
+    texts = objective_of(DATA).encode(DATA.train, backbone.tokenizer, max_length=32).encodings
+
+    with Products() as seen:
+        found = starting_parameters(spec, recipe, texts, backbone, report=SilentReport())
+
+    assert set(seen.formats) == {torch.bfloat16}
+    assert {it.dtype for it in found.values()} == {torch.float32}
+
+
+def test_dev_examples_are_scored_in_float32(backbone: Backbone) -> None:
+    result = trained(Bottleneck(size=8), backbone, precision="bfloat16", epochs=2)
+
+    assert kept_loss(result) == pytest.approx(loss_of(result, backbone), abs=1e-6)
+
+
+def test_states_of_rounded_steps_never_reach_the_scores(backbone: Backbone) -> None:
+    # The dev texts are the train texts, and the states of a set are one byte too many to be held
+    # whole. So states of batches are kept, which steps and scores compute in turn.
+    data = TaskData(name="same", train=DATA.train, dev=DATA.train, labels=DATA.labels)
+    states = encoded(data, backbone)
+    num_tokens = sum(it.num_tokens for it in set(states.encodings))
+    size = num_tokens * backbone.config.hidden_width * backbone.dtype.itemsize
+    recipe = quick_recipe(TopK(num_layers=1), precision="bfloat16", epochs=2)
+
+    store = MemoryTrunkStore(max_bytes=size - 1)
+    result = fit_task(data, recipe, backbone, report=SilentReport(), trunks=store)
+
+    assert kept_loss(result) == pytest.approx(loss_of(result, backbone), abs=1e-6)
+
+
+def encoded(data: TaskData, backbone: Backbone) -> EncodedSet:
+    return objective_of(data).encode(data.dev, backbone.tokenizer, max_length=32)
+
+
+def kept_loss(result: TrainedTask) -> float:
+    """The dev loss of the kept epoch, as the run measured it."""
+    return next(it.dev_loss for it in result.history if it.epoch == result.best_epoch)
+
+
+def loss_of(result: TrainedTask, backbone: Backbone) -> float:
+    """The dev loss of the returned parameters, in float32 and without held states."""
+    dev = encoded(result.data, backbone)
+    logits = predict(branch_logits(backbone, result.spec, result.parameters), dev.encodings)
+    return objective_of(result.data).loss(logits, dev.targets).item()
+
+
+def test_a_run_in_bfloat16_has_another_recipe_and_another_checkpoint(backbone: Backbone) -> None:
+    plain = quick_recipe(TopK(num_layers=1))
+    exact, rounded = (
+        quick_recipe(TopK(num_layers=1), precision=it) for it in ("float32", "bfloat16")
+    )
+
+    assert exact.digest == plain.digest
+    assert rounded.digest != plain.digest
+    assert Recipe.model_validate(rounded.settings()) == rounded
+    keys = {run_key({"toy": DATA}, recipe, backbone) for recipe in (plain, exact, rounded)}
+    assert len(keys) == 2
+
+
+@contextmanager
+def gpu(capability: tuple[int, int]) -> Generator[Callable[[Backbone], Backbone]]:
+    """A CUDA device that is not there, on which torch has autocast."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        patch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+        with fake_cuda(capability):
+            yield lambda backbone: on_fake_device(backbone, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (7, 0)])
+def test_bfloat16_is_refused_on_a_device_without_it(
+    capability: tuple[int, int], backbone: Backbone
+) -> None:
+    recipe = quick_recipe(TopK(num_layers=1), precision="bfloat16")
+    with gpu(capability) as moved, pytest.raises(InvalidRecipeError, match=r"8\.0 or higher, got"):
+        check_recipe(recipe, DATA, moved(backbone))
+
+
+def test_other_devices_and_float32_are_accepted(backbone: Backbone) -> None:
+    rounded = quick_recipe(TopK(num_layers=1), precision="bfloat16")
+    with gpu((8, 0)) as moved:
+        check_recipe(rounded, DATA, moved(backbone))
+    with gpu((7, 5)) as moved:
+        check_recipe(quick_recipe(TopK(num_layers=1)), DATA, moved(backbone))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_gpu_rounds_every_product_too(method: Method, backbone: Backbone) -> None:
+    recipe = quick_recipe(method, precision="bfloat16")
+    spec = branch_spec(recipe, backbone, kind=DATA.kind.head, num_outputs=len(DATA.labels))
+    texts = objective_of(DATA).encode(DATA.dev, backbone.tokenizer, max_length=32).encodings
+    # Tensors that are not there have no gradients, so only the forward pass runs.
+    with gpu((8, 0)) as moved, torch.no_grad(), Products() as seen:
+        there = moved(backbone)
+        shapes = parameter_shapes(spec, there.config)
+        parameters = {name: torch.empty(it, device=there.device) for name, it in shapes.items()}
+        with trusting():
+            logits = branch_logits(there, spec, parameters)
+        with torch.autocast("cuda", torch.bfloat16):
+            found = logits(texts, dropout=0.0)
+
+    assert set(seen.formats) == {torch.bfloat16}
+    assert {it.dtype for it in found} == {torch.float32}
