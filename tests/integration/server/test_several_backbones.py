@@ -131,8 +131,10 @@ async def test_a_canary_may_run_on_another_backbone(
         registry.promote("tone", "prod", 1)
         async with running_client(first, registry, others=[second]) as client:
             expected = await scores(client, ["tone/2"])
-            candidate = {"task": "tone", "alias": "prod", "role": CandidateRole.CANARY}
-            registry.rollouts.set(Candidate(**candidate, version=2, share=1.0))
+            canary = Candidate(
+                task="tone", alias="prod", role=CandidateRole.CANARY, version=2, share=1.0
+            )
+            registry.rollouts.set(canary)
             found = await scores(client, ["tone"])
 
     assert list(found.values()) == list(expected.values())

@@ -88,7 +88,7 @@ def logits_of(
 @pytest.mark.parametrize("family", ["bert", "deberta-v2", "modernbert", "qwen3"])
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_served_is_what_was_trained(
-    method: Method, family: str, folder: Path, tmp_path: Path, registry: Registry
+    method: Method, family: Family, folder: Path, tmp_path: Path, registry: Registry
 ) -> None:
     backbone = tiny_backbone(num_layers=3, family=family)
 
