@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import JsonValue
 
-from doubles.backbones import save_tiny_backbone, tiny_backbone
+from doubles.backbones import Family, save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
 from nunatak_artifact import branch_spec
