@@ -9,8 +9,14 @@ const PREDICT = /(?:^|,)route="[^"]*predict"/;
 /** Of more versions than this, the bars show one part for all: the parts would be thinner than their borders. */
 const SHOWN_PARTS = 100;
 
+const backbonesOf = (reply) => [reply.backbone, ...reply.other_backbones];
+const counted = (backbones) => (backbones.length === 1 ? "one" : `${backbones.length}`);
+const plural = (backbones) => (backbones.length === 1 ? "backbone" : "backbones");
+
 export function drawSummary(info, tasks) {
-  show("summary", `${tasks.length} text tasks from one frozen backbone: ${info.backbone.name}, ${info.device}.`);
+  const backbones = backbonesOf(info);
+  const names = backbones.map((it) => it.name).join(", ");
+  show("summary", `${tasks.length} text tasks from ${counted(backbones)} frozen ${plural(backbones)}: ${names}, ${info.device}.`);
   const held = tasks.filter((it) => it.resident_versions.length > 0);
   show("resident", `${held.length} of ${tasks.length}`);
 }
@@ -65,12 +71,15 @@ export function drawMemory(memory) {
   const own = merged("own", memory.tasks.map((it) => [it.bytes / scale, `${it.task}/${it.version}`]));
   const full = memory.tasks.length ? memory.dedicated_bytes / memory.tasks.length / scale : 0;
   const copies = merged("backbone", memory.tasks.map((it) => [full, `a full model for ${it.task}`]));
+  const backbones = backbonesOf(memory);
+  const frozen = backbones.reduce((sum, it) => sum + it.bytes, 0);
+  const shared = backbones.map((it) => part("backbone", it.bytes / scale, `backbone ${it.name}`));
   byId("memory").replaceChildren(
-    memoryRow("Nunatak", [part("backbone", memory.backbone.bytes / scale, "backbone"), ...own], memory.shared_bytes),
+    memoryRow("Nunatak", [...shared, ...own], memory.shared_bytes),
     memoryRow("One full model each", copies, memory.dedicated_bytes),
   );
   const whole = memory.process.pss_bytes ?? memory.process.rss_bytes;
-  const parts = `one backbone ${bytes(memory.backbone.bytes)}, ${memory.tasks.length} task versions ${bytes(memory.shared_bytes - memory.backbone.bytes)}`;
+  const parts = `${counted(backbones)} ${plural(backbones)} ${bytes(frozen)}, ${memory.tasks.length} task versions ${bytes(memory.shared_bytes - frozen)}`;
   show("memory-note", `${parts}, trunk cache ${bytes(memory.trunk_cache.bytes)}; the whole process ${bytes(whole)}`);
 }
 
