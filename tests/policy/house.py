@@ -22,7 +22,7 @@ from doubles.serving import make_settings, running_server  # noqa: E402
 from doubles.tasks import publish_tiny_task  # noqa: E402
 from nunatak_registry import Registry  # noqa: E402
 
-WARM_UP_REQUESTS = 3
+WARM_UP_REQUESTS, TRACED_REQUESTS = 3, 3
 
 
 def product_files() -> dict[str, list[Path]]:
@@ -51,14 +51,16 @@ def shared_class_names() -> dict[str, set[str]]:
 def files_of_one_predict() -> set[Path]:
     """Return the product files whose code runs between a warm request and its answer.
 
-    The server is a real one on a real port; calls are traced in all of its threads.
+    The server is a real one on a real port; calls are traced in all of its threads. Work that
+    belongs to no request, such as a beat, may run at the same time. So only files count that every
+    one of several requests crosses.
     """
     product = {str(file): file for files in product_files().values() for file in files}
-    crossed, is_on = set[Path](), False
+    crossed, is_on = list[set[Path]](), False
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if is_on and event == "call" and frame.f_code.co_filename in product:
-            crossed.add(product[frame.f_code.co_filename])
+            crossed[-1].add(product[frame.f_code.co_filename])
 
     # Polls of the registry belong to no request, so the trace begins after the first poll.
     settings = make_settings(registry_poll_ms=60_000)
@@ -72,12 +74,14 @@ def files_of_one_predict() -> set[Path]:
                 with httpx.Client() as client:
                     for _ in range(WARM_UP_REQUESTS):
                         client.post(url, json=body).raise_for_status()
-                    is_on = True
-                    client.post(url, json=body).raise_for_status()
-                    is_on = False
+                    for _ in range(TRACED_REQUESTS):
+                        crossed.append(set())
+                        is_on = True
+                        client.post(url, json=body).raise_for_status()
+                        is_on = False
     finally:
         threading.setprofile(None)  # pyright: ignore[reportArgumentType] - documented as None
-    return crossed
+    return set[Path].intersection(*crossed)
 
 
 def main() -> None:

@@ -58,15 +58,14 @@ def take_stock(backbones: Backbones, tasks: Sequence[LoadedTask]) -> MemoryLedge
     A full model is a copy of the backbone with the head of the task, in the same number format: a
     server without sharing would load one for each task.
     """
+    # Computed once for each backbone, because these look at tensors.
+    sizes = {it.digest: (it.whole_bytes, it.dtype.itemsize) for it in backbones}
+    full = [(*sizes[backbones.of(it.manifest).digest], it.branch.head_parameters) for it in tasks]
     return MemoryLedger(
         backbone_bytes=sum(it.num_bytes for it in backbones),
         tasks_bytes=sum(task.num_bytes for task in tasks),
-        dedicated_bytes=sum(_dedicated_bytes(backbones.of(it.manifest), it) for it in tasks),
+        dedicated_bytes=sum(whole + own * itemsize for whole, itemsize, own in full),
     )
-
-
-def _dedicated_bytes(backbone: Backbone, task: LoadedTask) -> int:
-    return backbone.whole_bytes + task.branch.head_parameters * backbone.dtype.itemsize
 
 
 def saved_by_formula(*groups: tuple[BackboneConfig, Sequence[Branch]]) -> float:
