@@ -8,8 +8,9 @@ writes a JSONL file. The time of `predict-file` includes the loading of the task
 rival does not. Throughput does not depend on the number of texts, so a few thousand texts stand for
 a longer corpus.
 
-The campaign kills the command at random moments, and starts it again until it is done. The rows of
-OUT are then counted, and the bytes are compared with a run that was not killed.
+The campaign kills the command at random moments, before and after its first new part, and starts it
+again until it is done. The rows of OUT are then counted, and the bytes are compared with a run that
+was not killed.
 """
 
 import gzip
@@ -23,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ SOURCES = ("ag_news", "banking77", "tweet_emotion", "sst2")
 BATCH_SIZES = (1, 8, 32)
 TUNED_TEXTS, CHECKED_TEXTS = 64, 64
 TOLERANCE = 1e-3
+AFTER_A_PART = 0.6
+"""Share of the kills that wait for a new part; the others come while a process loads the tasks."""
 
 
 def main() -> None:
@@ -66,7 +69,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help=f"folder with {SOURCES}")
     parser.add_argument("--texts", type=int, default=2000, help="of one round")
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--killed-texts", type=int, default=30_000, help="of the campaign")
+    parser.add_argument("--killed-texts", type=int, default=24_000, help="of the campaign")
     parser.add_argument("parts", nargs="*", default=["speed", "kills"], metavar="speed|kills")
     options, sheet = open_sheet(parser)
     backbone = load_backbone()
@@ -216,19 +219,23 @@ def campaign(sheet: Sheet, folder: Path, texts: Sequence[str], kills: int) -> No
     """Record the rows that killed runs have lost, and the rows that stand in OUT twice."""
     corpus, chance = write_corpus(folder / "killed.jsonl", texts), random.Random(0)
     whole, out = folder / "whole.jsonl", folder / "out.jsonl"
-    load_s, score_s = _timed(_start(folder, corpus, whole), whole)
+    first_part_s = _seconds_to_first_part(_start(folder, corpus, whole), whole)
+    parts = [0]
     for number in range(1, kills + 1):
         process = _start(folder, corpus, out)
+        if chance.random() < AFTER_A_PART:
+            _wait_for_parts(process, out, more_than=parts[-1])
         with suppress(subprocess.TimeoutExpired):
-            process.wait(load_s + chance.uniform(0, 2 * score_s / kills))
+            process.wait(chance.uniform(0, first_part_s))
             raise SystemExit(f"the run was complete after {number - 1} kills; --killed-texts more")
         process.send_signal(signal.SIGKILL)
         process.wait()
-        done = len(list(out.with_name("out.jsonl.parts").glob("part-*")))
-        print(f"kill {number}: {done} parts are done", flush=True)
-    _timed(_start(folder, corpus, out), out)
+        parts.append(len(_parts_of(out)))
+        print(f"kill {number}: {parts[-1]} parts are done", flush=True)
+    _seconds_to_first_part(_start(folder, corpus, out), out)
     found = Counter(json.loads(line)["id"] for line in out.read_text().splitlines())
-    unit = f"of {len(texts)} rows, after {kills} kills"
+    useful = sum(before < after for before, after in pairwise(parts))
+    unit = f"of {len(texts)} rows, after {kills} kills, {useful} of them after new parts"
     lost = sum(number not in found for number in range(len(texts)))
     sheet.record("batch.lost", [lost], unit=unit, goal="<= 0")
     twice = sum(count > 1 for count in found.values())
@@ -244,15 +251,24 @@ def _start(folder: Path, corpus: Path, out: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-m", "nunatak_cli", *command, *place])  # noqa: S603 - our own command
 
 
-def _timed(process: "subprocess.Popen[bytes]", out: Path) -> tuple[float, float]:
-    """Return the seconds of a command before its first chunk, and the seconds from then on."""
-    record, started = out.with_name(f"{out.name}.parts") / "run.json", time.perf_counter()
-    while not record.exists() and process.poll() is None:
-        time.sleep(0.02)
+def _seconds_to_first_part(process: "subprocess.Popen[bytes]", out: Path) -> float:
+    """Wait for the end of a command; return its seconds before the first part."""
+    started = time.perf_counter()
+    _wait_for_parts(process, out, more_than=0)
     begun = time.perf_counter()
     if process.wait() != 0:
         raise SystemExit(f"predict-file ended with {process.returncode}")
-    return begun - started, time.perf_counter() - begun
+    return begun - started
+
+
+def _wait_for_parts(process: "subprocess.Popen[bytes]", out: Path, *, more_than: int) -> None:
+    while len(_parts_of(out)) <= more_than and process.poll() is None:
+        time.sleep(0.02)
+
+
+def _parts_of(out: Path) -> list[Path]:
+    """Return the parts that a run has written so far."""
+    return list(out.with_name(f"{out.name}.parts").glob("part-*"))
 
 
 if __name__ == "__main__":

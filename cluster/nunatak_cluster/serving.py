@@ -114,6 +114,8 @@ def replica_settings(given: Mapping[str, JsonValue]) -> ServerSettings:
         "host": ANY_HOST,
         "replica_id": serve.get_replica_context().replica_id.unique_id,
         "replica_address": f"{ANNOUNCED}{socket.gethostname()}",
+        # Each application has one backbone, whatever the environment of its node names.
+        "other_backbones": "",
     }
     return configure({**own, **given}).settings
 

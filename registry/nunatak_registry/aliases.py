@@ -146,7 +146,7 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
 
     Raises:
         NunatakError: `invalid_candidate`, the candidate is `base` itself, has another kind of
-            output, reads fewer forms of input, or has no share.
+            output, reads fewer forms of input, or has no share; or a shadow has another backbone.
     """
     if not (math.isfinite(candidate.share) and 0 < candidate.share <= 1):
         reason = f"its share must be above 0 and at most 1, got {candidate.share}"
@@ -161,6 +161,14 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
         reason = (
             f"it reads only {reads_text(manifest)}, and the version of the alias reads "
             f"{reads_text(base)}; it would refuse what callers send: publish it under another name"
+        )
+    elif (
+        candidate.role is CandidateRole.SHADOW and manifest.backbone.digest != base.backbone.digest
+    ):
+        reason = (
+            f"it runs on the backbone {manifest.backbone.name} and the version of the alias on "
+            f"{base.backbone.name}, and a shadow runs in the batches of that version; compare the "
+            "two with a canary, or on labelled examples with `nunatak evaluate`"
         )
     else:
         return

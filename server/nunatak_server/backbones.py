@@ -6,7 +6,6 @@ tokens are equal.
 """
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -24,7 +23,6 @@ from nunatak_model import (
     pack_backbone,
 )
 from nunatak_server.devices import describe_device, resolve_device, resolve_dtype
-from nunatak_server.outputs.entities import Join
 from nunatak_server.scheduler.rows import RowBackbone
 from nunatak_server.settings import ServerSettings
 
@@ -62,10 +60,23 @@ class Backbones:
     def of(self, manifest: TaskManifest) -> Backbone:
         """Return the backbone of a version.
 
-        The default is returned for a version of a backbone that is not here. The load of that
-        version fails, and names both.
+        Raises:
+            NunatakError: `backbone_mismatch`, the backbone is not here.
         """
-        return self._by_digest.get(manifest.backbone.digest, self.default)
+        found = self._by_digest.get(manifest.backbone.digest)
+        if found is None:
+            raise self.mismatch(manifest)
+        return found
+
+    def mismatch(self, manifest: TaskManifest) -> NunatakError:
+        """Return the refusal of a version whose backbone is not here."""
+        return NunatakError(
+            "backbone_mismatch",
+            reference=manifest.reference,
+            part="backbone",
+            wanted=f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})",
+            served=", ".join(f"{it.name} ({it.digest[:12]})" for it in self),
+        )
 
     def named(self, name: str) -> Backbone:
         """Return the backbone that a request for embeddings names.
@@ -78,18 +89,14 @@ class Backbones:
                 return backbone
         raise NunatakError("model_not_found", served=", ".join(it.name for it in self))
 
-    def join_of(self, manifest: TaskManifest) -> Join:
-        """Return how the tokens of a version are joined to running text."""
-        return self.of(manifest).tokenizer.join
-
     def with_digest(self, digest: str) -> Backbone:
-        """Return the backbone with a digest; the default for an empty one."""
-        return self._by_digest[digest] if digest else self.default
+        """Return the backbone with a digest."""
+        return self._by_digest[digest]
 
     def for_rows(self) -> Mapping[str, RowBackbone]:
-        """Return what rows need to know, by digest; of the default for any other digest."""
+        """Return what rows need to know, by digest."""
         own = _layer_parameters(self.default)
-        known = {
+        return {
             it.digest: RowBackbone(
                 digest=it.digest,
                 num_layers=it.config.num_layers,
@@ -97,7 +104,6 @@ class Backbones:
             )
             for it in self
         }
-        return defaultdict(lambda: known[self.default.digest], known)
 
 
 def _layer_parameters(backbone: Backbone) -> float:

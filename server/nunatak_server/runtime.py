@@ -131,8 +131,7 @@ class Runtime:
         self.tracing = tracing
         batch_limits = settings.batch_limits(longest_row_tokens=backbones.max_tokens)
         self._engine = Engine(
-            compute=self._computes[backbone.digest],
-            other_computes=self._computes,
+            computes=self._computes,
             rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
             limits=batch_limits,
             time_model=BatchTimeModel(fixed_share=settings.batch_overhead),
@@ -141,9 +140,8 @@ class Runtime:
             stopwatch=_stopwatch_of(backbone.device),
         )
         self._tokenization = Tokenization(
-            backbone.tokenizer,
+            {it.digest: it.tokenizer for it in backbones},
             num_threads=settings.tokenizer_threads,
-            others={it.digest: it.tokenizer for it in backbones.others},
         )
         self.admission = Admission(
             max_requests=settings.max_queued_requests,
@@ -175,11 +173,7 @@ class Runtime:
             budget_bytes=budget_bytes,
             observer=self.metrics,
         )
-        self.rollouts = Rollouts(
-            residency=self.residency,
-            join_of=backbones.join_of,
-            tolerance=settings.shadow_tolerance,
-        )
+        self.rollouts = Rollouts(residency=self.residency, tolerance=settings.shadow_tolerance)
         for collector in self.rollouts.metrics.collectors():
             self.metrics.include(collector)
         self.service = PredictionService(

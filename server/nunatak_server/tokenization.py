@@ -128,8 +128,8 @@ class Reading:
     """Tokens that adjacent windows share; None means that long texts are cut."""
     is_aligned: bool = False
     """Whether encodings hold the places of tokens in the text."""
-    backbone: str = ""
-    """The digest of the backbone whose tokenizer reads; empty for the default backbone."""
+    backbone: str
+    """The digest of the backbone whose tokenizer reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,12 +234,9 @@ class Tokenization:
     Only the event loop thread may use it.
     """
 
-    def __init__(
-        self, encoder: Encoder, *, num_threads: int, others: Mapping[str, Encoder] | None = None
-    ) -> None:
-        """`encoder` is of the default backbone, `others` are of other backbones, by digest."""
-        self._encoder = encoder
-        self._others = others or {}
+    def __init__(self, encoders: Mapping[str, Encoder], *, num_threads: int) -> None:
+        """`encoders` has the encoder of each backbone, by digest."""
+        self._encoders = encoders
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-tokenize")
         self._semaphore = FairSemaphore(num_slots=num_threads)
 
@@ -280,8 +277,7 @@ class Tokenization:
         encodings = list[Encodings]()
         for reading, group in groupby(pieces, key=attrgetter("reading")):
             texts = [piece.text for piece in group]
-            encoder = self._others.get(reading.backbone, self._encoder)
-            encodings += encode_alike(encoder, texts, reading)
+            encodings += encode_alike(self._encoders[reading.backbone], texts, reading)
         return encodings
 
 

@@ -20,6 +20,8 @@ from nunatak_contract.manifest import (
 from nunatak_contract.methods import HeadOnly
 from nunatak_registry.store import Registry
 
+DRAFT_BACKBONE = "b" * 64
+"""The digest of the backbone of all drafts."""
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 WIDTH = 4
 LABELS = ("no", "yes")
@@ -63,7 +65,9 @@ def make_draft(
         head=HeadRecord(labels=LABELS, pooling=Pooling.MEAN, dense=False),
         method=HeadOnly(),
         split_depth=2,
-        backbone=BackboneRecord(name="tiny", digest="b" * 64, num_layers=2, hidden_width=WIDTH),
+        backbone=BackboneRecord(
+            name="tiny", digest=DRAFT_BACKBONE, num_layers=2, hidden_width=WIDTH
+        ),
         tokenizer_digest="c" * 64,
         max_length=16,
         dtype=TensorDtype.FLOAT32,

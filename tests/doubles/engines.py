@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from doubles.backbones import tiny_backbone
+from doubles.drafts import DRAFT_BACKBONE
 from doubles.serving import ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.methods import HeadOnly
@@ -90,9 +91,10 @@ def make_engine(
     clock: ManualClock | None = None,
     observer: RecordingObserver | None = None,
     stopwatch: ManualClock | None = None,
+    others: Mapping[str, Compute] | None = None,
 ) -> Engine:
     return Engine(
-        compute=compute,
+        computes={DRAFT_BACKBONE: compute, **(others or {})},
         limits=LIMITS,
         observer=observer or RecordingObserver(),
         on_fatal=(fatal if fatal is not None else []).append,
@@ -108,6 +110,7 @@ def make_row(
     task: str = "tone",
     deadline: float = 10,
     group: int | None = None,
+    backbone: str = DRAFT_BACKBONE,
 ) -> PendingRow:
     future: asyncio.Future[RowOutcome] = asyncio.get_running_loop().create_future()
     return PendingRow(
@@ -117,6 +120,7 @@ def make_row(
             trunk_tokens=2,
             branch_tokens=0,
             trunk_share=0.0,
+            backbone=backbone,
         ),
         task=task,
         version=1,

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from doubles.drafts import DRAFT_BACKBONE
 from doubles.serving import FakeStore, make_residency
 from nunatak_model import Backbone, Branch
 from nunatak_server.backbones import Backbones
@@ -91,18 +92,16 @@ def make_bench(
     stages = Stages(
         admission=admission,
         residency=residency,
-        tokenization=Tokenization(backbone.tokenizer, num_threads=1),
+        tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
         engine=engine,
-        rollouts=Rollouts(
-            residency=residency, join_of=lambda _: backbone.tokenizer.join, tolerance=0.1
-        ),
+        rollouts=Rollouts(residency=residency, tolerance=0.1),
     )
     service = PredictionService(
         readiness=readiness,
         limits=RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100),
         stages=stages,
         metrics=metrics,
-        backbones=Backbones(backbone),
+        backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),
     )
     readiness.move_to(State.READY)
     return Bench(

@@ -191,13 +191,17 @@ async def running_transport(
 
 @contextlib.contextmanager
 def running_server(
-    backbone: Backbone, registry: Registry, settings: ServerSettings | None = None
+    backbone: Backbone,
+    registry: Registry,
+    settings: ServerSettings | None = None,
+    *,
+    others: Sequence[Backbone] = (),
 ) -> Generator[str]:
     """Run the real server on a free port in a thread; yields its address."""
     address: Future[str] = Future()
     server = DrainingServer(
         settings or make_settings(),
-        backbones=Backbones(backbone),
+        backbones=Backbones(backbone, others),
         registry=registry,
         announce=address.set_result,
     )

@@ -1,8 +1,9 @@
 """Doubles for canaries and shadows: a service over a fake store, and aliases with candidates."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from doubles.drafts import DRAFT_BACKBONE
 from doubles.serving import FakeStore, ManualClock, make_residency
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
@@ -50,7 +51,6 @@ def make_traffic_bench(
     admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     rollouts = Rollouts(
         residency=residency,
-        join_of=lambda _: backbone.tokenizer.join,
         tolerance=0.1,
         draw=draw,
         clock=clock or ManualClock(),
@@ -63,12 +63,12 @@ def make_traffic_bench(
         stages=Stages(
             admission=admission,
             residency=residency,
-            tokenization=Tokenization(backbone.tokenizer, num_threads=1),
+            tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
             engine=engine,
             rollouts=rollouts,
         ),
         metrics=metrics,
-        backbones=Backbones(backbone),
+        backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),
     )
     readiness.move_to(State.READY)
     return TrafficBench(

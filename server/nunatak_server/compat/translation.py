@@ -135,7 +135,7 @@ async def embed_texts(
             truncates=truncates,
             normalises=normalises,
             deadline_s=handling.deadline_s(runtime.settings),
-            backbone="" if backbone is None else backbone.digest,
+            backbone=(backbone or runtime.backbone).digest,
             caller=caller_of(request.scope).name,
             priority=handling.priority,
         )

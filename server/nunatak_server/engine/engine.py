@@ -112,8 +112,7 @@ class Engine:
     def __init__(  # noqa: PLR0913 - its collaborators, by name
         self,
         *,
-        compute: Compute,
-        other_computes: Mapping[str, Compute] | None = None,
+        computes: Mapping[str, Compute],
         limits: BatchLimits,
         observer: BatchObserver,
         on_fatal: Callable[[EngineFailedError], None],
@@ -124,10 +123,9 @@ class Engine:
     ) -> None:
         """`stopwatch` times batches for the time model; the engine thread reads it.
 
-        `compute` runs rows of the default backbone, `other_computes` run rows of others, by digest.
+        `computes` has the forward of each backbone, by digest.
         """
-        self._compute = compute
-        self._other_computes = other_computes or {}
+        self._computes = computes
         self._limits = limits
         self._rules = rules or TurnRules()
         self._order = TurnOrder()
@@ -270,7 +268,7 @@ class Engine:
         self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], *, may_stop: bool
     ) -> Answers:
         # All rows of a batch belong to one backbone.
-        compute = self._other_computes.get(plan.batch[0].backbone, self._compute)
+        compute = self._computes[plan.batch[0].backbone]
         between_layers, preempted = None, _Preempted()
         if may_stop and compute.stops_between_layers:
             between_layers = partial(self._preempt_or_fail, loop, plan, preempted)

@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import TypedDict
 
 from nunatak_contract.enums import AggregationStrategy
-from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Alignment, Encoding
 from nunatak_server.outputs.scores import softmax
 
@@ -38,7 +37,6 @@ def window_of(encoding: Encoding, logits: Sequence[float]) -> Window:
 
 Join = Callable[[Sequence[str]], str]
 """Joins tokens to running text."""
-JoinOf = Callable[[TaskManifest], Join]
 """Returns how the tokens of a version are joined."""
 
 

@@ -21,6 +21,7 @@ from nunatak_server.catalog import deny
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.failures import within
 from nunatak_server.inputs import find_misfit
+from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import on_long_of, reading_of
 from nunatak_server.predict.types import (
     BACKBONE,
@@ -56,6 +57,8 @@ class _ReadInputs:
     """Equal encodings for one backbone share a trunk row, so they should meet in one batch."""
     backbones: Mapping[str, RowBackbone]
     """The backbones of the server, by digest."""
+    joins: Mapping[str, Join]
+    """How each backbone joins tokens to running text."""
 
     def ask(self, reference: str, chosen: Chosen, shadow: TaskManifest | None) -> AskedTask:
         """Return the readings of the chosen version and of its shadow."""
@@ -65,6 +68,7 @@ class _ReadInputs:
             reference=reference,
             manifest=manifest,
             encodings=encodings,
+            join=self.joins[manifest.backbone.digest],
             extents=tuple(map(extent_of, encodings)),
             rows=self._rows(manifest, caller=request.caller, priority=request.priority),
             arm=chosen.arm,
@@ -84,6 +88,7 @@ class _ReadInputs:
             inputs=self.request.inputs,
             encodings=self.encodings[key_of(answered)],
             shadow_encodings=self.encodings[key_of(shadow)],
+            join=self.joins[answered.backbone.digest],
             rows=self._rows(shadow, caller=ANONYMOUS, priority=Priority.NORMAL),
             deadline=self.deadline,
         )
@@ -124,6 +129,7 @@ class Preprocessor:
         self._metrics = metrics
         self._backbones = backbones
         self._row_backbones = backbones.for_rows()
+        self._joins = {it.digest: it.tokenizer.join for it in backbones}
         self._clock = clock
         self._groups = count()
         # Negative numbers, unlike the groups of predictions and of the warm-up, because texts of
@@ -204,6 +210,7 @@ class Preprocessor:
             encodings={key: encoded[reading] for key, reading in readings.items()},
             groups=defaultdict(self._groups.__next__),
             backbones=self._row_backbones,
+            joins=self._joins,
         )
         asked = [
             self._asked(text, item, read) if isinstance(item, Chosen) else item
@@ -232,7 +239,17 @@ class Preprocessor:
         problem = problem or _find_lateness(request, manifest.task, permit)
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
-        return self._rollouts.choose(traffic, routing_key=request.routing_key)
+        chosen = self._rollouts.choose(traffic, routing_key=request.routing_key)
+        missing = self._find_missing(chosen.manifest)
+        if missing:
+            return TaskFailure(reference=text, error=missing, task=manifest.task)
+        return chosen
+
+    def _find_missing(self, manifest: TaskManifest) -> NunatakError | None:
+        """Return the refusal of a version whose backbone is not here."""
+        if manifest.backbone.digest in self._row_backbones:
+            return None
+        return self._backbones.mismatch(manifest)
 
     def _asked(self, text: str, chosen: Chosen, read: _ReadInputs) -> AskedTask | TaskFailure:
         """Return the readings of a task, or its refusal of a too long text."""

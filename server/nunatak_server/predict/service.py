@@ -343,8 +343,7 @@ class PredictionService:
     def _results(
         self, request: PredictionRequest, outcomes: Sequence[TaskOutcome]
     ) -> tuple[TaskPrediction | TaskFailure, ...]:
-        join_of = self._backbones.join_of
-        return tuple(result_of(request, outcome, join_of=join_of) for outcome in outcomes)
+        return tuple(result_of(request, outcome) for outcome in outcomes)
 
 
 class _Part:

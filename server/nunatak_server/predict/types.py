@@ -18,7 +18,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
-from nunatak_server.outputs.entities import JoinOf
+from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of, predictions_of
 from nunatak_server.rollouts.choice import Arm
 from nunatak_server.rollouts.shadows import ShadowRun
@@ -55,8 +55,8 @@ class EmbeddingRequest:
     truncates: bool
     normalises: bool
     deadline_s: float
-    backbone: str = ""
-    """The digest of the backbone; empty for the default backbone."""
+    backbone: str
+    """The digest of the backbone."""
     caller: str = ANONYMOUS
     """The name of the caller, for turns in batches and shares of the queue."""
     priority: Priority = Priority.NORMAL
@@ -69,6 +69,8 @@ class AskedTask:
     reference: str
     manifest: TaskManifest
     encodings: Sequence[Encodings]
+    join: Join
+    """Joins tokens of the version's backbone to running text."""
     extents: tuple[Extent, ...]
     """Numbers of read and unread tokens of each input."""
     rows: tuple[RowSpec, ...]
@@ -180,9 +182,7 @@ class Embeddings:
     timings: StageTimes
 
 
-def result_of(
-    request: PredictionRequest, outcome: TaskOutcome, *, join_of: JoinOf
-) -> TaskPrediction | TaskFailure:
+def result_of(request: PredictionRequest, outcome: TaskOutcome) -> TaskPrediction | TaskFailure:
     """Return one task's answer about all inputs of a request, or its first failure."""
     asked = outcome.asked
     if isinstance(asked, TaskFailure):
@@ -207,7 +207,7 @@ def result_of(
             asked.encodings,
             logits,
             options=request.options,
-            join=lambda tokens: join_of(manifest)(tokens),  # noqa: PLW0108 - rarely needed
+            join=asked.join,
         ),
         extents=asked.extents,
     )

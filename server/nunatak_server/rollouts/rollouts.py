@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 from nunatak_registry import Traffic
-from nunatak_server.outputs.entities import JoinOf
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.choice import CandidateValidation, Chosen, choose
 from nunatak_server.rollouts.metrics import RolloutMetrics
@@ -22,7 +21,6 @@ class Rollouts:
         self,
         *,
         residency: Residency,
-        join_of: JoinOf,
         tolerance: float,
         draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
@@ -37,7 +35,6 @@ class Rollouts:
             residency=residency,
             validation=self._validation,
             metrics=self.metrics,
-            join_of=join_of,
             tolerance=tolerance,
             clock=clock,
         )

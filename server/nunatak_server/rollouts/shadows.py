@@ -14,7 +14,7 @@ from typing import Final
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import OutOfMemoryError, TaskError
-from nunatak_server.outputs.entities import JoinOf
+from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import (
     MAX_LOGITS_ON_LOOP,
     Output,
@@ -52,6 +52,8 @@ class ShadowRun:
     encodings: Sequence[Encodings]
     """The encodings of the version that answers, by input."""
     shadow_encodings: Sequence[Encodings]
+    join: Join
+    """Joins tokens of the backbone of both versions to running text."""
     rows: tuple[RowSpec, ...]
     deadline: float
 
@@ -65,7 +67,6 @@ class Shadows:
         residency: Residency,
         validation: CandidateValidation,
         metrics: RolloutMetrics,
-        join_of: JoinOf,
         tolerance: float,
         clock: Callable[[], float],
     ) -> None:
@@ -73,7 +74,6 @@ class Shadows:
         self._residency = residency
         self._validation = validation
         self._metrics = metrics
-        self._join_of = join_of
         self._tolerance = tolerance
         self._clock = clock
         self._paused_until: dict[VersionKey, float] = {}
@@ -174,25 +174,14 @@ class Shadows:
     def _comparisons(
         self, run: ShadowRun, own: Sequence[RowAnswer], other: Sequence[RowAnswer]
     ) -> list[Comparison]:
-        outputs = self._outputs(run.answered, run.inputs, run.encodings, own)
-        shadows = self._outputs(run.shadow, run.inputs, run.shadow_encodings, other)
+        outputs = _outputs(run, run.answered, run.encodings, own)
+        shadows = _outputs(run, run.shadow, run.shadow_encodings, other)
         return [
             compare_outputs(
                 run.answered.head, output, run.shadow.head, shadow, tolerance=self._tolerance
             )
             for output, shadow in zip(outputs, shadows, strict=True)
         ]
-
-    def _outputs(
-        self,
-        manifest: TaskManifest,
-        inputs: Sequence[Input],
-        encodings: Sequence[Encodings],
-        answers: Sequence[RowAnswer],
-    ) -> tuple[Output, ...]:
-        logits = [answer.logits for answer in answers]
-        join = self._join_of(manifest)
-        return outputs_of(manifest.head, inputs, encodings, logits, options=FULL_OPTIONS, join=join)
 
     def _drop(self, run: ShadowRun) -> None:
         self.drop(run.answered, run.shadow, num_inputs=len(run.inputs))
@@ -203,3 +192,15 @@ class Shadows:
     def _fail(self, run: ShadowRun) -> None:
         self._reports.add_errors(pair_of(run.answered, run.shadow), len(run.inputs))
         self._metrics.observe_errors(run.answered.task, len(run.inputs))
+
+
+def _outputs(
+    run: ShadowRun,
+    manifest: TaskManifest,
+    encodings: Sequence[Encodings],
+    answers: Sequence[RowAnswer],
+) -> tuple[Output, ...]:
+    logits = [answer.logits for answer in answers]
+    return outputs_of(
+        manifest.head, run.inputs, encodings, logits, options=FULL_OPTIONS, join=run.join
+    )

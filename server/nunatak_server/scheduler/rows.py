@@ -119,8 +119,8 @@ class RowSpec:
     branch_tokens: int
     trunk_share: float
     """Share of the layers that the trunk row passes."""
-    backbone: str = ""
-    """The digest of the backbone that runs the row; empty for the default backbone."""
+    backbone: str
+    """The digest of the backbone that runs the row."""
     token_cost: float = 1.0
     """Cost of a token through all layers, as a multiple of the default backbone's."""
     caller: str = ANONYMOUS
@@ -149,7 +149,7 @@ class PendingRow:
 
     @property
     def backbone(self) -> str:
-        """The digest of the backbone that runs the row; empty for the default backbone."""
+        """The digest of the backbone that runs the row."""
         return self.spec.backbone
 
     @property

@@ -161,6 +161,17 @@ def test_a_candidate_answers_the_same_kind_of_question(promoted: Registry) -> No
         promoted.rollouts.set(candidate(other.version))
 
 
+def test_a_canary_may_run_on_another_backbone_and_a_shadow_may_not(promoted: Registry) -> None:
+    draft, blobs = make_draft(seed=7)
+    backbone = draft.backbone.model_copy(update={"name": "large", "digest": "e" * 64})
+    other = promoted.publish(draft.model_copy(update={"backbone": backbone}), blobs)
+
+    with raises("invalid_candidate", match="runs on the backbone large"):
+        promoted.rollouts.set(candidate(other.version, role=CandidateRole.SHADOW))
+    canary = candidate(other.version)
+    assert promoted.rollouts.set(canary).candidate == canary
+
+
 @pytest.mark.parametrize("base", [*Reads, None])
 @pytest.mark.parametrize("reads", [*Reads, None])
 def test_a_candidate_reads_all_that_the_version_of_the_alias_reads(

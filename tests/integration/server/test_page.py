@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
+from playwright.sync_api import Browser, Locator, Page, Route, ViewportSize, expect
 
 from doubles.backbones import tiny_backbone
-from doubles.browsers import CONTRAST, IN_A_BROWSER
+from doubles.browsers import CONTRAST, IN_A_BROWSER, open_page
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind, ProblemType, Reads
@@ -464,3 +465,20 @@ def test_the_api_page_lists_every_route_without_help_from_elsewhere(page: Page) 
     routes = [(path, verb) for path, verbs in schema["paths"].items() for verb in verbs]
     expect(page.locator("#routes details")).to_have_count(len(routes))
     expect(page.locator("#schemas details")).to_have_count(len(schema["components"]["schemas"]))
+
+
+def test_the_page_names_all_backbones_and_shows_the_memory_of_each(
+    browser: Browser, tmp_path: Path
+) -> None:
+    first, second = (tiny_backbone(seed=seed) for seed in (1, 2))
+    with (
+        Registry.open(tmp_path) as registry,
+        running_server(first, registry, others=[second]) as address,
+        open_page(browser, address) as page,
+    ):
+        page.goto("/")
+
+        names = f"2 frozen backbones: {first.name}, {second.name}"
+        expect(page.locator("#summary")).to_contain_text(names)
+        for backbone in (first, second):
+            expect(page.get_by_title(f"backbone {backbone.name}")).to_have_count(1)

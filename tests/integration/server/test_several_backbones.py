@@ -7,10 +7,13 @@ import httpx
 import pytest
 
 from doubles.backbones import save_tiny_backbone, tiny_backbone
+from doubles.compat import native, post
+from doubles.policies import make_policy, make_rule, when
 from doubles.processes import server_process
 from doubles.refusals import raises
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
+from nunatak_contract.enums import Combine
 from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Candidate, CandidateRole, Registry
@@ -111,6 +114,28 @@ async def test_the_server_shows_all_its_backbones(
     assert f'backbone="{first.name},{second.name}"' in metrics
 
 
+async def test_a_verdict_may_ask_tasks_of_several_backbones(
+    first: Backbone, second: Backbone, tmp_path: Path
+) -> None:
+    with Registry.open(tmp_path) as registry:
+        for task, backbone in (("tone", first), ("topic", second)):
+            publish_tiny_task(registry, backbone, task=task, labels=("calm", "urgent"))
+        async with running_client(first, registry, others=[second]) as client:
+            outputs = await native(client, "topic", TEXTS[0])
+            score = next(it["score"] for it in outputs if it["label"] == "urgent")
+            for margin, action in ((-1e-6, "block"), (1e-6, "allow")):
+                rule = make_rule(
+                    when("tone", "urgent", threshold=0.0),
+                    when("topic", "urgent", threshold=score + margin),
+                    combine=Combine.ALL,
+                )
+                registry.policies.put(make_policy(rule, name=f"guard-{action}"))
+                found = await post(client, f"/v1/verdicts/guard-{action}", {"inputs": TEXTS[0]})
+
+                assert (found["action"], found["failures"]) == (action, [])
+                assert sorted(found["tasks"]) == ["tone/1", "topic/1"]
+
+
 async def test_a_task_of_a_backbone_that_is_not_here_is_refused(
     first: Backbone, second: Backbone, tmp_path: Path
 ) -> None:
@@ -120,6 +145,7 @@ async def test_a_task_of_a_backbone_that_is_not_here_is_refused(
             answer = await client.post("/v1/tasks/third/predict", json={"inputs": TEXTS})
 
     assert (answer.status_code, answer.json()["code"]) == (409, "backbone_mismatch")
+    assert all(it.name in answer.json()["detail"] for it in (first, second))
 
 
 async def test_a_canary_may_run_on_another_backbone(

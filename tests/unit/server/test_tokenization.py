@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.drafts import DRAFT_BACKBONE
 from doubles.leases import settle
 from doubles.refusals import raises
 from nunatak_contract.inputs import Input, Query, Question
@@ -56,6 +57,10 @@ class SpyEncoder:
         return [(encoding,) * (stride + 1) for encoding in whole]
 
 
+def a_reading(max_length: int, *, stride: int | None) -> Reading:
+    return Reading(max_length=max_length, stride=stride, backbone=DRAFT_BACKBONE)
+
+
 @pytest.mark.parametrize(("text", "code"), REFUSED.values(), ids=REFUSED.keys())
 def test_texts_that_cannot_be_read_are_refused(text: str, code: str) -> None:
     for item in (
@@ -88,8 +93,8 @@ def test_errors_never_repeat_the_text(text: str, code: str) -> None:
 
 async def test_inputs_are_encoded_once_per_reading() -> None:
     encoder = SpyEncoder()
-    tokenization = Tokenization(encoder, num_threads=1)
-    short, long = Reading(max_length=4, stride=None), Reading(max_length=8, stride=None)
+    tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
+    short, long = a_reading(4, stride=None), a_reading(8, stride=None)
 
     encodings = await tokenization.encode(["x", "y"], readings=[short, long, short], caller="anna")
     tokenization.close()
@@ -114,8 +119,8 @@ async def test_inputs_are_encoded_once_per_reading() -> None:
 )
 async def test_only_what_is_short_is_encoded_on_the_event_loop(inputs: Sequence[Input]) -> None:
     encoder = SpyEncoder()
-    tokenization = Tokenization(encoder, num_threads=1)
-    reading = Reading(max_length=4, stride=None)
+    tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
+    reading = a_reading(4, stride=None)
 
     await tokenization.encode(inputs, readings=[reading], caller="anna")
     await tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=[reading], caller="anna")
@@ -128,8 +133,8 @@ async def test_only_what_is_short_is_encoded_on_the_event_loop(inputs: Sequence[
 
 async def test_what_is_short_for_one_reading_may_be_long_for_several() -> None:
     encoder = SpyEncoder()
-    tokenization = Tokenization(encoder, num_threads=1)
-    readings = [Reading(max_length=length, stride=None) for length in (4, 8)]
+    tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
+    readings = [a_reading(length, stride=None) for length in (4, 8)]
 
     await tokenization.encode(["x" * MAX_CHARS_ON_LOOP], readings=readings, caller="anna")
     tokenization.close()
@@ -154,8 +159,8 @@ class HeldUpEncoder(SpyEncoder):
 async def test_a_text_waits_for_one_turn_of_each_other_caller_at_most() -> None:
     async def scenario() -> None:
         encoder = HeldUpEncoder()
-        tokenization = Tokenization(encoder, num_threads=1)
-        readings = [Reading(max_length=4, stride=None), Reading(max_length=4, stride=2)]
+        tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
+        readings = [a_reading(4, stride=None), a_reading(4, stride=2)]
 
         async def encode(caller: str, texts: Sequence[str]) -> None:
             await tokenization.encode(texts, readings=readings, caller=caller)
@@ -182,8 +187,8 @@ async def test_a_text_waits_for_one_turn_of_each_other_caller_at_most() -> None:
 async def test_a_request_that_is_given_up_is_encoded_no_further() -> None:
     async def scenario() -> None:
         encoder = HeldUpEncoder()
-        tokenization = Tokenization(encoder, num_threads=1)
-        reading = Reading(max_length=4, stride=None)
+        tokenization = Tokenization({DRAFT_BACKBONE: encoder}, num_threads=1)
+        reading = a_reading(4, stride=None)
         texts = ["g" * MAX_CHARS_A_CHUNK] * 50
         asking = asyncio.create_task(tokenization.encode(texts, readings=[reading], caller="gone"))
         await settle()
@@ -202,9 +207,9 @@ async def test_a_request_that_is_given_up_is_encoded_no_further() -> None:
 @pytest.mark.parametrize("num_texts", [1, 7, 64])
 async def test_texts_encoded_in_turns_are_encoded_as_at_once(num_texts: int) -> None:
     tokenizer = tiny_backbone().tokenizer
-    tokenization = Tokenization(tokenizer, num_threads=2)
+    tokenization = Tokenization({DRAFT_BACKBONE: tokenizer}, num_threads=2)
     texts = [" ".join(f"w{index}" for _ in range(300)) for index in range(num_texts)]
-    whole, windows = Reading(max_length=16, stride=None), Reading(max_length=16, stride=4)
+    whole, windows = a_reading(16, stride=None), a_reading(16, stride=4)
     aligned = replace(windows, is_aligned=True)
 
     readings = [whole, windows, aligned]
@@ -220,8 +225,8 @@ async def test_texts_encoded_in_turns_are_encoded_as_at_once(num_texts: int) -> 
 
 async def test_the_position_of_a_text_that_is_too_long_counts_all_texts() -> None:
     tokenizer = tiny_backbone().tokenizer
-    tokenization = Tokenization(tokenizer, num_threads=1)
-    reading = Reading(max_length=16, stride=None)
+    tokenization = Tokenization({DRAFT_BACKBONE: tokenizer}, num_threads=1)
+    reading = a_reading(16, stride=None)
     long = "a " * 40
     inputs = ["a", "a", Query(query="q", documents=("a", long))]
 
@@ -269,8 +274,8 @@ def test_the_extent_of_an_input_counts_each_token_once(max_length: int, windows_
 
 
 async def test_each_input_keeps_its_documents_and_its_windows() -> None:
-    tokenization = Tokenization(SpyEncoder(), num_threads=1)
-    whole, windows = Reading(max_length=4, stride=None), Reading(max_length=4, stride=2)
+    tokenization = Tokenization({DRAFT_BACKBONE: SpyEncoder()}, num_threads=1)
+    whole, windows = a_reading(4, stride=None), a_reading(4, stride=2)
     query = Query(query="q", documents=("a", "b", "c"))
 
     encodings = await tokenization.encode(["x", query], readings=[whole, windows], caller="anna")

@@ -55,6 +55,22 @@ async def test_rows_go_before_the_layers_of_a_heavy_flow_that_are_left(branch: B
     assert [batch.num_rows for batch in observer.batches] == [1, 1, 4, 4, 1]
 
 
+async def test_rows_of_another_backbone_go_between_the_layers_too(branch: Branch) -> None:
+    heavy, light = make_heavy(branch), make_row(branch, 100, task="light", backbone="other")
+    compute, other = LayeredCompute(lambda: engine.submit([light])), FakeCompute()
+    engine = make_engine(compute, others={"other": other})
+    engine.submit(heavy)
+    engine.start()
+    compute.may_begin.set()
+
+    outcomes = await asyncio.gather(*(row.future for row in (*heavy, light)))
+    await engine.aclose()
+
+    assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(9), 100]
+    assert other.batches == [[100]]
+    assert compute.ended == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+
+
 async def test_a_device_that_does_not_stop_computes_light_rows_first(
     branch: Branch,
 ) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.drafts import DRAFT_BACKBONE
 from doubles.refusals import code_of
 from doubles.rendering import rendered
 from doubles.serving import FakeStore, ManualClock, make_residency
@@ -37,6 +38,7 @@ URGENT = EmbeddingRequest(
     truncates=False,
     normalises=False,
     deadline_s=1,
+    backbone=DRAFT_BACKBONE,
     caller="support",
     priority=Priority.HIGH,
 )
@@ -72,7 +74,11 @@ class Bench:
     ) -> Embeddings:
         return await self.service.embed(
             EmbeddingRequest(
-                inputs=texts, truncates=truncates, normalises=normalises, deadline_s=deadline_s
+                inputs=texts,
+                truncates=truncates,
+                normalises=normalises,
+                deadline_s=deadline_s,
+                backbone=DRAFT_BACKBONE,
             )
         )
 
@@ -99,11 +105,10 @@ def make_bench(
     stages = Stages(
         admission=admission,
         residency=residency,
-        tokenization=Tokenization(backbone.tokenizer, num_threads=1),
+        tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
         engine=engine,
         rollouts=Rollouts(
             residency=residency,
-            join_of=lambda _: backbone.tokenizer.join,
             tolerance=0.1,
             clock=ManualClock(),
         ),
@@ -113,7 +118,7 @@ def make_bench(
         limits=RequestLimits(max_inputs=3, max_documents=1, max_tasks=1, max_text_chars=1000),
         stages=stages,
         metrics=metrics,
-        backbones=Backbones(backbone),
+        backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),
     )
     readiness.move_to(State.READY)
     return Bench(

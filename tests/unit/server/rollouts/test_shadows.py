@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.drafts import DRAFT_BACKBONE
 from doubles.leases import until
 from doubles.serving import FakeStore, ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
@@ -106,7 +107,12 @@ async def ask_once(
     pair = add_versions(store, shadow=shadow)
     store.branches[pair[1].reference] = other
     compute = BreakingCompute(backbone, other if breaks else None)
-    engine = Engine(compute=compute, limits=LIMITS, observer=observer, on_fatal=lambda _: None)
+    engine = Engine(
+        computes={DRAFT_BACKBONE: compute},
+        limits=LIMITS,
+        observer=observer,
+        on_fatal=lambda _: None,
+    )
     bench = make_traffic_bench(backbone, store, engine)
     engine.start()
     await load(bench, *pair)
