@@ -1,11 +1,14 @@
 """Ray: what the ingress of Ray Serve adds, and a sweep whose nodes are killed.
 
-`latency`: a caller asks a server directly and a replica on Ray Serve through Ray's HTTP proxy, in
-turns, with a pause after each request. Both are the same server with the same tiny backbone, whose
-forward pass takes less than a millisecond. Ray's own processes share the two cores.
+`latency`: a caller asks a server directly and a replica on Ray Serve, in turns, with a pause after
+each request. Both are the same server with the same tiny backbone, whose forward pass takes less
+than a millisecond. The ingress of Ray Serve is HAProxy, as the documents advise, and then Ray's
+proxy in Python, which is Ray's default. Ray's own processes share the two cores.
 
 `node`: one of the two nodes that hold a replica each is killed under load. A failed request is sent
 again, at most twice, as the client does. Requests that fail at first are counted too.
+
+`head`: the same for the head, whose state is in Redis. Another head starts after ten seconds.
 
 `sweep`: 24 training runs on a cluster of four working nodes, three of which are killed in turn. A
 run is lost if its record differs from the record of the same run alone in one process; a record
@@ -17,12 +20,15 @@ the same law.
 
 import argparse
 import http.client
+import shutil
+import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +42,7 @@ from doubles.clusters import ray_nodes
 from doubles.processes import server_process
 from doubles.proxies import free_port
 from doubles.sweeps import toy_folder, toy_runs
-from nunatak_cluster.control import down, places_of, up
+from nunatak_cluster.control import RUNNING, down, places_of, status, up
 from nunatak_cluster.runs import OnRay
 from nunatak_cluster.serving import BackboneSettings
 from nunatak_cluster.session import joined
@@ -50,6 +56,9 @@ TRIES: Final = 3
 CALLERS: Final = 4
 CALM_S: Final = 5.0
 WATCHED_S: Final = 20.0
+HEADLESS_S: Final = 10.0
+WATCHED_WITH_NEW_HEAD_S: Final = 100.0
+"""Longer than the minute after which nodes without a head end."""
 WARM_UP: Final = 100
 NUM_NODES: Final = 4
 NUM_RUNS: Final = 24
@@ -67,7 +76,21 @@ def main() -> None:
 
 
 def latency(sheet: Sheet, options: argparse.Namespace) -> None:
-    """Record the p50 and the p99 of the added latency."""
+    """Record the p50 and the p99 of the latency that each ingress adds."""
+    for has_haproxy, name, goal in ((True, "", "<= 2.5"), (False, "python_proxy.", None)):
+        p50, p99 = added_latency(
+            has_haproxy=has_haproxy, rounds=sheet.rounds, requests=options.requests
+        )
+        ingress = "HAProxy of Ray" if has_haproxy else "proxy of Ray in Python"
+        unit = f"ms more than the same server without Ray, {ingress}"
+        sheet.record(f"cluster.ray.{name}added_p50_ms", p50, unit=unit, goal=goal)
+        sheet.record(f"cluster.ray.{name}added_p99_ms", p99, unit=unit)
+
+
+def added_latency(
+    *, has_haproxy: bool, rounds: int, requests: int
+) -> tuple[list[float], list[float]]:
+    """Return the p50 and the p99 of the added latency of each round, in milliseconds."""
     p50, p99 = list[float](), list[float]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -75,7 +98,7 @@ def latency(sheet: Sheet, options: argparse.Namespace) -> None:
         registry, backbone = folder / "registry", folder / "backbone"
         with (
             server_process(registry=registry, backbone=backbone, access_log=False) as server,
-            ray_nodes(head_cpus=2),
+            ray_nodes(head_cpus=2, has_haproxy=has_haproxy),
             joined("ray"),
         ):
             direct = int(server.address.rpartition(":")[2])
@@ -84,9 +107,9 @@ def latency(sheet: Sheet, options: argparse.Namespace) -> None:
             for _ in range(WARM_UP):
                 for ask in asks:
                     ask()
-            for _ in range(sheet.rounds):
+            for _ in range(rounds):
                 took: tuple[list[float], list[float]] = ([], [])
-                for _ in range(options.requests):
+                for _ in range(requests):
                     for seconds, ask in zip(took, asks, strict=True):
                         seconds.append(ask())
                         time.sleep(PAUSE_S)
@@ -94,33 +117,90 @@ def latency(sheet: Sheet, options: argparse.Namespace) -> None:
                     here, there = (1000 * percentile(sorted(it), quantile) for it in took)
                     found.append(there - here)
             down()
-    unit = "ms more than the same server without Ray"
-    sheet.record("cluster.ray.added_p50_ms", p50, unit=unit, goal="<= 2.5")
-    sheet.record("cluster.ray.added_p99_ms", p99, unit=unit)
+    return p50, p99
 
 
 def node(sheet: Sheet, options: argparse.Namespace) -> None:
     """Record the requests that a killed node costs."""
     del options
-    with tempfile.TemporaryDirectory() as name, ray_nodes(head_cpus=0) as nodes, joined("ray"):
+    with tempfile.TemporaryDirectory() as name, ray_nodes(head_cpus=0) as nodes:
         doomed, _ = nodes.add(), nodes.add()
-        port = serve_on_ray(Path(name), replicas=2)
-        with asking(port) as asked:
-            time.sleep(CALM_S)
-            killed_at = time.monotonic()
-            nodes.kill(doomed)
-            time.sleep(WATCHED_S)
-        down()
+        with joined("ray"):
+            port = serve_on_ray(Path(name), replicas=2)
+        watch(sheet, "node", port, kill=partial(nodes.kill, doomed))
+
+
+def head(sheet: Sheet, options: argparse.Namespace) -> None:
+    """Record the requests that a killed head costs, until another head has taken over.
+
+    All nodes of this cluster are on one machine, where only Ray's proxies in Python can share a
+    port.
+    """
+    del options
+    with (
+        tempfile.TemporaryDirectory() as name,
+        redis_server(Path(name)) as redis,
+        ray_nodes(head_cpus=0, has_haproxy=False, redis=redis) as nodes,
+    ):
+        for _ in range(2):
+            nodes.add()
+        with joined("ray"):
+            port = serve_on_ray(Path(name), replicas=2)
+
+        def replace_head() -> None:
+            nodes.kill_head()
+            time.sleep(HEADLESS_S)
+            nodes.start_head()
+
+        watch(sheet, "head", port, kill=replace_head, watched_s=WATCHED_WITH_NEW_HEAD_S)
+        with joined("ray"):
+            if [it.status for it in status()] != [RUNNING]:
+                raise SystemExit(f"after the new head: {status()}")
+
+
+@contextmanager
+def redis_server(folder: Path) -> Generator[str]:
+    """Run a Redis of the system's packages; yield its address."""
+    binary, port = shutil.which("redis-server"), free_port()
+    if binary is None:
+        raise SystemExit("this part needs redis-server: apt-get install redis-server")
+    options = ["--port", str(port), "--bind", LOOPBACK, "--dir", str(folder), "--save", ""]
+    process = subprocess.Popen([binary, *options], stdout=subprocess.DEVNULL)  # noqa: S603 - from PATH
+    try:
+        yield f"{LOOPBACK}:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def watch(
+    sheet: Sheet,
+    killed: str,
+    port: int,
+    *,
+    kill: Callable[[], None],
+    watched_s: float = WATCHED_S,
+) -> None:
+    """Record what a kill costs the callers of a port.
+
+    Raises:
+        SystemExit: two answers about one text differ.
+    """
+    with asking(port) as asked:
+        time.sleep(CALM_S)
+        killed_at = time.monotonic()
+        kill()
+        time.sleep(watched_s - (time.monotonic() - killed_at))
     after = [it for it in asked if it.ended > killed_at]
     if len({it.answer for it in asked if it.answer}) != 1:
         raise SystemExit("two answers about one text differ")
-    unit = f"of {len(after)} requests in the {WATCHED_S:g} s after a node was killed"
+    unit = f"of {len(after)} requests in the {watched_s:g} s after a {killed} was killed"
     lost = sum(it.answer is None for it in after)
-    sheet.record("cluster.ray.node.lost", [lost], unit=f"lost {unit}", goal="<= 0")
+    sheet.record(f"cluster.ray.{killed}.lost", [lost], unit=f"lost {unit}", goal="<= 0")
     first = [it for it in after if it.failures]
-    sheet.record("cluster.ray.node.retried", [len(first)], unit=f"sent again {unit}")
+    sheet.record(f"cluster.ray.{killed}.retried", [len(first)], unit=f"sent again {unit}")
     last = max((it.ended - killed_at for it in first), default=0.0)
-    sheet.record("cluster.ray.node.errors_for_s", [last], unit="s", goal="<= 5")
+    sheet.record(f"cluster.ray.{killed}.errors_for_s", [last], unit="s", goal="<= 5")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +289,7 @@ def sweep(sheet: Sheet, options: argparse.Namespace) -> None:
     sheet.record("cluster.sweep.lost", [num_lost], unit=unit, goal="<= 0")
 
 
-PARTS = {"latency": latency, "node": node, "sweep": sweep}
+PARTS = {"latency": latency, "node": node, "head": head, "sweep": sweep}
 
 
 if __name__ == "__main__":

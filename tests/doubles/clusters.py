@@ -5,9 +5,11 @@
 # pyright: reportUnknownArgumentType=false
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
+
+from doubles.proxies import free_port
 
 STORE_BYTES: Final = 100 * 1024**2
 ENVIRONMENT: Final = {
@@ -22,10 +24,11 @@ ENVIRONMENT: Final = {
 
 
 class NodesOfRay:
-    """The nodes of a cluster. The head has the cluster's own services and lives to the end."""
+    """The nodes of a cluster. The head has the cluster's own services."""
 
-    def __init__(self, cluster: Any) -> None:  # noqa: ANN401 - Ray's own test cluster has no types
+    def __init__(self, cluster: Any, head: Mapping[str, object]) -> None:  # noqa: ANN401 - Ray's own test cluster has no types
         self._cluster = cluster
+        self._head = head
         self.address: str = cluster.address
 
     def add(self, *, num_cpus: int = 1) -> object:
@@ -36,26 +39,40 @@ class NodesOfRay:
         """Kill a node with all of its processes, without a word to the others."""
         self._cluster.remove_node(node, allow_graceful=False)
 
+    def kill_head(self) -> None:
+        """Kill the head with the cluster's own services; this process must not have joined."""
+        self.kill(self._cluster.head_node)
+
+    def start_head(self) -> None:
+        """Start a head at the address of the killed one, with the state that is in Redis."""
+        self._cluster.add_node(wait=False, **self._head)
+
 
 @contextmanager
-def ray_nodes(*, head_cpus: int) -> Generator[NodesOfRay]:
-    """Start a cluster with one node, to which `RAY_ADDRESS` leads, and end all its processes."""
+def ray_nodes(
+    *, head_cpus: int, has_haproxy: bool = True, redis: str | None = None
+) -> Generator[NodesOfRay]:
+    """Start a cluster with one node, to which `RAY_ADDRESS` leads, and end all its processes.
+
+    Without `has_haproxy`, Ray Serve listens with its proxy in Python. `redis` is the `host:port` of
+    a Redis that keeps the state of the head.
+    """
     from ray.cluster_utils import Cluster  # noqa: PLC0415 - tests without Ray skip
 
     before = dict(os.environ)
-    os.environ.update(ENVIRONMENT)
-    cluster: Any = Cluster(
-        initialize_head=True,
-        connect=False,
-        head_node_args={
-            "num_cpus": head_cpus,
-            "object_store_memory": STORE_BYTES,
-            "include_dashboard": False,
-        },
-    )
+    os.environ.update(ENVIRONMENT, RAY_SERVE_ENABLE_HA_PROXY=str(int(has_haproxy)))
+    if redis is not None:
+        os.environ["RAY_REDIS_ADDRESS"] = redis
+    head = {
+        "num_cpus": head_cpus,
+        "object_store_memory": STORE_BYTES,
+        "include_dashboard": False,
+        "gcs_server_port": free_port(),
+    }
+    cluster: Any = Cluster(initialize_head=True, connect=False, head_node_args=head)
     os.environ["RAY_ADDRESS"] = cluster.address
     try:
-        yield NodesOfRay(cluster)
+        yield NodesOfRay(cluster, head)
     finally:
         cluster.shutdown()
         os.environ.clear()
