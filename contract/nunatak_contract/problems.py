@@ -115,8 +115,8 @@ MODEL: Mapping[str, Reason] = {
 
 ARTIFACT: Mapping[str, Reason] = {
     "backbone_mismatch": Reason(
-        "{reference} was trained on {part} {wanted}, and {served} is loaded; name the backbone of "
-        "the training (--backbone), or train the task again on this backbone",
+        "{reference} was trained on {part} {wanted}, and here is only {served}; name the backbone "
+        "of the training (--backbone), or train the task again on a backbone that is here",
         _CONFLICT,
     ),
     "unservable_task": Reason(

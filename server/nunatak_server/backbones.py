@@ -52,6 +52,10 @@ class Backbones:
     def __iter__(self) -> Iterator[Backbone]:
         return iter((self.default, *self.others))
 
+    def serves(self, manifest: TaskManifest) -> bool:
+        """Return whether the backbone of a version is here."""
+        return manifest.backbone.digest in self._by_digest
+
     @property
     def max_tokens(self) -> int:
         """Tokens of the longest text that a backbone reads."""

@@ -375,5 +375,7 @@ def _error(problem: Problem) -> dict[str, str]:
 
 
 async def _served(request: Request) -> list[TaskManifest]:
+    """Return the caller's tasks that the contract can ask, and for which a backbone is here."""
     tasks = (it.manifest for it in await catalog_of(request).tasks())
-    return [it for it in tasks if is_served(it)]
+    backbones = runtime_of(request).backbones
+    return [it for it in tasks if backbones.serves(it) and is_served(it)]

@@ -107,9 +107,12 @@ async def find_task(request: Request, task: str, version: str | None) -> TaskMan
 
     Raises:
         NunatakError: no such task, version or alias, or the store cannot be read.
+        NunatakError: `backbone_mismatch`, the server has no backbone for the version.
     """
     reference = TaskReference.parse(reference_text(task, version))
-    return await catalog_of(request).resolve(reference)
+    manifest = await catalog_of(request).resolve(reference)
+    runtime_of(request).backbones.of(manifest)
+    return manifest
 
 
 async def embed_texts(

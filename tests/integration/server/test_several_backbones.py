@@ -148,6 +148,20 @@ async def test_a_task_of_a_backbone_that_is_not_here_is_refused(
     assert all(it.name in answer.json()["detail"] for it in (first, second))
 
 
+@pytest.mark.parametrize("path", ["/v2/models/third/ready", "/tei/tasks/third/health"])
+async def test_no_protocol_calls_a_task_ready_whose_backbone_is_not_here(
+    first: Backbone, tmp_path: Path, path: str
+) -> None:
+    with Registry.open(tmp_path) as registry:
+        publish_tiny_task(registry, tiny_backbone(num_layers=4, seed=3), task="third")
+        async with running_client(first, registry) as client:
+            answer = await client.get(path)
+            cards = (await client.get("/srun/v1/models")).json()["data"]
+
+    assert answer.status_code == 409, answer.text
+    assert [it["id"] for it in cards] == [first.name]
+
+
 async def test_a_canary_may_run_on_another_backbone(
     first: Backbone, second: Backbone, tmp_path: Path
 ) -> None:
