@@ -42,7 +42,8 @@ class Backbones:
         self.others = tuple(others)
         self._by_digest = {it.digest: it for it in self}
         names = ", ".join(it.name for it in self)
-        if min(len(self._by_digest), len({it.name for it in self})) <= len(self.others):
+        count = 1 + len(self.others)
+        if len(self._by_digest) < count or len({it.name for it in self}) < count:
             raise NunatakError(
                 "invalid_settings",
                 problem="backbone: each backbone of a server needs its own name and its own "
@@ -99,12 +100,12 @@ class Backbones:
 
     def for_rows(self) -> Mapping[str, RowBackbone]:
         """Return what rows need to know, by digest."""
-        own = _layer_parameters(self.default)
+        largest = max(map(_layer_parameters, self))
         return {
             it.digest: RowBackbone(
                 digest=it.digest,
                 num_layers=it.config.num_layers,
-                token_cost=_layer_parameters(it) / own,
+                token_cost=_layer_parameters(it) / largest,
             )
             for it in self
         }

@@ -357,9 +357,11 @@ class Runtime:
 
     async def _warm_up(self) -> None:
         """Run the warm-up rows, which prove that this process can compute."""
+        known = self.backbones.for_rows()
         for backbone in self.backbones:
             tasks = await asyncio.to_thread(on_own_thread, warm_up_tasks, backbone)
-            for rows in warm_up_batches(backbone, tasks):
+            token_cost = known[backbone.digest].token_cost
+            for rows in warm_up_batches(backbone, tasks, token_cost=token_cost):
                 self._engine.submit(rows)
                 for row in rows:
                     backbone_answer(await row.future)

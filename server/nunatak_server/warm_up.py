@@ -73,17 +73,19 @@ def warm_up_tasks(backbone: Backbone) -> list[Branch]:
     return tasks
 
 
-def warm_up_batches(backbone: Backbone, tasks: Sequence[Branch]) -> Iterator[list[PendingRow]]:
+def warm_up_batches(
+    backbone: Backbone, tasks: Sequence[Branch], *, token_cost: float
+) -> Iterator[list[PendingRow]]:
     """Yield the rows of each warm-up batch of a backbone; `tasks` come from `warm_up_tasks`."""
     batches = [(WARM_UP_TOKENS[0], tasks)] if tasks else []
     batches += [(num_tokens, [warm_up_branch(backbone)]) for num_tokens in WARM_UP_TOKENS]
     for num_tokens, branches in batches:
         max_length = min(num_tokens, backbone.config.max_tokens)
         (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=max_length)
-        yield [_row(backbone, encoding, branch) for branch in branches]
+        yield [_row(backbone, encoding, branch, token_cost) for branch in branches]
 
 
-def _row(backbone: Backbone, encoding: Encoding, branch: Branch) -> PendingRow:
+def _row(backbone: Backbone, encoding: Encoding, branch: Branch, token_cost: float) -> PendingRow:
     return PendingRow(
         spec=RowSpec(
             encoding=encoding,
@@ -92,6 +94,7 @@ def _row(backbone: Backbone, encoding: Encoding, branch: Branch) -> PendingRow:
             branch_tokens=0,
             trunk_share=1.0,
             backbone=backbone.digest,
+            token_cost=token_cost,
         ),
         task="warm-up",
         version=0,

@@ -121,6 +121,7 @@ def make_row(
             branch_tokens=0,
             trunk_share=0.0,
             backbone=backbone,
+            token_cost=1.0,
         ),
         task=task,
         version=1,

@@ -173,13 +173,12 @@ async def bundle(
 @router.get("/v1/models", dependencies=[needs(Scope.READ)], response_model=dict[str, Any])
 async def models(request: Request) -> Response:
     """Describe the backbones, and the caller's tasks that the contract can ask."""
-    settings = runtime_of(request).settings
-    cards = [card_of(it, runtime_of(request)) for it in await _served(request)]
     runtime = runtime_of(request)
+    cards = [card_of(it, runtime) for it in await _served(request)]
     cards += [embedding_card(it, runtime) for it in runtime.backbones]
     limits = {
         "max_bundle_tasks": MAX_BUNDLE_TASKS,
-        "max_request_bytes": settings.max_body_bytes,
+        "max_request_bytes": runtime.settings.max_body_bytes,
     }
     listed = {"object": "list", "api_version": API_VERSION, "data": cards, "limits": limits}
     return reply(listed)

@@ -278,6 +278,7 @@ class Engine:
             work=plan.work,
             asked_work=plan.asked_work,
             seconds=self._stopwatch() - begun - preempted.seconds,
+            token_cost=plan.batch[0].token_cost,
         )
         report = report_of(
             plan,
@@ -317,22 +318,27 @@ class Engine:
             return False
         self._take_in(arrived)
         self._drop_stale(loop, [row for row in arrived if not row.is_shadow])
-        plan = plan_preemption(
-            [row for row in arrived if row in self._queues],
-            running=running,
-            preempted_by=preempted.charged,
-            queues=self._queues,
-            limits=self._next_limits(),
-            order=self._order,
-            rules=self._rules,
-        )
-        if plan is None:
-            return False
-        begun = self._stopwatch()
-        self._carry_out(loop, plan, may_stop=False)
-        preempted.seconds += self._stopwatch() - begun
-        preempted.charged += plan.charged
-        return True
+        left, has_preempted = arrived, False
+        while left := [row for row in left if row in self._queues]:
+            plan = plan_preemption(
+                left,
+                running=running,
+                preempted_by=preempted.charged,
+                queues=self._queues,
+                limits=self._next_limits(),
+                order=self._order,
+                rules=self._rules,
+            )
+            if plan is None:
+                break
+            begun = self._stopwatch()
+            self._carry_out(loop, plan, may_stop=False)
+            preempted.seconds += self._stopwatch() - begun
+            preempted.charged += plan.charged
+            has_preempted = True
+            # A batch has one backbone, so the rows of the others need a batch of their own.
+            left = [row for row in left if row.backbone != plan.batch[0].backbone]
+        return has_preempted
 
 
 def _answer(loop: asyncio.AbstractEventLoop, answers: Answers) -> None:

@@ -37,7 +37,6 @@ def window_of(encoding: Encoding, logits: Sequence[float]) -> Window:
 
 Join = Callable[[Sequence[str]], str]
 """Joins tokens to running text."""
-"""Returns how the tokens of a version are joined."""
 
 
 class TokenEntity(TypedDict):

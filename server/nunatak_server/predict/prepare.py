@@ -6,7 +6,7 @@ resolve -> choose a version -> tokenize -> plan rows
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from nunatak_contract.enums import OnLong
@@ -240,16 +240,14 @@ class Preprocessor:
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
         chosen = self._rollouts.choose(traffic, routing_key=request.routing_key)
-        missing = self._find_missing(chosen.manifest)
-        if missing:
+        if chosen.manifest.backbone.digest not in self._row_backbones:
+            missing = self._backbones.mismatch(chosen.manifest)
             return TaskFailure(reference=text, error=missing, task=manifest.task)
+        if chosen.shadow and chosen.shadow.backbone.digest != chosen.manifest.backbone.digest:
+            # The registry refuses such a shadow, and a copy of an older registry may have one.
+            self._rollouts.shadows.drop(manifest, chosen.shadow, num_inputs=len(request.inputs))
+            return replace(chosen, shadow=None)
         return chosen
-
-    def _find_missing(self, manifest: TaskManifest) -> NunatakError | None:
-        """Return the refusal of a version whose backbone is not here."""
-        if manifest.backbone.digest in self._row_backbones:
-            return None
-        return self._backbones.mismatch(manifest)
 
     def _asked(self, text: str, chosen: Chosen, read: _ReadInputs) -> AskedTask | TaskFailure:
         """Return the readings of a task, or its refusal of a too long text."""

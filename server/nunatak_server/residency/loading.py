@@ -52,6 +52,7 @@ class VersionLoader:
             NunatakError: the parameters do not fit.
             NunatakError: the version does not fit the backbone or fails its probe.
         """
+        backbone = self._backbones.of(manifest)
         trunk = self._begin()
         data = self._host_tier.read(manifest)
         content = manifest.content_digest()
@@ -59,7 +60,7 @@ class VersionLoader:
             task = load_task(
                 manifest,
                 data,
-                self._backbones.of(manifest),
+                backbone,
                 is_validated=content in self._validated,
                 trunk=trunk,
                 pause=self._throttle,

@@ -36,7 +36,8 @@ class BatchLimits:
     max_tokens: int
     max_rows: int
     max_work: float = inf
-    """In tokens through all layers. Only a first row, or the siblings of a row, may exceed it."""
+    """In tokens through all layers of the backbone of the batch. Only a first row, or the siblings
+    of a row, may exceed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +92,15 @@ class BatchTimeModel:
         tokens_s = fit.fixed_s * (1 / self.fixed_share - 1)
         return max(MIN_EFFICIENT_TOKENS, tokens_s / fit.per_token_s)
 
-    def after(self, *, work: float, asked_work: float, seconds: float) -> "BatchTimeModel":
+    def after(
+        self, *, work: float, asked_work: float, seconds: float, token_cost: float = 1.0
+    ) -> "BatchTimeModel":
         """Return the model with one more batch.
 
-        `work` is the computed work, in tokens through all layers. `asked_work` includes cached
-        trunk states.
+        `work` is the computed work, in tokens through all layers of the largest backbone.
+        `asked_work` includes cached trunk states. `token_cost` is the cost of a token through all
+        layers of the batch's backbone, as a share of the largest backbone's. The fixed time of a
+        batch grows with it as the time of a token does, so one fit serves all backbones.
         """
         if not self.is_warm:
             return replace(self, is_warm=True)
@@ -110,6 +115,7 @@ class BatchTimeModel:
             # Everything was cached. Such a batch says nothing about the time of a token, and many
             # of them would bring the mean size to 0.
             return recent
+        work, seconds = work / token_cost, seconds / token_cost
         counted_s = min(seconds, MAX_DELAY * _expected_s(self, work))
         sums = replace(
             recent,

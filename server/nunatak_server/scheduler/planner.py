@@ -327,7 +327,7 @@ class Draft(Generic[WaitingRow]):
         return (
             len(self.rows) >= limits.max_rows
             or self.num_tokens >= limits.max_tokens
-            or self.work >= limits.max_work
+            or self.work >= self._work_of(limits.max_work)
         )
 
     def take(self, row: WaitingRow, *, max_work: float) -> Cost | None:
@@ -341,7 +341,7 @@ class Draft(Generic[WaitingRow]):
             return None
         is_held = row.trunk_tokens > 0 and self.is_trunk_held(row)
         cost = self._cost(row, is_held=is_held)
-        has_room = self.work + cost.work <= max_work or not self.rows
+        has_room = not self.rows or self.work + cost.work <= self._work_of(max_work)
         if self.num_tokens + cost.tokens > self.limits.max_tokens or not has_room:
             return None
         self.rows.append(row)
@@ -354,6 +354,10 @@ class Draft(Generic[WaitingRow]):
             paid = self.trunk_shares.get(row.trunk_key, 0.0)
             self.trunk_shares[row.trunk_key] = max(paid, row.trunk_share)
         return cost
+
+    def _work_of(self, tokens: float) -> float:
+        """Return the work of tokens through all layers of the batch's backbone."""
+        return tokens * self.rows[0].token_cost if self.rows else inf
 
     def _cost(self, row: WaitingRow, *, is_held: bool) -> Cost:
         paid = self.trunk_shares.get(row.trunk_key)

@@ -55,12 +55,12 @@ class Extent(Protocol):
 
     @property
     def token_cost(self) -> float:
-        """Cost of a token through all layers, as a multiple of the default backbone's."""
+        """Cost of a token through all layers, as a share of the largest backbone's."""
         ...
 
 
 def work_added(row: Extent, *, paid_share: float = 0.0) -> float:
-    """Return the work of a row, in tokens through all layers of the default backbone.
+    """Return the work of a row, in tokens through all layers of the largest backbone.
 
     The work has two parts: the branch row, and the layers of the trunk row above `paid_share`.
     Other rows pay for the share `paid_share` of the layers.
@@ -121,8 +121,8 @@ class RowSpec:
     """Share of the layers that the trunk row passes."""
     backbone: str
     """The digest of the backbone that runs the row."""
-    token_cost: float = 1.0
-    """Cost of a token through all layers, as a multiple of the default backbone's."""
+    token_cost: float
+    """Cost of a token through all layers, as a share of the largest backbone's."""
     caller: str = ANONYMOUS
     priority: Priority = Priority.NORMAL
 
@@ -179,7 +179,7 @@ class PendingRow:
 
     @property
     def token_cost(self) -> float:
-        """Cost of a token through all layers, as a multiple of the default backbone's."""
+        """Cost of a token through all layers, as a share of the largest backbone's."""
         return self.spec.token_cost
 
     @property
@@ -205,7 +205,7 @@ class RowBackbone:
     digest: str
     num_layers: int
     token_cost: float
-    """Cost of a token through all layers, as a multiple of the default backbone's."""
+    """Cost of a token through all layers, as a share of the largest backbone's."""
 
 
 def row_spec(

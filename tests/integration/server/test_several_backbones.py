@@ -211,6 +211,41 @@ def test_backbones_that_tasks_cannot_tell_apart_are_refused(first: Backbone) -> 
         Backbones(first, [first])
 
 
+@pytest.mark.parametrize("layers", [(1, 4), (4, 1)])
+def test_no_token_costs_more_than_one_of_the_largest_backbone(layers: tuple[int, int]) -> None:
+    first, second = (tiny_backbone(num_layers=count, seed=count) for count in layers)
+    small, large = sorted((first, second), key=lambda it: it.config.num_layers)
+
+    known = Backbones(first, [second]).for_rows()
+
+    assert known[large.digest].token_cost == 1
+    assert known[small.digest].token_cost == pytest.approx(1 / 4)
+
+
+async def test_an_older_registrys_shadow_on_another_backbone_disturbs_no_request(
+    first: Backbone, second: Backbone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def accept(*_: object, **__: object) -> None:
+        """Check nothing, as older releases did."""
+
+    monkeypatch.setattr("nunatak_registry.rollouts.check_candidate", accept)
+    with Registry.open(tmp_path) as registry:
+        for backbone in (first, second):
+            publish_tiny_task(registry, backbone, task="tone")
+        registry.promote("tone", "prod", 1)
+        shadow = Candidate(
+            task="tone", alias="prod", role=CandidateRole.SHADOW, version=2, share=1.0
+        )
+        registry.rollouts.set(shadow)
+        async with running_client(first, registry) as client:
+            expected = await scores(client, ["tone/1"])
+            found = await scores(client, ["tone"])
+            metrics = (await client.get("/metrics")).text
+
+    assert list(found.values()) == list(expected.values())
+    assert f'nunatak_shadow_inputs_total{{outcome="dropped",task="tone"}} {len(TEXTS)}.0' in metrics
+
+
 def test_backbones_of_the_settings_are_loaded_in_their_order(tmp_path: Path) -> None:
     folders = [save_tiny_backbone(tmp_path / name, seed=it) for it, name in enumerate("ab")]
     settings = make_settings(backbone=str(folders[0]), other_backbones=str(folders[1]))

@@ -71,6 +71,25 @@ async def test_rows_of_another_backbone_go_between_the_layers_too(branch: Branch
     assert compute.ended == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
 
 
+async def test_rows_of_two_backbones_that_come_together_both_preempt(branch: Branch) -> None:
+    heavy = make_heavy(branch)
+    light = [make_row(branch, 100, task="light"), make_row(branch, 101, backbone="other")]
+    compute, other = LayeredCompute(lambda: engine.submit(light)), FakeCompute()
+    observer = RecordingObserver()
+    engine = make_engine(compute, observer=observer, others={"other": other})
+    engine.submit(heavy)
+    engine.start()
+    compute.may_begin.set()
+
+    outcomes = await asyncio.gather(*(row.future for row in (*heavy, *light)))
+    await engine.aclose()
+
+    assert [logits_of(outcome)[0] for outcome in outcomes] == [*range(9), 100, 101]
+    assert other.batches == [[101]]
+    assert compute.ended == [[100], [0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    assert [batch.num_rows for batch in observer.batches] == [1, 1, 4, 4, 1]
+
+
 async def test_a_device_that_does_not_stop_computes_light_rows_first(
     branch: Branch,
 ) -> None:

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -70,3 +71,13 @@ def test_the_work_of_a_row_counts_the_cost_of_its_tokens() -> None:
     row = waiting_row("tone", 1)
 
     assert work_added(replace(row, token_cost=3.0)) == 3 * work_added(row)
+
+
+@pytest.mark.parametrize("token_cost", [1.0, 0.1])
+def test_the_bound_of_the_work_counts_tokens_of_the_backbone_of_the_batch(
+    token_cost: float,
+) -> None:
+    limits = BatchLimits(max_tokens=1000, max_rows=100, max_work=24.0)
+    rows = [replace(waiting_row("tone", n, tokens=4), token_cost=token_cost) for n in range(20)]
+
+    assert len(plan_batch(Queues(rows), limits=limits).batch) == 6

@@ -184,3 +184,21 @@ def test_batches_whose_states_are_all_held_tell_nothing_of_tokens() -> None:
 
     assert time_model.next_tokens == learnt.next_tokens
     assert time_model.largest_tokens == 20
+
+
+@pytest.mark.parametrize("token_cost", [0.5, 0.04])
+def test_batches_of_two_backbones_have_the_size_that_each_would_have_alone(
+    token_cost: float,
+) -> None:
+    fixed_s, per_token_s = 0.02, 0.0005
+    alone = both = BatchTimeModel()
+    for number in range(200):
+        tokens = 300.0 + 100 * (number % 5)
+        seconds = fixed_s + per_token_s * tokens
+        cost = token_cost if number % 2 else 1.0
+        work = cost * tokens
+        alone = alone.after(work=tokens, asked_work=tokens, seconds=seconds)
+        both = both.after(work=work, asked_work=work, seconds=cost * seconds, token_cost=cost)
+
+    assert both.efficient_tokens == pytest.approx(alone.efficient_tokens)
+    assert both.tokens_per_s == pytest.approx(alone.tokens_per_s)
