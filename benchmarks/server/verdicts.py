@@ -100,7 +100,7 @@ def decide(sheet: Sheet, count: int) -> None:
 
 def compare(sheet: Sheet) -> None:
     """Ask by every protocol in turns, and record the difference of the medians."""
-    policy = make_policy(make_rule(when("tone", "calm", threshold=2.0)))
+    policy = make_policy(make_rule(when("tone", "calm", threshold=1.0)))
     calls = {**NATIVE, **{name: call for name, (_, call) in PROTOCOLS.items()}}
     times = {name: list[float]() for name in calls}
     with served(policy=policy) as address, httpx.Client(base_url=address) as client:

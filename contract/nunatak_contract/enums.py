@@ -279,3 +279,5 @@ class UnjudgedPart(StrEnum):
     IMAGES = "images"
     TOOLS = "tools"
     TOOL_CALLS = "tool_calls"
+    UNREAD = "unread"
+    """Characters of a text for which a task has no token."""

@@ -20,7 +20,7 @@ from nunatak_contract.enums import (
     VerdictAction,
 )
 from nunatak_contract.errors import InvalidNameError
-from nunatak_contract.heads import Label
+from nunatak_contract.heads import HeadRecord, Label
 from nunatak_contract.names import TaskName, TaskReference
 from nunatak_contract.plain_text import visible
 from nunatak_contract.record import Record
@@ -51,7 +51,7 @@ Reference = Annotated[str, AfterValidator(_check_reference)]
 
 
 class Condition(Record, frozen=True):
-    """Holds for a text in which the task finds one of the labels."""
+    """Holds for a text in which the task finds one of the labels, in any window."""
 
     task: Reference = Field(description="name, name@alias or name/version")
     labels: tuple[Label, ...] = Field(
@@ -61,8 +61,9 @@ class Condition(Record, frozen=True):
     )
     threshold: Annotated[float, Field(strict=True)] | None = Field(
         default=None,
-        description="smallest score of a label; absent: the task's own decision, so the labels "
-        "that the task predicts. A regression needs a threshold",
+        description="smallest score of a label in any part of the text, above 0 and at most 1; "
+        "absent: the task's own decision, so the labels that the task predicts. A regression needs "
+        "a threshold, which may be any number",
     )
 
 
@@ -103,14 +104,19 @@ class Policy(Record, frozen=True):
     unjudged: frozenset[UnjudgedPart] = Field(
         default=frozenset(),
         description="parts of a gateway's request that may pass without a judgement; all others "
-        "are refused, because no task reads them",
+        "are refused, because no task reads them. `unread`: characters for which a task has no "
+        "token; else the task counts as failed about such a text",
     )
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The conditions of all rules, each once, in their order."""
+        return tuple(dict.fromkeys(it for rule in self.rules for it in rule.conditions))
 
     @property
     def references(self) -> tuple[str, ...]:
         """The task references of all conditions, each once, in the order of the rules."""
-        named = (condition.task for rule in self.rules for condition in rule.conditions)
-        return tuple(dict.fromkeys(named))
+        return tuple(dict.fromkeys(condition.task for condition in self.conditions))
 
     @property
     def tasks(self) -> frozenset[str]:
@@ -134,23 +140,28 @@ def labels_in_answers(kind: HeadKind, labels: Iterable[str]) -> tuple[str, ...]:
     """
     if kind is not HeadKind.TOKEN_CLASSIFICATION:
         return tuple(labels)
-    groups = (label.split("-", 1)[-1] for label in labels)
-    return tuple(dict.fromkeys(group for group in groups if group != OUTSIDE))
+    return tuple(dict.fromkeys(it for it in map(group_of, labels) if it != OUTSIDE))
 
 
-def find_misfit(
-    condition: Condition,
-    *,
-    kind: HeadKind,
-    problem_type: ProblemType | None,
-    labels: Iterable[str],
-) -> str | None:
+def group_of(label: str) -> str:
+    """Return the label of a token without `B-` and `I-`, as answers show groups of tokens."""
+    return label.split("-", 1)[-1]
+
+
+def find_misfit(condition: Condition, head: HeadRecord) -> str | None:
     """Return why the answers of a head cannot decide a condition; None if they can."""
-    if kind in {HeadKind.QUESTION_ANSWERING, HeadKind.RANKING}:
-        return f"a condition needs a task with labels, got a {kind} task"
-    if problem_type is ProblemType.REGRESSION and condition.threshold is None:
-        return "a condition about a regression needs a threshold"
-    known = labels_in_answers(kind, labels)
+    if head.kind in {HeadKind.QUESTION_ANSWERING, HeadKind.RANKING}:
+        return f"a condition needs a task with labels, got a {head.kind} task"
+    threshold = condition.threshold
+    if head.problem_type is ProblemType.REGRESSION:
+        if threshold is None:
+            return "a condition about a regression needs a threshold"
+    elif threshold is not None and not 0 < threshold <= 1:
+        return (
+            f"a threshold must be above 0 and at most 1, because scores are probabilities, got "
+            f"{threshold:g}; 95 percent is 0.95"
+        )
+    known = labels_in_answers(head.kind, head.labels)
     missing = next((label for label in condition.labels if label not in known), None)
     if missing is None:
         return None

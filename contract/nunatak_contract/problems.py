@@ -325,6 +325,12 @@ SERVER: Mapping[str, Reason] = {
         "{task}/{version} is answering {num_leases} requests; retry after their answers", _CONFLICT
     ),
     "task_pinned": Reason("{task}/{version} is pinned; unpin the version first", _CONFLICT),
+    "text_unread": Reason(
+        "version {version} of task {task!r} has not read {count} characters of a text, because its "
+        "backbone has no token for them; use a backbone that knows the script, or let such "
+        "characters pass with unjudged ['unread'] in the policy",
+        _INVALID,
+    ),
     "rule_unanswerable": Reason(
         "version {version} of task {task!r} cannot decide a condition of the policy: {reason}; "
         "roll the version back, or publish a policy for it",

@@ -124,6 +124,11 @@ class PredictResponse(Result):
     truncated: bool | tuple[bool, ...] = Field(
         description="whether a part of the input was not read; one per input for a list"
     )
+    unread: int | tuple[int, ...] = Field(
+        default=0,
+        description="characters that no token stands for: hidden text, and letters of words that "
+        "the vocabulary lacks; one count per input for a list",
+    )
 
 
 class FieldProblem(Result):

@@ -102,9 +102,7 @@ def check_policy(policy: Policy, head_of: HeadOf) -> None:
     for rule in policy.rules:
         for condition in rule.conditions:
             head = heads[condition.task]
-            problem = find_misfit(
-                condition, kind=head.kind, problem_type=head.problem_type, labels=head.labels
-            )
+            problem = find_misfit(condition, head)
             if problem is not None:
                 raise _refusal(policy, f"rule {rule.name!r}, task {condition.task!r}: {problem}")
         if rule.action is VerdictAction.MASK and not _can_mask(rule, heads.__getitem__):

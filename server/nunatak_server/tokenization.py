@@ -140,6 +140,8 @@ class Extent:
     """Tokens that are read, with special tokens; tokens in several windows count once."""
     num_left_out: int
     """Tokens that are not read, because the text is cut."""
+    num_unread: int = 0
+    """Characters of the input that no token stands for."""
     is_windowed: bool
     """Whether a text is read in several windows."""
 
@@ -156,6 +158,7 @@ def extent_of(encodings: Encodings) -> Extent:
     return Extent(
         num_tokens=total - sum(part.num_repeated for part in parts),
         num_left_out=sum(part.num_left_out for part in parts),
+        num_unread=sum(part.num_unread for part in parts),
         is_windowed=any(part.index for part in parts),
     )
 

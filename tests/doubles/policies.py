@@ -1,24 +1,30 @@
 """Policies and answers of tasks, written by hand."""
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 from nunatak_contract.enums import (
     Combine,
     HeadKind,
     OnFailure,
     PolicyMode,
+    Pooling,
     ProblemType,
     VerdictAction,
 )
+from nunatak_contract.heads import HeadRecord
 from nunatak_contract.policies import Condition, Policy, Rule
-from nunatak_server.outputs.entities import EntityGroup
-from nunatak_server.outputs.scores import LabelScore
+from nunatak_model import Encoding
+from nunatak_model.text.encoding import Alignment, Part
+from nunatak_server.outputs.conditions import ConditionState, FoundSpan, states_of
 from nunatak_server.predict.types import TaskPrediction
-from nunatak_server.tokenization import Extent
-from nunatak_server.verdicts.conditions import FoundSpan
+from nunatak_server.tokenization import Encodings, extent_of
 
 Scores = Mapping[str, float]
-EXTENT = Extent(num_tokens=4, num_left_out=0, is_windowed=False)
+SYMBOLS = "\U0001f300" * 100
+"""A text of symbols: no word is larger than a span."""
 
 
 def when(task: str, *labels: str, threshold: float | None = None) -> Condition:
@@ -46,45 +52,129 @@ def make_policy(
     return Policy(name=name, rules=rules, on_failure=on_failure, mode=mode, deadline_ms=deadline_ms)
 
 
-def scored(task: str, *texts: Scores, version: int = 1) -> TaskPrediction:
-    """Return the answer of a task with one label per text; the scores of each text by label."""
+def classifier(
+    *labels: str,
+    problem_type: ProblemType = ProblemType.SINGLE_LABEL,
+    default_label: str | None = None,
+) -> HeadRecord:
+    """Return the head of a sequence classification."""
+    return HeadRecord(
+        labels=labels,
+        problem_type=problem_type,
+        default_label=default_label,
+        pooling=Pooling.MEAN,
+        dense=False,
+    )
+
+
+def tagger(*labels: str) -> HeadRecord:
+    """Return the head of a token classification."""
+    return HeadRecord(
+        kind=HeadKind.TOKEN_CLASSIFICATION,
+        problem_type=None,
+        labels=labels,
+        pooling=None,
+        dense=False,
+    )
+
+
+class AnyStates(dict[Condition, ConditionState]):
+    """The states of whatever conditions are asked for, from the logits of a text's windows."""
+
+    def __init__(
+        self, head: HeadRecord, text: str, windows: Encodings, logits: Sequence[Sequence[float]]
+    ) -> None:
+        super().__init__()
+        self.windows = windows
+        self._asked = head, text, logits
+
+    def __missing__(self, condition: Condition) -> ConditionState:
+        head, text, logits = self._asked
+        (states,) = states_of(head, [condition], (text,), [self.windows], logits)
+        return states[condition]
+
+    def get(self, condition: Condition, default: Any = None) -> ConditionState:  # noqa: ANN401
+        return self[condition]
+
+
+def answered(task: str, head: HeadRecord, *texts: AnyStates, version: int = 1) -> TaskPrediction:
+    """Return the answer of a task about texts."""
     return TaskPrediction(
         reference=task,
         task=task,
         version=version,
-        head=HeadKind.SEQUENCE_CLASSIFICATION,
-        problem_type=ProblemType.SINGLE_LABEL,
-        labels=tuple(texts[0]),
-        outputs=tuple(
-            [LabelScore(label=label, score=score) for label, score in scores.items()]
-            for scores in texts
-        ),
-        predicted=tuple(max(scores, key=scores.__getitem__) for scores in texts),
-        extents=(EXTENT,) * len(texts),
+        head=head.kind,
+        problem_type=head.problem_type,
+        labels=head.labels,
+        states=texts,
+        extents=tuple(extent_of(it.windows) for it in texts),
     )
+
+
+def windowed(head: HeadRecord, *windows: Sequence[float], num_unread: int = 0) -> AnyStates:
+    """Return what the windows of one text say, by the logits of each window."""
+    encodings = tuple(
+        Encoding(
+            token_ids=(index,),
+            type_ids=(0,),
+            part=Part(index=index, num_unread=0 if index else num_unread),
+        )
+        for index in range(len(windows))
+    )
+    return AnyStates(head, SYMBOLS, encodings, windows)
+
+
+def scored(task: str, *texts: Scores, version: int = 1, num_unread: int = 0) -> TaskPrediction:
+    """Return the answer of a task with one label per text; the scores of each text by label."""
+    head = classifier(*texts[0])
+    logits = ([math.log(max(it, 1e-300)) for it in scores.values()] for scores in texts)
+    states = (windowed(head, row, num_unread=num_unread) for row in logits)
+    return answered(task, head, *states, version=version)
+
+
+def tagged_window(
+    head: HeadRecord,
+    places: Sequence[tuple[int, int]],
+    rows: Sequence[Sequence[float]],
+    *,
+    index: int,
+) -> tuple[Encoding, list[float]]:
+    """Return a window with one token at each place, and its logits token after token."""
+    tokens = tuple(range(len(places)))
+    alignment = Alignment(
+        tokens=("",) * len(places),
+        offsets=tuple(places),
+        text_ids=(0,) * len(places),
+        word_ids=tokens,
+        continues_word=(False,) * len(places),
+    )
+    encoding = Encoding(
+        token_ids=tokens,
+        type_ids=(0,) * len(places),
+        alignment=alignment,
+        part=Part(index=index),
+    )
+    assert all(len(row) == len(head.labels) for row in rows)
+    return encoding, list(chain.from_iterable(rows))
 
 
 def spanned(
-    task: str, *texts: Sequence[FoundSpan], labels: Sequence[str] = ("O", "B-NAME", "I-NAME")
+    task: str,
+    *texts: Sequence[FoundSpan],
+    labels: Sequence[str] = ("O", "B-NAME", "I-NAME"),
+    text: str = SYMBOLS,
 ) -> TaskPrediction:
-    """Return the answer of a token classification; the spans of each text, with score 0.9."""
-    return TaskPrediction(
-        reference=task,
-        task=task,
-        version=1,
-        head=HeadKind.TOKEN_CLASSIFICATION,
-        problem_type=None,
-        labels=tuple(labels),
-        outputs=tuple(
-            [
-                EntityGroup(entity_group=it.label, score=0.9, word="", start=it.start, end=it.end)
-                for it in spans
-            ]
-            for spans in texts
-        ),
-        predicted=None,
-        extents=(EXTENT,) * len(texts),
-    )
+    """Return the answer of a token classification with one token for each span."""
+    head = tagger(*labels)
+    states = list[AnyStates]()
+    for spans in texts:
+        rows = [[9.0 if label == f"B-{it.label}" else 0.0 for label in labels] for it in spans]
+        places = [(it.start, it.end) for it in spans]
+        # A last token stands for no character, like the special tokens of a real window.
+        rows.append([0.0] * len(labels))
+        window, logits = tagged_window(head, [*places, (0, 0)], rows, index=0)
+        states.append(AnyStates(head, text, (window,), [logits]))
+    return answered(task, head, *states)
 
 
 def span(start: int, end: int, label: str = "NAME") -> FoundSpan:

@@ -97,6 +97,9 @@ class Answered(Result):
     """The number of tokens read of each input; empty if the server does not report it."""
     truncated: tuple[bool, ...] = ()
     """Whether a part of each input was not read; empty if the server does not report it."""
+    unread: tuple[int, ...] = ()
+    """The number of characters of each input for which the backbone has no token; empty if the
+    server does not report it."""
 
     @property
     def is_truncated(self) -> bool:
@@ -251,7 +254,7 @@ class FanOut(Result):
         raise KeyError(reference)
 
 
-PER_INPUT = ("tokens", "truncated")
+PER_INPUT = ("tokens", "truncated", "unread")
 """The server's facts about each input, next to its output."""
 
 ResultT = TypeVar("ResultT", bound=Result)

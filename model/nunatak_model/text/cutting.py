@@ -26,6 +26,8 @@ class LongText:
     """Position of the first token of each text."""
     sizes: tuple[int, ...]
     """Number of tokens of each text."""
+    num_unread: int
+    """Number of characters that no token stands for."""
 
     @property
     def num_special(self) -> int:
@@ -37,7 +39,8 @@ class LongText:
         room = max(0, max_length - self.num_special)
         sizes = (min(room, self.sizes[0]),) if len(self.sizes) == 1 else self._longest_first(room)
         left_out = sum(self.sizes) - sum(sizes)
-        return self._encoding([(0, size) for size in sizes], Part(num_left_out=left_out))
+        part = Part(num_left_out=left_out, num_unread=self.num_unread)
+        return self._encoding([(0, size) for size in sizes], part)
 
     def windows(self, max_length: int, *, stride: int) -> Iterator[Encoding]:
         """Yield overlapping windows of the last text, each with the first text of a pair before it.
@@ -55,8 +58,8 @@ class LongText:
             return
         stride = min(stride, room // 2)
         begins = range(0, max(1, size - stride), room - stride)
-        left_out = sum(first) - sum(kept)
-        parts = parts_of_windows(self.num_special + sum(kept), stride, left_out)
+        whole = Part(num_left_out=sum(first) - sum(kept), num_unread=self.num_unread)
+        parts = parts_of_windows(self.num_special + sum(kept), stride, whole)
         for begin, part in zip(begins, parts, strict=False):
             held = [*((0, length) for length in kept), (begin, min(begin + room, size))]
             yield self._encoding(held, part)
@@ -92,9 +95,12 @@ class LongText:
         return found + values[end:]
 
 
-def parts_of_windows(num_around: int, stride: int, num_left_out: int) -> Iterator[Part]:
-    """Yield the parts of windows, without end. Of each window, `num_around` tokens are not text."""
-    yield Part(num_left_out=num_left_out)
+def parts_of_windows(num_around: int, stride: int, whole: Part) -> Iterator[Part]:
+    """Yield the parts of windows, without end. Of each window, `num_around` tokens are not text.
+
+    `whole` counts what no window holds.
+    """
+    yield whole
     for index in itertools.count(1):
         yield Part(index=index, num_repeated=num_around + stride)
 
@@ -109,4 +115,5 @@ def long_text(whole: Encoding, found: tokenizers.Encoding) -> LongText:
         type_ids=whole.type_ids,
         begins=tuple(text_ids.index(text) if size else 0 for text, size in enumerate(sizes)),
         sizes=sizes,
+        num_unread=whole.part.num_unread,
     )

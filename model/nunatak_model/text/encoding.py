@@ -34,6 +34,9 @@ class Part:
     num_left_out: int = 0
     """Number of tokens of the text that no encoding holds. The first window counts them for all
     windows."""
+    num_unread: int = 0
+    """Number of characters of the text that no token stands for (see `unread`). The first window
+    counts them for all windows."""
 
 
 WHOLE: Final = Part()

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, models
 from nunatak_contract.inputs import TextInput
 from nunatak_model.text.alignment import Vocabulary, align
 from nunatak_model.text.cutting import long_text, parts_of_windows
-from nunatak_model.text.encoding import Encoding, Part
+from nunatak_model.text.encoding import WHOLE, Encoding, Part
+from nunatak_model.text.unread import num_hidden, num_unknown
 
 MAX_QUESTION_TOKENS = 64
 """Most tokens of a question, from BERT's reference implementation for SQuAD (Devlin et al.
@@ -37,6 +38,7 @@ class TextTokenizer:
             # The post-processor alone, which puts the special tokens around a window.
             self._framing = Tokenizer(models.BPE())
             self._framing.post_processor = self._tokenizer.post_processor
+            self._normalizer = self._tokenizer.normalizer
             self._vocabulary = Vocabulary.of(json.loads(definition))
             pair = self._tokenizer.encode("a", "a")
         except Exception as error:  # the library raises no other type
@@ -104,8 +106,10 @@ class TextTokenizer:
                 kept = len(first.ids)
             room -= kept
             shared = min(stride, room // 2)
-            windows = _windows(self._framing, first, next(bare), room=room, stride=shared)
-            parts = parts_of_windows(num_special + kept, shared, left_out)
+            windows = list(_windows(self._framing, first, next(bare), room=room, stride=shared))
+            num_unread = self._num_unread(item, *(window.ids for window in windows))
+            whole = Part(num_left_out=left_out, num_unread=num_unread)
+            parts = parts_of_windows(num_special + kept, shared, whole)
             found.append(
                 tuple(
                     self._aligned(window, text, part, num_repeated=shared if part.index else 0)
@@ -121,8 +125,25 @@ class TextTokenizer:
 
     def _whole(self, inputs: Sequence[TextInput]) -> Iterator[tuple[Encoding, tokenizers.Encoding]]:
         """Yield each input uncut, and the library's encoding of it."""
-        for found in self._tokenizer.encode_batch_fast(list(inputs)):
-            yield Encoding(token_ids=tuple(found.ids), type_ids=self._types(found)), found
+        batch = self._tokenizer.encode_batch_fast(list(inputs))
+        for item, found in zip(inputs, batch, strict=True):
+            token_ids = tuple(found.ids)
+            num_unread = self._num_unread(item, token_ids)
+            part = Part(num_unread=num_unread) if num_unread else WHOLE
+            yield Encoding(token_ids=token_ids, type_ids=self._types(found), part=part), found
+
+    def _num_unread(self, item: TextInput, *token_ids: Sequence[int]) -> int:
+        """Return the number of characters of a text or pair that no token stands for."""
+        texts = (item,) if isinstance(item, str) else item
+        count = sum(num_hidden(text, self._normalizer) for text in texts if not text.isascii())
+        unknown = self.unknown_id
+        if unknown is None or not any(unknown in ids for ids in token_ids):
+            return count
+        # Only such texts need the places of their tokens, which cost half as much again.
+        (found,) = self._tokenizer.encode_batch([item])
+        return count + sum(
+            num_unknown(text, found, unknown, text_id=text_id) for text_id, text in enumerate(texts)
+        )
 
     def _types(self, found: tokenizers.Encoding) -> tuple[int, ...]:
         kinds, largest = tuple(found.type_ids), self._num_token_types - 1

@@ -106,7 +106,7 @@ def _refuse_unjudged(judgement: Judgement, body: LiteLLMRequest) -> None:
     policy = judgement.published.policy
     if policy.mode is PolicyMode.DRY_RUN or judgement.action is VerdictAction.BLOCK:
         return
-    sent = (it for it in UnjudgedPart if getattr(body, it.value))
+    sent = (it for it in UnjudgedPart if getattr(body, it.value, None))
     found = next((it for it in sent if it not in policy.unjudged), None)
     if found is not None:
         raise NunatakError(

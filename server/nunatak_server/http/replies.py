@@ -91,6 +91,7 @@ def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
         "outputs": as_sent(result.outputs, inputs),
         "tokens": as_sent([extent.num_tokens for extent in result.extents], inputs),
         "truncated": as_sent([extent.is_cut for extent in result.extents], inputs),
+        "unread": as_sent([extent.num_unread for extent in result.extents], inputs),
     }
 
 

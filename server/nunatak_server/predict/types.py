@@ -8,16 +8,18 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.policies import Condition
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
+from nunatak_server.outputs.conditions import States, states_of
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of, predictions_of
 from nunatak_server.rollouts.choice import Arm
@@ -45,6 +47,8 @@ class PredictionRequest:
     priority: Priority = Priority.NORMAL
     routing_key: str | None = None
     """Requests with one key get one version of an alias with a canary."""
+    conditions: tuple[Condition, ...] = ()
+    """The conditions of a policy. A request with conditions gets their states, and no outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,7 @@ class TaskOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPrediction:
-    """One task version's answer: one output for each input."""
+    """One task version's answer: one output for each input, or the states of conditions."""
 
     reference: str
     task: str
@@ -136,8 +140,10 @@ class TaskPrediction:
     problem_type: ProblemType | None
     labels: tuple[str, ...]
     """The labels in the order of the head's outputs."""
-    outputs: tuple[Output, ...]
-    predicted: tuple[PredictedValue, ...] | None
+    outputs: tuple[Output, ...] = ()
+    states: tuple[States, ...] = ()
+    """What each text says about the request's conditions."""
+    predicted: tuple[PredictedValue, ...] | None = None
     """What a sequence classification predicts for each input; None for other heads."""
     extents: tuple[Extent, ...]
     """Numbers of read and unread tokens of each input."""
@@ -193,23 +199,25 @@ def result_of(request: PredictionRequest, outcome: TaskOutcome) -> TaskPredictio
         if not isinstance(row, RowAnswer):
             return TaskFailure(reference=asked.reference, error=row, task=manifest.task)
         logits.append(row.logits)
-    return TaskPrediction(
+    head, read = manifest.head, asked.encodings
+    answer = TaskPrediction(
         reference=asked.reference,
         task=manifest.task,
         version=manifest.version,
-        head=manifest.head.kind,
-        problem_type=manifest.head.problem_type,
-        labels=tuple(manifest.head.labels),
-        predicted=predictions_of(manifest.head, asked.encodings, logits),
-        outputs=outputs_of(
-            manifest.head,
-            request.inputs,
-            asked.encodings,
-            logits,
-            options=request.options,
-            join=asked.join,
-        ),
+        head=head.kind,
+        problem_type=head.problem_type,
+        labels=tuple(head.labels),
         extents=asked.extents,
+    )
+    if request.conditions:
+        own = [it for it in request.conditions if it.task == asked.reference]
+        return replace(answer, states=states_of(head, own, request.inputs, read, logits))
+    return replace(
+        answer,
+        predicted=predictions_of(head, read, logits),
+        outputs=outputs_of(
+            head, request.inputs, read, logits, options=request.options, join=asked.join
+        ),
     )
 
 

@@ -7,12 +7,13 @@ from typing import Final
 
 from prometheus_client import Counter
 
-from nunatak_contract.enums import PolicyMode, VerdictAction
+from nunatak_contract.enums import OnLong, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import PublishedPolicy
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog import may_ask
 from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
     PredictionRequest,
@@ -21,10 +22,18 @@ from nunatak_server.predict.types import (
     TaskPrediction,
 )
 from nunatak_server.telemetry.metrics import LabelValues
-from nunatak_server.verdicts.conditions import OPTIONS, Answers, failures_in
-from nunatak_server.verdicts.rules import TextDecision, blocks_for_certain, decide, strongest
+from nunatak_server.verdicts.rules import (
+    Answers,
+    TextDecision,
+    blocks_for_certain,
+    decide,
+    failures_in,
+    strongest,
+)
 
 MAX_CACHED_POLICIES: Final = 1000
+# Every part of a long text is judged, whatever the task does with long texts elsewhere.
+OPTIONS: Final = PredictionOptions(on_long=OnLong.WINDOWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +74,10 @@ class Judgement:
 
     @property
     def is_by_failure(self) -> bool:
-        """Whether `on_failure` has decided about a text that has the strongest action."""
+        """Whether only `on_failure` has decided the strongest action of all texts."""
         decided = self.decided
-        return any(it.is_by_failure and it.action is decided for it in self.decisions)
+        deciding = [it for it in self.decisions if it.action is decided]
+        return bool(deciding) and all(it.is_by_failure for it in deciding)
 
     @property
     def message(self) -> str | None:
@@ -174,7 +184,11 @@ class Judge:
     async def _ask(self, published: PublishedPolicy, wanted: JudgeRequest) -> Judgement:
         policy, texts = published.policy, wanted.texts
         request = replace(
-            wanted.request, references=policy.references, inputs=texts, options=OPTIONS
+            wanted.request,
+            references=policy.references,
+            inputs=texts,
+            options=OPTIONS,
+            conditions=policy.conditions,
         )
         if policy.deadline_ms is not None and not wanted.has_own_deadline:
             request = replace(request, deadline_s=policy.deadline_ms / 1000)

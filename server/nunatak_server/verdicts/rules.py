@@ -6,12 +6,17 @@ change it. The decision of the known rules stands if no unknown rule could chang
 policy's `on_failure` decides.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from nunatak_contract.enums import Combine, OnFailure, VerdictAction
-from nunatak_contract.policies import Policy, Rule
-from nunatak_server.verdicts.conditions import Answers, ConditionState, FoundSpan, find
+from nunatak_contract.enums import Combine, OnFailure, UnjudgedPart, VerdictAction
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.policies import Condition, Policy, Rule
+from nunatak_server.outputs.conditions import UNKNOWN, ConditionState, FoundSpan
+from nunatak_server.predict.types import TaskFailure, TaskPrediction
+
+Answers = Mapping[str, TaskPrediction | TaskFailure]
+"""The answers of tasks by reference. A task whose answer is not there yet is absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +93,7 @@ def all_of(values: Iterable[bool | None]) -> bool | None:
 def decide(policy: Policy, answers: Answers, texts: Sequence[str]) -> tuple[TextDecision, ...]:
     """Return the decision about each text. Tasks without an answer count as failed."""
     return tuple(
-        _decide(policy, tuple(_state(rule, answers, index) for rule in policy.rules), text)
+        _decide(policy, tuple(_state(policy, rule, answers, index) for rule in policy.rules), text)
         for index, text in enumerate(texts)
     )
 
@@ -100,7 +105,9 @@ def blocks_for_certain(policy: Policy, answers: Answers, *, num_texts: int, late
         for rule in policy.rules
         if rule.action is VerdictAction.BLOCK and latest in {it.task for it in rule.conditions}
     ]
-    return any(_state(rule, answers, index).applies for rule in rules for index in range(num_texts))
+    return any(
+        _state(policy, rule, answers, index).applies for rule in rules for index in range(num_texts)
+    )
 
 
 def mask(text: str, spans: Iterable[FoundSpan]) -> str:
@@ -128,8 +135,52 @@ def strongest(actions: Iterable[VerdictAction]) -> VerdictAction:
     return max(actions, key=lambda it: it.strength, default=VerdictAction.ALLOW)
 
 
-def _state(rule: Rule, answers: Answers, text: int) -> RuleState:
-    return combine(rule, [find(it, answers.get(it.task), text) for it in rule.conditions])
+def find(policy: Policy, condition: Condition, answers: Answers, text: int) -> ConditionState:
+    """Return what the answers say about a condition and the text with this index.
+
+    A task that lacks a label of the condition, or that has not read all characters, decides the
+    condition only if the condition holds. The policy may let unread characters pass.
+    """
+    answer = answers.get(condition.task)
+    if not isinstance(answer, TaskPrediction):
+        return UNKNOWN
+    state = answer.states[text].get(condition, UNKNOWN)
+    may_be_unread = UnjudgedPart.UNREAD in policy.unjudged
+    if state.misfit is None and (may_be_unread or not state.num_unread):
+        return state
+    return replace(state, is_complete=False) if state.holds else UNKNOWN
+
+
+def failures_in(policy: Policy, answers: Answers) -> tuple[TaskFailure, ...]:
+    """Return why conditions have no answer that decides them, once for each task reference."""
+    failures = dict[str, TaskFailure]()
+    for rule in policy.rules:
+        for condition in rule.conditions:
+            answer = answers.get(condition.task)
+            if isinstance(answer, TaskFailure):
+                failures[condition.task] = answer
+            elif answer is not None and (error := _error_of(policy, condition, answer)):
+                failures[condition.task] = TaskFailure(
+                    reference=condition.task, error=error, task=answer.task
+                )
+    return tuple(failures.values())
+
+
+def _error_of(policy: Policy, condition: Condition, answer: TaskPrediction) -> NunatakError | None:
+    """Return why an answer does not decide a condition about all texts; None if it does."""
+    task, version = answer.task, answer.version
+    states = [states.get(condition, UNKNOWN) for states in answer.states]
+    misfit = next((it.misfit for it in states if it.misfit is not None), None)
+    if misfit is not None:
+        return NunatakError("rule_unanswerable", task=task, version=version, reason=misfit)
+    num_unread = max((it.num_unread for it in states), default=0)
+    if num_unread and UnjudgedPart.UNREAD not in policy.unjudged:
+        return NunatakError("text_unread", task=task, version=version, count=num_unread)
+    return None
+
+
+def _state(policy: Policy, rule: Rule, answers: Answers, text: int) -> RuleState:
+    return combine(rule, [find(policy, it, answers, text) for it in rule.conditions])
 
 
 def _decide(policy: Policy, states: tuple[RuleState, ...], text: str) -> TextDecision:

@@ -135,7 +135,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
             publish_tiny_task(opened, backbone, task=task, seed=seed)
             opened.promote(task, "prod", 1)
             label = opened.resolve(task).head.labels[0]
-            rule = make_rule(when(task, label, threshold=1.1))
+            rule = make_rule(when(task, label, threshold=1.0))
             opened.policies.put(make_policy(rule, name=task))
         yield opened
 

@@ -24,7 +24,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
         publish_tiny_task(registry, backbone, task="tone", labels=("calm", "urgent"))
         publish_tiny_task(registry, backbone, task="names", labels=("O", "B-X", "I-X"), kind=kind)
-        always = make_rule(when("tone", "urgent", threshold=0.0), message=HOSTILE)
+        always = make_rule(when("tone", "urgent", threshold=1e-9), message=HOSTILE)
         registry.policies.put(make_policy(always))
         mask = make_rule(when("names", "X"), action=VerdictAction.MASK)
         registry.policies.put(make_policy(mask, name="hide"))

@@ -125,7 +125,7 @@ async def test_a_verdict_may_ask_tasks_of_several_backbones(
             score = next(it["score"] for it in outputs if it["label"] == "urgent")
             for margin, action in ((-1e-6, "block"), (1e-6, "allow")):
                 rule = make_rule(
-                    when("tone", "urgent", threshold=0.0),
+                    when("tone", "urgent", threshold=1e-9),
                     when("topic", "urgent", threshold=score + margin),
                     combine=Combine.ALL,
                 )

@@ -112,7 +112,7 @@ async def test_a_task_that_cannot_load_blocks_or_allows_by_the_policy(
     damage(tmp_path, blob.sha256)
     async with running_client(backbone, registry) as client:
         for number, on_failure in enumerate(OnFailure, start=1):
-            registry.policies.put(urgent(0.0, on_failure=on_failure))
+            registry.policies.put(urgent(1e-9, on_failure=on_failure))
             found = await until_version(client, number)
 
             assert (found.action.value, found.by_failure) == (on_failure.value, True)
@@ -123,7 +123,7 @@ async def test_a_task_that_cannot_load_blocks_or_allows_by_the_policy(
 async def test_a_promoted_version_without_the_label_is_a_failure(
     backbone: Backbone, registry: Registry
 ) -> None:
-    registry.policies.put(urgent(0.0))
+    registry.policies.put(urgent(1e-9))
     publish_tiny_task(registry, backbone, task="tone", labels=("calm", "late"), seed=3)
     async with running_client(backbone, registry) as client:
         found = await judged(client)
@@ -134,7 +134,7 @@ async def test_a_promoted_version_without_the_label_is_a_failure(
 
 
 async def test_a_dry_run_allows_and_is_counted(backbone: Backbone, registry: Registry) -> None:
-    registry.policies.put(urgent(0.0, mode=PolicyMode.DRY_RUN))
+    registry.policies.put(urgent(1e-9, mode=PolicyMode.DRY_RUN))
     async with running_client(backbone, registry) as client:
         found = await judged(client)
         metrics = (await client.get("/metrics")).text

@@ -85,7 +85,7 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def guard(registry: Registry) -> None:
     """Publish a policy that asks a task, and never blocks."""
-    rule = make_rule(when("topic", "urgent", threshold=1.1))
+    rule = make_rule(when("topic", "urgent", threshold=1.0))
     registry.policies.put(make_policy(rule, name="guard"))
 
 
@@ -136,7 +136,7 @@ def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route(
 def test_a_routing_key_gets_the_version_that_it_gets_by_our_own_route_from_a_policy(
     run: Callable[[Ask], None], registry: Registry
 ) -> None:
-    rule = make_rule(when("topic@prod", "urgent", threshold=1.1))
+    rule = make_rule(when("topic@prod", "urgent", threshold=1.0))
     registry.policies.put(make_policy(rule, name="routed"))
 
     async def scenario(client: httpx.AsyncClient) -> None:

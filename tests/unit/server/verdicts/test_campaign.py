@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import cast
 
 from doubles.verdict_campaign import Campaign
+from nunatak_server.outputs.conditions import ConditionState
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
     PredictionRequest,
@@ -41,14 +42,16 @@ class Forgetful:
             if isinstance(result, TaskPrediction):
                 calm = result
             elif calm is not None:
-                yield replace(streamed, result=found_nothing(calm, result))
+                yield replace(streamed, result=found_nothing(calm, result, request))
                 continue
             yield streamed
 
 
-def found_nothing(like: TaskPrediction, failure: TaskFailure) -> TaskPrediction:
-    no = [{"label": "no", "score": 1.0}, {"label": "yes", "score": 0.0}]
-    return replace(like, reference=failure.reference, outputs=(no,), predicted=("no",))
+def found_nothing(
+    like: TaskPrediction, failure: TaskFailure, request: PredictionRequest
+) -> TaskPrediction:
+    nothing = dict.fromkeys(request.conditions, ConditionState(holds=False, score=0.0))
+    return replace(like, reference=failure.reference, states=(nothing,))
 
 
 class Mistaken:

@@ -11,8 +11,8 @@ from doubles.policies import make_policy, make_rule, scored, span, spanned, when
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Condition, Policy, Rule
+from nunatak_server.outputs.conditions import FoundSpan
 from nunatak_server.predict.types import TaskFailure, TaskPrediction
-from nunatak_server.verdicts.conditions import FoundSpan
 from nunatak_server.verdicts.rules import blocks_for_certain, decide, mask
 
 FLAG, MASK, BLOCK = VerdictAction.FLAG, VerdictAction.MASK, VerdictAction.BLOCK
