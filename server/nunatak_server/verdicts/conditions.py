@@ -20,6 +20,8 @@ OPTIONS: Final = PredictionOptions(
     entities=EntityOptions(aggregation=AggregationStrategy.FIRST),
     # Every part of a long text is judged, whatever the task does with long texts elsewhere.
     on_long=OnLong.WINDOWS,
+    # A text must not hide a part of itself behind `[SEP]`.
+    is_literal=True,
 )
 """The options with which the tasks of a policy are asked."""
 
