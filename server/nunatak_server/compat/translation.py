@@ -80,6 +80,9 @@ class TranslatedRoute(StrictRoute):
         logger.error("request %s failed (%s)", request_id, type(error).__name__, exc_info=error)
         return self._shaped(problem_of_unforeseen(request_id=request_id), headers={})
 
+    def check_query(self, request: Request) -> None:
+        """Accept all query parameters, as the other servers do."""
+
     def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
         """Answer a request with an error of Nunatak, in the other server's shape."""
         problem = problem_of(error, request_id=request_id_of(scope))
