@@ -1,7 +1,7 @@
 """Calls to language models in the shapes of gateways: where a text or another part can stand."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 Json = Any
 Place = Callable[[str], Json]
@@ -111,6 +111,26 @@ RESPONSES: dict[str, Place] = {
 }
 """Answers of language models in Portkey's calls."""
 
+TEXTS: dict[str, Place] = {
+    "text": lambda it: it,
+    "list": lambda it: [HARMLESS, it],
+    "twice": lambda it: [it] * 8,
+}
+"""Inputs of routes that read texts alone."""
+
+NO_TEXTS: dict[str, Place] = {
+    "part": lambda it: [part(it)],
+    "image": lambda _: [IMAGE],
+    "pair": lambda it: {"text": HARMLESS, "text_pair": it},
+    "null": lambda _: None,
+    "nulls": lambda it: [it, None],
+    "ids": lambda _: [1, 2],
+    "many": lambda it: [it] * 9,
+    "blank": lambda it: [it, " "],
+    "field": lambda it: {"text": it, "more": it},
+}
+"""Inputs that routes of texts refuse."""
+
 USUAL: Json = {
     "model": "gpt-5",
     "messages": [said("Be kind.", "system"), said([part(HARMLESS)])],
@@ -141,11 +161,12 @@ def text_of(call: Json) -> Json:
     """Return the text that Portkey makes from a request."""
     if "prompt" in call:
         return call["prompt"]
-    if call.get("messages"):
-        content = call["messages"][-1].get("content")
-        if isinstance(content, list):
-            texts = [it.get("text") if isinstance(it, dict) else None for it in content]
-            return "\n".join(it if isinstance(it, str) else "" for it in texts) or content
+    if "input" in call:
+        return "\n".join(call["input"]) if isinstance(call["input"], list) else call["input"]
+    content: Json = call["messages"][-1].get("content")
+    if not isinstance(content, list):
         return content
-    found = call.get("input", "")
-    return "\n".join(found) if isinstance(found, list) else found
+    texts: list[Json] = [
+        it.get("text") if isinstance(it, dict) else None for it in cast("list[Json]", content)
+    ]
+    return "\n".join(it if isinstance(it, str) else "" for it in texts) or content

@@ -6,6 +6,7 @@ The guards decide by one text alone, so a call with another text in the same pla
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import httpx
@@ -17,7 +18,9 @@ from doubles.gateway_calls import (
     FIELDS,
     HARMLESS,
     MESSAGES,
+    NO_TEXTS,
     RESPONSES,
+    TEXTS,
     UNREAD,
     UNREAD_FIELDS,
     USUAL,
@@ -52,86 +55,75 @@ class Shape:
 
 
 def of_litellm() -> Iterator[Shape]:
-    def built(place: Place, *, is_last: bool, has_texts: bool) -> Place:
+    def messages(place: Place, *, has_texts: bool) -> Place:
         def build(text: str) -> Json:
-            messages = with_content(place(text), is_last=is_last)
-            return litellm(*[text] * has_texts, structured_messages=messages)
+            sent = with_content(place(text), is_last=has_texts)
+            return litellm(*[text] * has_texts, structured_messages=sent)
 
         return build
 
-    for is_last, has_texts in ((True, True), (False, False)):
-        for name, place in (MESSAGES | UNREAD).items():
-            build = built(place, is_last=is_last, has_texts=has_texts)
-            full = f"{name}-{'last' if is_last else 'first'}-{'texts' if has_texts else 'alone'}"
-            yield Shape(name=full, gateway="litellm", build=build, is_read=name in MESSAGES)
-    for part in ("images", "tools", "tool_calls"):
+    def beside(part: str) -> Place:
+        return lambda it: litellm(it, **{part: [{"type": "function"}]})
+
+    for has_texts, (name, place) in product((True, False), (MESSAGES | UNREAD).items()):
         yield Shape(
-            name=part,
+            name=f"{name}-{'with' if has_texts else 'without'}-texts",
             gateway="litellm",
-            build=lambda it, part=part: litellm(it, **{part: [{"type": "function"}]}),
-            is_read=False,
+            build=messages(place, has_texts=has_texts),
+            is_read=name in MESSAGES,
         )
+    for part in ("images", "tools", "tool_calls"):
+        yield Shape(name=part, gateway="litellm", build=beside(part), is_read=False)
     yield Shape(name="texts", gateway="litellm", build=lambda it: litellm(HARMLESS, it))
     yield Shape(
         name="response", gateway="litellm", build=lambda it: litellm(it, input_type="response")
     )
 
 
+def asked(call: Json, text: Json) -> Json:
+    return portkey("", request={"json": call, "text": text})
+
+
+def conversation(place: Place, *, is_last: bool, is_blank: bool) -> Place:
+    def build(text: str) -> Json:
+        call = {"messages": with_content(place(text), is_last=is_last)}
+        return asked(call, "" if is_blank else text_of(call))
+
+    return build
+
+
+def whole_request(place: Place) -> Place:
+    return lambda it: asked(place(it), text_of(place(it)))
+
+
+def response(place: Place) -> Place:
+    return lambda it: portkey("", "afterRequestHook", response={"json": place(it), "text": ""})
+
+
 def of_portkey() -> Iterator[Shape]:
-    def asked(call: Json, text: object = None) -> Json:
-        return portkey("", request={"json": call, "text": text_of(call) if text is None else text})
-
-    def built(place: Place, *, is_last: bool, text: object) -> Place:
-        return lambda it: asked({"messages": with_content(place(it), is_last=is_last)}, text)
-
-    for is_last, text in ((True, None), (False, None), (True, "")):
-        for name, place in (MESSAGES | UNREAD).items():
-            build = built(place, is_last=is_last, text=text)
-            full = f"{name}-{'last' if is_last else 'first'}-{'blank' if text == '' else 'text'}"
-            yield Shape(name=full, gateway="portkey", build=build, is_read=name in MESSAGES)
+    kinds = {"last": (True, False), "first": (False, False), "blank": (True, True)}
+    for kind, (name, place) in product(kinds, (MESSAGES | UNREAD).items()):
+        is_last, is_blank = kinds[kind]
+        build = conversation(place, is_last=is_last, is_blank=is_blank)
+        is_read = name in MESSAGES
+        yield Shape(name=f"{name}-{kind}", gateway="portkey", build=build, is_read=is_read)
     for name, place in (FIELDS | UNREAD_FIELDS).items():
-        build = lambda it, place=place: asked(place(it))  # noqa: E731 - built in a loop
-        yield Shape(name=name, gateway="portkey", build=build, is_read=name in FIELDS)
+        is_read = name in FIELDS
+        yield Shape(name=name, gateway="portkey", build=whole_request(place), is_read=is_read)
     for name, place in RESPONSES.items():
-        yield Shape(
-            name=f"response-{name}",
-            gateway="portkey",
-            build=lambda it, place=place: portkey(
-                "", "afterRequestHook", response={"json": place(it), "text": ""}
-            ),
-        )
+        yield Shape(name=f"response-{name}", gateway="portkey", build=response(place))
 
 
 def of_texts() -> Iterator[Shape]:
     """Yield the shapes of moderations and of the native route."""
+
+    def under(field: str, place: Place) -> Place:
+        return lambda it: {field: place(it)}
+
     for gateway, field in (("moderations", "input"), ("verdicts", "inputs")):
-        for name, place in {
-            "text": lambda it: it,
-            "list": lambda it: [HARMLESS, it],
-            "twice": lambda it: [it] * 8,
-        }.items():
-            yield Shape(
-                name=name,
-                gateway=gateway,
-                build=lambda it, place=place, field=field: {field: place(it)},
-            )
-        for name, place in {
-            "part": lambda it: [{"type": "text", "text": it}],
-            "image": lambda _: [{"type": "image_url", "image_url": {"url": "https://nowhere/"}}],
-            "pair": lambda it: {"text": HARMLESS, "text_pair": it},
-            "null": lambda _: None,
-            "nulls": lambda it: [it, None],
-            "ids": lambda _: [1, 2],
-            "many": lambda it: [it] * 9,
-            "blank": lambda it: [it, " "],
-            "field": lambda it: {"text": it, "more": it},
-        }.items():
-            yield Shape(
-                name=name,
-                gateway=gateway,
-                build=lambda it, place=place, field=field: {field: place(it)},
-                is_read=False,
-            )
+        for name, place in (TEXTS | NO_TEXTS).items():
+            build = under(field, place)
+            yield Shape(name=name, gateway=gateway, build=build, is_read=name in TEXTS)
 
 
 SHAPES = [*of_litellm(), *of_portkey(), *of_texts()]
@@ -249,8 +241,8 @@ def test_no_shape_of_a_call_keeps_a_text_that_a_policy_masks(run: Callable[[Ask]
         masked = {name for name, it in outcomes.items() if it.passes and it.content is not None}
 
         assert kept == set()
-        assert {f"portkey-{it}-last-text" for it in ("content", "part-of-two", "name")} <= masked
-        assert "litellm-content-last-texts" in masked
+        assert {f"portkey-{it}-last" for it in ("content", "part-of-two", "name")} <= masked
+        assert "litellm-content-with-texts" in masked
 
     run(scenario)
 
