@@ -166,7 +166,13 @@ def text_of(call: Json) -> Json:
     content: Json = call["messages"][-1].get("content")
     if not isinstance(content, list):
         return content
-    texts: list[Json] = [
-        it.get("text") if isinstance(it, dict) else None for it in cast("list[Json]", content)
-    ]
-    return "\n".join(it if isinstance(it, str) else "" for it in texts) or content
+    parts = cast("list[Json]", content)
+    return "\n".join(map(_text_in, parts)) or parts
+
+
+def _text_in(item: Json) -> str:
+    match item:
+        case {"text": str(text)}:
+            return text
+        case _:
+            return ""
