@@ -38,7 +38,10 @@ MESSAGES: dict[str, Place] = {
     "part-of-two": lambda it: said([part(HARMLESS), part(it)]),
     "input-text": lambda it: said([part(it, "input_text")]),
     "output-text": lambda it: said([part(it, "output_text")], "assistant"),
-    "thinking": lambda it: said([{"type": "thinking", "thinking": it}], "assistant"),
+    "thinking": lambda it: said(
+        [{"type": "thinking", "thinking": it, "signature": "aB+/" * 99 + "=="}], "assistant"
+    ),
+    "signature": lambda it: said(HARMLESS, signature=it),
     "result": lambda it: said([{"type": "tool_result", "tool_use_id": "t", "content": it}]),
     "result-parts": lambda it: said([{"type": "tool_result", "content": [part(it)]}]),
     "untyped": lambda it: said([{"text": it}]),
@@ -68,6 +71,7 @@ UNREAD: dict[str, Place] = {
     "function-call": lambda it: said(None, "assistant", function_call={"arguments": it}),
     "new-type": lambda it: said([{"type": "hologram", "hologram": it}]),
     "no-type": lambda it: said([{"type": ["text"], "hologram": it}]),
+    "number": lambda _: said(5550717),
     "token-ids": lambda _: said([1, 2, 3]),
     "item": lambda _: {"type": "item_reference", "id": "m"},
 }

@@ -23,17 +23,22 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-MAX_VALUES: Final = 10_000
-"""Most values of a call. The event loop reads so many in a few milliseconds."""
+MAX_VALUES: Final = 4_000
+"""Most values of a call. The event loop reads this many in about ten milliseconds."""
 ROLES: Final = _names("assistant developer function model system tool user")
 SETTINGS: Final = _names(
-    "call_id created detail effort encoding_format encrypted_content finish_reason format id "
+    "call_id created detail effort encoding_format finish_reason format id "
     "include index media_type mimeType mime_type modalities model object provider quality "
-    "reasoning_effort role safety_identifier service_tier signature size status stop stop_reason "
+    "reasoning_effort safety_identifier service_tier size status stop stop_reason "
     "stop_sequence stop_sequences system_fingerprint tool_call_id tool_choice tool_use_id "
     "truncation type user verbosity voice"
 )
 """Names of fields whose short values no model reads as text."""
+OPAQUE: Final = _names("encrypted_content signature")
+"""Names of fields whose values only their provider can read."""
+OPAQUE_VALUE: Final = re.compile(r"[\w+/=-]+", re.ASCII)
+TEXT_FIELDS: Final = _names("content input prompt text")
+"""Names of fields in which a model could read a number as text."""
 SHORT_VALUE: Final = re.compile(r"[\w.:/+=-]{1,64}", re.ASCII)
 FIELD_NAME: Final = re.compile(r"[\w.:/$-]{1,64}", re.ASCII)
 TEXT_TYPES: Final = _names(
@@ -93,6 +98,9 @@ class CallContent:
                 if len(pieces) > 1:
                     self.joined["\n".join(pieces)] = pieces
                 return [self._item(item, name) for item in value]
+            case int() | float() if name in TEXT_FIELDS and not isinstance(value, bool):
+                self.unread[UnjudgedPart.OTHER] = None
+                return value
             case _:
                 return value
 
@@ -173,9 +181,12 @@ def _has_content(value: JsonValue) -> bool:
 
 
 def _is_setting(value: JsonValue, name: str) -> bool:
-    if not isinstance(value, str) or name not in SETTINGS:
+    if not isinstance(value, str):
         return False
-    return value in ROLES if name == "role" else SHORT_VALUE.fullmatch(value) is not None
+    if name == "role":
+        return value in ROLES
+    form = SHORT_VALUE if name in SETTINGS else OPAQUE_VALUE if name in OPAQUE else None
+    return form is not None and form.fullmatch(value) is not None
 
 
 def _text_of(item: JsonValue, name: str) -> str | None:

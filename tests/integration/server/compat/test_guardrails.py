@@ -163,9 +163,23 @@ def test_portkey_gets_a_verdict_and_the_changed_call(run: Callable[[Ask], None])
         ("allow", portkey("a" * 40_000)),
         ("allow", portkey(TEXT, "afterRequestHook", response=None)),
         ("mask", portkey(TEXT, request={"json": {}, "text": TEXT})),
+        ("allow", portkey("", "afterRequestHook", response={"json": {}, "text": ""})),
+        ("allow", portkey("", request={"json": {"a": [None] * 5000}, "text": ""})),
+        ("allow", portkey("", request={"json": {"a": list(map(str, range(9)))}, "text": ""})),
         ("allow", '{"request": {"text": "\\ud800"}, "eventType": "beforeRequestHook"}'),
     ],
-    ids=["policy", "schema", "nul", "long", "no-text", "nothing-to-change", "surrogate"],
+    ids=[
+        "policy",
+        "schema",
+        "nul",
+        "long",
+        "no-side",
+        "nothing-to-change",
+        "nothing-to-judge",
+        "many-values",
+        "many-texts",
+        "surrogate",
+    ],
 )
 def test_portkey_gets_the_verdict_false_for_every_failure(
     run: Callable[[Ask], None], policy: str, body: object
