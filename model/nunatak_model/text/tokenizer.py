@@ -199,7 +199,9 @@ def _special_tokens(
     definition: dict[str, Any], single: tokenizers.Encoding
 ) -> dict[int | None, str]:
     """Return the names of special tokens by id: the added ones, and those around a text."""
-    added = {it["id"]: it["content"] for it in definition.get("added_tokens", ()) if it["special"]}
+    added = {
+        it["id"]: it["content"] for it in definition.get("added_tokens", ()) if it.get("special")
+    }
     marked = zip(single.ids, single.tokens, single.special_tokens_mask, strict=True)
     return {**added, **{number: token for number, token, is_special in marked if is_special}}
 
