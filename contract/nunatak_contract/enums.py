@@ -274,10 +274,13 @@ class ModerationCategory(StrEnum):
 
 
 class UnjudgedPart(StrEnum):
-    """Parts of a request to a language model that no task reads (names as in LiteLLM)."""
+    """Parts of a request to a language model that no task reads (the first as in LiteLLM)."""
 
     IMAGES = "images"
     TOOLS = "tools"
     TOOL_CALLS = "tool_calls"
+    FILES = "files"
+    AUDIO = "audio"
+    OTHER = "other"
     UNREAD = "unread"
     """Characters of a text for which a task has no token."""

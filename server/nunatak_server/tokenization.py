@@ -102,6 +102,15 @@ Encodings = tuple[Encoding, ...]
 class Encoder(Protocol):
     """Turns texts into tokens; several threads may call it at once."""
 
+    @property
+    def literal(self) -> "Encoder":
+        """The encoder that reads special tokens in a text as plain text."""
+        ...
+
+    def finds_special(self, encoding: Encoding) -> bool:
+        """Return whether a single text holds special tokens."""
+        ...
+
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         """Tokenize and truncate each input."""
         ...
@@ -130,6 +139,9 @@ class Reading:
     """Whether encodings hold the places of tokens in the text."""
     backbone: str
     """The digest of the backbone whose tokenizer reads."""
+    is_literal: bool = False
+    """Whether special tokens in a text are plain text. Otherwise they are tokens, as in
+    transformers, and a text could hide behind them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,9 +267,17 @@ class Tokenization:
             for position, text in enumerate(chain.from_iterable(texts))
         ]
         if sum(piece.num_chars for piece in pieces) <= MAX_CHARS_ON_LOOP:
-            encodings = iter(self._encode(pieces))
+            found = self._encode(pieces)
         else:
-            encodings = iter(await self._encode_in_turn(pieces, caller))
+            found = await self._encode_in_turn(pieces, caller)
+        again = [index for index, piece in enumerate(pieces) if self._hides(piece, found[index])]
+        if again:
+            literal = await self._encode_in_turn(
+                [pieces[it] for it in again], caller, is_again=True
+            )
+            for index, encoded in zip(again, literal, strict=True):
+                found[index] = encoded
+        encodings = iter(found)
         return {
             reading: [tuple(chain.from_iterable(islice(encodings, len(item)))) for item in texts]
             for reading in distinct
@@ -267,12 +287,22 @@ class Tokenization:
         """End the threads once their work is done."""
         self._pool.shutdown()
 
-    async def _encode_in_turn(self, pieces: Sequence[_Piece], caller: str) -> list[Encodings]:
+    def _hides(self, piece: _Piece, encodings: Encodings) -> bool:
+        """Return whether a text that must be read literally holds special tokens."""
+        reading = piece.reading
+        return reading.is_literal and any(
+            map(self._encoders[reading.backbone].finds_special, encodings)
+        )
+
+    async def _encode_in_turn(
+        self, pieces: Sequence[_Piece], caller: str, *, is_again: bool = False
+    ) -> list[Encodings]:
         loop = asyncio.get_running_loop()
+        encode = self._encode_literally if is_again else self._encode
         encodings = list[Encodings]()
         for chunk in _chunks(pieces):
             async with self._semaphore.slot(caller):
-                encodings += await loop.run_in_executor(self._pool, self._encode, chunk)
+                encodings += await loop.run_in_executor(self._pool, encode, chunk)
         return encodings
 
     def _encode(self, pieces: Sequence[_Piece]) -> list[Encodings]:
@@ -281,6 +311,22 @@ class Tokenization:
         for reading, group in groupby(pieces, key=attrgetter("reading")):
             texts = [piece.text for piece in group]
             encodings += encode_alike(self._encoders[reading.backbone], texts, reading)
+        return encodings
+
+    def _encode_literally(self, pieces: Sequence[_Piece]) -> list[Encodings]:
+        """Return the encodings of each piece without special tokens of the text.
+
+        Raises:
+            NunatakError: `invalid_text`, the tokenizer reads a special token also here.
+        """
+        encodings = list[Encodings]()
+        for piece in pieces:
+            encoder = self._encoders[piece.reading.backbone].literal
+            (found,) = encode_alike(encoder, [piece.text], piece.reading)
+            if any(map(encoder.finds_special, found)):
+                reason = "a special token of the backbone, such as [SEP] or </s>"
+                raise NunatakError("invalid_text", position=piece.position, reason=reason)
+            encodings.append(found)
         return encodings
 
 

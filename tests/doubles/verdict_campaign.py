@@ -159,7 +159,7 @@ class Campaign:
         num_policies = len(self.policies)
         request = replace(ask_for(), inputs=("a",), caller=caller, deadline_s=DEADLINE_S)
         found = await judge.judge(
-            JudgeRequest(policy="guard", texts=("a",), request=request, has_own_deadline=True)
+            JudgeRequest(policy="guard", texts=("a",), request=request, own_deadline_s=DEADLINE_S)
         )
         answers = self.engine.answers.pop(caller, {})
         self.check(caller, found, answers)

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 import tokenizers
 from tokenizers import Tokenizer, models
@@ -17,6 +18,8 @@ from nunatak_model.text.unread import num_hidden, num_unknown
 MAX_QUESTION_TOKENS = 64
 """Most tokens of a question, from BERT's reference implementation for SQuAD (Devlin et al.
 2019)."""
+UNREACHABLE: Final = "\0"
+"""Begins the names of tokens that no text can hold, because no text holds NUL."""
 
 
 class TextTokenizer:
@@ -31,6 +34,7 @@ class TextTokenizer:
         self.digest = hashlib.sha256(definition).hexdigest()
         self._num_token_types = num_token_types
         self._without_framing: Tokenizer | None = None
+        self._literal: TextTokenizer | None = None
         self._lock = threading.Lock()
         try:
             self._definition = definition.decode()
@@ -39,7 +43,12 @@ class TextTokenizer:
             self._framing = Tokenizer(models.BPE())
             self._framing.post_processor = self._tokenizer.post_processor
             self._normalizer = self._tokenizer.normalizer
-            self._vocabulary = Vocabulary.of(json.loads(definition))
+            parsed = json.loads(definition)
+            self._vocabulary = Vocabulary.of(parsed)
+            single = self._tokenizer.encode("a")
+            self._special = _special_tokens(parsed, single)
+            self._special.pop(self.unknown_id, None)
+            self._num_framing = self._num_special(single.ids)
             pair = self._tokenizer.encode("a", "a")
         except Exception as error:  # the library raises no other type
             raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
@@ -118,6 +127,29 @@ class TextTokenizer:
             )
         return found
 
+    @property
+    def literal(self) -> "TextTokenizer":
+        """The tokenizer with equal ids that reads special tokens in a text as plain text.
+
+        It is made at the first use, which takes as long as the start of a tokenizer.
+        """
+        with self._lock:
+            if self._literal is None:
+                definition = json.dumps(
+                    _without_special(json.loads(self._definition), self._special)
+                )
+                self._literal = TextTokenizer(
+                    definition.encode(), num_token_types=self._num_token_types
+                )
+            return self._literal
+
+    def finds_special(self, encoding: Encoding) -> bool:
+        """Return whether a single text holds special tokens, next to those around each text."""
+        return self._num_special(encoding.token_ids) > self._num_framing
+
+    def _num_special(self, ids: Sequence[int]) -> int:
+        return sum(map(self._special.__contains__, ids))
+
     def join(self, tokens: Sequence[str]) -> str:
         """Decode tokens to running text."""
         decoder = self._bare().decoder
@@ -182,6 +214,38 @@ class TextTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
+
+
+def _special_tokens(
+    definition: dict[str, Any], single: tokenizers.Encoding
+) -> dict[int | None, str]:
+    """Return the names of special tokens by id: the added ones, and those around a text."""
+    added = {
+        it["id"]: it["content"] for it in definition.get("added_tokens", ()) if it.get("special")
+    }
+    marked = zip(single.ids, single.tokens, single.special_tokens_mask, strict=True)
+    return {**added, **{number: token for number, token, is_special in marked if is_special}}
+
+
+def _without_special(
+    definition: dict[str, Any], special: Mapping[int | None, str]
+) -> dict[str, Any]:
+    """Return a `tokenizer.json` whose special tokens have names that no text can hold.
+
+    The model's own vocabulary must change too: Unigram finds `</s>` there.
+    """
+    hidden = {content: UNREACHABLE + content for content in special.values()}
+    model, added = definition["model"], definition.get("added_tokens", ())
+    if isinstance(model["vocab"], dict):
+        vocabulary = cast("dict[str, int]", model["vocab"])
+        renamed: object = {hidden.get(it, it): number for it, number in vocabulary.items()}
+    else:
+        renamed = [[hidden.get(it, it), score] for it, score in model["vocab"]]
+    tokens = [
+        {**it, "content": hidden[it["content"]], "normalized": False} if it["id"] in special else it
+        for it in added
+    ]
+    return {**definition, "model": {**model, "vocab": renamed}, "added_tokens": tokens}
 
 
 def _cut(found: tokenizers.Encoding, size: int) -> int:

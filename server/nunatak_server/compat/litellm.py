@@ -4,21 +4,17 @@ Each policy has its own base URL. A user of LiteLLM can set other fields of the 
 chooses the policy.
 """
 
-from typing import Annotated, Literal
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, JsonValue
 
-from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.enums import VerdictAction
 from nunatak_contract.requests import MAX_ITEMS, Message
 from nunatak_server.access.keys import Scope
-from nunatak_server.compat.translation import (
-    LINE_PROBLEMS,
-    LineRoute,
-    judge_texts,
-    masked_texts,
-)
+from nunatak_server.compat.guards import CallContent, judge_call
+from nunatak_server.compat.translation import LINE_PROBLEMS, GuardRoute, Problem, explained
 from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
@@ -28,7 +24,7 @@ from nunatak_server.http.endpoints import (
 )
 from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.scheduler.rows import Priority
-from nunatak_server.verdicts.judge import Judgement, reason_of
+from nunatak_server.verdicts.judge import reason_of
 
 Listed = Annotated[list[JsonValue], Field(max_length=MAX_ITEMS, fail_fast=True)]
 Texts = Annotated[list[str], Field(max_length=MAX_ITEMS, fail_fast=True)]
@@ -44,7 +40,7 @@ class LiteLLMRequest(Message):
     tools: Listed | None = None
     tool_calls: Listed | None = None
     structured_messages: Listed | None = Field(
-        None, description="no effect: the texts of the messages are in `texts`"
+        None, description="the call's messages; the texts that are not in `texts` are judged too"
     )
     additional_provider_specific_params: Annotated[Fields, Field(max_length=0)] | None = Field(
         None, description="must be empty, because a user of LiteLLM can set it"
@@ -65,7 +61,31 @@ class LiteLLMResponse(Message):
     texts: list[str] | None
 
 
-router = APIRouter(route_class=LineRoute, tags=["LiteLLM"], responses=LINE_PROBLEMS)
+class LiteLLMRoute(GuardRoute):
+    """A route that blocks each call that it cannot judge.
+
+    LiteLLM's settings may let a call pass on an error. So only those failures are errors that no
+    call can cause.
+    """
+
+    errors = frozenset(
+        {
+            HTTPStatus.UNAUTHORIZED,
+            HTTPStatus.FORBIDDEN,
+            HTTPStatus.NOT_FOUND,
+            HTTPStatus.TOO_MANY_REQUESTS,
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            HTTPStatus.GATEWAY_TIMEOUT,
+        }
+    )
+
+    @classmethod
+    def refusal(cls, problem: Problem) -> dict[str, Any]:
+        """Return a problem as the reason of a block."""
+        return _answer("BLOCKED", reason=explained(problem))
+
+
+router = APIRouter(route_class=LiteLLMRoute, tags=["LiteLLM"], responses=LINE_PROBLEMS)
 
 
 @router.post(
@@ -83,34 +103,31 @@ async def litellm(
 ) -> Response:
     """Judge the texts of a request or response for LiteLLM's `generic_guardrail_api`."""
     handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
-    texts = body.texts or []
-    judgement = await judge_texts(request, policy, texts, handling)
-    _refuse_unjudged(judgement, body)
+    content, texts = CallContent(), body.texts or []
+    for text in texts:
+        content.read(text)
+    content.read(
+        {
+            "messages": body.structured_messages,
+            "images": body.images,
+            "tools": body.tools,
+            "tool_calls": body.tool_calls,
+        }
+    )
+    judgement, masks = await judge_call(
+        request, policy, content, handling, replaceable=frozenset(texts)
+    )
     match judgement.action:
         case VerdictAction.BLOCK:
-            fields = {"action": "BLOCKED", "blocked_reason": reason_of(judgement), "texts": None}
+            fields = _answer("BLOCKED", reason=reason_of(judgement))
         case VerdictAction.MASK:
-            masked = masked_texts(judgement, texts)
-            fields = {"action": "GUARDRAIL_INTERVENED", "blocked_reason": None, "texts": masked}
+            fields = _answer("GUARDRAIL_INTERVENED", texts=[masks.get(it, it) for it in texts])
         case VerdictAction.FLAG | VerdictAction.ALLOW:
-            fields = {"action": "NONE", "blocked_reason": None, "texts": None}
+            fields = _answer("NONE")
     return reply(fields, headers=timing_headers(judgement.timings))
 
 
-def _refuse_unjudged(judgement: Judgement, body: LiteLLMRequest) -> None:
-    """Refuse parts of a call that no task reads, unless the policy lets them pass.
-
-    Raises:
-        NunatakError: `invalid_request`, the call has such a part.
-    """
-    policy = judgement.published.policy
-    if policy.mode is PolicyMode.DRY_RUN or judgement.action is VerdictAction.BLOCK:
-        return
-    sent = (it for it in UnjudgedPart if getattr(body, it.value, None))
-    found = next((it for it in sent if it not in policy.unjudged), None)
-    if found is not None:
-        raise NunatakError(
-            "invalid_request",
-            problem=f"no task reads {found.value}; name {found.value!r} in `unjudged` of the "
-            "policy to let them pass",
-        )
+def _answer(
+    action: str, *, reason: str | None = None, texts: list[str] | None = None
+) -> dict[str, Any]:
+    return {"action": action, "blocked_reason": reason, "texts": texts}

@@ -1,9 +1,7 @@
-"""Portkey's webhook guardrail: a policy judges the text of a call to a language model."""
+"""Portkey's webhook guardrail: a policy judges the texts of a call to a language model."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field, JsonValue
 
@@ -11,13 +9,8 @@ from nunatak_contract.enums import VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Message
 from nunatak_server.access.keys import Scope
-from nunatak_server.compat.translation import (
-    Problem,
-    TranslatedRoute,
-    explained,
-    judge_texts,
-    masked_texts,
-)
+from nunatak_server.compat.guards import CallContent, judge_call
+from nunatak_server.compat.translation import GuardRoute, Problem, explained
 from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
@@ -31,12 +24,15 @@ from nunatak_server.verdicts.judge import reason_of
 
 
 class PortkeyContent(Message):
-    """One side of a call to a language model."""
+    """One side of a call to a language model.
+
+    The language model reads `json`. Portkey makes `text` from the last message.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     json_: JsonValue = Field(None, alias="json")
-    text: str | None = None
+    text: JsonValue = None
 
 
 class PortkeyRequest(Message):
@@ -57,22 +53,13 @@ class PortkeyResponse(Message):
     transformedData: dict[str, JsonValue] | None = None  # noqa: N815 - Portkey's name
 
 
-class PortkeyRoute(TranslatedRoute):
-    """A route whose failures are verdicts.
-
-    Portkey lets a call go on if its webhook fails. So every failure is the verdict `false`, with
-    the status of a success.
-    """
+class PortkeyRoute(GuardRoute):
+    """A route whose failures are verdicts: Portkey lets a call go on if its webhook fails."""
 
     @classmethod
-    def shape(cls, problem: Problem) -> dict[str, Any]:
+    def refusal(cls, problem: Problem) -> dict[str, Any]:
         """Return a problem as the verdict `false`."""
         return {"verdict": False, "data": {"reason": explained(problem), "code": problem["code"]}}
-
-    def _shaped(self, problem: Problem, *, headers: Mapping[str, str]) -> Response:
-        return Response(
-            orjson.dumps(self.shape(problem)), media_type="application/json", headers=dict(headers)
-        )
 
 
 router = APIRouter(route_class=PortkeyRoute, tags=["Portkey"])
@@ -92,53 +79,37 @@ async def portkey(
     priority: PriorityHeader = Priority.NORMAL,
     routing_key: RoutingKeyHeader = None,
 ) -> Response:
-    """Judge the text of a request or response for Portkey's webhook guardrail."""
+    """Judge every text of a request or response for Portkey's webhook guardrail."""
     handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
-    is_request = body.eventType == "beforeRequestHook"
-    side = body.request if is_request else body.response
-    if side is None or side.text is None:
-        name = "request" if is_request else "response"
-        raise NunatakError("invalid_request", problem=f"{body.eventType} needs {name}.text")
-    judgement = await judge_texts(request, policy, [side.text], handling)
+    name = "request" if body.eventType == "beforeRequestHook" else "response"
+    side = body.request if name == "request" else body.response
+    if side is None or not (side.json_ or side.text):
+        raise NunatakError("invalid_request", problem=f"{body.eventType} needs {name}.json")
+    content = CallContent()
+    content.read(side.json_)
+    replaceable = frozenset(content.texts)
+    if not _stands_in(side.text, content):
+        content.read(side.text)
+    judgement, masks = await judge_call(request, policy, content, handling, replaceable=replaceable)
     fields: dict[str, Any] = {
         "verdict": judgement.action is not VerdictAction.BLOCK,
         "data": {"action": judgement.action, "reason": reason_of(judgement)},
     }
     if judgement.action is VerdictAction.MASK:
-        (masked,) = masked_texts(judgement, [side.text])
-        changed = _changed(side.json_, side.text, masked)
-        fields["transformedData"] = {"request" if is_request else "response": {"json": changed}}
+        fields["transformedData"] = {name: {"json": CallContent(changes=masks).read(side.json_)}}
     return reply(fields, headers=timing_headers(judgement.timings))
 
 
-def _changed(value: JsonValue, text: str, masked: str) -> JsonValue:
-    """Return the content of a call with a text masked.
+def _stands_in(text: JsonValue, content: CallContent) -> bool:
+    """Return whether a text stands in the content of a call.
 
-    Raises:
-        NunatakError: `invalid_request`, the text stands nowhere in the content.
+    Portkey joins the parts of a message, and writes an empty line for a part without text.
     """
-    try:
-        changed, count = _replaced(value, text, masked)
-    except RecursionError:
-        count, changed = 0, None
-    if not count:
-        raise NunatakError(
-            "invalid_request", problem="the text to mask must be a string in the json of the call"
-        )
-    return changed
+    if not isinstance(text, str):
+        return False
+    lines = _lines(text)
+    return any(lines == _lines(it) for it in (*content.texts, *content.joined))
 
 
-def _replaced(value: JsonValue, text: str, masked: str) -> tuple[JsonValue, int]:
-    """Replace every string that equals a text; also return the number of replacements."""
-    match value:
-        case str() if value == text:
-            return masked, 1
-        case list():
-            items = [_replaced(it, text, masked) for it in value]
-            return [it for it, _ in items], sum(count for _, count in items)
-        case dict():
-            fields = {name: _replaced(it, text, masked) for name, it in value.items()}
-            changed = {name: it for name, (it, _) in fields.items()}
-            return changed, sum(count for _, count in fields.values())
-        case _:
-            return value, 0
+def _lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line.strip()]

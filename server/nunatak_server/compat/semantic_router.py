@@ -71,6 +71,7 @@ ERROR_CODES: Final = {
     413: "request_too_large",
     429: "overloaded",
     503: "not_ready",
+    504: "deadline_exceeded",
 }
 
 

@@ -1,9 +1,11 @@
 """Shared parts of the translators: routes, failures in the other server's shape, common calls."""
 
+import asyncio
+import logging
 import struct
 from base64 import b64encode
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import orjson
 from fastapi import Request, Response
@@ -19,18 +21,23 @@ from nunatak_model import Backbone
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import (
     RequestOptions,
-    ask_policy,
     catalog_of,
     reference_text,
     runtime_of,
 )
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.pages import WHOLE_REFERENCE
-from nunatak_server.http.problems import headers_of, problem_of, problem_of_invalid
+from nunatak_server.http.problems import (
+    headers_of,
+    problem_of,
+    problem_of_invalid,
+    problem_of_unforeseen,
+)
 from nunatak_server.http.replies import read_headers, timing_headers
 from nunatak_server.http.state import request_id_of
 from nunatak_server.predict.types import EmbeddingRequest, Embeddings
-from nunatak_server.verdicts.judge import Judgement
+
+logger = logging.getLogger(__name__)
 
 Problem = Mapping[str, Any]
 Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
@@ -58,8 +65,23 @@ class TranslatedRoute(StrictRoute):
                 return self._shaped(problem, headers={})
             except NunatakError as error:
                 return self.answer_failure(request.scope, error)
+            except BaseException as error:
+                # A panic of a native library is no `Exception`, and a failure inside can look like
+                # a cancellation.
+                if _ends_the_request(error):
+                    raise
+                return self._answer_unforeseen(request.scope, error)
 
         return handle_in_shape
+
+    def _answer_unforeseen(self, scope: Scope, error: BaseException) -> Response:
+        """Log an unexpected failure once, and answer it in the other server's shape."""
+        request_id = request_id_of(scope)
+        logger.error("request %s failed (%s)", request_id, type(error).__name__, exc_info=error)
+        return self._shaped(problem_of_unforeseen(request_id=request_id), headers={})
+
+    def check_query(self, request: Request) -> None:
+        """Accept all query parameters, as the other servers do."""
 
     def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
         """Answer a request with an error of Nunatak, in the other server's shape."""
@@ -75,6 +97,14 @@ class TranslatedRoute(StrictRoute):
         )
 
 
+def _ends_the_request(error: BaseException) -> bool:
+    """Return whether an error comes from outside: the caller has gone, or the process ends."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
 class LineProblem(Message):
     """An error as one line."""
 
@@ -88,6 +118,28 @@ class LineRoute(TranslatedRoute):
     def shape(cls, problem: Problem) -> dict[str, Any]:
         """Return a problem as one line."""
         return {"error": explained(problem)}
+
+
+class GuardRoute(LineRoute):
+    """A route of a gateway's guard, whose failures are the verdict that protects.
+
+    A gateway may let a call go on if its guard fails, and the call itself can cause a failure. So
+    a failure is a verdict with the status of a success.
+    """
+
+    errors: ClassVar[frozenset[int]] = frozenset()
+    """The statuses that stay errors, because no call can cause them."""
+
+    @classmethod
+    def refusal(cls, problem: Problem) -> dict[str, Any]:
+        """Return the verdict that stops a call, with a problem as its reason."""
+        raise NotImplementedError
+
+    def _shaped(self, problem: Problem, *, headers: Mapping[str, str]) -> Response:
+        if problem["status"] in self.errors:
+            return super()._shaped(problem, headers=headers)
+        verdict = orjson.dumps(self.refusal(problem))
+        return Response(verdict, media_type="application/json", headers=dict(headers))
 
 
 LINE_PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
@@ -150,18 +202,3 @@ async def embed_texts(
 def base64_of(vector: list[float]) -> str:
     """Return a vector as base64 of little-endian float32."""
     return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
-
-
-async def judge_texts(
-    request: Request, policy: str, texts: list[str], handling: RequestOptions
-) -> Judgement:
-    """Judge the texts that have content; an empty text is nothing to judge."""
-    asked = tuple(text for text in texts if text.strip())
-    return await ask_policy(request, policy, asked, handling=handling)
-
-
-def masked_texts(judgement: Judgement, texts: list[str]) -> list[str]:
-    """Return all texts, masked where the policy masks."""
-    decisions = iter(judgement.decisions)
-    masked = [next(decisions).masked if text.strip() else None for text in texts]
-    return [text if it is None else it for it, text in zip(masked, texts, strict=True)]

@@ -1,6 +1,6 @@
 """Shared parts of endpoints: the headers, and the call of a task."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
 from fastapi import Header, Query, Request
@@ -129,13 +129,15 @@ async def ask_policy(
     Raises:
         NunatakError: there is no such policy, or the request as a whole cannot be answered.
     """
+    own_ms = handling.deadline_ms
+    handling = replace(handling, deadline_ms=None)
     asked = prediction_request(request, (), texts, options=DEFAULT_OPTIONS, handling=handling)
     return await runtime_of(request).judge.judge(
         JudgeRequest(
             policy=policy,
             texts=texts,
             request=asked,
-            has_own_deadline=handling.deadline_ms is not None,
+            own_deadline_s=None if own_ms is None else own_ms / 1000,
             stops_early=stops_early,
         )
     )

@@ -73,6 +73,7 @@ class StrictRoute(APIRoute):
             # The caller is admitted before the body is read, so that strangers cause no work.
             scope = request.scope
             admit(scope, needed)
+            self.check_query(request)
             if scope["method"] not in METHODS_WITH_BODY:
                 return await handle(request)
             state = state_of(scope)
@@ -98,6 +99,25 @@ class StrictRoute(APIRoute):
                 raise NunatakError("draining") from None
 
         return handle_until_given_up
+
+    def check_query(self, request: Request) -> None:
+        """Refuse a query parameter that would have no effect.
+
+        Probes and balancers may add parameters to the address of a public route.
+
+        Raises:
+            NunatakError: `invalid_request`, a parameter is unknown, or is sent twice.
+        """
+        if not request.scope["query_string"] or self.needed is None:
+            return
+        names = [name for name, _ in request.query_params.multi_items()]
+        accepted = {it.alias for it in self.dependant.query_params}
+        if len(set(names)) == len(names) and accepted.issuperset(names):
+            return
+        # A name is the caller's text, so the message does not repeat it.
+        known = f"only {', '.join(sorted(accepted))}, each once" if accepted else "none"
+        problem = f"a query parameter has no effect; this route accepts {known}"
+        raise NunatakError("invalid_request", problem=problem)
 
     def parse(self, scope: Scope, body: bytes) -> object:
         """Parse a body, which must be declared as JSON.

@@ -65,6 +65,12 @@ def problem_of_invalid(error: RequestValidationError, *, request_id: str | None)
     return {**problem, "errors": error_items(error.errors())}
 
 
+def problem_of_unforeseen(*, request_id: str | None) -> dict[str, Any]:
+    """Describe an unexpected failure, without its words."""
+    detail = "the server failed; its log has details under the request id"
+    return _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
+
+
 def problem_response(scope: Scope, error: NunatakError) -> Response:
     """Answer the request of a scope with an error of Nunatak."""
     problem = problem_of(error, request_id=request_id_of(scope))
@@ -102,8 +108,7 @@ async def _answer_unforeseen(request: Request, error: Exception) -> Response:
     """
     request_id = request_id_of(request.scope)
     logger.error("request %s failed (%s)", request_id, type(error.__cause__ or error).__name__)
-    detail = "the server failed; its log has details under the request id"
-    problem = _problem("internal_error", HTTPStatus.INTERNAL_SERVER_ERROR, detail, request_id)
+    problem = problem_of_unforeseen(request_id=request_id)
     named = {REQUEST_ID_HEADER: request_id} if request_id else {}
     return _response(problem, headers={**named, **sharing_headers(request.scope)})
 

@@ -17,6 +17,7 @@ differ little, and the plain mean is easier to check.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -59,6 +60,8 @@ class PredictionOptions:
     on_long: OnLong | None = None
     """The treatment of texts with more tokens than the task reads at once, for heads with one
     answer for a text; None means the setting of the task version."""
+    is_literal: bool = False
+    """Whether special tokens in a text are read as plain text."""
 
 
 DEFAULT_OPTIONS: Final = PredictionOptions()
@@ -69,21 +72,24 @@ def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
 
     Tasks that refuse or cut long texts have equal readings.
     """
-    backbone = manifest.backbone.digest
+    read = partial(
+        Reading,
+        max_length=manifest.max_length,
+        backbone=manifest.backbone.digest,
+        is_literal=options.is_literal,
+    )
     match manifest.head.kind:
         case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
             is_windowed = on_long_of(manifest, options) is OnLong.WINDOWS
             stride = default_stride(manifest.max_length) if is_windowed else None
-            return Reading(max_length=manifest.max_length, stride=stride, backbone=backbone)
+            return read(stride=stride)
         case HeadKind.TOKEN_CLASSIFICATION:
             stride = options.entities.stride
         case HeadKind.QUESTION_ANSWERING:
             stride = options.answers.stride
     if stride is None:
         stride = default_stride(manifest.max_length)
-    return Reading(
-        max_length=manifest.max_length, stride=stride, is_aligned=True, backbone=backbone
-    )
+    return read(stride=stride, is_aligned=True)
 
 
 def on_long_of(manifest: TaskManifest, options: PredictionOptions) -> OnLong:

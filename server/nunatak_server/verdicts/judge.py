@@ -7,8 +7,9 @@ from typing import Final
 
 from prometheus_client import Counter
 
-from nunatak_contract.enums import OnLong, PolicyMode, VerdictAction
+from nunatak_contract.enums import OnFailure, OnLong, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog import may_ask
@@ -21,6 +22,7 @@ from nunatak_server.predict.types import (
     TaskFailure,
     TaskPrediction,
 )
+from nunatak_server.scheduler.rows import Priority
 from nunatak_server.telemetry.metrics import LabelValues
 from nunatak_server.verdicts.rules import (
     Answers,
@@ -32,8 +34,9 @@ from nunatak_server.verdicts.rules import (
 )
 
 MAX_CACHED_POLICIES: Final = 1000
-# Every part of a long text is judged, whatever the task does with long texts elsewhere.
-OPTIONS: Final = PredictionOptions(on_long=OnLong.WINDOWS)
+# Every part of a long text is judged, whatever the task does with long texts elsewhere. A text
+# cannot hide a part of itself behind `[SEP]`.
+OPTIONS: Final = PredictionOptions(on_long=OnLong.WINDOWS, is_literal=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +48,33 @@ class JudgeRequest:
     """Without any text, no task is asked, and nothing is found."""
     request: PredictionRequest
     """The request to the service, without the tasks of the policy."""
-    has_own_deadline: bool = False
-    """Whether the deadline of the request is the caller's own, and not the server's default."""
+    own_deadline_s: float | None = None
+    """The caller's own deadline; the request has the server's default."""
     stops_early: bool = True
     """Whether the other tasks may stay unasked once a block is certain."""
+
+    def request_for(self, policy: Policy) -> PredictionRequest:
+        """Return the request for the tasks of a policy.
+
+        A late task weakens a policy that allows on failure. So a caller cannot make its tasks late:
+        no deadline is shorter than the policy's own, and no priority lower than the normal one.
+        """
+        limit_s = self.request.deadline_s
+        if policy.deadline_ms is not None:
+            limit_s = policy.deadline_ms / 1000
+        deadline_s, priority = self.own_deadline_s or limit_s, self.request.priority
+        if policy.on_failure is OnFailure.ALLOW:
+            deadline_s = max(deadline_s, limit_s)
+            priority = min(priority, Priority.NORMAL, key=lambda it: it.rank)
+        return replace(
+            self.request,
+            references=policy.references,
+            inputs=self.texts,
+            options=OPTIONS,
+            conditions=policy.conditions,
+            deadline_s=deadline_s,
+            priority=priority,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,20 +209,11 @@ class Judge:
 
     async def _ask(self, published: PublishedPolicy, wanted: JudgeRequest) -> Judgement:
         policy, texts = published.policy, wanted.texts
-        request = replace(
-            wanted.request,
-            references=policy.references,
-            inputs=texts,
-            options=OPTIONS,
-            conditions=policy.conditions,
-        )
-        if policy.deadline_ms is not None and not wanted.has_own_deadline:
-            request = replace(request, deadline_s=policy.deadline_ms / 1000)
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
         if not texts:
             return _judged(published, answers, times, texts)
         try:
-            async with aclosing(self._service.stream(request)) as results:
+            async with aclosing(self._service.stream(wanted.request_for(policy))) as results:
                 async for streamed in results:
                     result = streamed.result
                     answers[result.reference] = result

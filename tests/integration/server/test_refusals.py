@@ -177,6 +177,36 @@ async def test_missing_things_have_their_own_codes(
         check_problem(answer, 422 if code == "invalid_name" else 404, code)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "accepted"),
+    [
+        ("POST", "/v1/tasks/tone/predict?verson=99", "only version, each once"),
+        ("POST", "/v1/tasks/tone/predict?version=1&version=1", "only version, each once"),
+        ("POST", "/v1/tasks/tone/predict?swordfish", "only version, each once"),
+        ("POST", "/v1/tasks/tone/1/predict?version=99", "none"),
+        ("POST", "/v1/predict?version=99", "none"),
+        ("POST", "/v1/verdicts/guard?mode=dry_run", "none"),
+        ("GET", "/v1/tasks?version=1", "none"),
+        ("POST", "/v1/tasks/tone/preload?force=true", "only version, each once"),
+    ],
+)
+async def test_a_query_parameter_without_effect_is_refused(
+    backbone: Backbone, registry: Registry, method: str, path: str, accepted: str
+) -> None:
+    async with surviving_client(backbone, registry) as client:
+        answer = await client.request(method, path, json={"inputs": "x"})
+        check_problem(answer, 422, "invalid_request")
+        assert answer.json()["detail"].endswith(f"this route accepts {accepted}")
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/"])
+async def test_a_public_route_accepts_all_query_parameters(
+    backbone: Backbone, registry: Registry, path: str
+) -> None:
+    async with surviving_client(backbone, registry) as client:
+        assert (await client.get(f"{path}?from=a-balancer")).status_code == 200
+
+
 async def test_a_wrong_method_is_refused_by_name(backbone: Backbone, registry: Registry) -> None:
     async with surviving_client(backbone, registry) as client:
         answer = await client.delete(PREDICT)

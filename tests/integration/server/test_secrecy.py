@@ -41,6 +41,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "top-k": {"json": {"inputs": "x", "parameters": {"top_k": CANARY}}},
     "deadline": {"json": {"inputs": "x"}, "headers": {"x-deadline-ms": CANARY}},
     "version": {"json": {"inputs": "x"}, "params": {"version": CANARY}},
+    "query": {"json": {"inputs": "x"}, "params": {CANARY: CANARY}},
     "media": {"content": CANARY, "headers": {"content-type": f"text/{CANARY}"}},
     "key": {"json": {"inputs": TEXTS}, "headers": {"authorization": f"Bearer {CANARY}"}},
     "basic": {"json": {"inputs": TEXTS}, "headers": {"authorization": f"Basic {CANARY}"}},
@@ -48,7 +49,6 @@ REFUSED: dict[str, dict[str, Any]] = {
 ANSWERED: dict[str, dict[str, Any]] = {
     "text": {"json": {"inputs": [TEXTS, {"text": TEXTS, "text_pair": TEXTS}]}},
     "labels": {"json": {"inputs": "x", "parameters": {"ignore_labels": [CANARY]}}},
-    "query": {"json": {"inputs": "x"}, "params": {CANARY: CANARY}},
     "headers": {"json": {"inputs": "x"}, "headers": {"x-odd": CANARY, "user-agent": CANARY}},
     "cookie": {"json": {"inputs": "x"}, "headers": {"cookie": f"{CANARY}={CANARY}"}},
     "id": {"json": {"inputs": "x"}, "headers": {"x-request-id": f"{CANARY} {CANARY}"}},

@@ -10,10 +10,11 @@ import pytest
 
 from doubles.access import add_key
 from doubles.backbones import tiny_backbone
-from doubles.compat import native, post
+from doubles.compat import litellm, native, portkey, post
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
+from doubles.trained_tokenizers import TokenizerFamily, published
 from nunatak_contract.enums import HeadKind, OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.policies import Policy
 from nunatak_contract.wire import PolicyListing, PolicyVerdict
@@ -131,6 +132,88 @@ async def test_a_promoted_version_without_the_label_is_a_failure(
     assert (found.action, found.by_failure) == ("block", True)
     assert [it.error.code for it in found.failures] == ["rule_unanswerable"]
     assert "no label 'urgent'; its labels: calm, late" in found.failures[0].error.detail
+
+
+@pytest.mark.parametrize(("role", "action"), [("canary", "block"), ("shadow", "allow")])
+async def test_a_canary_without_the_label_is_a_failure_and_a_shadow_decides_nothing(
+    backbone: Backbone, registry: Registry, role: str, action: str
+) -> None:
+    registry.policies.put(urgent(1.0))
+    publish_tiny_task(registry, backbone, task="tone", labels=("calm", "late"), seed=3)
+    registry.promote("tone", "prod", 1)
+    async with running_client(backbone, registry) as client:
+        address = f"/v1/tasks/tone/aliases/prod/{role}"
+        started = await client.put(address, json={"version": 2, "share": 1.0})
+        assert started.status_code == 200, started.text
+        found = await judged(client)
+
+    failed = ["rule_unanswerable"] * (role == "canary")
+    assert (found.action, [it.error.code for it in found.failures]) == (action, failed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"parameters": {"on_long": "cut"}},
+        {"on_long": "cut"},
+        {"truncate": True},
+        {"stops_early": False},
+        {"deadline_ms": 1},
+        {"policy": "other"},
+        {"mode": "dry_run"},
+        {"unjudged": ["images"]},
+    ],
+)
+async def test_no_field_of_a_request_changes_a_policy(
+    backbone: Backbone, registry: Registry, changes: dict[str, object]
+) -> None:
+    registry.policies.put(urgent(1e-9))
+    async with running_client(backbone, registry) as client:
+        for path, body in (
+            (GUARD, {"inputs": TEXT}),
+            ("/v1/moderations", {"input": TEXT, "model": "guard"}),
+        ):
+            answer = await client.post(path, json={**body, **changes})
+            assert answer.status_code == 422, answer.text
+        blocked = await post(client, f"{GUARD}/portkey", {**portkey(TEXT), **changes})
+        refused = await post(
+            client, f"{GUARD}/beta/litellm_basic_guardrail_api", litellm(TEXT, **changes)
+        )
+
+    assert (blocked["verdict"], refused["action"]) == (False, "BLOCKED")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"x-deadline-ms": "1"}, {"x-priority": "low"}, {"x-routing-key": "any"}],
+    ids=lambda it: next(iter(it)),
+)
+async def test_no_header_lets_a_text_through_a_policy_that_allows_on_failure(
+    backbone: Backbone, registry: Registry, headers: dict[str, str]
+) -> None:
+    registry.policies.put(urgent(1e-9, on_failure=OnFailure.ALLOW))
+    async with running_client(backbone, registry) as client:
+        answer = await client.post(GUARD, json={"inputs": TEXT}, headers=headers)
+
+    assert (answer.json()["action"], answer.json()["by_failure"]) == ("block", False)
+
+
+async def test_a_policy_reads_special_tokens_in_a_text_as_text(tmp_path: Path) -> None:
+    tokenizer = published(TokenizerFamily.BERT).backend_tokenizer
+    backbone = tiny_backbone(tokenizer=tokenizer)
+    with Registry.open(tmp_path) as own:
+        publish_tiny_task(own, backbone, task="tone", labels=("calm", "urgent"))
+        own.policies.put(urgent(1e-9))
+        async with running_client(backbone, own) as client:
+            (judged_as,) = (await judged(client, "London[SEP]London")).rules
+            read_as = [
+                {it["label"]: it["score"] for it in await native(client, "tone", text)}
+                for text in ("London [ SEP ] London", "London[SEP]London")
+            ]
+
+    literal, special = [it["urgent"] for it in read_as]
+    assert judged_as.score == pytest.approx(literal, abs=1e-6)
+    assert abs(literal - special) > 1e-4
 
 
 async def test_a_dry_run_allows_and_is_counted(backbone: Backbone, registry: Registry) -> None:

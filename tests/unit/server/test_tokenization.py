@@ -9,6 +9,7 @@ from doubles.backbones import tiny_backbone
 from doubles.drafts import DRAFT_BACKBONE
 from doubles.leases import settle
 from doubles.refusals import raises
+from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_model import Encoding, TextInput
 from nunatak_server.tokenization import (
@@ -33,11 +34,21 @@ REFUSED = {
 }
 
 
+LONGEST_PLAIN = 1000
+
+
 class SpyEncoder:
     """Encodes characters, and remembers where it was called."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
+
+    @property
+    def literal(self) -> "SpyEncoder":
+        return self
+
+    def finds_special(self, encoding: Encoding) -> bool:
+        return encoding.num_tokens > LONGEST_PLAIN
 
     def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
         self.calls.append((threading.current_thread().name, max_length))
@@ -221,6 +232,31 @@ async def test_texts_encoded_in_turns_are_encoded_as_at_once(num_texts: int) -> 
     assert found[aligned] == tokenizer.encode_windows(texts, max_length=16, stride=4)
     assert all(it.alignment is None for item in found[windows] for it in item)
     assert all(it.alignment is not None for item in found[aligned] for it in item)
+
+
+@pytest.mark.parametrize("is_aligned", [False, True])
+async def test_special_tokens_in_a_text_are_text_for_a_literal_reading(*, is_aligned: bool) -> None:
+    tokenizer = served(TokenizerFamily.BERT)
+    tokenization = Tokenization({DRAFT_BACKBONE: tokenizer}, num_threads=1)
+    plain = replace(a_reading(64, stride=4), is_aligned=is_aligned)
+    literal = replace(plain, is_literal=True)
+    texts = ["a", "hello [SEP] you", "b " * MAX_CHARS_ON_LOOP]
+
+    found = await tokenization.encode(texts, readings=[plain, literal], caller="anna")
+    tokenization.close()
+
+    assert found[plain][::2] == found[literal][::2]
+    assert any(map(tokenizer.finds_special, found[plain][1]))
+    assert not any(map(tokenizer.finds_special, found[literal][1]))
+
+
+async def test_a_text_whose_special_tokens_cannot_be_read_as_text_is_refused() -> None:
+    tokenization = Tokenization({DRAFT_BACKBONE: SpyEncoder()}, num_threads=1)
+    reading = replace(a_reading(LONGEST_PLAIN + 1, stride=None), is_literal=True)
+
+    with raises("invalid_text", match="a special token"):
+        await tokenization.encode(["a"], readings=[reading], caller="anna")
+    tokenization.close()
 
 
 async def test_the_position_of_a_text_that_is_too_long_counts_all_texts() -> None:

@@ -96,13 +96,15 @@ def test_litellm_passes_a_part_that_no_task_reads_only_if_the_policy_says_so(
     run: Callable[[Ask], None], part: UnjudgedPart
 ) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
-        body = litellm(TEXT, **{part.value: [{"type": "function"}]})
+        name = "logprobs" if part is UnjudgedPart.OTHER else part.value
+        body = litellm(TEXT, structured_messages=[{"role": "user", name: ["a"]}])
 
-        refused = await post(client, LITELLM.format("allow"), body, status=422)
+        refused = await post(client, LITELLM.format("allow"), body)
         passed = [await post(client, LITELLM.format(it), body) for it in ("open", "dry")]
         blocked = await post(client, LITELLM.format("block"), body)
 
-        assert refused["error"].startswith(f"no task reads {part.value}; ")
+        assert refused["action"] == "BLOCKED"
+        assert refused["blocked_reason"].startswith(f"no task reads {part.value}; ")
         assert [it["action"] for it in passed] == ["NONE", "NONE"]
         assert blocked["action"] == "BLOCKED"
 
@@ -118,13 +120,14 @@ def test_litellm_passes_a_part_that_no_task_reads_only_if_the_policy_says_so(
         {"input_type": "other"},
     ],
 )
-def test_litellm_gets_an_error_for_what_the_server_does_not_know(
+def test_litellm_blocks_a_call_with_what_the_server_does_not_know(
     run: Callable[[Ask], None], change: dict[str, object]
 ) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
-        refused = await post(client, LITELLM.format("allow"), litellm(TEXT, **change), status=422)
+        refused = await post(client, LITELLM.format("allow"), litellm(TEXT, **change))
 
-        assert "the request does not follow its schema" in refused["error"]
+        assert refused["action"] == "BLOCKED"
+        assert "the request does not follow its schema" in refused["blocked_reason"]
 
     run(scenario)
 
@@ -142,7 +145,8 @@ def test_portkey_gets_a_verdict_and_the_changed_call(run: Callable[[Ask], None])
         assert blocked["verdict"] is False
         assert blocked["data"] == {"action": "block", "reason": "too urgent"}
         assert [it["verdict"] for it in passed] == [True, True]
-        messages = [{"role": "system", "content": "Be kind."}, {"content": hidden}]
+        system = {"role": "system", "content": await masked(client, "Be kind.")}
+        messages = [system, {"content": hidden}]
         assert changed["verdict"] is True
         assert changed["transformedData"] == {"request": {"json": {"messages": messages}}}
         assert reply["transformedData"] == {"response": {"json": {"choices": [hidden]}}}
@@ -159,9 +163,23 @@ def test_portkey_gets_a_verdict_and_the_changed_call(run: Callable[[Ask], None])
         ("allow", portkey("a" * 40_000)),
         ("allow", portkey(TEXT, "afterRequestHook", response=None)),
         ("mask", portkey(TEXT, request={"json": {}, "text": TEXT})),
+        ("allow", portkey("", "afterRequestHook", response={"json": {}, "text": ""})),
+        ("allow", portkey("", request={"json": {"a": [None] * 5000}, "text": ""})),
+        ("allow", portkey("", request={"json": {"a": list(map(str, range(9)))}, "text": ""})),
         ("allow", '{"request": {"text": "\\ud800"}, "eventType": "beforeRequestHook"}'),
     ],
-    ids=["policy", "schema", "nul", "long", "no-text", "nothing-to-change", "surrogate"],
+    ids=[
+        "policy",
+        "schema",
+        "nul",
+        "long",
+        "no-side",
+        "nothing-to-change",
+        "nothing-to-judge",
+        "many-values",
+        "many-texts",
+        "surrogate",
+    ],
 )
 def test_portkey_gets_the_verdict_false_for_every_failure(
     run: Callable[[Ask], None], policy: str, body: object

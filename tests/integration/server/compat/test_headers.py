@@ -37,7 +37,9 @@ SEVERAL = {"/srun/v1/bundle"}
 """Routes whose answer has no header for the one version that answered."""
 OF_POLICY = {path for path in COMPUTING if "{policy}" in path} | {"/v1/moderations"}
 PORTKEY = "/v1/verdicts/{policy}/portkey"
-"""The route whose refusals are verdicts, because Portkey lets a call pass on an error."""
+LITELLM = "/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api"
+GATEWAYS = {PORTKEY, LITELLM}
+"""The routes whose refusals are verdicts, because gateways may let a call pass on an error."""
 BY_NAME = [
     path
     for path in COMPUTING
@@ -66,7 +68,7 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
         "/hf/backbone": {"inputs": {"source_sentence": text, "sentences": ["a"]}},
         **dict.fromkeys(("/srun/v1/classify", "/classify"), classifying),
         "/v1/moderations": {"input": text, "model": "guard"},
-        "/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api": litellm(text),
+        LITELLM: litellm(text),
         PORTKEY: portkey(text),
         "/srun/v1/rerank": ranking,
         "/srun/v1/bundle": {"tasks": [{"id": "a", "rerank": ranking}]},
@@ -210,7 +212,7 @@ async def test_a_higher_priority_goes_before_its_callers_others(
     assert answered.index("high") <= 2
 
 
-@pytest.mark.parametrize("path", [path for path in COMPUTING if path != PORTKEY])
+@pytest.mark.parametrize("path", [path for path in COMPUTING if path not in GATEWAYS])
 @pytest.mark.parametrize("value", ["urgent", ""])
 def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
     run: Callable[[Ask], None], backbone: Backbone, path: str, value: str

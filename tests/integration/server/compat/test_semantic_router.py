@@ -284,9 +284,14 @@ async def test_late_inputs_carry_their_own_errors(backbone: Backbone, registry: 
         try:
             late = asking("topic", TEXT, OTHER, deadline_ms=50.5)
             found = await post(client, "/srun/v1/classify", late)
+            body = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}
+            ranked = await client.post(
+                "/srun/v1/rerank", json=body, headers={"x-deadline-ms": "50"}
+            )
         finally:
             HeldLayers.may_compute.set()
 
+    assert (ranked.status_code, ranked.json()["error"]["code"]) == (504, "deadline_exceeded")
     assert found["results"] == [
         {"index": index, "error": "deadline_exceeded"} for index in range(2)
     ]

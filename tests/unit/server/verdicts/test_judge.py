@@ -23,7 +23,7 @@ from nunatak_model import Backbone, Branch, build_branch
 from nunatak_registry import PublishedPolicy
 from nunatak_server.access.keys import TaskList
 from nunatak_server.errors import OutOfMemoryError
-from nunatak_server.scheduler.rows import RowAnswer
+from nunatak_server.scheduler.rows import Priority, RowAnswer
 from nunatak_server.verdicts.judge import Judge, Judgement, JudgeRequest, PolicyCache
 
 BLOCK, ALLOW = VerdictAction.BLOCK, VerdictAction.ALLOW
@@ -57,8 +57,8 @@ def request_of(policy: Policy, *, deadline_s: float | None = None) -> JudgeReque
     return JudgeRequest(
         policy=policy.name,
         texts=("a", "b"),
-        request=replace(ask_for(), deadline_s=deadline_s or 60),
-        has_own_deadline=deadline_s is not None,
+        request=replace(ask_for(), deadline_s=60),
+        own_deadline_s=deadline_s,
     )
 
 
@@ -148,6 +148,22 @@ async def test_the_deadline_of_a_request_goes_before_that_of_its_policy(make: Ma
     found = await judge.judge(request_of(policy, deadline_s=0.001))
 
     assert (found.action, found.is_by_failure) == (BLOCK, True)
+
+
+@pytest.mark.parametrize("deadline_ms", [None, 30_000])
+async def test_no_header_makes_the_tasks_of_a_policy_late_that_allows_on_failure(
+    make: Make, deadline_ms: int | None
+) -> None:
+    policy = two_tasks(on_failure=OnFailure.ALLOW, deadline_ms=deadline_ms)
+    judge, engine, _ = await make(policy)
+    wanted = request_of(policy, deadline_s=0.001)
+    wanted = replace(wanted, request=replace(wanted.request, priority=Priority.LOW))
+
+    found = await judge.judge(wanted)
+
+    assert (found.action, found.is_by_failure) == (BLOCK, False)
+    assert {row.spec.priority for row in engine.rows} == {Priority.NORMAL}
+    assert wanted.request_for(policy).deadline_s == (deadline_ms or 60_000) / 1000
 
 
 async def test_a_task_that_nobody_published_is_a_failure(make: Make) -> None:

@@ -1,0 +1,201 @@
+"""Calls to language models: the texts that a policy judges, and the parts that no task reads.
+
+A gateway sends a call as JSON of its provider. Every string of the call is a text to judge, unless
+the string is a setting that no model reads as text. So a new field of a provider is judged, and
+not skipped. Objects that hold other content than text are unread parts, which a policy must name.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from fastapi import Request
+from pydantic import JsonValue
+
+from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
+from nunatak_contract.errors import NunatakError
+from nunatak_server.http.endpoints import RequestOptions, ask_policy
+from nunatak_server.verdicts.judge import Judgement
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+MAX_VALUES: Final = 4_000
+"""Most values of a call. The event loop reads this many in about ten milliseconds."""
+ROLES: Final = _names("assistant developer function model system tool user")
+SETTINGS: Final = _names(
+    "call_id created detail effort encoding_format finish_reason format id "
+    "include index media_type mimeType mime_type modalities model object provider quality "
+    "reasoning_effort safety_identifier service_tier size status stop stop_reason "
+    "stop_sequence stop_sequences system_fingerprint tool_call_id tool_choice tool_use_id "
+    "truncation type user verbosity voice"
+)
+"""Names of fields whose short values no model reads as text."""
+OPAQUE: Final = _names("encrypted_content signature")
+"""Names of fields whose values only their provider can read."""
+OPAQUE_VALUE: Final = re.compile(r"[\w+/=-]+", re.ASCII)
+TEXT_FIELDS: Final = _names("content input prompt text")
+"""Names of fields in which a model could read a number as text."""
+SHORT_VALUE: Final = re.compile(r"[\w.:/+=-]{1,64}", re.ASCII)
+FIELD_NAME: Final = re.compile(r"[\w.:/$-]{1,64}", re.ASCII)
+TEXT_TYPES: Final = _names(
+    "function_call_output input_text message output_text reasoning reasoning_text refusal "
+    "summary_text text thinking tool_result url_citation"
+)
+"""Types of objects in lists that hold nothing but text."""
+SCHEMA_LISTS: Final = _names("allOf anyOf enum oneOf prefixItems type")
+"""Names of lists in a JSON schema, whose items are no parts of a message."""
+NAMES_OF_PARTS: Final = {
+    UnjudgedPart.IMAGES: _names("image image_file image_url images input_image"),
+    UnjudgedPart.AUDIO: _names("audio input_audio output_audio"),
+    UnjudgedPart.FILES: _names(
+        "attachments document file fileData file_data file_id file_ids file_url files inlineData "
+        "inline_data input_file input_video video video_url"
+    ),
+    UnjudgedPart.TOOLS: _names("functions tool_choice tools"),
+    UnjudgedPart.TOOL_CALLS: _names(
+        "function_call functionCall server_tool_use tool_calls tool_use"
+    ),
+    UnjudgedPart.OTHER: _names("logprobs"),
+}
+PARTS: Final = {name: part for part, names in NAMES_OF_PARTS.items() for name in names}
+"""The part of a field with this name, or of an object in a list with this type."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CallContent:
+    """What a call holds; `read` collects it, and replaces texts by `changes`."""
+
+    changes: Mapping[str, str] = field(default_factory=dict[str, str])
+    texts: dict[str, None] = field(default_factory=dict[str, None])
+    """The texts in order, each once. Texts of white space are no content."""
+    joined: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Texts that a model may read as one, with their pieces."""
+    unread: dict[UnjudgedPart, None] = field(default_factory=dict[UnjudgedPart, None])
+    """The parts that no task reads, in order."""
+    num_values: int = 0
+
+    def read(self, value: JsonValue, name: str = "") -> JsonValue:
+        """Read the value of a field with this name; return the value with changed texts.
+
+        Raises:
+            NunatakError: `invalid_request`, the call has too many values.
+        """
+        self.num_values += 1
+        if self.num_values > MAX_VALUES:
+            problem = f"a guarded call may have at most {MAX_VALUES} JSON values"
+            raise NunatakError("invalid_request", problem=problem)
+        match value:
+            case str():
+                return self._text(value, name)
+            case dict():
+                return {self._name(it): self._field(it, inner) for it, inner in value.items()}
+            case list():
+                pieces = tuple(it for item in value if (it := _text_of(item, name)))
+                if len(pieces) > 1:
+                    self.joined["\n".join(pieces)] = pieces
+                return [self._item(item, name) for item in value]
+            case int() | float() if name in TEXT_FIELDS and not isinstance(value, bool):
+                self.unread[UnjudgedPart.OTHER] = None
+                return value
+            case _:
+                return value
+
+    def _text(self, text: str, name: str) -> str:
+        if text.strip() and not _is_setting(text, name):
+            self.texts[text] = None
+            return self.changes.get(text, text)
+        return text
+
+    def _name(self, name: str) -> str:
+        """Return a name, changed like a text if it may be one: a prompt may hold whole objects."""
+        return name if FIELD_NAME.fullmatch(name) else self._text(name, "")
+
+    def _field(self, name: str, value: JsonValue) -> JsonValue:
+        if name in PARTS and _has_content(value) and not _is_setting(value, name):
+            self.unread[PARTS[name]] = None
+            return value
+        return self.read(value, name)
+
+    def _item(self, value: JsonValue, name: str) -> JsonValue:
+        match value:
+            case _ if name in SCHEMA_LISTS:
+                pass
+            case int() | float() if not isinstance(value, bool):
+                # Token ids are a text that another tokenizer has made.
+                self.unread[UnjudgedPart.OTHER] = None
+            case {"type": kind} if not (isinstance(kind, str) and kind in TEXT_TYPES):
+                part = PARTS.get(kind) if isinstance(kind, str) else None
+                self.unread[part or UnjudgedPart.OTHER] = None
+                text = value.get("text")
+                return {**value, "text": self.read(text, "text")} if text else value
+            case _:
+                pass
+        return self.read(value, name)
+
+
+async def judge_call(
+    request: Request,
+    policy: str,
+    content: CallContent,
+    handling: RequestOptions,
+    *,
+    replaceable: Collection[str],
+) -> tuple[Judgement, Mapping[str, str]]:
+    """Judge every text of a call; return the judgement, and the masked texts by the texts.
+
+    The gateway can replace the `replaceable` texts alone. A call without a text is nothing to
+    judge.
+
+    Raises:
+        NunatakError: `invalid_request`, the call has an unread part that the policy does not name,
+            or a text to mask that is not replaceable.
+    """
+    asked = tuple({**content.texts, **dict.fromkeys(content.joined)})
+    judgement = await ask_policy(request, policy, asked, handling=handling)
+    published = judgement.published.policy
+    if published.mode is PolicyMode.DRY_RUN or judgement.action is VerdictAction.BLOCK:
+        return judgement, {}
+    unread = next((it for it in content.unread if it not in published.unjudged), None)
+    if unread is not None:
+        raise NunatakError(
+            "invalid_request",
+            problem=f"no task reads {unread.value}; name {unread.value!r} in `unjudged` of the "
+            "policy to let them pass",
+        )
+    decided = zip(asked, judgement.decisions, strict=True)
+    masks = {text: it.masked for text, it in decided if it.masked is not None}
+    for text, masked in masks.items():
+        pieces = (masks.get(it, it) for it in content.joined.get(text, ()))
+        if text not in replaceable and "\n".join(pieces) != masked:
+            problem = "a text to mask stands in a part of the call that cannot be replaced"
+            raise NunatakError("invalid_request", problem=problem)
+    return judgement, masks
+
+
+def _has_content(value: JsonValue) -> bool:
+    return isinstance(value, str | list | dict) and bool(value)
+
+
+def _is_setting(value: JsonValue, name: str) -> bool:
+    if not isinstance(value, str):
+        return False
+    if name == "role":
+        return value in ROLES
+    form = SHORT_VALUE if name in SETTINGS else OPAQUE_VALUE if name in OPAQUE else None
+    return form is not None and form.fullmatch(value) is not None
+
+
+def _text_of(item: JsonValue, name: str) -> str | None:
+    """Return the text of an item of a list, if the item is one text."""
+    match item:
+        case str() if not _is_setting(item, name):
+            text = item
+        case {"text": str(text)}:
+            pass
+        case _:
+            return None
+    return text if text.strip() else None

@@ -1,0 +1,259 @@
+"""A campaign: every shape of a gateway's call, with an attack or a name in every place.
+
+The guards decide by one text alone, so a call with another text in the same place must pass.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from doubles.compat import Ask, litellm, native, portkey
+from doubles.gateway_calls import (
+    FIELDS,
+    HARMLESS,
+    MESSAGES,
+    NO_TEXTS,
+    RESPONSES,
+    TEXTS,
+    UNREAD,
+    UNREAD_FIELDS,
+    USUAL,
+    Json,
+    Place,
+    text_of,
+    with_content,
+)
+from doubles.policies import make_policy, make_rule, when
+from doubles.tasks import publish_tiny_task
+from nunatak_contract.enums import HeadKind, UnjudgedPart, VerdictAction
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+
+ATTACK = "ann met bob in oslo."
+"""The one text that the guards stop; the tiny task gives this text another score."""
+LABEL = "urgent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A call of one gateway with a text in one place."""
+
+    name: str
+    gateway: str
+    build: Place
+    is_read: bool = True
+    """Whether tasks read the whole call."""
+
+    def __str__(self) -> str:
+        return f"{self.gateway}-{self.name}"
+
+
+def of_litellm() -> Iterator[Shape]:
+    def messages(place: Place, *, has_texts: bool) -> Place:
+        def build(text: str) -> Json:
+            sent = with_content(place(text), is_last=has_texts)
+            return litellm(*[text] * has_texts, structured_messages=sent)
+
+        return build
+
+    def beside(part: str) -> Place:
+        return lambda it: litellm(it, **{part: [{"type": "function"}]})
+
+    for has_texts, (name, place) in product((True, False), (MESSAGES | UNREAD).items()):
+        yield Shape(
+            name=f"{name}-{'with' if has_texts else 'without'}-texts",
+            gateway="litellm",
+            build=messages(place, has_texts=has_texts),
+            is_read=name in MESSAGES,
+        )
+    for part in ("images", "tools", "tool_calls"):
+        yield Shape(name=part, gateway="litellm", build=beside(part), is_read=False)
+    yield Shape(name="texts", gateway="litellm", build=lambda it: litellm(HARMLESS, it))
+    yield Shape(
+        name="response", gateway="litellm", build=lambda it: litellm(it, input_type="response")
+    )
+
+
+def asked(call: Json, text: Json) -> Json:
+    return portkey("", request={"json": call, "text": text})
+
+
+def conversation(place: Place, *, is_last: bool, is_blank: bool) -> Place:
+    def build(text: str) -> Json:
+        call = {"messages": with_content(place(text), is_last=is_last)}
+        return asked(call, "" if is_blank else text_of(call))
+
+    return build
+
+
+def whole_request(place: Place) -> Place:
+    return lambda it: asked(place(it), text_of(place(it)))
+
+
+def response(place: Place) -> Place:
+    return lambda it: portkey("", "afterRequestHook", response={"json": place(it), "text": ""})
+
+
+def of_portkey() -> Iterator[Shape]:
+    kinds = {"last": (True, False), "first": (False, False), "blank": (True, True)}
+    for kind, (name, place) in product(kinds, (MESSAGES | UNREAD).items()):
+        is_last, is_blank = kinds[kind]
+        build = conversation(place, is_last=is_last, is_blank=is_blank)
+        is_read = name in MESSAGES
+        yield Shape(name=f"{name}-{kind}", gateway="portkey", build=build, is_read=is_read)
+    for name, place in (FIELDS | UNREAD_FIELDS).items():
+        is_read = name in FIELDS
+        yield Shape(name=name, gateway="portkey", build=whole_request(place), is_read=is_read)
+    for name, place in RESPONSES.items():
+        yield Shape(name=f"response-{name}", gateway="portkey", build=response(place))
+
+
+def of_texts() -> Iterator[Shape]:
+    """Yield the shapes of moderations and of the native route."""
+
+    def under(field: str, place: Place) -> Place:
+        return lambda it: {field: place(it)}
+
+    for gateway, field in (("moderations", "input"), ("verdicts", "inputs")):
+        for name, place in (TEXTS | NO_TEXTS).items():
+            build = under(field, place)
+            yield Shape(name=name, gateway=gateway, build=build, is_read=name in TEXTS)
+
+
+SHAPES = [*of_litellm(), *of_portkey(), *of_texts()]
+PATHS = {
+    "litellm": "/v1/verdicts/{}/beta/litellm_basic_guardrail_api",
+    "portkey": "/v1/verdicts/{}/portkey",
+    "moderations": "/v1/moderations",
+    "verdicts": "/v1/verdicts/{}",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a gateway does with a call after an answer."""
+
+    passes: bool
+    content: Json = None
+    """What the language model gets; None if the call goes on as it is."""
+
+
+async def outcome_of(client: httpx.AsyncClient, shape: Shape, policy: str, text: str) -> Outcome:
+    body = shape.build(text)
+    if shape.gateway == "moderations":
+        body = {**body, "model": policy}
+    answer = await client.post(PATHS[shape.gateway].format(policy), json=body)
+    assert answer.status_code in {200, 422}, answer.text
+    found: Json = answer.json()
+    if shape.gateway == "portkey":
+        # Portkey lets a call pass on an error.
+        passes = answer.status_code != 200 or found["verdict"]
+        return Outcome(passes=passes, content=found.get("transformedData"))
+    if answer.status_code != 200:
+        return Outcome(passes=False)
+    match shape.gateway:
+        case "litellm":
+            return Outcome(passes=found["action"] != "BLOCKED", content=found["texts"])
+        case "moderations":
+            return Outcome(passes=not any(it["flagged"] for it in found["results"]))
+        case _:
+            return Outcome(passes=found["action"] != "block", content=found["texts"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def policies(registry: Registry, backbone: Backbone, run: Callable[[Ask], None]) -> None:
+    """Guards that stop the attack alone, and a guard that masks every word."""
+    labels, kind = ("O", "B-X", "I-X"), HeadKind.TOKEN_CLASSIFICATION
+    publish_tiny_task(registry, backbone, task="people", labels=labels, kind=kind)
+    scores = dict[str, float]()
+
+    async def measure(client: httpx.AsyncClient) -> None:
+        for text in (ATTACK, HARMLESS, f"{HARMLESS}\n{HARMLESS}"):
+            found = await native(client, "topic", text)
+            scores[text] = next(it["score"] for it in found if it["label"] == LABEL)
+
+    run(measure)
+    attack = scores.pop(ATTACK)
+    assert attack > max(scores.values()), "the attack must stand out for the tiny task"
+    threshold = (attack + max(scores.values())) / 2
+    block = make_rule(when("topic", LABEL, threshold=threshold))
+    mask = make_rule(when("people", "X"), action=VerdictAction.MASK)
+    everything = frozenset(UnjudgedPart)
+    for policy in (
+        make_policy(block, name="block"),
+        make_policy(block, name="open").model_copy(update={"unjudged": everything}),
+        make_policy(mask, name="mask"),
+    ):
+        registry.policies.put(policy)
+
+
+READ = [it for it in SHAPES if it.is_read]
+UNREAD_SHAPES = [it for it in SHAPES if not it.is_read]
+
+
+async def passing(
+    client: httpx.AsyncClient, policy: str, shapes: list[Shape], text: str
+) -> set[str]:
+    found = await asyncio.gather(*[outcome_of(client, it, policy, text) for it in shapes])
+    return {str(it) for it, outcome in zip(shapes, found, strict=True) if outcome.passes}
+
+
+def test_no_shape_of_a_call_lets_an_attack_through(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        assert await passing(client, "block", SHAPES, ATTACK) == set()
+        assert await passing(client, "block", UNREAD_SHAPES, HARMLESS) == set()
+
+    run(scenario)
+
+
+def test_a_call_of_texts_passes_without_an_attack(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        assert await passing(client, "block", READ, HARMLESS) == set(map(str, READ))
+
+    run(scenario)
+
+
+def test_a_policy_that_names_the_parts_still_judges_the_texts(run: Callable[[Ask], None]) -> None:
+    gateways = [it for it in UNREAD_SHAPES if it.gateway in {"litellm", "portkey"}]
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        assert await passing(client, "open", READ, ATTACK) == set()
+        assert await passing(client, "open", gateways, HARMLESS) == set(map(str, gateways))
+
+    run(scenario)
+
+
+def test_no_shape_of_a_call_keeps_a_text_that_a_policy_masks(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        found = await asyncio.gather(*[outcome_of(client, it, "mask", ATTACK) for it in SHAPES])
+        outcomes = dict(zip(map(str, SHAPES), found, strict=True))
+        kept = {
+            name
+            for name, it in outcomes.items()
+            if it.passes and (it.content is None or b"ann met" in orjson.dumps(it.content))
+        }
+        masked = {name for name, it in outcomes.items() if it.passes and it.content is not None}
+
+        assert kept == set()
+        assert {f"portkey-{it}-last" for it in ("content", "part-of-two", "name")} <= masked
+        assert "litellm-content-with-texts" in masked
+
+    run(scenario)
+
+
+def test_the_settings_of_a_usual_call_are_no_texts(run: Callable[[Ask], None]) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        body: Any = portkey("", request={"json": USUAL, "text": HARMLESS})
+        answer = await client.post(PATHS["portkey"].format("mask"), json=body)
+        changed = answer.json()["transformedData"]["request"]["json"]
+
+        different = {name for name in USUAL if changed[name] != USUAL[name]}
+        assert different == {"messages"}
+
+    run(scenario)
