@@ -264,13 +264,19 @@ def run_feed_forward(
 
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
     """All layers share the attention."""
+    # A function made here would make classes from its annotations for each batch, and leave them
+    # in cycles.
+    return partial(run_layer, attend=partial(_attend, attention, config), config=config)
 
-    def attend(
-        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, dropout: float
-    ) -> Float[Tensor, "tokens width"]:
-        return attention(mixed_qkv(hidden, layer), num_heads=config.num_heads, dropout=dropout)
 
-    return partial(run_layer, attend=attend, config=config)
+def _attend(
+    attention: Attention,
+    config: BackboneConfig,
+    hidden: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    return attention(mixed_qkv(hidden, layer), num_heads=config.num_heads, dropout=dropout)
 
 
 def run_layer(
