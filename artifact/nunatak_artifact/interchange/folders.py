@@ -33,6 +33,8 @@ PICKLE_ADVICE: Final = (
 )
 MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_WEIGHT_BYTES = 4 * 1024**3
+MAX_HEADER_BYTES = 1024 * 1024
+"""The header of safetensors names every tensor; a model of 60 layers has 100 KiB."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 Shapes = Mapping[str, tuple[int, ...]]
 Model = TypeVar("Model", bound=BaseModel)
@@ -87,6 +89,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors = dict[str, Tensor]()
     for name in weight_files(folder) or [_missing_weights(folder, WEIGHTS, PICKLE_ADVICE)]:
         data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
+        if (size := int.from_bytes(data[:8], "little")) > MAX_HEADER_BYTES:
+            problem = f"has a header of {size} bytes, at most {MAX_HEADER_BYTES} are read"
+            raise corrupt_file(folder, name, problem)
         try:
             tensors |= tensors_from_bytes(data)
         except InvalidTensorsError as error:
@@ -264,7 +269,10 @@ def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes
     path = folder / name
     if not has_file(folder, name):
         raise NunatakError("invalid_folder", folder=folder.name, reason=f"it has no file {name}")
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise corrupt_file(folder, name, "is a link that leads back to itself") from error
     if not target.is_relative_to(folder.resolve()):
         raise NunatakError("escaping_file", folder=folder.name, file=name)
     # Reading a pipe could wait without end.

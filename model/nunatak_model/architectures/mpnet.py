@@ -115,7 +115,9 @@ class _Biases:
 
     buckets: Int[Tensor, " distances"]
     longest: int
-    known: list[tuple[RelativePositions, Tensor]] = field(default_factory=list)
+    known: list[tuple[RelativePositions, Tensor]] = field(
+        default_factory=list[tuple[RelativePositions, Tensor]]
+    )
 
     def of(
         self, relative: RelativePositions, dtype: torch.dtype

@@ -3,13 +3,15 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tokenizers
 from tokenizers import Tokenizer, models
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import TextInput
 from nunatak_model.text.alignment import Vocabulary, align
+from nunatak_model.text.bounds import check_bounds, is_panic
 from nunatak_model.text.cutting import long_text, parts_of_windows
 from nunatak_model.text.encoding import Encoding, Part
 
@@ -26,6 +28,7 @@ class TextTokenizer:
 
         Raises:
             ValueError: the tokenizers library cannot read the text.
+            UnsupportedBackboneError: it asks for more memory or work than any published one.
         """
         self.digest = hashlib.sha256(definition).hexdigest()
         self._num_token_types = num_token_types
@@ -33,13 +36,19 @@ class TextTokenizer:
         self._lock = threading.Lock()
         try:
             self._definition = definition.decode()
+            parsed = json.loads(definition)
+            check_bounds(parsed)
             self._tokenizer = self._uncut()
             # The post-processor alone, which puts the special tokens around a window.
             self._framing = Tokenizer(models.BPE())
             self._framing.post_processor = self._tokenizer.post_processor
-            self._vocabulary = Vocabulary.of(json.loads(definition))
+            self._vocabulary = Vocabulary.of(parsed)
             pair = self._tokenizer.encode("a", "a")
-        except Exception as error:  # the library raises no other type
+        except NunatakError:
+            raise
+        except BaseException as error:  # the library has no type of its own, and it may panic
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
         self.tells_texts_apart = any(self._types(pair))
         """Whether the second text of a pair has another token type than the first."""
@@ -60,6 +69,10 @@ class TextTokenizer:
         Texts are cut to `max_length` tokens, the longer text of a pair first. The part of each
         encoding counts the cut tokens. The texts must hold no lone surrogates. The work is done in
         Rust, without the interpreter's lock.
+
+        Raises:
+            NunatakError: `invalid_text`, the tokenizer gives up on a text, because a pattern tries
+                too many ways to match it. Every method that encodes raises this error.
         """
         return [
             whole if whole.num_tokens <= max_length else long_text(whole, found).cut(max_length)
@@ -91,8 +104,7 @@ class TextTokenizer:
         only the second text is divided into windows. The first text stands in every window, cut to
         `MAX_QUESTION_TOKENS` and to half of the window.
         """
-        texts = [text for item in inputs for text in ((item,) if isinstance(item, str) else item)]
-        bare = iter(self._bare().encode_batch(texts))
+        bare = iter(_encoded(self._encode_texts, inputs))
         found: list[tuple[Encoding, ...]] = []
         for item in inputs:
             first = None if isinstance(item, str) else next(bare)
@@ -114,6 +126,11 @@ class TextTokenizer:
             )
         return found
 
+    def _encode_texts(self, inputs: list[TextInput]) -> list[tokenizers.Encoding]:
+        """Encode each text of a pair alone."""
+        texts = [text for item in inputs for text in ((item,) if isinstance(item, str) else item)]
+        return self._bare().encode_batch(texts)
+
     def join(self, tokens: Sequence[str]) -> str:
         """Decode tokens to running text."""
         decoder = self._bare().decoder
@@ -121,7 +138,7 @@ class TextTokenizer:
 
     def _whole(self, inputs: Sequence[TextInput]) -> Iterator[tuple[Encoding, tokenizers.Encoding]]:
         """Yield each input uncut, and the library's encoding of it."""
-        for found in self._tokenizer.encode_batch_fast(list(inputs)):
+        for found in _encoded(self._tokenizer.encode_batch_fast, inputs):
             yield Encoding(token_ids=tuple(found.ids), type_ids=self._types(found)), found
 
     def _types(self, found: tokenizers.Encoding) -> tuple[int, ...]:
@@ -161,6 +178,36 @@ class TextTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
+
+
+def _encoded(
+    encode: Callable[[list[TextInput]], list[tokenizers.Encoding]], inputs: Sequence[TextInput]
+) -> list[tokenizers.Encoding]:
+    """Encode the inputs together.
+
+    Raises:
+        NunatakError: `invalid_text`, the library gives up on one of them.
+    """
+    try:
+        return encode(list(inputs))
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        position = next((at for at, it in enumerate(inputs) if _gives_up(encode, it)), 0)
+        reason = "a run of characters for which a pattern of the tokenizer tries too many matches"
+        raise NunatakError("invalid_text", position=position, reason=reason) from error
+
+
+def _gives_up(
+    encode: Callable[[list[TextInput]], list[tokenizers.Encoding]], item: TextInput
+) -> bool:
+    try:
+        encode([item])
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        return True
+    return False
 
 
 def _cut(found: tokenizers.Encoding, size: int) -> int:
