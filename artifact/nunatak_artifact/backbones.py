@@ -78,7 +78,7 @@ from nunatak_model import (
     tensors_to_bytes,
 )
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
-from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
+from nunatak_model.checkpoint import RECORD, WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
 from nunatak_model.sentence_folder import FILES as SENTENCE_FILES
 from nunatak_model.text.bounds import check_bounds, check_token_ids, patterns_in
 from nunatak_model.text.tokenizer import TextTokenizer
@@ -93,7 +93,6 @@ from nunatak_model.tokenizer_settings import (
 )
 from nunatak_model.tokenizer_settings import FILES as TOKENIZER_FILES
 
-RECORD: Final = "backbone.json"
 OLD_WEIGHTS, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SLOW_TOKENIZER_FILES: Final = ("vocab.json", "merges.txt", "*.model", "vocab.bpe", "bpe.codes")
 FILES: Final = (

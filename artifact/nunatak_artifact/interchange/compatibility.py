@@ -298,14 +298,15 @@ def import_errors(folder: Path) -> Generator[None]:
 
 
 def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
-    """Refuse an adapter that does not name the backbone, by the last part of both names.
+    """Refuse an adapter that does not name the backbone, or the checkpoint that it was added from.
 
-    Adapters hold no weights of their base model, so only its name can be compared.
+    Adapters hold no weights of their base model, so only the last parts of the names are compared.
 
     Raises:
         NunatakError: `foreign_backbone`, the adapter names another base, or none.
     """
-    if named and _last_part(named) == _last_part(backbone.name):
+    ours = {_last_part(backbone.name), _last_part(backbone.source.partition("@")[0])}
+    if named and _last_part(named) in ours:
         return
     found = f"it was trained on {named!r}" if named else "it does not name its base model"
     raise foreign(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from torch import Tensor
 
 from nunatak_artifact.reference import check_names, corrupt_file, refusal
@@ -146,7 +146,8 @@ class ModelConfigFile(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     architectures: tuple[str, ...] | None = None
-    id2label: dict[NonNegativeInt, str] | None = None
+    id2label: dict[str, JsonValue] | None = None
+    """As the file has it; `labels_in_order` reads it, unless the caller names the labels."""
     problem_type: str | None = None
     classifier_pooling: str | None = None
 
@@ -215,7 +216,7 @@ def labels_in_order(
     head: HeadSpec,
     *,
     given: tuple[str, ...] | None,
-    stored: Mapping[int, str] | None,
+    stored: Mapping[str, JsonValue] | None,
 ) -> tuple[str, ...]:
     """Return the labels of the logits: the caller's labels, else the folder's.
 
@@ -240,17 +241,21 @@ def labels_in_order(
             num_labels=head.num_labels,
             found="the folder names none",
         )
-    numbered = dict(enumerate(given)) if given is not None else dict(stored or {})
-    labels = tuple(numbered[index] for index in sorted(numbered))
-    if sorted(numbered) != list(range(head.num_labels)) or len(set(labels)) != len(labels):
-        found = ", ".join(f"{index}: {label}" for index, label in sorted(numbered.items()))
+    named: Mapping[str, JsonValue] = (
+        {str(index): label for index, label in enumerate(given)} if given is not None else stored
+    ) or {}
+    labels = [
+        label for index in range(head.num_labels) if isinstance(label := named.get(str(index)), str)
+    ]
+    if len(named) != head.num_labels or len(set(labels)) != head.num_labels:
+        found = json.dumps(dict(named), ensure_ascii=False)
         raise NunatakError(
             "unknown_labels",
             folder=folder.name,
             num_labels=head.num_labels,
-            found=f"got {found[:200]!r}",
+            found=f"got {found[:200]}",
         )
-    return labels
+    return tuple(labels)
 
 
 def has_file(folder: Path, name: str) -> bool:

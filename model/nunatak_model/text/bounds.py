@@ -98,12 +98,10 @@ def _objects_in(part: object) -> Iterator[Mapping[str, object]]:
     """Yield each object within a parsed JSON document, without the vocabulary."""
     waiting = [part]
     while waiting:
-        match waiting.pop():
-            case dict() as found:
-                fields = cast("dict[str, object]", found)
-                yield fields
-                waiting += [it for name, it in fields.items() if name not in {"vocab", "merges"}]
-            case list() as found:
-                waiting += cast("list[object]", found)
-            case _:
-                pass
+        found = waiting.pop()
+        if isinstance(found, dict):
+            fields = cast("dict[str, object]", found)
+            yield fields
+            waiting += [it for name, it in fields.items() if name not in {"vocab", "merges"}]
+        elif isinstance(found, list):
+            waiting += cast("list[object]", found)
