@@ -23,7 +23,6 @@ from nunatak_model.checkpoint import load_backbone
 from nunatak_model.config import (
     BackboneConfig,
 )
-from nunatak_model.cuda_graphs import TrunkGraphs, trunk_graphs
 from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, UnsupportedBackboneError
 from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
 from nunatak_model.heads import HeadSpec, default_head
@@ -77,7 +76,6 @@ __all__ = [
     "TrunkActivations",
     "TrunkCache",
     "TrunkCacheStats",
-    "TrunkGraphs",
     "TrunkSource",
     "TrunkStates",
     "UnsupportedBackboneError",
@@ -106,7 +104,6 @@ __all__ = [
     "run_trunk",
     "tensors_from_bytes",
     "tensors_to_bytes",
-    "trunk_graphs",
     "trunk_source",
     "without_fast_kernels",
 ]

@@ -19,7 +19,6 @@ from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.batch import in_slot_order, layer_spans, run_heads
 from nunatak_model.branch import Branch
-from nunatak_model.cuda_graphs import TrunkGraphs
 from nunatak_model.layer import TokenSpan, mix_layer
 from nunatak_model.ops.rows import select_rows
 from nunatak_model.plan import TRUNK, BranchTraits, ForwardPlan, Lane, Layout, Stage, plan_batch
@@ -90,7 +89,6 @@ def forward(
     *,
     dropout: float = 0.0,
     trunk: TrunkStates | None = None,
-    graphs: TrunkGraphs | None = None,
     between_layers: BetweenLayers | None = None,
 ) -> list[Float[Tensor, "*vectors labels"]]:
     """Logits of each row, in float32, in the order of the rows.
@@ -109,9 +107,8 @@ def forward(
         trunk: states of earlier batches. Each input starts from its deepest held state at or below
             its split depths. Newly computed states at the start of a branch are offered to the
             cache. The cache changes answers only by the order of sums.
-        graphs: recorded kernels of this backbone, which run stages of trunk rows alone.
-        between_layers: may run another forward pass without `graphs`; the two passes do not affect
-            each other. An exception in `between_layers` ends this pass.
+        between_layers: may run another forward pass; the two passes do not affect each other. An
+            exception in `between_layers` ends this pass.
 
     Semantics:
         for row in rows:
@@ -142,9 +139,8 @@ def forward(
         hidden = _enter_stage(hidden, layout, stage, states)
         layout = stage.layout
         hidden = _run_stage(
-            hidden, backbone, batch, stage,
-            dropout=dropout, graphs=graphs, between_layers=between_layers,
-        )  # fmt: skip
+            hidden, backbone, batch, stage, dropout=dropout, between_layers=between_layers
+        )
         _offer_states(trunk, hidden, stage, sources)
     row_of = dict(zip(batch.pairs, plan.output_rows, strict=True))
     logits = run_heads(
@@ -243,19 +239,11 @@ def _run_stage(
     stage: Stage,
     *,
     dropout: float,
-    graphs: TrunkGraphs | None = None,
     between_layers: BetweenLayers | None = None,
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
     begin, end = stage.begin_layer, stage.end_layer
     spans = layer_spans(layout, batch.branches, backbone.ops.groups, hidden.device)
-    if (
-        graphs is not None
-        and not spans
-        and begin < end
-        and graphs.can_run(layout.lengths, end_layer=end)
-    ):
-        return graphs.run(hidden, layout.lengths, begin_layer=begin, end_layer=end)
     attention = backbone.ops.attention(layout.lengths, hidden.device)
     run_layer = architecture_of(backbone.config).plan_layers(attention, backbone.config)
     for index in range(begin, end):
