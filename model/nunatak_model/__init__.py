@@ -24,7 +24,7 @@ from nunatak_model.config import (
     BackboneConfig,
 )
 from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, UnsupportedBackboneError
-from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
+from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
 from nunatak_model.heads import HeadSpec, default_head
 from nunatak_model.methods import maths_of
 from nunatak_model.ops.device import (
@@ -89,7 +89,6 @@ __all__ = [
     "encoder_parameters",
     "forward",
     "has_cuda",
-    "hidden_states",
     "initial_parameters",
     "keep_lowest_layers",
     "load_backbone",

@@ -19,7 +19,7 @@ from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.batch import in_slot_order, layer_spans, run_heads
 from nunatak_model.branch import Branch
-from nunatak_model.layer import TokenSpan, mix_layer
+from nunatak_model.layer import mix_layer
 from nunatak_model.ops.rows import select_rows
 from nunatak_model.plan import TRUNK, BranchTraits, ForwardPlan, Lane, Layout, Stage, plan_batch
 from nunatak_model.text.encoding import Encoding
@@ -260,36 +260,3 @@ def _run_stage(
         )
         hidden = run_layer(hidden, layer, dropout=dropout if spans else 0.0)
     return hidden
-
-
-def hidden_states(
-    backbone: Backbone, inputs: Sequence[Encoding], *, branch: Branch | None = None
-) -> tuple[Float[Tensor, "tokens width"], ...]:
-    """Return the result of each layer, from the lowest up: of a branch, or of the backbone itself.
-
-    This function is for the analysis of models. Answers come from `forward`. The states of all
-    inputs lie one after another. The branch's head reads the result of the last layer.
-    """
-    config = backbone.config
-    architecture = architecture_of(config)
-    own = None if branch is None else branch.embeddings
-    states = list[Tensor]()
-    with torch.inference_mode():
-        hidden = architecture.embed(list(inputs), own or backbone.embeddings, config)
-        everything = TokenSpan(tokens=slice(0, len(hidden)))
-        lengths = tuple(encoding.num_tokens for encoding in inputs)
-        attention = backbone.ops.attention(lengths, hidden.device)
-        run_layer = architecture.plan_layers(attention, config)
-        for index in range(config.num_layers):
-            override = None if branch is None else branch.layers.get(index)
-            layer = mix_layer(
-                backbone.layer(index),
-                [] if override is None else [(everything, override)],
-                index=index,
-                num_tokens=len(hidden),
-                relative=backbone.embeddings.relative,
-                kernels=backbone.ops.tasks,
-            )
-            hidden = run_layer(hidden, layer, dropout=0.0)
-            states.append(hidden)
-    return tuple(states)

@@ -196,7 +196,7 @@ def import_transformers(
     check_names(folder, missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
     tensors = from_model(loaded.model.state_dict(), family, head, backbone.config)
     found = find_divergence(tensors, backbone)
-    formats = {it.dtype for name, it in stored.items()} - {torch.float32}
+    formats = {it.dtype for it in stored.values()} - {torch.float32}
     rounded = next((it for it in formats if _is_rounded(tensors, found, backbone, it)), None)
     spec = BranchSpec(method=found.method(), head=head)
     parameters = {

@@ -14,14 +14,21 @@ import pytest
 
 from doubles.backbones import FAMILIES, tiny_backbone
 from doubles.garbage import garbage, in_new_process, kinds_of
+from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
+from nunatak_contract.enums import HeadKind
 from nunatak_model import Backbone
 from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
 
 TIMES = 5
 LAYER_S = 0.02
+OF_KINDS = {
+    HeadKind.TOKEN_CLASSIFICATION: {"inputs": "is it late?"},
+    HeadKind.QUESTION_ANSWERING: {"inputs": {"question": "is it late?", "context": "it is ten."}},
+    HeadKind.RANKING: {"inputs": {"query": "is it late?", "documents": ["it is ten.", "no"]}},
+}
 LINES = {"accept": "application/x-ndjson"}
 
 
@@ -50,6 +57,10 @@ def address(slow_backbone: Backbone, tmp_path_factory: pytest.TempPathFactory) -
     with Registry.open(tmp_path_factory.mktemp("registry")) as registry:
         for seed, task in enumerate(("tone", "other")):
             publish_tiny_task(registry, tiny_backbone(), task=task, seed=seed)
+        for kind in HeadKind:
+            publish_tiny_task(registry, tiny_backbone(), task=kind.value, kind=kind)
+        conditions = (when("tone", "calm"), when(HeadKind.TOKEN_CLASSIFICATION.value, "calm"))
+        registry.policies.put(make_policy(make_rule(*conditions)))
         settings = make_settings(trunk_cache_bytes=0)
         with running_server(slow_backbone, registry, settings) as found:
             yield found
@@ -92,6 +103,8 @@ def look_at(connection: http.client.HTTPConnection, path: str) -> int:
         (200, "/v1/tasks/tone/predict", {"inputs": ["is it late?", "no"]}, {}),
         (200, "/v1/predict", {"inputs": "is it late?", "tasks": ["tone", "other"]}, {}),
         (200, "/v1/predict", {"inputs": "is it late?", "tasks": ["tone", "other"]}, LINES),
+        *((200, f"/v1/tasks/{kind}/predict", body, {}) for kind, body in OF_KINDS.items()),
+        (200, "/v1/verdicts/guard", {"inputs": "is it late?"}, {}),
         (200, "/tei/backbone/embed", {"inputs": "is it late?"}, {}),
         (404, "/v1/tasks/unknown/predict", {"inputs": "is it late?"}, {}),
         (404, "/nowhere", {}, {}),
@@ -185,6 +198,7 @@ def test_batches_of_all_families_leave_nothing_to_the_collector() -> None:
     assert not any(left.values()), left
 
 
+@pytest.mark.timeout(300)
 def test_a_thousand_answers_leave_nothing_to_the_collector() -> None:
     assert not in_new_process("answers", "1000")
 
