@@ -15,6 +15,7 @@ with transformers' own.
 
 import json
 import math
+import os
 import pickle
 import re
 import tempfile
@@ -111,6 +112,7 @@ READ_ERRORS = (
 OLD_FILES: Final = ("pytorch_model*.bin", OLD_INDEX)
 MAX_FILES: Final = 20_000
 """Files in a zip archive of old weights, one for each tensor."""
+STDERR: Final = 2
 MAX_LETTERS: Final = 64
 MAX_PATTERN_S: Final = 5.0
 """Time for a few hundred short texts, which take milliseconds."""
@@ -331,7 +333,8 @@ def _check_patterns(folder: Path, tokenizer: TextTokenizer) -> None:
         texts = [f"{it * times}{end}" for it in (*letters, "".join(letters)) for end in ("", "!")]
         begin = time.monotonic()
         try:
-            tokenizer.encode(texts, max_length=10**9)
+            with _without_lines_of_panics():
+                tokenizer.encode(texts, max_length=10**9)
             is_slow = time.monotonic() - begin > MAX_PATTERN_S
         except NunatakError:
             is_slow = True
@@ -341,6 +344,19 @@ def _check_patterns(folder: Path, tokenizer: TextTokenizer) -> None:
                 f"a pattern in its {TOKENIZER} tries too many ways to match a short text",
                 "take a checkpoint whose tokenizer has a pattern without nested repetitions",
             )
+
+
+@contextmanager
+def _without_lines_of_panics() -> Generator[None]:
+    """Keep off the terminal what Rust code writes there when it gives up."""
+    with Path(os.devnull).open("wb") as nowhere:
+        kept = os.dup(STDERR)
+        os.dup2(nowhere.fileno(), STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(kept, STDERR)
+            os.close(kept)
 
 
 def _check_size(folder: Path, stored: Mapping[str, Tensor], config: BackboneConfig) -> None:

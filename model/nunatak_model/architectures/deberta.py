@@ -83,6 +83,7 @@ LAYER = {
 }
 HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
 layer_shapes = bert.layer_shapes
+source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.layer", parts=LAYER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +177,6 @@ def identity(config: DebertaConfig) -> str:
         position_buckets=config.position_buckets,
         farthest=config.farthest,
     )
-
-
-def source_names(target: str) -> tuple[str, ...]:
-    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
-    return bert.sources_in(target, EMBEDDINGS, "encoder.layer", LAYER)
 
 
 def dense_block(config: DebertaConfig, pooling: Pooling | None) -> DenseBlock | None:

@@ -55,6 +55,7 @@ DEFAULTS: Mapping[str, object] = {
 }
 """Defaults of transformers for missing fields."""
 HEAD_SOURCES: Mapping[str, str] = {"head.dense": "dense"}
+identity = partial(layer_facts, "eurobert")
 BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
 
 
@@ -65,11 +66,6 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
         UnsupportedBackboneError: a variant whose layers have different computations.
     """
     return DecoderConfig(**read_fields(raw, DEFAULTS), has_head_norms=False)
-
-
-def identity(config: DecoderConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
-    return layer_facts("eurobert", config)
 
 
 def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | None:

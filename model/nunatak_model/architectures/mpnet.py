@@ -57,6 +57,8 @@ LAYER = {
 }
 HEAD_SOURCES, dense_block = bert.HEAD_SOURCES, bert.dense_block
 embed, layer_shapes = bert.embed, bert.layer_shapes
+identity = partial(bert.identity_of, "mpnet")
+source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.layer", parts=LAYER)
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
@@ -78,16 +80,6 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         )
     fixed = {"type_vocab_size": 1, "position_embedding_type": None}
     return replace(bert.read_encoder({**raw, **fixed}, from_padding=True), has_pair_terms=True)
-
-
-def identity(config: BackboneConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
-    return bert.identity_of("mpnet", config)
-
-
-def source_names(target: str) -> tuple[str, ...]:
-    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
-    return bert.sources_in(target, EMBEDDINGS, "encoder.layer", LAYER)
 
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:

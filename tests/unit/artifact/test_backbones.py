@@ -212,11 +212,15 @@ def test_a_size_that_no_model_has_is_refused_before_anything_is_made(
 
 
 @pytest.mark.parametrize("name", HOSTILE_TOKENIZERS)
-def test_a_tokenizer_without_bounds_is_refused(tmp_path: Path, store: Path, name: str) -> None:
+def test_a_tokenizer_without_bounds_is_refused(
+    tmp_path: Path, store: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = save_tiny_backbone(tmp_path / "base")
     edit_json(folder / "tokenizer.json", HOSTILE_TOKENIZERS[name])
 
     refuse(folder, store)
+
+    assert "panicked" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

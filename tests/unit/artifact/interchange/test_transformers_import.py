@@ -12,8 +12,10 @@ from safetensors.torch import (
 )
 from torch import Tensor
 
+from doubles.adapter_folders import edit_json
 from doubles.backbones import ANSWERING, Family, save_tiny_backbone
 from doubles.checkpoints import branch_of, encodings, logits, save_checkpoint
+from doubles.hostile_files import HOSTILE_TOKENIZERS
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from nunatak_artifact.interchange import ImportChoices, import_transformers
@@ -371,6 +373,16 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
         lambda it: change(it, "classifier.weight", lambda tensor: tensor.to(torch.float64)),
         "unsupported_import",
         "torch.float64",
+    ),
+    "billionth-token": (
+        lambda it: edit_json(it / "tokenizer.json", {"model.vocab.a": 10**9}),
+        "unsupported_import",
+        "at most 16777216 as token ids",
+    ),
+    "replaced-by-a-megabyte": (
+        lambda it: edit_json(it / "tokenizer.json", HOSTILE_TOKENIZERS["replaced-by-a-megabyte"]),
+        "unsupported_import",
+        "characters that its normalizers make of one",
     ),
     "label-twice": (
         lambda it: edit(it / "config.json", id2label={"0": "a", "1": "b", "2": "a"}),
