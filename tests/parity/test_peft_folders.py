@@ -31,15 +31,7 @@ from nunatak_artifact.interchange import (
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
-from nunatak_model import (
-    Backbone,
-    Branch,
-    Encoding,
-    Row,
-    convert_branch,
-    forward,
-    load_backbone,
-)
+from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward, load_backbone
 
 TOLERANCE = 1e-5
 POOLINGS: dict[str, dict[str, object]] = {
