@@ -14,9 +14,12 @@ with transformers' own.
 """
 
 import json
+import math
+import os
 import pickle
 import re
 import tempfile
+import time
 import zipfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -33,6 +36,7 @@ from nunatak_artifact.interchange.compatibility import (
     MAX_TOKENIZER_BYTES,
     import_errors,
     read_if_any,
+    read_json,
     read_object,
     read_settings,
 )
@@ -54,6 +58,7 @@ from nunatak_artifact.reference import (
     answers_of,
     check_answers,
     check_names,
+    check_num_labels,
     config_of,
     encoder_class,
     load_model,
@@ -74,18 +79,21 @@ from nunatak_model import (
     tensors_to_bytes,
 )
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
-from nunatak_model.checkpoint import WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
+from nunatak_model.checkpoint import RECORD, WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
 from nunatak_model.sentence_folder import FILES as SENTENCE_FILES
-from nunatak_model.tokenizer_settings import FILES as TOKENIZER_FILES
+from nunatak_model.text.bounds import check_bounds, check_token_ids, patterns_in
+from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.tokenizer_settings import (
+    ADDED_TOKENS,
+    ADDED_TOKENS_FILE,
     TOKENIZER,
     TOKENIZER_CONFIG,
     VOCABULARY,
     check_settings,
     definition_of,
 )
+from nunatak_model.tokenizer_settings import FILES as TOKENIZER_FILES
 
-RECORD: Final = "backbone.json"
 OLD_WEIGHTS, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SLOW_TOKENIZER_FILES: Final = ("vocab.json", "merges.txt", "*.model", "vocab.bpe", "bpe.codes")
 FILES: Final = (
@@ -102,6 +110,14 @@ READ_ERRORS = (
 )
 """Errors of `torch.load` over a damaged file, or over one with more than tensors."""
 OLD_FILES: Final = ("pytorch_model*.bin", OLD_INDEX)
+MAX_FILES: Final = 20_000
+"""Files in a zip archive of old weights, one for each tensor."""
+STDERR: Final = 2
+MAX_LETTERS: Final = 64
+MAX_PATTERN_S: Final = 5.0
+"""Time for a few hundred short texts, which take milliseconds."""
+SMALL_NUMEL: Final = 2**20
+"""Numbers that a model may lack whatever its size; the missing tensors are then named."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
@@ -200,7 +216,8 @@ def write_backbone(folder: Path, made: Path, *, name: str, source: str) -> Added
     raw = read_object(folder, CONFIG)
     with import_errors(folder):
         # An architecture that is not available is refused before anything large is read.
-        config_from(raw)
+        shape = config_from(raw)
+    check_num_labels(folder, raw)
     tokenizer = _transformers_tokenizer(folder)
     _write_tokenizer(folder, made, raw, tokenizer)
     for pattern in SENTENCE_FILES:
@@ -208,13 +225,15 @@ def write_backbone(folder: Path, made: Path, *, name: str, source: str) -> Added
             _copy(folder, made, str(path.relative_to(folder)))
     write_json(made, CONFIG, {key: it for key, it in raw.items() if key != "auto_map"})
     stored = _read_weights(folder)
+    _check_size(folder, stored, shape)
     config = config_of(folder, raw)
     reference = load_model(folder, encoder_class(config), config, stored)
     with import_errors(folder):
-        tensors = _tensors(stored, reference.model.state_dict(), config_from(raw))
+        tensors = _tensors(stored, reference.model.state_dict(), shape)
         (made / WEIGHTS).write_bytes(tensors_to_bytes(tensors))
         backbone = load_backbone(made)
     _check_random(folder, reference.missing, backbone.config)
+    _check_patterns(folder, backbone.tokenizer)
     _check_tokens(folder, tokenizer, backbone)
     encodings = probe_encodings(backbone)
     expected = answers_of(reference.model, encodings)
@@ -279,6 +298,7 @@ def _transformers_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - untyped ther
         for pattern in (CONFIG, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
             for path in sorted(folder.glob(pattern)):
                 _copy(folder, clean, path.name)
+        _check_tokenizer_files(folder, clean)
         with refused_by(folder, "transformers", "read its tokenizer"):
             tokenizer = cast("Any", AutoTokenizer).from_pretrained(
                 clean, trust_remote_code=False, local_files_only=True
@@ -290,6 +310,66 @@ def _transformers_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - untyped ther
             "take a checkpoint whose tokenizer the tokenizers library can compute",
         )
     return tokenizer
+
+
+def _check_tokenizer_files(folder: Path, clean: Path) -> None:
+    """Refuse what would take far more memory or work than a tokenizer, before anything reads it."""
+    with import_errors(folder):
+        if has_file(clean, TOKENIZER):
+            check_bounds(read_json(clean, TOKENIZER, limit=MAX_TOKENIZER_BYTES))
+        for name in ("vocab.json", ADDED_TOKENS_FILE):
+            if has_file(clean, name):
+                check_token_ids(read_json(clean, name, limit=MAX_TOKENIZER_BYTES))
+        added = read_settings(clean).get(ADDED_TOKENS)
+        if isinstance(added, dict):
+            check_token_ids([int(it) for it in added if it.isdecimal()])
+
+
+def _check_patterns(folder: Path, tokenizer: TextTokenizer) -> None:
+    """Refuse a tokenizer with a pattern that tries too many ways to match a short text."""
+    patterns = "".join(patterns_in(json.loads(tokenizer.definition)))
+    letters = sorted({it for it in patterns if it.isalnum()} | {*"a0! "})[:MAX_LETTERS]
+    for times in (50, 500):
+        texts = [f"{it * times}{end}" for it in (*letters, "".join(letters)) for end in ("", "!")]
+        begin = time.monotonic()
+        try:
+            with _without_lines_of_panics():
+                tokenizer.encode(texts, max_length=10**9)
+            is_slow = time.monotonic() - begin > MAX_PATTERN_S
+        except NunatakError:
+            is_slow = True
+        if is_slow:
+            raise refusal(
+                folder,
+                f"a pattern in its {TOKENIZER} tries too many ways to match a short text",
+                "take a checkpoint whose tokenizer has a pattern without nested repetitions",
+            )
+
+
+@contextmanager
+def _without_lines_of_panics() -> Generator[None]:
+    """Keep off the terminal what Rust code writes there when it gives up."""
+    with Path(os.devnull).open("wb") as nowhere:
+        kept = os.dup(STDERR)
+        os.dup2(nowhere.fileno(), STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(kept, STDERR)
+            os.close(kept)
+
+
+def _check_size(folder: Path, stored: Mapping[str, Tensor], config: BackboneConfig) -> None:
+    """Refuse a `config.json` of an encoder far larger than the weights, which would be made up."""
+    described = sum(math.prod(shape) for shape in encoder_shapes(config).values())
+    held = sum(tensor.numel() for tensor in stored.values())
+    if described > 2 * held + SMALL_NUMEL:
+        raise refusal(
+            folder,
+            f"its config.json describes an encoder of {described} numbers, and its weights hold "
+            f"{held}",
+            "take the config.json that was saved with the weights",
+        )
 
 
 def _write_tokenizer(folder: Path, made: Path, raw: dict[str, JsonValue], tokenizer: Any) -> None:  # noqa: ANN401
@@ -357,7 +437,8 @@ def _unpacked_bytes(path: Path) -> int:
     if not zipfile.is_zipfile(path):
         return 0
     with zipfile.ZipFile(path) as archive:
-        return sum(it.file_size for it in archive.infolist())
+        files = archive.infolist()
+        return MAX_WEIGHT_BYTES + 1 if len(files) > MAX_FILES else sum(it.file_size for it in files)
 
 
 def _refused_old(folder: Path, name: str, reason: str) -> NunatakError:

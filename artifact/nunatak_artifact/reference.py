@@ -32,6 +32,7 @@ from nunatak_model import (
     forward,
 )
 from nunatak_model.errors import mismatch_of
+from nunatak_model.text.bounds import is_panic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -51,6 +52,7 @@ LONG_TEXT: Final = " ".join(
 """A text that is longer than the window of every local layer, and than many backbones read."""
 MAX_TOKENS: Final = 640
 """Tokens of the long text that are compared, to spare memory."""
+MAX_LABELS: Final = 100_000
 OWN_CODE: Final = frozenset(
     {"auto_map", "attn_implementation", "experts_implementation", "fusion_config"}
 )
@@ -83,6 +85,7 @@ def config_of(folder: Path, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
             "its weights are quantized (quantization_config)",
             "take the model before it was quantized",
         )
+    check_num_labels(folder, raw)
     fields = {
         name: value
         for name, value in raw.items()
@@ -91,6 +94,19 @@ def config_of(folder: Path, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
     with refused_by(folder, "transformers", "read its config.json"):
         return AutoConfig.for_model(  # pyright: ignore[reportUnknownMemberType]
             str(raw.get("model_type")), **fields, attn_implementation="eager"
+        )
+
+
+def check_num_labels(folder: Path, raw: Mapping[str, JsonValue]) -> None:
+    """Refuse a `config.json` with more labels than any model has: transformers names each.
+
+    Raises:
+        NunatakError: `unsupported_import`, there are too many.
+    """
+    labels = raw.get("num_labels")
+    if isinstance(labels, int | float) and labels > MAX_LABELS:
+        raise refusal(
+            folder, f"its config.json has num_labels={labels:.6g}", f"at most {MAX_LABELS} are read"
         )
 
 
@@ -280,7 +296,9 @@ def refused_by(folder: Path, library: str, action: str) -> Generator[None]:
         yield
     except NunatakError:
         raise
-    except Exception as error:  # the libraries have no common type of errors
+    except BaseException as error:  # the libraries have no common type, and Rust code may panic
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise refusal(
             folder,

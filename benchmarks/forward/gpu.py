@@ -35,13 +35,11 @@ from nunatak_model import (
     Branch,
     Encoding,
     Row,
-    TrunkGraphs,
     build_branch,
     convert_branch,
     forward,
     load_backbone,
     pack_backbone,
-    trunk_graphs,
     without_fast_kernels,
 )
 from nunatak_model.ops.grouped import padded_groups
@@ -74,7 +72,6 @@ class Setting:
     folder: Path
     host: Backbone
     served: Backbone
-    graphs: TrunkGraphs | None
     num_tasks: int
 
     @property
@@ -168,16 +165,10 @@ def with_setting(measure: Callable[[Setting], None], device: torch.device) -> No
         folder = backbone_folder(shape, Path(name))
         served = pack_backbone(load_backbone(folder, dtype=DTYPE, device=device))
         print(f"fast kernels: {', '.join(served.fast_kernels) or 'none'}", flush=True)
-        graphs = trunk_graphs(served)
-        if graphs is not None:
-            graphs.record()
-            if not graphs.is_on:
-                raise RuntimeError("the layers cannot be recorded: the warning above says why")
         setting = Setting(
             folder=folder,
             host=load_backbone(folder, dtype=DTYPE),
             served=served,
-            graphs=graphs,
             num_tasks=NUM_DRY_TASKS if is_dry else NUM_TASKS,
         )
         measure(setting)
@@ -237,9 +228,6 @@ def measure_trunk(sheet: Sheet, setting: Setting, encodings: Sequence[Encoding])
     (task,) = drawn_tasks(setting, HeadOnly(), 1)
     rows = rows_of(encodings, [on_device(task, setting)] * len(encodings))
     systems = [system("nunatak", partial(mixed, setting, rows))]
-    if setting.graphs is not None:
-        replayed = partial(mixed, setting, rows, graphs=setting.graphs)
-        systems.append(system("nunatak.graphs", replayed))
     clocks = {"products": partial(products_seconds, setting, sum(map(len_of, encodings)))}
     times = race(systems, rounds=sheet.rounds, clocks=clocks)
     prefix = "gpu.forward.trunk64.bf16"
@@ -266,24 +254,19 @@ def measure_fanout(sheet: Sheet, setting: Setting) -> None:
     batch = moved(padded_batch([encoding], [alone], [0]), setting.device)
     dedicated = partial(answer_dedicated, encoder, batch)
     systems = [system("nunatak", partial(mixed, setting, rows))]
-    if setting.graphs is not None:
-        replayed = partial(mixed, setting, rows, graphs=setting.graphs)
-        systems.append(system("nunatak.graphs", replayed))
     own = partial(mixed, setting, rows_of([encoding], [on_device(alone, setting)]))
     with torch.inference_mode():
         agree(own(), dedicated())
     times = race(systems, rounds=sheet.rounds, clocks={"dedicated": partial(seconds, dedicated)})
     unit = "times one dedicated forward"
-    for identifier, name in (("", "nunatak"), (".graphs", "nunatak.graphs")):
-        if name in times:
-            samples = ratios(times, name, "dedicated")
-            sheet.record(f"gpu.forward.fanout64{identifier}", samples, unit=unit, goal="<= 1.5")
+    samples = ratios(times, "nunatak", "dedicated")
+    sheet.record("gpu.forward.fanout64", samples, unit=unit, goal="<= 1.5")
     sheet.record_times("gpu.forward.fanout64", times)
 
 
-def mixed(setting: Setting, rows: Sequence[Row], *, graphs: TrunkGraphs | None = None) -> Tensor:
+def mixed(setting: Setting, rows: Sequence[Row]) -> Tensor:
     """One mixed forward, answers on the host."""
-    return torch.stack(forward(setting.served, rows, graphs=graphs)).cpu()
+    return torch.stack(forward(setting.served, rows)).cpu()
 
 
 def answer_dedicated(encoder: RobertaModel, batch: PaddedBatch) -> Tensor:

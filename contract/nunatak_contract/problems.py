@@ -141,9 +141,9 @@ ARTIFACT: Mapping[str, Reason] = {
         "backbone it was trained from, or save it again"
     ),
     "unknown_labels": Reason(
-        "cannot import {folder!r}: expected {num_labels} different labels in the order of the "
-        "logits, {found}; put the config.json of the trained model into the folder, or name the "
-        "labels"
+        "cannot import {folder!r}: expected {num_labels} different texts as labels, one for each "
+        "logit from 0 on, {found}; put the config.json of the trained model into the folder, or "
+        "name the labels in the order of the logits with --labels a,b,c"
     ),
     "unsupported_import": Reason("cannot import {folder!r}: {found}; {advice}"),
     "pickled_weights": Reason(

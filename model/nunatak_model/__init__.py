@@ -23,9 +23,8 @@ from nunatak_model.checkpoint import load_backbone
 from nunatak_model.config import (
     BackboneConfig,
 )
-from nunatak_model.cuda_graphs import TrunkGraphs, trunk_graphs
 from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, UnsupportedBackboneError
-from nunatak_model.forward import BetweenLayers, Row, forward, hidden_states, run_trunk
+from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
 from nunatak_model.heads import HeadSpec, default_head
 from nunatak_model.methods import maths_of
 from nunatak_model.ops.device import (
@@ -77,7 +76,6 @@ __all__ = [
     "TrunkActivations",
     "TrunkCache",
     "TrunkCacheStats",
-    "TrunkGraphs",
     "TrunkSource",
     "TrunkStates",
     "UnsupportedBackboneError",
@@ -91,7 +89,6 @@ __all__ = [
     "encoder_parameters",
     "forward",
     "has_cuda",
-    "hidden_states",
     "initial_parameters",
     "keep_lowest_layers",
     "load_backbone",
@@ -106,7 +103,6 @@ __all__ = [
     "run_trunk",
     "tensors_from_bytes",
     "tensors_to_bytes",
-    "trunk_graphs",
     "trunk_source",
     "without_fast_kernels",
 ]

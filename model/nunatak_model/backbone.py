@@ -52,6 +52,9 @@ class Backbone:
     """A pretrained encoder. Its tensors never change."""
 
     name: str
+    source: str
+    """The name of the checkpoint: for an added backbone, the folder or the hub id with commit from
+    which it was added."""
     digest: str
     """SHA-256 over configuration, tokenizer and stored weights; the same at any dtype."""
     config: BackboneConfig

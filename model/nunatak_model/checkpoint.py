@@ -44,6 +44,8 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 DEFAULT_POOLINGS = {"eurobert": "late"}
 """transformers' default `classifier_pooling`, if it is not the first token. A late mean is the mean
 of the tokens' logits. New heads of such a checkpoint read the mean of the tokens."""
+RECORD = "backbone.json"
+"""The record of an added backbone, next to its files."""
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -148,8 +150,10 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
             name: tensor.to(device=device, dtype=dtype, copy=True)
             for name, tensor in _pooler_tensors(stored, config)
         }
+    record = _read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     return Backbone(
         name=name,
+        source=str(record.get("source") or name),
         digest=digest.hexdigest(),
         config=config,
         source_config=raw,

@@ -19,8 +19,7 @@ from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.batch import in_slot_order, layer_spans, run_heads
 from nunatak_model.branch import Branch
-from nunatak_model.cuda_graphs import TrunkGraphs
-from nunatak_model.layer import TokenSpan, mix_layer
+from nunatak_model.layer import mix_layer
 from nunatak_model.ops.rows import select_rows
 from nunatak_model.plan import TRUNK, BranchTraits, ForwardPlan, Lane, Layout, Stage, plan_batch
 from nunatak_model.text.encoding import Encoding
@@ -90,7 +89,6 @@ def forward(
     *,
     dropout: float = 0.0,
     trunk: TrunkStates | None = None,
-    graphs: TrunkGraphs | None = None,
     between_layers: BetweenLayers | None = None,
 ) -> list[Float[Tensor, "*vectors labels"]]:
     """Logits of each row, in float32, in the order of the rows.
@@ -109,9 +107,8 @@ def forward(
         trunk: states of earlier batches. Each input starts from its deepest held state at or below
             its split depths. Newly computed states at the start of a branch are offered to the
             cache. The cache changes answers only by the order of sums.
-        graphs: recorded kernels of this backbone, which run stages of trunk rows alone.
-        between_layers: may run another forward pass without `graphs`; the two passes do not affect
-            each other. An exception in `between_layers` ends this pass.
+        between_layers: may run another forward pass; the two passes do not affect each other. An
+            exception in `between_layers` ends this pass.
 
     Semantics:
         for row in rows:
@@ -142,9 +139,8 @@ def forward(
         hidden = _enter_stage(hidden, layout, stage, states)
         layout = stage.layout
         hidden = _run_stage(
-            hidden, backbone, batch, stage,
-            dropout=dropout, graphs=graphs, between_layers=between_layers,
-        )  # fmt: skip
+            hidden, backbone, batch, stage, dropout=dropout, between_layers=between_layers
+        )
         _offer_states(trunk, hidden, stage, sources)
     row_of = dict(zip(batch.pairs, plan.output_rows, strict=True))
     logits = run_heads(
@@ -243,19 +239,11 @@ def _run_stage(
     stage: Stage,
     *,
     dropout: float,
-    graphs: TrunkGraphs | None = None,
     between_layers: BetweenLayers | None = None,
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
     begin, end = stage.begin_layer, stage.end_layer
     spans = layer_spans(layout, batch.branches, backbone.ops.groups, hidden.device)
-    if (
-        graphs is not None
-        and not spans
-        and begin < end
-        and graphs.can_run(layout.lengths, end_layer=end)
-    ):
-        return graphs.run(hidden, layout.lengths, begin_layer=begin, end_layer=end)
     attention = backbone.ops.attention(layout.lengths, hidden.device)
     run_layer = architecture_of(backbone.config).plan_layers(attention, backbone.config)
     for index in range(begin, end):
@@ -272,36 +260,3 @@ def _run_stage(
         )
         hidden = run_layer(hidden, layer, dropout=dropout if spans else 0.0)
     return hidden
-
-
-def hidden_states(
-    backbone: Backbone, inputs: Sequence[Encoding], *, branch: Branch | None = None
-) -> tuple[Float[Tensor, "tokens width"], ...]:
-    """Return the result of each layer, from the lowest up: of a branch, or of the backbone itself.
-
-    This function is for the analysis of models. Answers come from `forward`. The states of all
-    inputs lie one after another. The branch's head reads the result of the last layer.
-    """
-    config = backbone.config
-    architecture = architecture_of(config)
-    own = None if branch is None else branch.embeddings
-    states = list[Tensor]()
-    with torch.inference_mode():
-        hidden = architecture.embed(list(inputs), own or backbone.embeddings, config)
-        everything = TokenSpan(tokens=slice(0, len(hidden)))
-        lengths = tuple(encoding.num_tokens for encoding in inputs)
-        attention = backbone.ops.attention(lengths, hidden.device)
-        run_layer = architecture.plan_layers(attention, config)
-        for index in range(config.num_layers):
-            override = None if branch is None else branch.layers.get(index)
-            layer = mix_layer(
-                backbone.layer(index),
-                [] if override is None else [(everything, override)],
-                index=index,
-                num_tokens=len(hidden),
-                relative=backbone.embeddings.relative,
-                kernels=backbone.ops.tasks,
-            )
-            hidden = run_layer(hidden, layer, dropout=0.0)
-            states.append(hidden)
-    return tuple(states)

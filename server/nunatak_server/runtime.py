@@ -24,9 +24,7 @@ from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import (
     Backbone,
     TrunkCache,
-    TrunkGraphs,
     on_own_thread,
-    trunk_graphs,
 )
 from nunatak_registry import Beat, Generation, Registry
 from nunatak_server.backbones import Backbones
@@ -67,16 +65,6 @@ POLLS_PER_HOLD = 20
 """Number of polls of the registry for each possible write of a hold."""
 
 logger = logging.getLogger(__name__)
-
-
-def _recorded_graphs(backbone: Backbone, settings: ServerSettings) -> TrunkGraphs | None:
-    """Record the layers of the trunk, on a thread that a failed recording cannot leave behind."""
-    graphs = trunk_graphs(backbone, max_rows=settings.max_batch_rows)
-    if graphs is None:
-        logger.warning("NUNATAK_CUDA_GRAPHS has no effect without flash attention on CUDA")
-        return None
-    on_own_thread(graphs.record)
-    return graphs
 
 
 def _stopwatch_of(device: torch.device) -> Callable[[], float]:
@@ -367,12 +355,8 @@ class Runtime:
                     backbone_answer(await row.future)
 
     def _compute_of(self, backbone: Backbone) -> BatchCompute:
-        settings = self.settings
-        return BatchCompute(
-            backbone,
-            trunk=self.trunk_cache if settings.trunk_cache_bytes else None,
-            graphs=_recorded_graphs(backbone, settings) if settings.cuda_graphs else None,
-        )
+        trunk = self.trunk_cache if self.settings.trunk_cache_bytes else None
+        return BatchCompute(backbone, trunk=trunk)
 
     def _is_trunk_held(self, row: PendingRow) -> bool:
         compute = self._computes[row.backbone]

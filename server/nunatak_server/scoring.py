@@ -214,7 +214,7 @@ class Scorer:
         texts = [texts_to_read(item) for item in inputs]
         found = dict[Reading, list[Encodings]]()
         for reading in dict.fromkeys(self._readings.values()):
-            flat = list(chain.from_iterable(texts))
+            flat = [(at, text) for at, of_input in enumerate(texts) for text in of_input]
             encoded = iter(encode_alike(self._backbone.tokenizer, flat, reading))
             found[reading] = [
                 tuple(chain.from_iterable(islice(encoded, len(item)))) for item in texts

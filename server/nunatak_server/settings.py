@@ -114,11 +114,6 @@ class ServerSettings(BaseSettings):
         description="`auto`: the fast kernels that agree with torch's own operations at the start; "
         "`plain`: torch's own operations alone",
     )
-    cuda_graphs: bool = Field(
-        default=False,
-        description="record the layers of the trunk as CUDA graphs at the start, and replay "
-        "them; CUDA only. `make gpu` measures the gain on a device",
-    )
 
     max_body_bytes: Count = Field(default=1024 * 1024, description="body of one request")
     max_inputs: Annotated[int, Field(ge=1, le=4096)] = Field(

@@ -221,12 +221,26 @@ def _check_text(text: str, position: int, max_chars: int) -> None:
         ) from None
 
 
-def encode_alike(encoder: Encoder, texts: Sequence[TextInput], reading: Reading) -> list[Encodings]:
-    """Return the encodings of each text in one reading."""
-    if reading.stride is None:
-        return [(encoding,) for encoding in encoder.encode(texts, max_length=reading.max_length)]
-    encode = encoder.encode_windows if reading.is_aligned else encoder.encode_all
-    return encode(texts, max_length=reading.max_length, stride=reading.stride)
+def encode_alike(
+    encoder: Encoder, placed: Sequence[tuple[int, TextInput]], reading: Reading
+) -> list[Encodings]:
+    """Return the encodings of each text in one reading; a text comes with its input's position.
+
+    Raises:
+        NunatakError: `invalid_text`, the tokenizer gives up on a text.
+    """
+    length, texts = reading.max_length, [text for _, text in placed]
+    try:
+        if reading.stride is None:
+            return [(encoding,) for encoding in encoder.encode(texts, max_length=length)]
+        encode = encoder.encode_windows if reading.is_aligned else encoder.encode_all
+        return encode(texts, max_length=length, stride=reading.stride)
+    except NunatakError as error:
+        if error.code != "invalid_text":
+            raise
+        # The tokenizer counts the texts of this call.
+        position, _ = placed[int(str(error.fields["position"]))]
+        raise NunatakError(error.code, **{**error.fields, "position": position}) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +249,7 @@ class _Piece:
 
     reading: Reading
     position: int
-    """Position among all texts of the request."""
+    """Position of the text's input in the request."""
     text: TextInput
 
     @property
@@ -264,7 +278,8 @@ class Tokenization:
         pieces = [
             _Piece(reading=reading, position=position, text=text)
             for reading in distinct
-            for position, text in enumerate(chain.from_iterable(texts))
+            for position, of_input in enumerate(texts)
+            for text in of_input
         ]
         if sum(piece.num_chars for piece in pieces) <= MAX_CHARS_ON_LOOP:
             found = self._encode(pieces)
@@ -309,8 +324,8 @@ class Tokenization:
         """Return the encodings of each piece; pieces with equal readings must be adjacent."""
         encodings = list[Encodings]()
         for reading, group in groupby(pieces, key=attrgetter("reading")):
-            texts = [piece.text for piece in group]
-            encodings += encode_alike(self._encoders[reading.backbone], texts, reading)
+            alike = [(piece.position, piece.text) for piece in group]
+            encodings += encode_alike(self._encoders[reading.backbone], alike, reading)
         return encodings
 
     def _encode_literally(self, pieces: Sequence[_Piece]) -> list[Encodings]:
@@ -322,7 +337,7 @@ class Tokenization:
         encodings = list[Encodings]()
         for piece in pieces:
             encoder = self._encoders[piece.reading.backbone].literal
-            (found,) = encode_alike(encoder, [piece.text], piece.reading)
+            (found,) = encode_alike(encoder, [(piece.position, piece.text)], piece.reading)
             if any(map(encoder.finds_special, found)):
                 reason = "a special token of the backbone, such as [SEP] or </s>"
                 raise NunatakError("invalid_text", position=piece.position, reason=reason)

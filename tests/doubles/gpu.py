@@ -26,7 +26,6 @@ from nunatak_model import (
     Branch,
     Encoding,
     Row,
-    TrunkGraphs,
     convert_branch,
     forward,
     load_backbone,
@@ -74,12 +73,10 @@ class Served:
         """The questions as rows of a batch."""
         return [Row(encoding=it.encoding, branch=self.branches[it.task]) for it in questions]
 
-    def answers(
-        self, questions: list[Question], *, graphs: TrunkGraphs | None = None
-    ) -> list[Tensor]:
+    def answers(self, questions: list[Question]) -> list[Tensor]:
         """Logits of each question, of one mixed batch, on the host."""
         with torch.inference_mode():
-            logits = forward(self.backbone, self.rows(questions), graphs=graphs)
+            logits = forward(self.backbone, self.rows(questions))
             return [it.cpu() for it in logits]
 
 

@@ -101,3 +101,71 @@ HOSTILE_FILES: Mapping[str, bytes] = {
         b'{"\\ud800":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}', bytes(4)
     ),
 }
+
+
+HOSTILE_CONFIGS: Mapping[str, Mapping[str, object]] = {
+    "billion-layers": {"num_hidden_layers": 10**9},
+    "no-layers": {"num_hidden_layers": 0},
+    "negative-layers": {"num_hidden_layers": -1},
+    "layers-are-text": {"num_hidden_layers": "4"},
+    "half-a-layer": {"num_hidden_layers": 3.5},
+    "true-layers": {"num_hidden_layers": True},
+    "layers-are-null": {"num_hidden_layers": None},
+    "billion-labels": {"num_labels": 10**9},
+    "endless-labels": {"num_labels": 1e300},
+    "billion-heads": {"num_attention_heads": 10**9},
+    "no-heads": {"num_attention_heads": 0},
+    "huge-width": {"hidden_size": 2**40},
+    "negative-width": {"hidden_size": -32},
+    "huge-vocabulary": {"vocab_size": 2**40},
+    "vocabulary-beyond-the-weights": {"vocab_size": 2**24},
+    "huge-inner-width": {"intermediate_size": 2**22},
+    "huge-positions": {"max_position_embeddings": 2**29},
+    "positions-are-a-list": {"max_position_embeddings": [512]},
+    "epsilon-is-text": {"layer_norm_eps": "small"},
+    "epsilon-is-huge": {"layer_norm_eps": 1e30},
+    "padding-is-a-list": {"pad_token_id": [0]},
+    "model-type-is-a-list": {"model_type": ["bert"]},
+    "activation-is-a-list": {"hidden_act": ["gelu"]},
+    "pruned-heads-are-a-number": {"pruned_heads": 3},
+}
+"""Changes of a BERT's `config.json` that no model could have."""
+
+
+def _split(pattern: str) -> object:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def _replace(pattern: str, content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+HOSTILE_TOKENIZERS: Mapping[str, Mapping[str, object]] = {
+    "nested-repetition": {"pre_tokenizer": _split("(a+)+$")},
+    "nested-repetition-of-z": {"pre_tokenizer": _split("(z+z+)+y")},
+    "many-wildcards": {"pre_tokenizer": _split("(.*a){25}")},
+    "alternatives": {"pre_tokenizer": _split("(x|xx|y)*q")},
+    "broken-pattern": {"pre_tokenizer": _split("(a")},
+    "replaced-by-a-megabyte": {"normalizer": _replace("a", "b" * 2**20)},
+    "two-megabytes-in-front": {"normalizer": {"type": "Prepend", "prepend": "b" * 2**21}},
+    "doubled-40-times": {
+        "normalizer": {"type": "Sequence", "normalizers": [_replace("a", "aa")] * 40}
+    },
+    "billionth-token": {"model.vocab.a": 10**9},
+    "negative-token": {"model.vocab.a": -1},
+    "token-is-text": {"model.vocab.a": "5"},
+    "billionth-added-token": {
+        "added_tokens": [
+            {
+                "id": 10**9,
+                "content": "x",
+                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
+                "special": True,
+            }
+        ]
+    },
+    "long-words": {"model.max_input_chars_per_word": 10**9},
+    "no-model": {"model": None},
+    "model-is-a-list": {"model": []},
+}
+"""Changes of a `tokenizer.json` of WordPiece that would cost far too much, or that do not read."""

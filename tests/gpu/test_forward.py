@@ -23,7 +23,7 @@ from doubles.gpu import (
     served,
 )
 from doubles.published import Twin
-from nunatak_model import TrunkCache, TrunkGraphs, forward, trunk_graphs
+from nunatak_model import TrunkCache, forward
 from nunatak_model.ops.grouped import GROUPED_CAPABILITIES, kernel_groups, padded_groups
 
 FP32_TOLERANCE = 1e-4
@@ -99,40 +99,6 @@ def test_no_bit_of_a_row_depends_on_what_the_others_ask(twins: list[Twin], fast:
     )
 
     first, second = fast.answers([kept, *one])[0], fast.answers([kept, *other])[0]
-
-    assert torch.equal(first, second)
-
-
-@pytest.fixture(scope="module")
-def graphs(fast: Served) -> TrunkGraphs:
-    found = trunk_graphs(fast.backbone)
-    if found is None:
-        pytest.skip("nothing can be recorded on this device")
-    found.record()
-    return found
-
-
-def test_replayed_trunks_answer_as_launched_ones(
-    twins: list[Twin], fast: Served, graphs: TrunkGraphs
-) -> None:
-    for seed in range(3):
-        questions = random_questions(seed, len(twins))
-        replayed = fast.answers(questions, graphs=graphs)
-        assert error(replayed, fast.answers(questions)) <= BF16_TOLERANCE
-    assert graphs.is_on
-
-
-def test_a_replayed_trunk_keeps_nothing_of_an_earlier_batch(
-    fast: Served, graphs: TrunkGraphs
-) -> None:
-    chance = random.Random(2)
-    asked, between = (
-        [Question(task=0, encoding=random_encoding(chance, length))] for length in (13, 16)
-    )
-
-    first = fast.answers(asked, graphs=graphs)[0]
-    fast.answers(between, graphs=graphs)
-    second = fast.answers(asked, graphs=graphs)[0]
 
     assert torch.equal(first, second)
 

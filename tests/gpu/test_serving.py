@@ -48,15 +48,13 @@ def scores(client: httpx.Client, index: int) -> dict[str, float]:
     return {it["label"]: it["score"] for it in answer.json()["outputs"]}
 
 
-@pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_answers_over_http_are_right_while_versions_come_and_go(
-    tmp_path: Path, folder: Path, host: Backbone, *, cuda_graphs: bool
+    tmp_path: Path, folder: Path, host: Backbone
 ) -> None:
     """The budget holds few of the tasks, so most requests load a version next to the batches."""
     settings = make_settings(
-        backbone=str(folder), device=str(DEVICE), dtype="bfloat16", cuda_graphs=cuda_graphs,
-        task_memory_bytes=50_000,
-    )  # fmt: skip
+        backbone=str(folder), device=str(DEVICE), dtype="bfloat16", task_memory_bytes=50_000
+    )
     served = load_serving_backbone(settings)
     with Registry.open(tmp_path) as registry:
         for index in range(NUM_TASKS):
@@ -73,12 +71,10 @@ def test_answers_over_http_are_right_while_versions_come_and_go(
             ThreadPoolExecutor(8) as pool,
         ):
             answers = list(pool.map(partial(scores, client), range(NUM_REQUESTS)))
-            kernels = client.get("/info").json()["kernels"]
             metrics = client.get("/metrics").text
 
     for found, right in zip(answers, expected, strict=True):
         assert found == pytest.approx(right, abs=TOLERANCE)
     evicted = re.findall(r"^nunatak_evictions_total(?:{.*})? (\S+)$", metrics, flags=re.MULTILINE)
     assert sum(map(float, evicted)) > 0
-    assert ("cuda_graphs" in kernels) == (cuda_graphs and DEVICE.type == "cuda")
     assert torch.device(served.device).type == DEVICE.type

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from sentence_transformers import CrossEncoder
 from torch import nn
 
@@ -22,7 +23,7 @@ from nunatak_artifact.interchange import (
     import_transformers,
 )
 from nunatak_contract.enums import HeadKind, LogitUse, ProblemType, RankingScore
-from nunatak_contract.methods import TopK
+from nunatak_contract.methods import HeadOnly, TopK
 
 QUERY = "who wrote the report?"
 DOCUMENTS = [
@@ -125,6 +126,34 @@ def test_the_longest_pair_matches_the_folder(factory: TwinFactory, tmp_path: Pat
     assert import_transformers(folder, factory.backbone).max_length == 20
     (ours,) = answers(folder, factory.backbone, [{"query": QUERY, "documents": DOCUMENTS}])
     check_rank(folder, ours)
+
+
+def test_the_longest_pair_of_an_adapter_matches_the_folder(
+    factory: TwinFactory, tmp_path: Path
+) -> None:
+    base = tmp_path / "it"
+    save_checkpoint(factory, base, method=HeadOnly(), num_labels=1)
+    peer = CROSS_ENCODER(str(base), device="cpu")
+    head = ["classifier", "pooler"]
+    peer.add_adapter(LoraConfig(target_modules=["query"], modules_to_save=head))
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in peer.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
+    folder = tmp_path / "adapter"
+    peer.save_pretrained(str(folder))
+    (folder / "tokenizer.json").write_bytes((base / "tokenizer.json").read_bytes())
+    edit(folder / "adapter_config.json", {"task_type": "SEQ_CLS"})
+    edit(folder / "sentence_bert_config.json", {"max_seq_length": 20})
+    choices = ImportChoices(allows_other_base=True)
+
+    query = {"query": QUERY, "documents": DOCUMENTS}
+    (ours,) = answers(folder, factory.backbone, [query], choices=choices)
+
+    check_rank(folder, ours)
+    edit(folder / "sentence_bert_config.json", {"max_seq_length": 40})
+    (longer,) = answers(folder, factory.backbone, [query], choices=choices)
+    assert longer != ours
 
 
 @pytest.mark.parametrize(

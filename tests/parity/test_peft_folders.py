@@ -18,7 +18,9 @@ from doubles.refusals import raises
 from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import CREATED_AT
 from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
+from nunatak_artifact.backbones import add_backbone
 from nunatak_artifact.interchange import (
+    HuggingFaceHub,
     ImportChoices,
     ImportedTask,
     draft_imported,
@@ -29,7 +31,7 @@ from nunatak_artifact.interchange import (
 from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
-from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward
+from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward, load_backbone
 
 TOLERANCE = 1e-5
 POOLINGS: dict[str, dict[str, object]] = {
@@ -457,6 +459,25 @@ def test_an_adapter_of_another_base_is_taken_only_if_the_caller_says_so(
     imported = import_folder(folder, base.backbone, choices=ImportChoices(allows_other_base=True))
     draft = draft_imported("tone", imported, base.backbone, origin="theirs", created_at=CREATED_AT)
     assert (named or "no base named") in draft.manifest.note
+
+
+def test_a_base_is_known_by_the_checkpoint_that_the_backbone_was_added_from(
+    bases: dict[str, PeftBase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    base = bases["bert"]
+    adapted = base.train(
+        LoraConfig(task_type="SEQ_CLS", target_modules=["query"]), num_labels=2, seed=1
+    )
+    folder = save(adapted, tmp_path / "theirs", meaning=id2label(2))
+    add_backbone(str(base.folder), name="mine", hub=HuggingFaceHub())
+    added = load_backbone("mine")
+
+    assert (added.name, added.source) == ("mine", base.folder.name)
+    assert import_folder(folder, added).base == str(base.folder)
+    with raises("foreign_backbone", match="--allow-other-base"):
+        import_folder(folder, replace(added, source="another"))
+    assert import_folder(folder, replace(added, source=f"acme/{base.folder.name}@abc")).base
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from nunatak_artifact.interchange.adapterhub_config import (
@@ -99,7 +100,7 @@ class ImportedHead:
     spec: HeadSpec
     parameters: Mapping[str, Tensor]
     problem_type: ProblemType | None
-    id2label: Mapping[int, str] | None
+    id2label: Mapping[str, JsonValue] | None
 
 
 def flexible_head(
@@ -216,8 +217,8 @@ def _spec(folder: Path, head: FlexibleHead) -> HeadSpec:
     return HeadSpec(kind=kind, num_labels=head.num_labels, pooling=Pooling.FIRST, dense=dense)
 
 
-def _inverted(label2id: Mapping[str, int] | None) -> dict[int, str] | None:
-    return None if label2id is None else {number: label for label, number in label2id.items()}
+def _inverted(label2id: Mapping[str, int] | None) -> dict[str, JsonValue] | None:
+    return None if label2id is None else {str(number): label for label, number in label2id.items()}
 
 
 def _problem_type(head: FlexibleHead, spec: HeadSpec) -> ProblemType | None:

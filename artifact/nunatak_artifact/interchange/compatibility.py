@@ -35,6 +35,7 @@ from nunatak_model import (
 )
 from nunatak_model.architectures import config_from
 from nunatak_model.checkpoint import WEIGHTS
+from nunatak_model.text.bounds import check_bounds, is_panic
 from nunatak_model.tokenizer_settings import (
     SAVE_ADVICE,
     TOKENIZER,
@@ -156,7 +157,7 @@ def read_config(folder: Path) -> BackboneConfig:
         UnsupportedBackboneError: a variant of the family whose layers are computed differently.
     """
     raw = read_object(folder, CONFIG)
-    if raw.get("model_type") not in FAMILIES:
+    if str(raw.get("model_type")) not in FAMILIES:
         raise refusal(
             folder,
             f"its model_type is {raw.get('model_type')!r}",
@@ -164,8 +165,9 @@ def read_config(folder: Path) -> BackboneConfig:
         )
     try:
         return config_from(raw)
-    except (TypeError, ValueError) as error:
-        raise corrupt_file(folder, CONFIG, f"does not read: {error}") from error
+    except CorruptBackboneError as error:
+        problem = str(error).removeprefix(f"{CONFIG} ")
+        raise corrupt_file(folder, CONFIG, problem) from error
 
 
 def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
@@ -192,8 +194,15 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
             "invalid_folder", folder=folder.name, reason=f"it has no {TOKENIZER}; {SAVE_ADVICE}"
         )
     try:
-        theirs = _normalised(data.decode())
-    except Exception as error:  # the library raises nothing more specific
+        definition = data.decode()
+        with import_errors(folder):
+            check_bounds(json.loads(definition))
+        theirs = _normalised(definition)
+    except NunatakError:
+        raise
+    except BaseException as error:  # the library has no type of its own, and it may panic
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         raise corrupt_file(folder, TOKENIZER, f"is no tokenizer: {error}") from error
     ours = _normalised(backbone.tokenizer.definition)
     differing = [part for part in TOKENIZING_PARTS if ours.get(part) != theirs.get(part)]
@@ -289,14 +298,15 @@ def import_errors(folder: Path) -> Generator[None]:
 
 
 def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
-    """Refuse an adapter that does not name the backbone, by the last part of both names.
+    """Refuse an adapter that does not name the backbone, or the checkpoint that it was added from.
 
-    Adapters hold no weights of their base model, so only its name can be compared.
+    Adapters hold no weights of their base model, so only the last parts of the names are compared.
 
     Raises:
         NunatakError: `foreign_backbone`, the adapter names another base, or none.
     """
-    if named and _last_part(named) == _last_part(backbone.name):
+    ours = {_last_part(backbone.name), _last_part(backbone.source.partition("@")[0])}
+    if named and _last_part(named) in ours:
         return
     found = f"it was trained on {named!r}" if named else "it does not name its base model"
     raise foreign(

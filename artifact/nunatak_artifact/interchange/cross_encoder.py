@@ -21,7 +21,7 @@ from nunatak_artifact.interchange.compatibility import (
     read_json,
     read_settings,
 )
-from nunatak_artifact.interchange.folders import has_file
+from nunatak_artifact.interchange.folders import has_file, read_max_length
 from nunatak_artifact.reference import refusal
 from nunatak_contract.enums import LogitUse, RankingScore
 from nunatak_model import Backbone
@@ -86,6 +86,14 @@ def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
 def score_of(cross_encoder: CrossEncoder | None) -> RankingScore:
     """The score of the logit. The default is the sigmoid, as in sentence-transformers."""
     return RankingScore.SIGMOID if cross_encoder is None else cross_encoder.score
+
+
+def longest_input(
+    folder: Path, backbone: Backbone, cross_encoder: CrossEncoder | None
+) -> int | None:
+    """The longest input in tokens: the cross-encoder's, else the tokenizer's; None if not set."""
+    own = None if cross_encoder is None else cross_encoder.max_length
+    return own or read_max_length(folder, backbone)
 
 
 def is_ranking(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from torch import Tensor
 
 from nunatak_artifact.reference import check_names, corrupt_file, refusal
@@ -33,6 +33,8 @@ PICKLE_ADVICE: Final = (
 )
 MAX_JSON_BYTES = 4 * 1024 * 1024
 MAX_WEIGHT_BYTES = 4 * 1024**3
+MAX_HEADER_BYTES = 1024 * 1024
+"""The header of safetensors names every tensor; a model of 60 layers has 100 KiB."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 Shapes = Mapping[str, tuple[int, ...]]
 Model = TypeVar("Model", bound=BaseModel)
@@ -87,6 +89,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors = dict[str, Tensor]()
     for name in weight_files(folder) or [_missing_weights(folder, WEIGHTS, PICKLE_ADVICE)]:
         data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
+        if (size := int.from_bytes(data[:8], "little")) > MAX_HEADER_BYTES:
+            problem = f"has a header of {size} bytes, at most {MAX_HEADER_BYTES} are read"
+            raise corrupt_file(folder, name, problem)
         try:
             tensors |= tensors_from_bytes(data)
         except InvalidTensorsError as error:
@@ -141,7 +146,8 @@ class ModelConfigFile(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     architectures: tuple[str, ...] | None = None
-    id2label: dict[NonNegativeInt, str] | None = None
+    id2label: dict[str, JsonValue] | None = None
+    """As the file has it; `labels_in_order` reads it, unless the caller names the labels."""
     problem_type: str | None = None
     classifier_pooling: str | None = None
 
@@ -210,7 +216,7 @@ def labels_in_order(
     head: HeadSpec,
     *,
     given: tuple[str, ...] | None,
-    stored: Mapping[int, str] | None,
+    stored: Mapping[str, JsonValue] | None,
 ) -> tuple[str, ...]:
     """Return the labels of the logits: the caller's labels, else the folder's.
 
@@ -235,17 +241,21 @@ def labels_in_order(
             num_labels=head.num_labels,
             found="the folder names none",
         )
-    numbered = dict(enumerate(given)) if given is not None else dict(stored or {})
-    labels = tuple(numbered[index] for index in sorted(numbered))
-    if sorted(numbered) != list(range(head.num_labels)) or len(set(labels)) != len(labels):
-        found = ", ".join(f"{index}: {label}" for index, label in sorted(numbered.items()))
+    named: Mapping[str, JsonValue] = (
+        {str(index): label for index, label in enumerate(given)} if given is not None else stored
+    ) or {}
+    labels = [
+        label for index in range(head.num_labels) if isinstance(label := named.get(str(index)), str)
+    ]
+    if len(named) != head.num_labels or len(set(labels)) != head.num_labels:
+        found = json.dumps(dict(named), ensure_ascii=False)
         raise NunatakError(
             "unknown_labels",
             folder=folder.name,
             num_labels=head.num_labels,
-            found=f"got {found[:200]!r}",
+            found=f"got {found[:200]}",
         )
-    return labels
+    return tuple(labels)
 
 
 def has_file(folder: Path, name: str) -> bool:
@@ -264,7 +274,10 @@ def read_bytes(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> bytes
     path = folder / name
     if not has_file(folder, name):
         raise NunatakError("invalid_folder", folder=folder.name, reason=f"it has no file {name}")
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise corrupt_file(folder, name, "is a link that leads back to itself") from error
     if not target.is_relative_to(folder.resolve()):
         raise NunatakError("escaping_file", folder=folder.name, file=name)
     # Reading a pipe could wait without end.

@@ -24,13 +24,17 @@ from nunatak_artifact.interchange.compatibility import (
     read_object,
     read_settings,
 )
-from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
+from nunatak_artifact.interchange.cross_encoder import (
+    is_ranking,
+    longest_input,
+    read_cross_encoder,
+    score_of,
+)
 from nunatak_artifact.interchange.folders import (
     check_tensors,
     has_file,
     labels_in_order,
     problem_type_of,
-    read_max_length,
     read_model_config,
     read_problem_type,
     read_weights,
@@ -147,7 +151,7 @@ def import_peft(
             folder, head, choices.problem_type or read_problem_type(folder, meaning.problem_type)
         ),
         parameters=branch.parameters,
-        max_length=read_max_length(folder, backbone),
+        max_length=longest_input(folder, backbone, cross_encoder),
         source=f"peft {branch.found}, {trained_on}",
         score=score_of(cross_encoder) if ranks else RankingScore.SIGMOID,
         base=str(base) if base else None,

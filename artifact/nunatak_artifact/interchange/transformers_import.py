@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from nunatak_artifact.interchange.compatibility import (
@@ -22,13 +23,17 @@ from nunatak_artifact.interchange.compatibility import (
     read_config,
     read_object,
 )
-from nunatak_artifact.interchange.cross_encoder import is_ranking, read_cross_encoder, score_of
+from nunatak_artifact.interchange.cross_encoder import (
+    is_ranking,
+    longest_input,
+    read_cross_encoder,
+    score_of,
+)
 from nunatak_artifact.interchange.folders import (
     ModelConfigFile,
     labels_in_order,
     problem_type_of,
     read_checkpoint,
-    read_max_length,
     read_model,
     read_problem_type,
 )
@@ -109,6 +114,33 @@ def find_divergence(encoder: Mapping[str, Tensor], backbone: Backbone) -> Diverg
     )
 
 
+def _is_rounded(
+    encoder: Mapping[str, Tensor], found: Divergence, backbone: Backbone, dtype: torch.dtype
+) -> bool:
+    """Whether a part that differs would be the backbone's if the backbone were in this format."""
+    parts = {f"{LAYERS}.{layer}." for layer in found.layers}
+    parts |= {f"{EMBEDDINGS}."} if found.embeddings else set()
+    frozen = backbone.parameters
+    return any(
+        all(
+            torch.equal(encoder[name].to(dtype), frozen[name].cpu().to(dtype))
+            for name in frozen
+            if name.startswith(part)
+        )
+        for part in parts
+    )
+
+
+def _advice(rounded: torch.dtype | None) -> str:
+    if rounded is None:
+        return ""
+    name = str(rounded).removeprefix("torch.")
+    return (
+        f" (the folder stores {name}, and some of what differs is the backbone, rounded to {name}: "
+        "save the trained model in float32 and import it again, so that those parts are shared)"
+    )
+
+
 def _layers(numbers: Sequence[int]) -> str:
     """`layer 3 differs`, or `layers 0, 3-5 differ`."""
     if len(numbers) == 1:
@@ -164,6 +196,8 @@ def import_transformers(
     check_names(folder, missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
     tensors = from_model(loaded.model.state_dict(), family, head, backbone.config)
     found = find_divergence(tensors, backbone)
+    formats = {it.dtype for it in stored.values()} - {torch.float32}
+    rounded = next((it for it in formats if _is_rounded(tensors, found, backbone, it)), None)
     spec = BranchSpec(method=found.method(), head=head)
     parameters = {
         name: tensors[name].to(torch.float32, copy=True)
@@ -182,10 +216,9 @@ def import_transformers(
             folder, head, choices.problem_type or read_problem_type(folder, settings.problem_type)
         ),
         parameters=parameters,
-        max_length=(cross_encoder and cross_encoder.max_length)
-        or read_max_length(folder, backbone),
+        max_length=longest_input(folder, backbone, cross_encoder),
         score=score_of(cross_encoder) if kind is HeadKind.RANKING else RankingScore.SIGMOID,
-        source=f"{class_name}, {_report(found, head, parameters, backbone)}",
+        source=f"{class_name}, {_report(found, head, parameters, backbone)}{_advice(rounded)}",
     )
 
 
@@ -211,12 +244,12 @@ def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
     )
 
 
-def _stored_labels(settings: ModelConfigFile, head: HeadSpec) -> Mapping[int, str]:
+def _stored_labels(settings: ModelConfigFile, head: HeadSpec) -> Mapping[str, JsonValue]:
     """The folder's label names.
 
     If there are none, transformers' default names, which are not stored.
     """
-    return settings.id2label or {index: f"LABEL_{index}" for index in range(head.num_labels)}
+    return settings.id2label or {str(index): f"LABEL_{index}" for index in range(head.num_labels)}
 
 
 def _report(

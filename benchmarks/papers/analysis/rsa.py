@@ -17,7 +17,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nunatak_contract.errors import NunatakError
-from nunatak_model import Backbone, Branch, Encoding, hidden_states
+from nunatak_model import Backbone, Branch, Encoding
+from nunatak_model.architectures import architecture_of
+from nunatak_model.layer import TokenSpan, mix_layer
 
 NUM_TOKENS = 5000
 """The number of tokens that the paper samples from the dev set (figure 2)."""
@@ -87,3 +89,36 @@ def _cosines(states: Float[Tensor, "tokens width"]) -> Float[Tensor, " pairs"]:
     unit = torch.nn.functional.normalize(states.double(), dim=1)
     above = torch.triu_indices(len(states), len(states), offset=1)
     return (unit @ unit.T)[above[0], above[1]]
+
+
+def hidden_states(
+    backbone: Backbone, inputs: Sequence[Encoding], *, branch: Branch | None = None
+) -> tuple[Float[Tensor, "tokens width"], ...]:
+    """Return the result of each layer, from the lowest up: of a branch, or of the backbone itself.
+
+    Answers come from `nunatak_model.forward`. The states of all
+    inputs lie one after another. The branch's head reads the result of the last layer.
+    """
+    config = backbone.config
+    architecture = architecture_of(config)
+    own = None if branch is None else branch.embeddings
+    states = list[Tensor]()
+    with torch.inference_mode():
+        hidden = architecture.embed(list(inputs), own or backbone.embeddings, config)
+        everything = TokenSpan(tokens=slice(0, len(hidden)))
+        lengths = tuple(encoding.num_tokens for encoding in inputs)
+        attention = backbone.ops.attention(lengths, hidden.device)
+        run_layer = architecture.plan_layers(attention, config)
+        for index in range(config.num_layers):
+            override = None if branch is None else branch.layers.get(index)
+            layer = mix_layer(
+                backbone.layer(index),
+                [] if override is None else [(everything, override)],
+                index=index,
+                num_tokens=len(hidden),
+                relative=backbone.embeddings.relative,
+                kernels=backbone.ops.tasks,
+            )
+            hidden = run_layer(hidden, layer, dropout=0.0)
+            states.append(hidden)
+    return tuple(states)

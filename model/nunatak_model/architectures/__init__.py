@@ -20,7 +20,7 @@ from nunatak_model.architectures import (
 )
 from nunatak_model.architectures.base import Architecture, RunLayer
 from nunatak_model.config import BackboneConfig
-from nunatak_model.errors import UnsupportedBackboneError
+from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.weights import Shapes
 
 ARCHITECTURES: Mapping[str, Architecture[Any]] = {
@@ -44,6 +44,20 @@ POST_NORM = (
     *nomic.MODEL_TYPES,
 )
 """Values of `model_type` whose norms follow the blocks of a layer."""
+SIZES: Mapping[str, tuple[int, int]] = {
+    "num_layers": (1, 1024),
+    "hidden_width": (1, 2**20),
+    "intermediate_width": (1, 2**22),
+    "num_heads": (1, 2**12),
+    "num_key_heads": (1, 2**12),
+    "head_width": (1, 2**20),
+    "vocab_size": (1, 2**24),
+    "num_positions": (1, 2**30),
+    "num_token_types": (0, 2**10),
+    "position_offset": (0, 2**24),
+    "padding_id": (-1, 2**24),
+}
+"""The least and the largest size of any model, with room."""
 __all__ = [
     "ARCHITECTURES",
     "POST_NORM",
@@ -67,8 +81,9 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
 
     Raises:
         UnsupportedBackboneError: another architecture, or a variant with different computations.
+        CorruptBackboneError: a field has no value that a model could have.
     """
-    architecture = ARCHITECTURES.get(raw.get("model_type", ""))
+    architecture = ARCHITECTURES.get(str(raw.get("model_type")))
     if raw.get("model_type") == "albert":
         raise UnsupportedBackboneError(
             "an ALBERT runs one layer many times, so no task could own or adapt a single layer; "
@@ -83,7 +98,22 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
             "expected weights in floating point, got a checkpoint with a quantization_config; take "
             "the original, and quantize it here with +int8"
         )
-    return architecture.config_from(raw)
+    try:
+        config = architecture.config_from(raw)
+        _check_sizes(config)
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise CorruptBackboneError(f"config.json does not read: {error!r}") from error
+    return config
+
+
+def _check_sizes(config: BackboneConfig) -> None:
+    """Raise ValueError at a size that no model has, before anything is made of the size."""
+    for name, (least, most) in SIZES.items():
+        size: object = getattr(config, name)
+        if type(size) is not int or not least <= size <= most:
+            raise ValueError(f"{name} must be a number from {least} to {most}, got {size!r:.40}")
+    if not 0 < config.layer_norm_epsilon < 1:
+        raise ValueError(f"the epsilon of norms must be small, got {config.layer_norm_epsilon!r}")
 
 
 def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:

@@ -155,11 +155,6 @@ def identity_of(family: str, config: BackboneConfig, **more: object) -> str:
     )
 
 
-def source_names(target: str) -> tuple[str, ...]:
-    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
-    return sources_in(target, EMBEDDINGS, "encoder.layer", LAYER)
-
-
 def sources_in(
     target: str,
     embeddings: Mapping[str, str],
@@ -180,9 +175,15 @@ def sources_in(
     return tuple(f"{layers}.{layer}.{name}.{kind}" for name in parts[part])
 
 
-def dense_block(config: BackboneConfig, pooling: Pooling | None) -> DenseBlock | None:
-    """The pooler or `classifier.dense` of heads that read the first token."""
-    return TANH_BLOCK if pooling is Pooling.FIRST else None
+def first_token_block(
+    block: DenseBlock, config: BackboneConfig, pooling: Pooling | None
+) -> DenseBlock | None:
+    """The block of heads that read the first token; other heads have none."""
+    return block if pooling is Pooling.FIRST else None
+
+
+source_names = partial(sources_in, embeddings=EMBEDDINGS, layers="encoder.layer", parts=LAYER)
+dense_block = partial(first_token_block, TANH_BLOCK)
 
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:
@@ -264,13 +265,19 @@ def run_feed_forward(
 
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
     """All layers share the attention."""
+    # A function made here would make classes from its annotations for each batch, and leave them
+    # in cycles.
+    return partial(run_layer, attend=partial(_attend, attention, config), config=config)
 
-    def attend(
-        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, dropout: float
-    ) -> Float[Tensor, "tokens width"]:
-        return attention(mixed_qkv(hidden, layer), num_heads=config.num_heads, dropout=dropout)
 
-    return partial(run_layer, attend=attend, config=config)
+def _attend(
+    attention: Attention,
+    config: BackboneConfig,
+    hidden: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    return attention(mixed_qkv(hidden, layer), num_heads=config.num_heads, dropout=dropout)
 
 
 def run_layer(

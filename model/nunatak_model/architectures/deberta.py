@@ -28,15 +28,14 @@ from nunatak_model.architectures.base import RunLayer
 from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, TokenSpan, mixed_qkv
-from nunatak_model.ops.attention import Attention
+from nunatak_model.ops.attention import Attention, AttentionPlan
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.linear import apply_linear, layer_norm
 from nunatak_model.ops.pair_attention import (
-    attend_with_terms,
+    attend_in_pieces,
     by_pair,
     by_runs,
     distances,
-    runs_within,
 )
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import (
@@ -84,6 +83,7 @@ LAYER = {
 }
 HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
 layer_shapes = bert.layer_shapes
+source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.layer", parts=LAYER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,11 +179,6 @@ def identity(config: DebertaConfig) -> str:
     )
 
 
-def source_names(target: str) -> tuple[str, ...]:
-    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
-    return bert.sources_in(target, EMBEDDINGS, "encoder.layer", LAYER)
-
-
 def dense_block(config: DebertaConfig, pooling: Pooling | None) -> DenseBlock | None:
     """The `pooler` of heads that read the first token."""
     return config.dense_block if pooling is Pooling.FIRST else None
@@ -224,26 +219,31 @@ def plan_layers(attention: Attention, config: DebertaConfig) -> RunLayer:
     longest = max(run.length for run in runs.plan)
     places = distances(longest) if config.reads_distances else ()
     rows_of = to_device([_row(it, config) for it in places], runs.device)
-
-    def attend(
-        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, dropout: float
-    ) -> Float[Tensor, "tokens width"]:
-        qkv = mixed_qkv(hidden, layer)
-        parts = list[Tensor]()
-        for tokens, near in _pieces(layer, longest, len(hidden), config):
-            terms = None if near is None else partial(_terms, near, rows_of, longest, config)
-            part = attend_with_terms(
-                qkv[tokens],
-                runs_within(runs.plan, tokens),
-                terms,
-                num_heads=config.num_heads,
-                scale=config.scale,
-                dropout=dropout,
-            )
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
+    attend = partial(_attend, runs.plan, rows_of, longest, config)
     return partial(bert.run_layer, attend=attend, config=config)
+
+
+def _attend(
+    plan: AttentionPlan,
+    rows_of: Int[Tensor, " distances"],
+    longest: int,
+    config: DebertaConfig,
+    hidden: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    pieces = (
+        (tokens, None if near is None else partial(_terms, near, rows_of, longest, config))
+        for tokens, near in _pieces(layer, longest, len(hidden), config)
+    )
+    return attend_in_pieces(
+        mixed_qkv(hidden, layer),
+        plan,
+        pieces,
+        num_heads=config.num_heads,
+        scale=config.scale,
+        dropout=dropout,
+    )
 
 
 def _pieces(

@@ -14,6 +14,7 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jaxtyping import Float
@@ -27,7 +28,6 @@ from nunatak_model.architectures.prenorm import run_prenorm_layer
 from nunatak_model.architectures.rotary import Rope, read_flat_rope, rotary
 from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
-from nunatak_model.layer import MixedLayer
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.device import flattened
 from nunatak_model.ops.linear import rms_norm
@@ -257,10 +257,4 @@ def embed(
 def plan_layers(attention: Attention, config: DecoderConfig) -> RunLayer:
     """All layers share the attention to earlier tokens."""
     attend = rotary(attention.causal(), attention.positions(), config.rope, config)
-
-    def run(
-        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
-    ) -> Float[Tensor, "tokens width"]:
-        return run_prenorm_layer(hidden, layer, attend, config, norm=rms_norm, dropout=dropout)
-
-    return run
+    return partial(run_prenorm_layer, attention=attend, config=config, norm=rms_norm)

@@ -1,9 +1,10 @@
 """DistilBERT: BERT's layers without token types (Sanh et al. 2019, arXiv:1910.01108)."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from nunatak_contract.enums import Activation, HeadNorm, Pooling
+from nunatak_contract.enums import Activation, HeadNorm
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures import bert
 from nunatak_model.config import BackboneConfig, read_activation
@@ -37,6 +38,11 @@ LAYER = {
 HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pre_classifier"}
 BLOCK = DenseBlock(activation=Activation.RELU, bias=True, norm=HeadNorm.NONE)
 embed, layer_shapes, plan_layers = bert.embed, bert.layer_shapes, bert.plan_layers
+identity = partial(bert.identity_of, "distilbert")
+source_names = partial(
+    bert.sources_in, embeddings=EMBEDDINGS, layers="transformer.layer", parts=LAYER
+)
+dense_block = partial(bert.first_token_block, BLOCK)
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
@@ -60,21 +66,6 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
         if found:
             fields[of_bert] = found[0]
     return bert.read_encoder({**DEFAULTS, **fields, **FIXED}, from_padding=False)
-
-
-def identity(config: BackboneConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
-    return bert.identity_of("distilbert", config)
-
-
-def source_names(target: str) -> tuple[str, ...]:
-    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
-    return bert.sources_in(target, EMBEDDINGS, "transformer.layer", LAYER)
-
-
-def dense_block(config: BackboneConfig, pooling: Pooling | None) -> DenseBlock | None:
-    """The `pre_classifier` of heads that read the first token."""
-    return BLOCK if pooling is Pooling.FIRST else None
 
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:

@@ -6,9 +6,10 @@ sec. 3.2: a linear map leads from the width of the embeddings to the hidden widt
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from nunatak_contract.enums import Activation, HeadNorm, Pooling
+from nunatak_contract.enums import Activation, HeadNorm
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures import bert
 from nunatak_model.config import BackboneConfig
@@ -33,6 +34,11 @@ BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
 """The activation of heads is fixed; `hidden_act` is the activation of the layers."""
 embed, embedding_shapes = bert.embed, bert.embedding_shapes
 layer_shapes, plan_layers = bert.layer_shapes, bert.plan_layers
+identity = partial(bert.identity_of, "electra")
+source_names = partial(
+    bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.layer", parts=bert.LAYER
+)
+dense_block = partial(bert.first_token_block, BLOCK)
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
@@ -47,18 +53,3 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     config = bert.read_encoder(raw, from_padding=False)
     width: int = raw["embedding_size"]
     return replace(config, embedding_width=None if width == config.hidden_width else width)
-
-
-def identity(config: BackboneConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
-    return bert.identity_of("electra", config)
-
-
-def source_names(target: str) -> tuple[str, ...]:
-    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
-    return bert.sources_in(target, EMBEDDINGS, "encoder.layer", bert.LAYER)
-
-
-def dense_block(config: BackboneConfig, pooling: Pooling | None) -> DenseBlock | None:
-    """The `classifier.dense` of heads that read the first token."""
-    return BLOCK if pooling is Pooling.FIRST else None

@@ -7,10 +7,8 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
-
-from jaxtyping import Float
-from torch import Tensor
 
 from nunatak_contract.enums import Activation, HeadNorm, Pooling
 from nunatak_contract.heads import DenseBlock
@@ -26,7 +24,6 @@ from nunatak_model.architectures.decoder import (
 )
 from nunatak_model.architectures.prenorm import run_prenorm_layer
 from nunatak_model.architectures.rotary import rotary
-from nunatak_model.layer import MixedLayer
 from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.linear import rms_norm
 
@@ -58,6 +55,7 @@ DEFAULTS: Mapping[str, object] = {
 }
 """Defaults of transformers for missing fields."""
 HEAD_SOURCES: Mapping[str, str] = {"head.dense": "dense"}
+identity = partial(layer_facts, "eurobert")
 BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
 
 
@@ -70,11 +68,6 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
     return DecoderConfig(**read_fields(raw, DEFAULTS), has_head_norms=False)
 
 
-def identity(config: DecoderConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
-    return layer_facts("eurobert", config)
-
-
 def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | None:
     """The block of sequence heads; heads that read tokens have none."""
     del config
@@ -84,10 +77,4 @@ def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | 
 def plan_layers(attention: Attention, config: DecoderConfig) -> RunLayer:
     """All layers share the attention."""
     attend = rotary(attention, attention.positions(), config.rope, config)
-
-    def run(
-        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
-    ) -> Float[Tensor, "tokens width"]:
-        return run_prenorm_layer(hidden, layer, attend, config, norm=rms_norm, dropout=dropout)
-
-    return run
+    return partial(run_prenorm_layer, attention=attend, config=config, norm=rms_norm)

@@ -9,6 +9,7 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jaxtyping import Float
@@ -19,7 +20,7 @@ from nunatak_contract.enums import HeadNorm, Pooling
 from nunatak_contract.heads import DenseBlock
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.architectures.prenorm import run_prenorm_layer
-from nunatak_model.architectures.rotary import Rope, read_rope, rotary
+from nunatak_model.architectures.rotary import Rope, RotaryAttention, read_rope, rotary
 from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer
@@ -204,14 +205,20 @@ def plan_layers(attention: Attention, config: ModernBertConfig) -> RunLayer:
     positions = attention.positions()
     everywhere = rotary(attention, positions, config.global_rope, config)
     nearby = rotary(attention.narrow(config.reach), positions, config.local_rope, config)
+    return partial(_run_layer, everywhere=everywhere, nearby=nearby, config=config)
 
-    def run(
-        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
-    ) -> Float[Tensor, "tokens width"]:
-        attend = nearby if config.is_local[layer.index] else everywhere
-        return run_prenorm_layer(hidden, layer, attend, config, norm=layer_norm, dropout=dropout)
 
-    return run
+def _run_layer(
+    hidden: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    *,
+    everywhere: RotaryAttention,
+    nearby: RotaryAttention,
+    config: ModernBertConfig,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    attend = nearby if config.is_local[layer.index] else everywhere
+    return run_prenorm_layer(hidden, layer, attend, config, norm=layer_norm, dropout=dropout)
 
 
 def _local_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:

@@ -10,12 +10,12 @@ longest = tokens of a row, and of the longest row.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nunatak_model.architectures import bert
@@ -23,14 +23,13 @@ from nunatak_model.architectures.base import RunLayer
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, mixed_qkv
-from nunatak_model.ops.attention import Attention
+from nunatak_model.ops.attention import Attention, AttentionPlan
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.pair_attention import (
-    attend_with_terms,
+    attend_in_pieces,
     by_pair,
     by_runs,
     distances,
-    runs_within,
 )
 from nunatak_model.weights import RELATIVE, RelativePositions, Shapes
 
@@ -58,6 +57,8 @@ LAYER = {
 }
 HEAD_SOURCES, dense_block = bert.HEAD_SOURCES, bert.dense_block
 embed, layer_shapes = bert.embed, bert.layer_shapes
+identity = partial(bert.identity_of, "mpnet")
+source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.layer", parts=LAYER)
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
@@ -81,16 +82,6 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     return replace(bert.read_encoder({**raw, **fixed}, from_padding=True), has_pair_terms=True)
 
 
-def identity(config: BackboneConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
-    return bert.identity_of("mpnet", config)
-
-
-def source_names(target: str) -> tuple[str, ...]:
-    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
-    return bert.sources_in(target, EMBEDDINGS, "encoder.layer", LAYER)
-
-
 def embedding_shapes(config: BackboneConfig) -> Shapes:
     """Names and shapes of the embeddings, with the biases of distances."""
     shapes = bert.embedding_shapes(config)
@@ -105,37 +96,53 @@ def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
     runs = by_runs(attention)
     longest = max(run.length for run in runs.plan)
     buckets = to_device([_bucket(it) for it in distances(longest)], runs.device)
-    known = list[tuple[RelativePositions, Tensor]]()
+    biases = _Biases(buckets=buckets, longest=longest)
+    attend = partial(_attend, runs.plan, biases, config)
+    return partial(bert.run_layer, attend=attend, config=config)
 
-    def biases_of(
-        relative: RelativePositions, dtype: torch.dtype
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Biases:
+    """The biases of all pairs of tokens, made once for each table and kept for the layers above."""
+
+    buckets: Int[Tensor, " distances"]
+    longest: int
+    known: list[tuple[RelativePositions, Tensor]] = field(
+        default_factory=list[tuple[RelativePositions, Tensor]]
+    )
+
+    def of(
+        self, relative: RelativePositions, dtype: torch.dtype
     ) -> Float[Tensor, "heads longest longest"]:
-        found = next((it for table, it in known if table is relative), None)
+        found = next((it for table, it in self.known if table is relative), None)
         if found is None:
-            by_distance = relative.table.index_select(0, buckets).t().to(dtype)
-            found = by_pair(by_distance, longest)
-            known.append((relative, found))
+            by_distance = relative.table.index_select(0, self.buckets).t().to(dtype)
+            found = by_pair(by_distance, self.longest)
+            self.known.append((relative, found))
         return found
 
-    def attend(
-        hidden: Float[Tensor, "tokens width"], layer: MixedLayer, dropout: float
-    ) -> Float[Tensor, "tokens width"]:
-        qkv = mixed_qkv(hidden, layer)
-        parts = list[Tensor]()
-        for tokens, relative in _pieces(layer, len(hidden)):
-            biases = biases_of(relative, qkv.dtype)
-            part = attend_with_terms(
-                qkv[tokens],
-                runs_within(runs.plan, tokens),
-                partial(_terms, biases=biases),
-                num_heads=config.num_heads,
-                scale=config.head_width**-0.5,
-                dropout=dropout,
-            )
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    return partial(bert.run_layer, attend=attend, config=config)
+def _attend(
+    plan: AttentionPlan,
+    biases: _Biases,
+    config: BackboneConfig,
+    hidden: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    qkv = mixed_qkv(hidden, layer)
+    pieces = (
+        (tokens, partial(_terms, biases=biases.of(relative, qkv.dtype)))
+        for tokens, relative in _pieces(layer, len(hidden))
+    )
+    return attend_in_pieces(
+        qkv,
+        plan,
+        pieces,
+        num_heads=config.num_heads,
+        scale=config.head_width**-0.5,
+        dropout=dropout,
+    )
 
 
 def _pieces(layer: MixedLayer, num_tokens: int) -> Iterator[tuple[slice, RelativePositions]]:

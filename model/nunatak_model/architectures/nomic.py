@@ -25,7 +25,7 @@ from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures import bert
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.architectures.prenorm import run_gated_block
-from nunatak_model.architectures.rotary import Rope, read_flat_rope, rotary
+from nunatak_model.architectures.rotary import Rope, RotaryAttention, read_flat_rope, rotary
 from nunatak_model.config import BackboneConfig, read_activation
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, mixed_qkv
@@ -238,18 +238,22 @@ class NomicArchitecture:
     def plan_layers(self, attention: Attention, config: NomicConfig) -> RunLayer:
         """All layers share the attention."""
         turned = rotary(attention, attention.positions(), config.rope, config)
-
-        def attend(
-            hidden: Float[Tensor, "tokens width"], layer: MixedLayer, dropout: float
-        ) -> Float[Tensor, "tokens width"]:
-            return turned(mixed_qkv(hidden, layer), layer, config, dropout=dropout)
-
         return partial(
             bert.run_layer,
-            attend=attend,
+            attend=partial(_attend, turned, config),
             feed_forward=partial(run_gated_block, is_reversed=config.is_gte),
             config=config,
         )
+
+
+def _attend(
+    turned: RotaryAttention,
+    config: NomicConfig,
+    hidden: Float[Tensor, "tokens width"],
+    layer: MixedLayer,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    return turned(mixed_qkv(hidden, layer), layer, config, dropout=dropout)
 
 
 def _check_old_settings(raw: Mapping[str, Any]) -> None:

@@ -29,9 +29,8 @@ class MethodMaths(ABC, Generic[MethodT_co]):
 
     method: MethodT_co
 
-    @abstractmethod
     def check(self, config: BackboneConfig) -> None:
-        """Raise `invalid_method` unless the settings fit this backbone."""
+        """Raise `invalid_method` unless the settings fit this backbone; by default, they do."""
 
     @abstractmethod
     def split_depth(self, config: BackboneConfig) -> int | None:

@@ -18,12 +18,27 @@ from nunatak_model.architectures import encoder_shapes, layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.layer import LayerOverride, OwnLayer
-from nunatak_model.methods.base import MethodMaths, copies
+from nunatak_model.methods.base import MethodMaths, MethodT_co, copies
 from nunatak_model.weights import Shapes, layer_from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopKMaths(MethodMaths[TopK]):
+class OwnLayersMaths(MethodMaths[MethodT_co]):
+    """Each layer from the split depth up is the task's own, and begins as the backbone's."""
+
+    def initial_parameters(
+        self, backbone: Backbone, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Copies of the backbone's tensors."""
+        return copies(backbone, self.parameter_shapes(backbone.config))
+
+    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
+        """The task's own layer."""
+        return OwnLayer(weights=layer_from(parameters, index))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopKMaths(OwnLayersMaths[TopK]):
     """The top `num_layers` layers are the task's own."""
 
     def check(self, config: BackboneConfig) -> None:
@@ -47,23 +62,10 @@ class TopKMaths(MethodMaths[TopK]):
             shapes |= layer_shapes(layer, config)
         return shapes
 
-    def initial_parameters(
-        self, backbone: Backbone, generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """Copies of the backbone's top layers."""
-        return copies(backbone, self.parameter_shapes(backbone.config))
-
-    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
-        """The task's own layer."""
-        return OwnLayer(weights=layer_from(parameters, index))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullMaths(MethodMaths[Full]):
+class FullMaths(OwnLayersMaths[Full]):
     """Embeddings and every layer are the task's own; nothing is shared."""
-
-    def check(self, config: BackboneConfig) -> None:
-        """Accept every backbone."""
 
     def split_depth(self, config: BackboneConfig) -> None:
         """None: the task owns its embeddings too."""
@@ -72,23 +74,10 @@ class FullMaths(MethodMaths[Full]):
         """All tensors of the encoder."""
         return encoder_shapes(config)
 
-    def initial_parameters(
-        self, backbone: Backbone, generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """A copy of the whole backbone."""
-        return copies(backbone, self.parameter_shapes(backbone.config))
-
-    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
-        """The task's own layer."""
-        return OwnLayer(weights=layer_from(parameters, index))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadOnlyMaths(MethodMaths[HeadOnly]):
+class HeadOnlyMaths(OwnLayersMaths[HeadOnly]):
     """Nothing but a head on the frozen backbone; the branch has no layers."""
-
-    def check(self, config: BackboneConfig) -> None:
-        """Accept every backbone."""
 
     def split_depth(self, config: BackboneConfig) -> int:
         """The whole encoder is trunk."""
@@ -97,15 +86,3 @@ class HeadOnlyMaths(MethodMaths[HeadOnly]):
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
         """No tensors."""
         return {}
-
-    def initial_parameters(
-        self, backbone: Backbone, generator: torch.Generator
-    ) -> dict[str, Tensor]:
-        """No tensors."""
-        return {}
-
-    def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
-        """Raise: no layer is at or above the split depth."""
-        raise NunatakError(
-            "invalid_method", problem=f"a head alone has no branch layers, asked for layer {index}"
-        )

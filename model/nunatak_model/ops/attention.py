@@ -347,7 +347,7 @@ class VarlenAttention:
     longest: int
     """Upper bound of the row lengths. A larger bound gives the same result with more blocks."""
     num_tokens: int
-    """Bounds of all rows; tokens after the last bound belong to no row and are undefined."""
+    """Tokens of all rows."""
     kernel: VarlenKernel = _flash_attention
     window: tuple[int, int] = EVERYWHERE
     """Neighbours that a token sees to the left and to the right; -1 means all of them."""

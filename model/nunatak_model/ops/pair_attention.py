@@ -8,7 +8,7 @@ Axes: tokens = packed tokens, three_width = query, key and value of all heads si
 hidden width; of the rows of one length: rows, heads, length, head_width.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -46,6 +46,30 @@ def runs_within(plan: AttentionPlan, tokens: slice) -> AttentionPlan:
             found.append(replace(run, num_rows=(end - begin) // run.length))
         start += run.num_tokens
     return tuple(found)
+
+
+def attend_in_pieces(
+    qkv: Float[Tensor, "tokens three_width"],
+    plan: AttentionPlan,
+    pieces: Iterable[tuple[slice, PairTerms | None]],
+    *,
+    num_heads: int,
+    scale: float,
+    dropout: float,
+) -> Float[Tensor, "tokens width"]:
+    """Let the tokens of each row attend; `pieces` are adjacent tokens under the same terms."""
+    parts = [
+        attend_with_terms(
+            qkv[tokens],
+            runs_within(plan, tokens),
+            terms,
+            num_heads=num_heads,
+            scale=scale,
+            dropout=dropout,
+        )
+        for tokens, terms in pieces
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def attend_with_terms(

@@ -3,23 +3,23 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterator, Sequence
 
 import tokenizers
 from tokenizers import Tokenizer, models
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import TextInput
 from nunatak_model.text.alignment import Vocabulary, align
+from nunatak_model.text.bounds import check_bounds, is_panic
 from nunatak_model.text.cutting import long_text, parts_of_windows
 from nunatak_model.text.encoding import WHOLE, Encoding, Part
+from nunatak_model.text.literal import special_tokens, without_special
 from nunatak_model.text.unread import num_hidden, num_unknown
 
 MAX_QUESTION_TOKENS = 64
 """Most tokens of a question, from BERT's reference implementation for SQuAD (Devlin et al.
 2019)."""
-UNREACHABLE: Final = "\0"
-"""Begins the names of tokens that no text can hold, because no text holds NUL."""
 
 
 class TextTokenizer:
@@ -30,6 +30,7 @@ class TextTokenizer:
 
         Raises:
             ValueError: the tokenizers library cannot read the text.
+            UnsupportedBackboneError: it asks for more memory or work than any published one.
         """
         self.digest = hashlib.sha256(definition).hexdigest()
         self._num_token_types = num_token_types
@@ -38,19 +39,24 @@ class TextTokenizer:
         self._lock = threading.Lock()
         try:
             self._definition = definition.decode()
+            parsed = json.loads(definition)
+            check_bounds(parsed)
             self._tokenizer = self._uncut()
             # The post-processor alone, which puts the special tokens around a window.
             self._framing = Tokenizer(models.BPE())
             self._framing.post_processor = self._tokenizer.post_processor
             self._normalizer = self._tokenizer.normalizer
-            parsed = json.loads(definition)
             self._vocabulary = Vocabulary.of(parsed)
             single = self._tokenizer.encode("a")
-            self._special = _special_tokens(parsed, single)
+            self._special = special_tokens(parsed, single)
             self._special.pop(self.unknown_id, None)
             self._num_framing = self._num_special(single.ids)
             pair = self._tokenizer.encode("a", "a")
-        except Exception as error:  # the library raises no other type
+        except NunatakError:
+            raise
+        except BaseException as error:  # the library has no type of its own, and it may panic
+            if not (isinstance(error, Exception) or is_panic(error)):
+                raise
             raise ValueError(f"tokenizer.json holds no tokenizer: {error}") from error
         self.tells_texts_apart = any(self._types(pair))
         """Whether the second text of a pair has another token type than the first."""
@@ -71,6 +77,10 @@ class TextTokenizer:
         Texts are cut to `max_length` tokens, the longer text of a pair first. The part of each
         encoding counts the cut tokens. The texts must hold no lone surrogates. The work is done in
         Rust, without the interpreter's lock.
+
+        Raises:
+            NunatakError: `invalid_text`, the tokenizer gives up on a text, because a pattern tries
+                too many ways to match it. Every method that encodes raises this error.
         """
         return [
             whole if whole.num_tokens <= max_length else long_text(whole, found).cut(max_length)
@@ -102,8 +112,7 @@ class TextTokenizer:
         only the second text is divided into windows. The first text stands in every window, cut to
         `MAX_QUESTION_TOKENS` and to half of the window.
         """
-        texts = [text for item in inputs for text in ((item,) if isinstance(item, str) else item)]
-        bare = iter(self._bare().encode_batch(texts))
+        bare = iter(_encoded(self._encode_texts, inputs))
         found: list[tuple[Encoding, ...]] = []
         for item in inputs:
             first = None if isinstance(item, str) else next(bare)
@@ -136,7 +145,7 @@ class TextTokenizer:
         with self._lock:
             if self._literal is None:
                 definition = json.dumps(
-                    _without_special(json.loads(self._definition), self._special)
+                    without_special(json.loads(self._definition), self._special)
                 )
                 self._literal = TextTokenizer(
                     definition.encode(), num_token_types=self._num_token_types
@@ -150,6 +159,11 @@ class TextTokenizer:
     def _num_special(self, ids: Sequence[int]) -> int:
         return sum(map(self._special.__contains__, ids))
 
+    def _encode_texts(self, inputs: list[TextInput]) -> list[tokenizers.Encoding]:
+        """Encode each text of a pair alone."""
+        texts = [text for item in inputs for text in ((item,) if isinstance(item, str) else item)]
+        return self._bare().encode_batch(texts)
+
     def join(self, tokens: Sequence[str]) -> str:
         """Decode tokens to running text."""
         decoder = self._bare().decoder
@@ -157,7 +171,7 @@ class TextTokenizer:
 
     def _whole(self, inputs: Sequence[TextInput]) -> Iterator[tuple[Encoding, tokenizers.Encoding]]:
         """Yield each input uncut, and the library's encoding of it."""
-        batch = self._tokenizer.encode_batch_fast(list(inputs))
+        batch = _encoded(self._tokenizer.encode_batch_fast, inputs)
         for item, found in zip(inputs, batch, strict=True):
             token_ids = tuple(found.ids)
             num_unread = self._num_unread(item, token_ids)
@@ -216,36 +230,34 @@ class TextTokenizer:
         return tokenizer
 
 
-def _special_tokens(
-    definition: dict[str, Any], single: tokenizers.Encoding
-) -> dict[int | None, str]:
-    """Return the names of special tokens by id: the added ones, and those around a text."""
-    added = {
-        it["id"]: it["content"] for it in definition.get("added_tokens", ()) if it.get("special")
-    }
-    marked = zip(single.ids, single.tokens, single.special_tokens_mask, strict=True)
-    return {**added, **{number: token for number, token, is_special in marked if is_special}}
+def _encoded(
+    encode: Callable[[list[TextInput]], list[tokenizers.Encoding]], inputs: Sequence[TextInput]
+) -> list[tokenizers.Encoding]:
+    """Encode the inputs together.
 
-
-def _without_special(
-    definition: dict[str, Any], special: Mapping[int | None, str]
-) -> dict[str, Any]:
-    """Return a `tokenizer.json` whose special tokens have names that no text can hold.
-
-    The model's own vocabulary must change too: Unigram finds `</s>` there.
+    Raises:
+        NunatakError: `invalid_text`, the library gives up on one of them.
     """
-    hidden = {content: UNREACHABLE + content for content in special.values()}
-    model, added = definition["model"], definition.get("added_tokens", ())
-    if isinstance(model["vocab"], dict):
-        vocabulary = cast("dict[str, int]", model["vocab"])
-        renamed: object = {hidden.get(it, it): number for it, number in vocabulary.items()}
-    else:
-        renamed = [[hidden.get(it, it), score] for it, score in model["vocab"]]
-    tokens = [
-        {**it, "content": hidden[it["content"]], "normalized": False} if it["id"] in special else it
-        for it in added
-    ]
-    return {**definition, "model": {**model, "vocab": renamed}, "added_tokens": tokens}
+    try:
+        return encode(list(inputs))
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        position = next((at for at, it in enumerate(inputs) if _gives_up(encode, it)), 0)
+        reason = "a run of characters for which a pattern of the tokenizer tries too many matches"
+        raise NunatakError("invalid_text", position=position, reason=reason) from error
+
+
+def _gives_up(
+    encode: Callable[[list[TextInput]], list[tokenizers.Encoding]], item: TextInput
+) -> bool:
+    try:
+        encode([item])
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        return True
+    return False
 
 
 def _cut(found: tokenizers.Encoding, size: int) -> int:

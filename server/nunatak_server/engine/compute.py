@@ -12,7 +12,6 @@ from nunatak_model import (
     BetweenLayers,
     Encoding,
     Row,
-    TrunkGraphs,
     TrunkStates,
     forward,
     on_device,
@@ -27,21 +26,13 @@ logger = logging.getLogger(__name__)
 class BatchCompute:
     """The forward pass of one backbone; only the engine thread may call it.
 
-    With `trunk`, trunk states of earlier batches are read from that cache. With `graphs`, trunk
-    stages run as recorded CUDA graphs. If a batch fails, and succeeds by torch's own operations,
-    no fast kernel of the device is used any more.
+    With `trunk`, trunk states of earlier batches are read from that cache. If a batch fails,
+    and succeeds by torch's own operations, no fast kernel of the device is used any more.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        *,
-        trunk: TrunkStates | None = None,
-        graphs: TrunkGraphs | None = None,
-    ) -> None:
+    def __init__(self, backbone: Backbone, *, trunk: TrunkStates | None = None) -> None:
         self._backbone = backbone
         self._trunk = trunk
-        self._graphs = graphs
         # An accelerator gets the kernels of a whole batch ahead, so nothing can preempt the batch.
         self.stops_between_layers = backbone.device.type == "cpu"
         """Whether other rows can preempt a batch that has begun."""
@@ -58,7 +49,7 @@ class BatchCompute:
             OutOfMemoryError: there is no memory for this batch; a smaller batch may succeed.
         """
         try:
-            return self._answers(self._backbone, self._graphs, rows, between_layers)
+            return self._answers(self._backbone, rows, between_layers)
         except (RuntimeError, MemoryError) as error:
             failure = device_failure(error)
             if failure is not None:
@@ -71,15 +62,14 @@ class BatchCompute:
     @property
     def fast_kernels(self) -> tuple[str, ...]:
         """The names of the fast kernels in use."""
-        is_recorded = self._graphs is not None and self._graphs.is_on
-        return (*self._backbone.fast_kernels, *(("cuda_graphs",) if is_recorded else ()))
+        return self._backbone.fast_kernels
 
     def _try_plainly(
         self, plain: Backbone, rows: Sequence[Row], error: Exception
     ) -> list[list[float]]:
         """Run rows that failed by torch's own operations, which serve from now on if they can."""
         try:
-            answers = self._answers(plain, None, rows, None)
+            answers = self._answers(plain, rows, None)
         except (RuntimeError, MemoryError) as again:
             # The rows are at fault, or the device, and no kernel.
             failure = device_failure(again)
@@ -91,24 +81,17 @@ class BatchCompute:
             "slower and right. Start the server with NUNATAK_KERNELS=plain, and report the failure",
             error,
         )
-        self._backbone, self._graphs = plain, None
+        self._backbone = plain
         return answers
 
     def _answers(
         self,
         backbone: Backbone,
-        graphs: TrunkGraphs | None,
         rows: Sequence[Row],
         between_layers: BetweenLayers | None,
     ) -> list[list[float]]:
         with on_device(backbone.device), torch.inference_mode():
-            outputs = forward(
-                backbone,
-                rows,
-                trunk=self._trunk,
-                graphs=graphs,
-                between_layers=between_layers,
-            )
+            outputs = forward(backbone, rows, trunk=self._trunk, between_layers=between_layers)
             # One transfer for the batch, because a copy for each row would wait for the device.
             flat = logits_to_floats(torch.cat([output.flatten() for output in outputs]))
         return _split(flat, [output.numel() for output in outputs])

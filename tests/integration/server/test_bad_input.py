@@ -4,11 +4,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Generator
+from pathlib import Path
 
 import httpx
 import pytest
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
-from doubles.backbones import tiny_backbone
+from doubles.backbones import tiny_backbone, tiny_tokenizer
 from doubles.bad_requests import corpus
 from doubles.events import catch_from
 from doubles.raw_request import CANARY, GOOD_BODY, PREDICT, send_all
@@ -58,3 +61,19 @@ def test_no_bad_request_harms_the_server(
     assert num_open_files() <= files_before + 5
     assert [it.message for it in caplog.records if it.levelno >= logging.ERROR] == []
     assert CANARY not in caplog.text
+
+
+@pytest.mark.parametrize("length", [60, 2000])
+def test_a_text_that_the_tokenizer_gives_up_on_is_refused(tmp_path: Path, length: int) -> None:
+    library = tiny_tokenizer("bert")
+    library.pre_tokenizer = Split(Regex("(a+)+$"), behavior="isolated")
+    backbone = tiny_backbone(tokenizer=library)
+    with Registry.open(tmp_path) as registry:
+        publish_tiny_task(registry, backbone)
+        with running_server(backbone, registry) as address:
+            refused = httpx.post(address + PREDICT, json={"inputs": ["hi", "a" * length + "!"]})
+            answered = httpx.post(address + PREDICT, json={"inputs": "hi"})
+
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_text")
+    assert refused.json()["detail"].startswith("input 1 contains a run of characters")
+    assert answered.status_code == 200

@@ -1,9 +1,11 @@
 """Added backbones: the folder that serving opens, and the checkpoints that are refused."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import (
@@ -13,6 +15,7 @@ from safetensors.torch import (
 
 from doubles.adapter_folders import edit_json
 from doubles.backbones import Family, save_tiny_backbone
+from doubles.hostile_files import HOSTILE_CONFIGS, HOSTILE_TOKENIZERS, document, entry
 from doubles.hubs import running_hub
 from doubles.refusals import raises
 from nunatak_artifact.backbones import (
@@ -33,6 +36,7 @@ from nunatak_artifact.reference import (
     vector_branch,
 )
 from nunatak_contract.enums import Pooling
+from nunatak_contract.errors import NunatakError
 from nunatak_model import load_backbone
 from nunatak_model.checkpoint import added_backbones
 
@@ -194,6 +198,59 @@ def test_a_variant_that_is_not_available_is_refused_by_name(
     with raises("unsupported_import", match=message):
         add(folder)
 
+    assert not (store / "base").exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE_CONFIGS)
+def test_a_size_that_no_model_has_is_refused_before_anything_is_made(
+    tmp_path: Path, store: Path, name: str
+) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    edit_json(folder / "config.json", HOSTILE_CONFIGS[name])
+
+    refuse(folder, store)
+
+
+@pytest.mark.parametrize("name", HOSTILE_TOKENIZERS)
+def test_a_tokenizer_without_bounds_is_refused(
+    tmp_path: Path, store: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    edit_json(folder / "tokenizer.json", HOSTILE_TOKENIZERS[name])
+
+    refuse(folder, store)
+
+    assert "panicked" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+)
+def test_a_link_to_itself_is_refused(tmp_path: Path, store: Path, name: str) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(name)
+
+    refuse(folder, store)
+
+
+def test_names_of_many_tensors_are_not_read(tmp_path: Path, store: Path) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    names = {f"{number:x}": entry(0, 0, (0,)) for number in range(50_000)}
+    (folder / "model.safetensors").write_bytes(document(names, 0))
+
+    refuse(folder, store)
+
+
+def refuse(folder: Path, store: Path) -> None:
+    begin = time.process_time(), psutil.Process().memory_info().rss
+
+    with pytest.raises(NunatakError) as refused:
+        add(folder)
+
+    assert refused.value.code in {"unsupported_import", "invalid_folder", "corrupt_file"}
+    assert time.process_time() - begin[0] < 30
+    assert psutil.Process().memory_info().rss - begin[1] < 2**30
     assert not (store / "base").exists()
 
 

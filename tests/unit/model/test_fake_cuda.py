@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401 - torch leaves the types of these hooks open
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 """The mixed forward on every kind of CUDA device, by tensors without numbers.
@@ -8,18 +7,14 @@ the number of launches and of copies below ceilings, so that nothing becomes slo
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from doubles.backbones import FAMILIES, Family
 from doubles.fake_cuda import Launches, fake_cuda, on_fake_device, trusting
 from doubles.fake_cuda_cases import (
     CUDA,
@@ -27,7 +22,6 @@ from doubles.fake_cuda_cases import (
     METHODS,
     OTHER_HALF,
     WHOLE,
-    WITH_PAIR_TERMS,
     Case,
     check_logits,
     on_the_host,
@@ -39,11 +33,9 @@ from doubles.fake_cuda_cases import (
     text,
 )
 from doubles.refusals import raises
-from doubles.serving_kernels import REFUSED_IN_A_RECORDING
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, Row, TrunkCache
-from nunatak_model.cuda_graphs import TrunkGraphs
 from nunatak_model.ops.attention import VarlenAttention, varlen_attention
 from nunatak_model.ops.choice import proven_ops
 from nunatak_model.ops.grouped import KernelGroups, grouped_linear
@@ -197,50 +189,6 @@ def test_what_a_device_refuses_is_refused_here() -> None:
         assert attention(torch.ones(6, 96, dtype=HALF, device=CUDA), num_heads=4, dropout=0.0).shape
         with pytest.raises(AssertionError, match="float32"):
             attention(torch.ones(6, 96, device=CUDA), num_heads=4, dropout=0.0)
-
-
-class RefuseHost(TorchDispatchMode):
-    """Refuses what a device refuses while it records."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = [it for it in tree_leaves((args, kwargs)) if isinstance(it, Tensor)]
-        name = func.overloadpacket.__name__
-        if name in REFUSED_IN_A_RECORDING or any(not it.is_cuda for it in operands):
-            raise RuntimeError(f"operation not permitted when stream is capturing: {func}")
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_recording_refuses_what_a_device_refuses() -> None:
-    with fake_cuda((9, 0)):
-        on_device = torch.ones(4, device=CUDA)
-        with RefuseHost():
-            assert on_device.add(1.0).is_cuda
-            with pytest.raises(RuntimeError, match="not permitted"):
-                on_device.copy_(torch.ones(4))
-            with pytest.raises(RuntimeError, match="not permitted"):
-                torch.ones(4).to(CUDA)
-            with pytest.raises(RuntimeError, match="not permitted"):
-                read_back(on_device)
-
-
-@pytest.mark.parametrize("family", [it for it in FAMILIES if it not in WITH_PAIR_TERMS])
-def test_what_is_recorded_takes_nothing_from_the_host(family: Family) -> None:
-    num_recorded = 0
-
-    def record(run: Callable[[], None]) -> Callable[[], None]:
-        nonlocal num_recorded
-        num_recorded += 1
-        run()
-        with RefuseHost():
-            run()
-        return lambda: None
-
-    with serving(replace(HOPPER, family=family)) as backbone, trusting():
-        graphs = TrunkGraphs(backbone, record=record, sizes=(32, 512))
-        graphs.record()
-
-        assert graphs.is_on
-    assert num_recorded == 2 * 3
 
 
 def test_a_kernel_that_stops_the_device_ends_the_start_with_the_way_out() -> None:

@@ -13,10 +13,10 @@ import torch
 from doubles.backbones import save_tiny_backbone, tiny_backbone
 from doubles.refusals import raises
 from doubles.serving import make_settings
-from doubles.serving_kernels import Recorder, banks_of, with_gpu_kernels
+from doubles.serving_kernels import banks_of, with_gpu_kernels
 from doubles.tasks import publish_tiny_task, random_parameters, spec_of
 from nunatak_contract.methods import Bottleneck, HeadOnly, Lora, TopK
-from nunatak_model import Backbone, Branch, Row, TrunkGraphs, build_branch, convert_branch
+from nunatak_model import Backbone, Branch, Row, build_branch, convert_branch
 from nunatak_registry import Registry
 from nunatak_server import backbones
 from nunatak_server.backbones import Backbones, load_on_own_thread, load_serving_backbone
@@ -26,7 +26,6 @@ from nunatak_server.errors import EngineFailedError
 from nunatak_server.following import HoldRenewal, RegistryWatch
 from nunatak_server.readiness import State
 from nunatak_server.residency.loads import LoadThrottle
-from nunatak_server.residency.memory import task_memory_budget
 from nunatak_server.residency.residency import Residency
 from nunatak_server.runtime import Runtime
 
@@ -122,32 +121,6 @@ async def test_a_backbone_that_computes_nothing_finite_is_reported_at_the_start(
         await asyncio.wait_for(serve(runtime), 20)
 
 
-async def test_layers_are_recorded_before_memory_is_shared_out_and_never_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record, recorded_before_budget = Recorder(), list[int]()
-
-    def graphs_of(backbone: Backbone, *, max_rows: int) -> TrunkGraphs:
-        return TrunkGraphs(backbone, record=record, max_rows=max_rows, sizes=(32, 128))
-
-    def budget_of(chosen_bytes: int | None, device: torch.device) -> int:
-        recorded_before_budget.append(record.num_recorded)
-        return task_memory_budget(chosen_bytes, device)
-
-    monkeypatch.setattr("nunatak_server.runtime.trunk_graphs", graphs_of)
-    monkeypatch.setattr("nunatak_server.runtime.task_memory_budget", budget_of)
-    backbone = with_gpu_kernels(tiny_backbone(num_layers=1))
-    with runtime_of(tmp_path, backbone, cuda_graphs=True) as runtime:
-        assert "cuda_graphs" in runtime.kernels()
-        proven = record.num_replayed
-        await runtime.start()
-        await asyncio.wait_for(runtime.aclose(), 20)
-
-    assert recorded_before_budget == [record.num_recorded]
-    assert record.num_recorded > 0
-    assert record.num_replayed > proven
-
-
 async def test_the_first_batch_of_a_device_with_fast_kernels_mixes_tasks_of_many_methods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,17 +142,6 @@ async def test_the_first_batch_of_a_device_with_fast_kernels_mixes_tasks_of_many
     assert len(set(batches[0])) == 2 * len(set(methods))
     batches.clear()
     assert banks_of(backbone).num_bytes() == 0
-
-
-async def test_graphs_that_cannot_be_recorded_are_named_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with runtime_of(tmp_path, tiny_backbone(), cuda_graphs=True) as runtime:
-        await runtime.start()
-        await asyncio.wait_for(runtime.aclose(), 20)
-
-    warnings = [it.getMessage() for it in caplog.records if it.levelname == "WARNING"]
-    assert warnings == ["NUNATAK_CUDA_GRAPHS has no effect without flash attention on CUDA"]
 
 
 def test_the_thread_that_loads_the_backbone_has_ended_before_a_batch(

@@ -10,6 +10,7 @@ from doubles.drafts import DRAFT_BACKBONE
 from doubles.leases import settle
 from doubles.refusals import raises
 from doubles.trained_tokenizers import TokenizerFamily, served
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_model import Encoding, TextInput
 from nunatak_server.tokenization import (
@@ -276,6 +277,26 @@ async def test_the_position_of_a_text_that_is_too_long_counts_all_texts() -> Non
     assert refused.fields == fields
     for told in (f"{whole.num_tokens} tokens", "at most 16", "on_long"):
         assert told in str(refused)
+
+
+class GivesUp(SpyEncoder):
+    """An encoder that gives up on every text with a `!`."""
+
+    def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
+        for position, text in enumerate(inputs):
+            if "!" in text:
+                raise NunatakError("invalid_text", position=position, reason="a run")
+        return super().encode(inputs, max_length=max_length)
+
+
+@pytest.mark.parametrize("size", [1, MAX_CHARS_A_CHUNK])
+async def test_the_position_of_a_text_that_no_tokenizer_reads_counts_inputs(size: int) -> None:
+    tokenization = Tokenization({DRAFT_BACKBONE: GivesUp()}, num_threads=1)
+    inputs = [Query(query="q", documents=("a" * size, "b")), "c" * size, "d!"]
+
+    with raises("invalid_text", match="input 2 contains"):
+        await tokenization.encode(inputs, readings=[a_reading(16, stride=None)], caller="one")
+    tokenization.close()
 
 
 def test_what_just_fits_is_not_too_long() -> None:

@@ -12,8 +12,10 @@ from safetensors.torch import (
 )
 from torch import Tensor
 
+from doubles.adapter_folders import edit_json
 from doubles.backbones import ANSWERING, Family, save_tiny_backbone
 from doubles.checkpoints import branch_of, encodings, logits, save_checkpoint
+from doubles.hostile_files import HOSTILE_TOKENIZERS
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from nunatak_artifact.interchange import ImportChoices, import_transformers
@@ -131,6 +133,32 @@ def test_labels_may_be_replaced(bert: TwinFactory, tmp_path: Path) -> None:
     imported = import_transformers(tmp_path, bert.backbone, ImportChoices(labels=("a", "b", "c")))
 
     assert imported.labels == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"0": 1, "1": 2, "2": 3},
+        {"0": "a", "1": None, "2": "c"},
+        {"0": "a", "1": True, "2": "c"},
+        {"0": "a", "1": ["b"], "2": "c"},
+        {"0": "a", "2": "c", "3": "d"},
+        {"1": "a", "2": "b", "3": "c"},
+        {"a": "0", "b": "1", "c": "2"},
+        {"0": "a", "1": "b"},
+    ],
+)
+def test_a_label_map_that_names_no_text_for_a_logit_is_refused_unless_the_caller_names_labels(
+    bert: TwinFactory, tmp_path: Path, stored: dict[str, object]
+) -> None:
+    save_checkpoint(bert, tmp_path, num_labels=3)
+    edit(tmp_path / "config.json", id2label=stored)
+
+    with raises("unknown_labels", match="--labels a,b,c"):
+        import_transformers(tmp_path, bert.backbone)
+
+    named = ImportChoices(labels=("a", "b", "c"))
+    assert import_transformers(tmp_path, bert.backbone, named).labels == ("a", "b", "c")
 
 
 def test_labels_that_transformers_leaves_out_have_its_names(
@@ -346,10 +374,20 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
         "unsupported_import",
         "torch.float64",
     ),
+    "billionth-token": (
+        lambda it: edit_json(it / "tokenizer.json", {"model.vocab.a": 10**9}),
+        "unsupported_import",
+        "at most 16777216 as token ids",
+    ),
+    "replaced-by-a-megabyte": (
+        lambda it: edit_json(it / "tokenizer.json", HOSTILE_TOKENIZERS["replaced-by-a-megabyte"]),
+        "unsupported_import",
+        "characters that its normalizers make of one",
+    ),
     "label-twice": (
         lambda it: edit(it / "config.json", id2label={"0": "a", "1": "b", "2": "a"}),
         "unknown_labels",
-        "different labels",
+        "different texts",
     ),
     "shard-elsewhere": (
         index_elsewhere,
@@ -426,3 +464,31 @@ def test_a_file_left_over_from_shards_is_not_read(bert: TwinFactory, tmp_path: P
 
     assert imported.spec.method == TopK(num_layers=1)
     assert isinstance(import_transformers(tmp_path, own).spec.method, HeadOnly)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_layers_that_differ_by_rounding_alone_are_told(
+    bert: TwinFactory, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    exact = import_transformers(tmp_path, bert.backbone)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: it.to(dtype) for name, it in tensors.items()}, tmp_path / "model.safetensors")
+
+    rounded = import_transformers(tmp_path, bert.backbone)
+
+    name = str(dtype).removeprefix("torch.")
+    assert f"the folder stores {name}" in rounded.source
+    assert "save the trained model in float32" in rounded.source
+    assert "stores" not in exact.source
+    assert (exact.spec.method, rounded.spec.method) == (TopK(num_layers=1), Full())
+
+
+def test_a_checkpoint_that_changed_every_layer_is_not_told_to_be_rounded(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(bert, tmp_path, method=Full())
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: it.half() for name, it in tensors.items()}, tmp_path / "model.safetensors")
+
+    assert "stores" not in import_transformers(tmp_path, bert.backbone).source

@@ -1,9 +1,15 @@
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from doubles.backbones import Family, tiny_backbone, tiny_tokenizer
+from doubles.refusals import raises
+from nunatak_model import TextInput
+from nunatak_model.text.tokenizer import TextTokenizer
 
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer
 
@@ -139,3 +145,24 @@ def test_tokens_know_their_words_and_unknown_ones_their_spelling() -> None:
     assert alignment.word_ids == (None, 0, 0, 0, 1, 2, None)
     assert alignment.tokens[1:-1] == ("a", "##b", "##c", ",", "d\u20ac")
     assert alignment.continues_word[1:-1] == (False, True, True, False, False)
+
+
+@pytest.fixture(scope="module")
+def backtracking() -> TextTokenizer:
+    library = tiny_tokenizer("bert")
+    library.pre_tokenizer = Split(Regex("(a+)+$"), behavior="isolated")
+    return TextTokenizer(library.to_str().encode(), num_token_types=2)
+
+
+@pytest.mark.parametrize("hostile", ["a" * 60 + "!", ("hello", "a" * 60 + "!")])
+@pytest.mark.parametrize("way", ["encode", "encode_all", "encode_windows"])
+def test_a_text_that_the_library_gives_up_on_is_named_and_others_are_read(
+    backtracking: TextTokenizer, hostile: TextInput, way: str
+) -> None:
+    stride = {} if way == "encode" else {"stride": 2}
+    encode = partial(getattr(backtracking, way), max_length=30, **stride)
+
+    with raises("invalid_text", match="input 1 contains a run of characters"):
+        encode([("a pair", "of texts"), hostile, "hello"])
+
+    assert len(encode(["hello"])) == 1

@@ -3,7 +3,7 @@ from typing import cast
 import pytest
 import torch
 
-from doubles.serving_kernels import Recorder, with_gpu_kernels
+from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
 from nunatak_model import (
@@ -11,7 +11,6 @@ from nunatak_model import (
     Branch,
     Row,
     TrunkCache,
-    TrunkGraphs,
     build_branch,
     convert_branch,
     forward,
@@ -159,28 +158,6 @@ def test_a_batch_that_is_preempted_gives_the_same_bits_and_so_does_what_preempts
     assert len(found) == backbone.config.num_layers
     assert logits == compute(rows)
     assert all(each == compute(others) for each in found)
-
-
-def test_a_recorded_trunk_is_replayed_for_the_same_answers(backbone: Backbone) -> None:
-    served = with_gpu_kernels(backbone)
-    record = Recorder()
-    graphs = TrunkGraphs(served, record=record, sizes=(32, 64))
-    graphs.record()
-    replayed = record.num_replayed
-    compute = BatchCompute(served, graphs=graphs)
-    encodings = backbone.tokenizer.encode(["one", "another text"], max_length=16)
-    rows = [
-        Row(encoding=encoding, branch=branch)
-        for branch in branches(backbone)[:2]
-        for encoding in encodings
-    ]
-
-    answers = [compute(rows) for _ in range(2)]
-
-    assert answers[0] == answers[1]
-    assert record.num_replayed > replayed
-    for one, other in zip(answers[0], BatchCompute(backbone)(rows), strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
 
 
 def grouped_rows(served: Backbone) -> list[Row]:

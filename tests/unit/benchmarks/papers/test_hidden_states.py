@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.papers.analysis.rsa import hidden_states
 from doubles.backbones import FAMILIES, Family, tiny_backbone
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
@@ -12,7 +13,6 @@ from nunatak_model import (
     Row,
     build_branch,
     forward,
-    hidden_states,
     initial_parameters,
     run_trunk,
 )

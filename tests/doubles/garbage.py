@@ -1,0 +1,161 @@
+"""What only the garbage collector finds, and the memory of a server over many answers.
+
+The hook that checks shapes in tests keeps the classes of annotations alive, so `in_new_process`
+runs code without the hook.
+"""
+
+import gc
+import http.client
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Generator, Iterable
+from contextlib import closing, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+import torch
+
+from doubles.backbones import FAMILIES, tiny_backbone
+from doubles.serving import make_settings, running_server
+from doubles.tasks import publish_tiny_task, random_parameters, spec_of
+from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Method, TopK
+from nunatak_model import Encoding, Row, build_branch, forward
+from nunatak_registry import Registry
+from nunatak_server.serving import collect_rarely
+
+TASKS = ("tone", "other")
+WORDS = ("is", "it", "late", "where", "my", "parcel", "no", "yes", "order", "number")
+METHODS: tuple[Method, ...] = (
+    *(HeadOnly(), TopK(num_layers=1), Full()),
+    *(Ia3(), Bottleneck(size=4, first_layer=1)),
+)
+FIRST = 100
+"""Answers before a measurement, which fill caches."""
+
+
+@contextmanager
+def garbage() -> Generator[list[object]]:
+    """At the end of the block, keep the objects that only the collector finds."""
+    found = list[object]()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield found
+        gc.collect()
+        found += gc.garbage
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def kinds_of(left: Iterable[object], *, at_least: int) -> Counter[str]:
+    """Count the objects by type, whatever library made them; rarer types do not count.
+
+    Rare ones come from one-time work, such as the first use of a statement.
+    """
+    kinds = Counter(f"{type(it).__module__}.{type(it).__qualname__}" for it in left)
+    return Counter({kind: number for kind, number in kinds.items() if number >= at_least})
+
+
+def in_new_process(*arguments: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return what `main` prints in a process without the hook."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-m", "doubles.garbage", *arguments]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)  # noqa: S603 - this file
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def left_by_batches() -> dict[str, Counter[str]]:
+    """The garbage of a mixed batch of each family."""
+    return {family: _left_by_a_batch(family) for family in FAMILIES}
+
+
+def _left_by_a_batch(family: Any) -> Counter[str]:  # noqa: ANN401 - a family's name
+    backbone = tiny_backbone(family=family)
+    rows = list[Row]()
+    for seed, method in enumerate(METHODS):
+        spec = spec_of(backbone, method, num_labels=2)
+        parameters = random_parameters(spec, backbone, seed=seed)
+        ids = tuple(range(5, 14 + seed))
+        rows.append(
+            Row(
+                encoding=Encoding(token_ids=ids, type_ids=(0,) * len(ids)),
+                branch=build_branch(spec, backbone.config, parameters),
+            )
+        )
+    with torch.inference_mode():
+        forward(backbone, rows)
+        with garbage() as left:
+            forward(backbone, rows)
+    return kinds_of(left, at_least=1)
+
+
+@contextmanager
+def asking() -> Generator[Any]:
+    """Yield a function that sends so many requests to a real server in this process."""
+    backbone, chance = tiny_backbone(), random.Random(0)
+    with TemporaryDirectory() as folder, Registry.open(Path(folder)) as registry:
+        for seed, task in enumerate(TASKS):
+            publish_tiny_task(registry, backbone, task=task, seed=seed)
+        # A cache of states that is full before the measurement begins.
+        settings = make_settings(trunk_cache_bytes=2**20)
+        with running_server(backbone, registry, settings) as address:
+            host, _, port = address.removeprefix("http://").partition(":")
+            with closing(http.client.HTTPConnection(host, int(port))) as connection:
+
+                def ask(number: int) -> None:
+                    for _ in range(number):
+                        words = chance.choices(WORDS, k=chance.randint(3, 30))
+                        body = {"inputs": f"{' '.join(words)} {chance.random()}"}
+                        path = f"/v1/tasks/{chance.choice(TASKS)}/predict"
+                        sent = {"content-type": "application/json"}
+                        connection.request("POST", path, json.dumps(body), sent)
+                        answer = connection.getresponse()
+                        answer.read()
+                        if answer.status != http.HTTPStatus.OK:
+                            raise AssertionError(answer.status)
+
+                yield ask
+
+
+def left_by_answers(number: int) -> Counter[str]:
+    """The garbage of so many answers."""
+    with asking() as ask:
+        ask(FIRST)
+        with garbage() as left:
+            ask(number)
+    return kinds_of(left, at_least=1)
+
+
+def memory_over_answers(number: int, every: int) -> list[int]:
+    """Bytes in memory after each `every` answers, with the collections of a server."""
+    process, found = psutil.Process(), list[int]()
+    with asking() as ask:
+        collect_rarely(max_requests=10_000)
+        for _ in range(number // every):
+            ask(every)
+            found.append(process.memory_info().rss)
+            print(found[-1], gc.get_count(), file=sys.stderr, flush=True)  # noqa: T201 - the curve
+    return found
+
+
+def main(kind: str, *numbers: str) -> None:
+    """Print the measurement of this name as JSON."""
+    measure = {
+        "batches": left_by_batches,
+        "answers": left_by_answers,
+        "memory": memory_over_answers,
+    }[kind]
+    print(json.dumps(measure(*map(int, numbers))))  # noqa: T201 - the answer of this process
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
