@@ -372,6 +372,7 @@ class Runtime:
             backbone,
             trunk=self.trunk_cache if settings.trunk_cache_bytes else None,
             graphs=_recorded_graphs(backbone, settings) if settings.cuda_graphs else None,
+            in_use=self.backbones.in_use(backbone),
         )
 
     def _is_trunk_held(self, row: PendingRow) -> bool:

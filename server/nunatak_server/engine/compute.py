@@ -1,7 +1,7 @@
 """`BatchCompute`: runs one mixed batch on the device and returns its logits."""
 
-import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -17,19 +17,17 @@ from nunatak_model import (
     forward,
     on_device,
     trunk_source,
-    without_fast_kernels,
 )
+from nunatak_server.backbones import BackboneInUse
 from nunatak_server.failures import device_failure
-
-logger = logging.getLogger(__name__)
 
 
 class BatchCompute:
     """The forward pass of one backbone; only the engine thread may call it.
 
     With `trunk`, trunk states of earlier batches are read from that cache. With `graphs`, trunk
-    stages run as recorded CUDA graphs. If a batch fails, and succeeds by torch's own operations,
-    no fast kernel of the device is used any more.
+    stages run as recorded CUDA graphs. `in_use` is the fact which operations serve, if loads share
+    it.
     """
 
     def __init__(
@@ -38,10 +36,12 @@ class BatchCompute:
         *,
         trunk: TrunkStates | None = None,
         graphs: TrunkGraphs | None = None,
+        in_use: BackboneInUse | None = None,
     ) -> None:
-        self._backbone = backbone
+        self._in_use = in_use or BackboneInUse(backbone)
         self._trunk = trunk
         self._graphs = graphs
+        self._recorded = backbone
         # An accelerator gets the kernels of a whole batch ahead, so nothing can preempt the batch.
         self.stops_between_layers = backbone.device.type == "cpu"
         """Whether other rows can preempt a batch that has begun."""
@@ -58,55 +58,37 @@ class BatchCompute:
             OutOfMemoryError: there is no memory for this batch; a smaller batch may succeed.
         """
         try:
-            return self._answers(self._backbone, self._graphs, rows, between_layers)
+            return self._in_use.run(
+                partial(self._answers, rows=rows, between_layers=between_layers),
+                again=partial(self._answers, rows=rows, between_layers=None),
+            )
         except (RuntimeError, MemoryError) as error:
             failure = device_failure(error)
             if failure is not None:
                 raise failure from error
-            plain = without_fast_kernels(self._backbone)
-            if plain.ops == self._backbone.ops:
-                raise
-            return self._try_plainly(plain, rows, error)
+            raise
 
     @property
     def fast_kernels(self) -> tuple[str, ...]:
         """The names of the fast kernels in use."""
-        is_recorded = self._graphs is not None and self._graphs.is_on
-        return (*self._backbone.fast_kernels, *(("cuda_graphs",) if is_recorded else ()))
+        backbone = self._in_use.backbone
+        graphs = self._graphs_of(backbone)
+        is_recorded = graphs is not None and graphs.is_on
+        return (*backbone.fast_kernels, *(("cuda_graphs",) if is_recorded else ()))
 
-    def _try_plainly(
-        self, plain: Backbone, rows: Sequence[Row], error: Exception
-    ) -> list[list[float]]:
-        """Run rows that failed by torch's own operations, which serve from now on if they can."""
-        try:
-            answers = self._answers(plain, None, rows, None)
-        except (RuntimeError, MemoryError) as again:
-            # The rows are at fault, or the device, and no kernel.
-            failure = device_failure(again)
-            if failure is not None:
-                raise failure from again
-            raise
-        logger.warning(
-            "a fast kernel failed in a batch (%s); torch's own operations serve from now on, "
-            "slower and right. Start the server with NUNATAK_KERNELS=plain, and report the failure",
-            error,
-        )
-        self._backbone, self._graphs = plain, None
-        return answers
+    def _graphs_of(self, backbone: Backbone) -> TrunkGraphs | None:
+        # A graph repeats the kernels of its record.
+        return self._graphs if backbone is self._recorded else None
 
     def _answers(
-        self,
-        backbone: Backbone,
-        graphs: TrunkGraphs | None,
-        rows: Sequence[Row],
-        between_layers: BetweenLayers | None,
+        self, backbone: Backbone, *, rows: Sequence[Row], between_layers: BetweenLayers | None
     ) -> list[list[float]]:
         with on_device(backbone.device), torch.inference_mode():
             outputs = forward(
                 backbone,
                 rows,
                 trunk=self._trunk,
-                graphs=graphs,
+                graphs=self._graphs_of(backbone),
                 between_layers=between_layers,
             )
             # One transfer for the batch, because a copy for each row would wait for the device.
@@ -117,7 +99,7 @@ class BatchCompute:
         """Tell whether the trunk state of a text at a split depth is cached."""
         if self._trunk is None or not split_depth:
             return False
-        return split_depth in self._trunk.depths(trunk_source(self._backbone, encoding))
+        return split_depth in self._trunk.depths(trunk_source(self._in_use.backbone, encoding))
 
 
 def logits_to_floats(logits: Tensor) -> list[float]:
