@@ -6,8 +6,7 @@ tokens are equal.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -22,57 +21,13 @@ from nunatak_model import (
     model_size,
     on_own_thread,
     pack_backbone,
-    without_fast_kernels,
 )
 from nunatak_server.devices import describe_device, resolve_device, resolve_dtype
-from nunatak_server.failures import device_failure
+from nunatak_server.engine.compute import BackboneInUse
 from nunatak_server.scheduler.rows import RowBackbone
 from nunatak_server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
-
-AnswerT = TypeVar("AnswerT")
-
-
-class BackboneInUse:
-    """A backbone with its fast kernels, or without them once one of them has failed.
-
-    Batches and loads compute on it, on several threads.
-    """
-
-    def __init__(self, backbone: Backbone) -> None:
-        self.backbone = backbone
-
-    def run(
-        self,
-        compute: Callable[[Backbone], AnswerT],
-        *,
-        again: Callable[[Backbone], AnswerT] | None = None,
-    ) -> AnswerT:
-        """Compute; if that fails, compute by torch's own operations.
-
-        If these succeed, a fast kernel is at fault, and none of them is used any more.
-
-        Args:
-            compute: the work, on the backbone that serves.
-            again: the work of the second attempt, if it differs.
-        """
-        backbone = self.backbone
-        try:
-            return compute(backbone)
-        except (RuntimeError, MemoryError) as error:
-            plain = without_fast_kernels(backbone)
-            if device_failure(error) is not None or plain.ops == backbone.ops:
-                raise
-            # If this fails as well, the work or the device is at fault, and no kernel.
-            answer = (again or compute)(plain)
-            logger.warning(
-                "a fast kernel failed (%s); torch's own operations serve from now on, slower and "
-                "right. Start the server with NUNATAK_KERNELS=plain, and report the failure",
-                error,
-            )
-        self.backbone = plain
-        return answer
 
 
 class Backbones:

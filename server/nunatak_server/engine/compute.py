@@ -1,8 +1,12 @@
-"""`BatchCompute`: runs one mixed batch on the device and returns its logits."""
+"""The forward pass: `BatchCompute` runs one mixed batch on the device and returns its logits.
 
-from collections.abc import Sequence
+`BackboneInUse` is the fact with which operations batches and loads compute.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,9 +21,54 @@ from nunatak_model import (
     forward,
     on_device,
     trunk_source,
+    without_fast_kernels,
 )
-from nunatak_server.backbones import BackboneInUse
 from nunatak_server.failures import device_failure
+
+logger = logging.getLogger(__name__)
+
+AnswerT = TypeVar("AnswerT")
+
+
+class BackboneInUse:
+    """A backbone with its fast kernels, or without them once one of them has failed.
+
+    Batches and loads compute on it, on several threads.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone = backbone
+
+    def run(
+        self,
+        compute: Callable[[Backbone], AnswerT],
+        *,
+        again: Callable[[Backbone], AnswerT] | None = None,
+    ) -> AnswerT:
+        """Compute; if that fails, compute by torch's own operations.
+
+        If these succeed, a fast kernel is at fault, and none of them is used any more.
+
+        Args:
+            compute: the work, on the backbone that serves.
+            again: the work of the second attempt, if it differs.
+        """
+        backbone = self.backbone
+        try:
+            return compute(backbone)
+        except (RuntimeError, MemoryError) as error:
+            plain = without_fast_kernels(backbone)
+            if device_failure(error) is not None or plain.ops == backbone.ops:
+                raise
+            # If this fails as well, the work or the device is at fault, and no kernel.
+            answer = (again or compute)(plain)
+            logger.warning(
+                "a fast kernel failed (%s); torch's own operations serve from now on, slower and "
+                "right. Start the server with NUNATAK_KERNELS=plain, and report the failure",
+                error,
+            )
+        self.backbone = plain
+        return answer
 
 
 class BatchCompute:
