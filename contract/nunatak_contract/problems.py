@@ -242,6 +242,11 @@ REQUESTS: Mapping[str, Reason] = {
         "the body must be declared as 'content-type: application/json'",
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     ),
+    "compressed_body": Reason(
+        "a body must come as it is, without 'content-encoding'; turn the compression of requests "
+        "off",
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    ),
     "too_many_inputs": Reason(
         "a request may have at most {limit} {of}, got {count}; split the request",
         _INVALID,

@@ -31,6 +31,9 @@ ROUTING_KEY_HEADER: Final = "x-routing-key"
 LINES_TYPE: Final = "application/x-ndjson"
 """Media type of an answer whose lines are objects, one for each task."""
 
+MAX_REPR_CHARS: Final = 2_000
+"""Most characters of a result that Python shows."""
+
 
 class Result(BaseModel):
     """Base of every answer."""
@@ -41,6 +44,20 @@ class Result(BaseModel):
         allow_inf_nan=False,
         json_schema_extra={"additionalProperties": False},
     )
+
+    def __repr__(self) -> str:
+        """Return the beginning of a long text, because answers come into logs and notebooks."""
+        return _bounded(super().__repr__())
+
+    def __str__(self) -> str:
+        """Return the beginning of a long text."""
+        return _bounded(super().__str__())
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= MAX_REPR_CHARS:
+        return text
+    return f"{text[:MAX_REPR_CHARS]}... ({len(text):,} characters)"
 
 
 class Score(Result):

@@ -370,7 +370,7 @@ def _change_outputs(
         for span, override in layer.changed
         if (change := override.outputs.get(target)) is not None
     ]
-    if layer.kernels.low_rank is not None:
+    if changes and layer.kernels.low_rank is not None:
         updates = [
             native.LowRank(tokens=span.tokens, first_column=columns[target][0], update=change)
             for span, target, change in changes

@@ -23,6 +23,7 @@ from nunatak_model import (
     pack_backbone,
 )
 from nunatak_server.devices import describe_device, resolve_device, resolve_dtype
+from nunatak_server.engine.compute import BackboneInUse
 from nunatak_server.scheduler.rows import RowBackbone
 from nunatak_server.settings import ServerSettings
 
@@ -41,6 +42,7 @@ class Backbones:
         self.default = default
         self.others = tuple(others)
         self._by_digest = {it.digest: it for it in self}
+        self._in_use = {it.digest: BackboneInUse(it) for it in self}
         names = ", ".join(it.name for it in self)
         count = 1 + len(self.others)
         if len(self._by_digest) < count or len({it.name for it in self}) < count:
@@ -72,6 +74,10 @@ class Backbones:
         if found is None:
             raise self.mismatch(manifest)
         return found
+
+    def in_use(self, backbone: Backbone) -> BackboneInUse:
+        """Return what batches and loads of a backbone compute on."""
+        return self._in_use[backbone.digest]
 
     def mismatch(self, manifest: TaskManifest) -> NunatakError:
         """Return the refusal of a version whose backbone is not here."""

@@ -356,7 +356,7 @@ class Runtime:
 
     def _compute_of(self, backbone: Backbone) -> BatchCompute:
         trunk = self.trunk_cache if self.settings.trunk_cache_bytes else None
-        return BatchCompute(backbone, trunk=trunk)
+        return BatchCompute(backbone, trunk=trunk, in_use=self.backbones.in_use(backbone))
 
     def _is_trunk_held(self, row: PendingRow) -> bool:
         compute = self._computes[row.backbone]

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -64,6 +65,40 @@ def collect_rarely(*, max_requests: int) -> None:
     gc.set_threshold(num_objects, *GENERATIONS)
 
 
+RESERVED_FILES: Final = 192
+"""Open files besides the connections: ports, registry, loads, libraries and logs. A server at work
+has about 20, and each read of a store may take some more."""
+MAX_CONNECTIONS, MAX_BACKLOG = 16_384, 2_048
+"""Most open connections, and most that wait at a port: these may all open within one turn of the
+event loop, before the first one over the limit ends."""
+MIN_FILES: Final = 512
+
+
+def connection_limits() -> tuple[int, int]:
+    """Return the most open connections and the most that wait at a port, for the files allowed.
+
+    The limit of open files of this process is raised first, as far as it may be and is of use.
+
+    Raises:
+        NunatakError: `invalid_settings`, this process may open too few files.
+    """
+    useful = RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # An infinite limit is negative.
+    files, most = (it if it >= 0 else useful for it in (soft, hard))
+    if files < min(most, useful):
+        files = min(most, useful)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    if files < MIN_FILES:
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"this process may open {files} files, and a server needs {MIN_FILES}; raise "
+            "the hard limit, for example by `ulimit -n`, or by LimitNOFILE= of a systemd unit",
+        )
+    backlog = min(MAX_BACKLOG, files // 4)
+    return min(MAX_CONNECTIONS, files - RESERVED_FILES - backlog), backlog
+
+
 TICK_S: Final = 0.05
 LAST_CONNECTIONS_S: Final = 0.5
 """The end of the drain delay, in which no new connection is accepted."""
@@ -92,8 +127,8 @@ def serve(
 
     Raises:
         NunatakError: `registry_missing`, there is no registry, and `create_registry` is False.
-        NunatakError: `invalid_settings`, the server would be open to other machines, or batches
-            are too small.
+        NunatakError: `invalid_settings`, the server would be open to other machines, may open too
+            few files, or batches are too small.
         KeyFileError: the file of API keys cannot be read.
         NunatakError: the backbone cannot be loaded.
         NunatakError: the registry cannot be opened.
@@ -155,11 +190,13 @@ def prepare(settings: ServerSettings) -> None:
     """Set up the libraries of this process.
 
     Raises:
-        NunatakError: `invalid_settings`, the server would be open to other machines.
+        NunatakError: `invalid_settings`, the server would be open to other machines, or may open
+            too few files.
     """
     # The threads of the tokenizer would take cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_exposure(settings)
+    connection_limits()
     # Without this setting, each counter has a second line in every scrape.
     disable_created_metrics()
     leave_out_places()
@@ -287,17 +324,20 @@ class DrainingServer(uvicorn.Server):
 
 
 def _config(app: Application, settings: ServerSettings) -> uvicorn.Config:
+    max_connections, backlog = connection_limits()
     protocol = bounded_protocol(
         receive_timeout_s=settings.receive_timeout_s,
         refusal_of=app.load_shedder.refusal_of,
         is_leaving=app.is_leaving,
         answer_unreadable=app.answer_unreadable,
+        max_connections=max_connections,
     )
     return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         http=protocol,
+        backlog=backlog,
         ws="none",
         lifespan="on",
         access_log=False,

@@ -5,7 +5,10 @@
 The supervisor owns the ports and loads no library of the model. The template loads the backbone and
 forks the replicas (`nunatak_server.template`). SIGHUP starts a second template, with new settings
 and new code. Once all its replicas answer, the first template ends. If the second template fails,
-the first one goes on. SIGTERM ends everything as it ends a single server.
+or cannot start, the first one goes on. SIGTERM ends everything as it ends a single server.
+
+A first template that fails at its start ends the fleet, because its settings are at fault. Once a
+replica has answered callers, a template that is killed is started again.
 """
 
 import logging
@@ -33,7 +36,8 @@ ENDS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 TICK_S: Final = 0.1
 RESTART_S: Final = 5.0
 """Shortest time between two starts of one process."""
-READY: Final = b"1"
+ANSWERS, READY = b"0", b"1"
+"""The reports of a template: its first replica answers; all replicas answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +70,15 @@ class _Template:
     process: "subprocess.Popen[bytes]"
     reports: int
     started: float = field(default_factory=time.monotonic)
+    answers: bool = False
     is_ready: bool = False
 
     def look(self) -> None:
-        """Read whether all replicas have started."""
+        """Read whether a replica answers, and whether all do."""
         if not self.is_ready and select.select([self.reports], [], [], 0)[0]:
-            self.is_ready = os.read(self.reports, 1) == READY
+            came = os.read(self.reports, len(ANSWERS + READY))
+            self.answers |= ANSWERS in came
+            self.is_ready = READY in came
 
 
 def supervise(settings: ServerSettings) -> int:
@@ -107,12 +114,13 @@ class Supervisor:
         self._leaving = list[_Template]()
         self._is_ending = False
         self._has_served = False
+        self._not_before = 0.0
         self._status = 0
 
     def run(self) -> int:
         """Serve until a signal ends the fleet, or the first template fails; return the status."""
-        self._next = self._started()
-        while self._templates():
+        self._start()
+        while self._templates() or not self._is_ending:
             received = signal.sigtimedwait(SIGNALS, TICK_S)
             if received is not None:
                 self._obey(signal.Signals(received.si_signo))
@@ -126,21 +134,36 @@ class Supervisor:
     def _templates(self) -> list[_Template]:
         return [it for it in (self._present, self._next, *self._leaving) if it is not None]
 
-    def _started(self) -> _Template:
-        reports, reports_to = os.pipe()
+    def _start(self) -> None:
+        """Start the next template. One that cannot start counts as one that has failed."""
+        try:
+            reports, reports_to = os.pipe()
+            try:
+                process = self._process(reports_to)
+            except OSError:
+                os.close(reports)
+                raise
+            finally:
+                os.close(reports_to)
+        except OSError as error:
+            # For example EAGAIN, or the virtual environment is just being replaced.
+            logger.error("new processes cannot start: %s", error)  # noqa: TRY400 - no bug of ours
+            self._lose(None, status=1)
+        else:
+            self._next = _Template(process=process, reports=reports)
+
+    def _process(self, reports_to: int) -> "subprocess.Popen[bytes]":
         numbers = tuple(it.fileno() for it in self._listeners)
         place = ReplicaPlace(supervisor=os.getpid(), listeners=numbers, reports_to=reports_to)
         # Libraries start threads when they are imported, and a process with threads cannot fork.
         single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", PLACE_VARIABLE: str(place)}
-        process = subprocess.Popen(  # noqa: S603 - the command of this process itself
+        return subprocess.Popen(  # noqa: S603 - the command of this process itself
             [sys.executable, *sys.orig_argv[1:]],
             env=os.environ | single,
             pass_fds=(*numbers, reports_to),
             # Ctrl-C reaches the supervisor alone, which passes it on once.
             start_new_session=True,
         )
-        os.close(reports_to)
-        return _Template(process=process, reports=reports)
 
     def _obey(self, received: signal.Signals) -> None:
         if received in ENDS:
@@ -150,7 +173,7 @@ class Supervisor:
         elif received is signal.SIGHUP and not self._is_ending:
             if self._next is None:
                 logger.info("SIGHUP: all processes are replaced")
-                self._next = self._started()
+                self._start()
             else:
                 logger.warning("SIGHUP is ignored: new processes are starting already")
 
@@ -171,30 +194,36 @@ class Supervisor:
             if status is None:
                 continue
             os.close(template.reports)
+            if template in self._leaving:
+                self._leaving.remove(template)
+                continue
             if template is self._next:
                 self._next = None
-                self._explain(status)
-            elif template is self._present:
-                self._present = None
-                self._explain(status)
             else:
-                self._leaving.remove(template)
+                self._present = None
+            self._lose(template, status=status)
 
-    def _explain(self, status: int) -> None:
+    def _lose(self, lost: _Template | None, *, status: int) -> None:
+        """Decide what follows the end of a template that should serve; None: it never began."""
         if self._is_ending:
             return
-        if not self._has_served:
+        was_killed = status < 0 and lost is not None and lost.answers
+        if not self._has_served and not was_killed:
+            if status < 0:
+                logger.error("the processes were killed at their start (signal %d)", -status)
             self._status = status if status > 0 else 1
+            self._is_ending = True
         elif self._present is not None:
             logger.error("the new processes failed (status %d); the old ones go on", status)
         else:
             logger.error("the processes ended (status %d); new ones start", status)
+            begun = time.monotonic() if lost is None else lost.started
+            self._not_before = begun + RESTART_S
 
     def _revive(self) -> None:
         is_lost = self._present is None and self._next is None
-        if is_lost and self._has_served and not self._is_ending:
-            time.sleep(RESTART_S)
-            self._next = self._started()
+        if is_lost and not self._is_ending and time.monotonic() >= self._not_before:
+            self._start()
 
 
 def _ports(settings: ServerSettings) -> list[int]:

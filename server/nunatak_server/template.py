@@ -27,7 +27,15 @@ from nunatak_contract.errors import NunatakError
 from nunatak_server.errors import START_AGAIN, EngineFailedError
 from nunatak_server.residency.memory import task_memory_budget
 from nunatak_server.settings import ServerSettings
-from nunatak_server.supervisor import ENDS, READY, RESTART_S, SIGNALS, TICK_S, ReplicaPlace
+from nunatak_server.supervisor import (
+    ANSWERS,
+    ENDS,
+    READY,
+    RESTART_S,
+    SIGNALS,
+    TICK_S,
+    ReplicaPlace,
+)
 from nunatak_server.telemetry.logs import log_failure, write_log
 
 PR_SET_PDEATHSIG: Final = 1
@@ -69,12 +77,15 @@ class Template:
         self._pid = os.getpid()
         self._replicas = dict[int, _Replica]()
         self._not_before = dict[int, float]()
+        self._has_answered = False
         self._has_begun = False
         self._is_ending = False
         self._status = 0
 
     def run(self) -> int:
         """Serve until a signal, or until a replica fails before all have answered once.
+
+        A replica that is killed is started again as soon as one has answered callers.
 
         Raises:
             NunatakError: `invalid_settings`, this process has several threads, and cannot fork.
@@ -97,22 +108,37 @@ class Template:
 
     def _fill(self) -> None:
         """Start the missing replicas. The first one starts alone: it may make the registry."""
-        if self._is_ending or not (self._has_begun or self._replicas[0].is_open):
+        if not self._has_answered and any(it.is_open for it in self._replicas.values()):
+            self._has_answered = True
+            os.write(self._place.reports_to, ANSWERS)
+        if self._is_ending or not self._has_answered:
             return
         for index in range(self._settings.processes):
             is_due = time.monotonic() >= self._not_before.get(index, 0.0)
             if index not in self._replicas and is_due:
                 self._start(index)
-        if not self._has_begun and all(it.is_open for it in self._replicas.values()):
+        num_open = sum(it.is_open for it in self._replicas.values())
+        if not self._has_begun and num_open == self._settings.processes:
             self._has_begun = True
             os.write(self._place.reports_to, READY)
 
     def _start(self, index: int) -> None:
-        news, teller = get_context("fork").Pipe(duplex=False)
-        process = get_context("fork").Process(target=self._run_replica, args=(index, teller))
-        process.start()
-        teller.close()
-        self._replicas[index] = _Replica(process=process, news=news)
+        context = get_context("fork")
+        try:
+            news, teller = context.Pipe(duplex=False)
+            process = context.Process(target=self._run_replica, args=(index, news, teller))
+            try:
+                process.start()
+            except OSError:
+                news.close()
+                raise
+            finally:
+                teller.close()
+        except OSError as error:
+            logger.error("process %d cannot start: %s", index, error)  # noqa: TRY400 - no bug of ours
+            self._lose(index, status=1, started=time.monotonic())
+        else:
+            self._replicas[index] = _Replica(process=process, news=news)
 
     def _look(self, index: int) -> None:
         replica = self._replicas[index]
@@ -122,12 +148,18 @@ class Template:
             return
         del self._replicas[index]
         replica.news.close()
+        self._lose(index, status=status, started=replica.started)
+
+    def _lose(self, index: int, *, status: int, started: float) -> None:
+        """Decide what follows the end of a replica."""
         if self._is_ending:
             return
-        if self._has_begun:
+        if self._has_begun or (self._has_answered and status < 0):
             logger.error("process %d ended (status %d) and starts again", index, status)
-            self._not_before[index] = replica.started + RESTART_S
+            self._not_before[index] = started + RESTART_S
         else:
+            if status < 0:
+                logger.error("process %d was killed at its start (signal %d)", index, -status)
             self._status = status if status > 0 else 1
             self._end()
 
@@ -136,9 +168,15 @@ class Template:
         for replica in self._replicas.values():
             replica.process.terminate()
 
-    def _run_replica(self, index: int, teller: "Connection[bytes, bytes]") -> None:
+    def _run_replica(
+        self, index: int, news: "Connection[bytes, bytes]", teller: "Connection[bytes, bytes]"
+    ) -> None:
         """Serve in the new process, and end it."""
         end_with(self._pid)
+        # A copy that stays open would hide the end of a process from the others.
+        for copied in (news, *(it.news for it in self._replicas.values())):
+            copied.close()
+        os.close(self._place.reports_to)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         shared, *own = map(_socket, self._place.listeners)
         settings = settings_of(self._settings, index, port=own[index].getsockname()[1])

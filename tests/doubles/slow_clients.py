@@ -11,7 +11,7 @@ from typing import cast
 
 import httpx
 
-from doubles.raw_request import GOOD_BODY, PREDICT, place_of, post
+from doubles.raw_request import END, GOOD_BODY, PREDICT, place_of, post
 
 PAUSE_S = 0.2
 HALF_HEAD = f"POST {PREDICT} HTTP/1.1\r\nhost: test\r\nx-half: ".encode()
@@ -19,6 +19,8 @@ HALF_BODY = post(GOOD_BODY)[: -len(GOOD_BODY) // 2]
 UNREAD = (
     f"GET /openapi.json HTTP/1.1\r\nhost: test\r\nx-request-id: {'a' * 64}\r\n\r\n".encode() * 200
 )
+GET_LIVENESS = END.join([b"GET /livez HTTP/1.1", b"host: test", b"", b""])
+OFFER = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAMAAABk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +90,33 @@ async def _unread(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None
         await writer.drain()
 
 
+async def _kept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Ask once, and keep the connection."""
+    writer.write(GET_LIVENESS)
+    while await reader.read(65_536):
+        pass
+
+
+async def _offer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Offer to upgrade, with a body that looks like a request, and keep the connection."""
+    writer.write(post(GET_LIVENESS, headers=OFFER).replace(b"connection: close\r\n", b""))
+    while await reader.read(65_536):
+        pass
+
+
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 BEHAVIOURS: tuple[Behaviour, ...] = (_idle, _half_head, _half_body, _drip, _drip_unasked, _unread)
+HOLDING: tuple[Behaviour, ...] = (_idle, _kept, _kept, _offer)
+"""Behaviours that a server allows until it has too many connections."""
 
 
 @asynccontextmanager
-async def slow_clients(address: str, count: int) -> AsyncGenerator[set[asyncio.Task[None]]]:
+async def slow_clients(
+    address: str, count: int, behaviours: tuple[Behaviour, ...] = BEHAVIOURS
+) -> AsyncGenerator[set[asyncio.Task[None]]]:
     """Open `count` slow connections; each is opened again when the server closes it."""
     tasks = {
-        asyncio.create_task(_keep_slow(address, BEHAVIOURS[index % len(BEHAVIOURS)]))
+        asyncio.create_task(_keep_slow(address, behaviours[index % len(behaviours)]))
         for index in range(count)
     }
     try:
@@ -108,7 +128,9 @@ async def slow_clients(address: str, count: int) -> AsyncGenerator[set[asyncio.T
 
 
 @contextmanager
-def slow_process(address: str, count: int) -> Generator[None]:
+def slow_process(
+    address: str, count: int, behaviours: tuple[Behaviour, ...] = BEHAVIOURS
+) -> Generator[None]:
     """Keep `count` slow connections from another process, which takes no time of this process.
 
     Raises:
@@ -116,7 +138,7 @@ def slow_process(address: str, count: int) -> Generator[None]:
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_stay_slow, args=(address, count, theirs))
+    process = context.Process(target=_stay_slow, args=(address, count, behaviours, theirs))
     process.start()
     # The end of the pipe is visible only if this process closes its own copy.
     theirs.close()
@@ -131,9 +153,11 @@ def slow_process(address: str, count: int) -> Generator[None]:
         process.join()
 
 
-def _stay_slow(address: str, count: int, other: Connection) -> None:
+def _stay_slow(
+    address: str, count: int, behaviours: tuple[Behaviour, ...], other: Connection
+) -> None:
     async def stay() -> None:
-        async with slow_clients(address, count) as tasks:
+        async with slow_clients(address, count, behaviours) as tasks:
             other.send(None)
             await asyncio.to_thread(other.recv)
             other.send(sum(task.done() for task in tasks))

@@ -17,10 +17,13 @@ from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
     Attempts,
+    Connections,
     RetryPolicy,
     key_headers,
     server_url,
+    tls_context,
     to_reply,
+    without_proxy,
 )
 from nunatak_contract.enums import CandidateRole, FunctionToApply
 from nunatak_contract.inputs import Input
@@ -41,7 +44,8 @@ from nunatak_contract.wire import (
 class AsyncClient:
     """Talks to one server. Several coroutines can share a client, which keeps connections open.
 
-    Every method may raise any `NunatakClientError`.
+    Each event loop and each forked process gets connections of its own. Every method may raise any
+    `NunatakClientError`.
 
     Args:
         url: Address of the server.
@@ -65,11 +69,20 @@ class AsyncClient:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._http = httpx.AsyncClient(
-            base_url=server_url(url),
-            headers=key_headers(api_key),
-            timeout=timeout_s,
-            transport=transport,
+        address, headers = server_url(url), key_headers(api_key)
+        # Shared, because reading the certificates takes long.
+        trusted = tls_context() if transport is None else True
+        self._connections = Connections(
+            lambda: httpx.AsyncClient(
+                base_url=address,
+                headers=headers,
+                timeout=timeout_s,
+                transport=transport,
+                verify=trusted,
+                mounts=without_proxy(address),
+            ),
+            can_repeat=transport is None,
+            loop=asyncio.get_running_loop,
         )
         self._timeout_s = timeout_s
         self._policy = RetryPolicy(retries=retries) if isinstance(retries, int) else retries
@@ -194,7 +207,7 @@ class AsyncClient:
         attempts = Attempts(self._policy, deadline_s=stream.call.deadline_s, clock=self._clock)
         while True:
             try:
-                async with self._http.stream(
+                async with self._connections.here().stream(
                     stream.call.method,
                     stream.call.path,
                     content=stream.call.content,
@@ -322,8 +335,8 @@ class AsyncClient:
             return False
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Close the connections of this event loop."""
+        await self._connections.here().aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -340,7 +353,7 @@ class AsyncClient:
         attempts = Attempts(policy or self._policy, deadline_s=call.deadline_s, clock=self._clock)
         while True:
             try:
-                response = await self._http.request(
+                response = await self._connections.here().request(
                     call.method,
                     call.path,
                     params=call.query or None,

@@ -19,10 +19,13 @@ from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
     Attempts,
+    Connections,
     RetryPolicy,
     key_headers,
     server_url,
+    tls_context,
     to_reply,
+    without_proxy,
 )
 from nunatak_contract.enums import CandidateRole, FunctionToApply
 from nunatak_contract.inputs import Input
@@ -43,7 +46,8 @@ from nunatak_contract.wire import (
 class Client:
     """Talks to one server. Several threads can share a client, which keeps connections open.
 
-    Every method may raise any `NunatakClientError`.
+    Each forked process gets connections of its own. Every method may raise any
+    `NunatakClientError`.
 
     Args:
         url: Address of the server.
@@ -67,11 +71,19 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._http = httpx.Client(
-            base_url=server_url(url),
-            headers=key_headers(api_key),
-            timeout=timeout_s,
-            transport=transport,
+        address, headers = server_url(url), key_headers(api_key)
+        # Shared, because reading the certificates takes long.
+        trusted = tls_context() if transport is None else True
+        self._connections = Connections(
+            lambda: httpx.Client(
+                base_url=address,
+                headers=headers,
+                timeout=timeout_s,
+                transport=transport,
+                verify=trusted,
+                mounts=without_proxy(address),
+            ),
+            can_repeat=transport is None,
         )
         self._timeout_s = timeout_s
         self._policy = RetryPolicy(retries=retries) if isinstance(retries, int) else retries
@@ -196,7 +208,7 @@ class Client:
         attempts = Attempts(self._policy, deadline_s=stream.call.deadline_s, clock=self._clock)
         while True:
             try:
-                with self._http.stream(
+                with self._connections.here().stream(
                     stream.call.method,
                     stream.call.path,
                     content=stream.call.content,
@@ -322,8 +334,8 @@ class Client:
             return False
 
     def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+        """Close the connections of this process."""
+        self._connections.here().close()
 
     def __enter__(self) -> Self:
         return self
@@ -340,7 +352,7 @@ class Client:
         attempts = Attempts(policy or self._policy, deadline_s=call.deadline_s, clock=self._clock)
         while True:
             try:
-                response = self._http.request(
+                response = self._connections.here().request(
                     call.method,
                     call.path,
                     params=call.query or None,

@@ -1,10 +1,15 @@
-"""Transport of requests, for both clients: the address, the key, and the retries."""
+"""Transport of requests, for both clients: the address, the key, the connections, the retries."""
 
 import os
 import random
 import re
+import ssl
+from asyncio import AbstractEventLoop
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Generic, TypeVar
+from urllib.request import getproxies
 
 import httpx
 
@@ -58,6 +63,100 @@ def key_headers(api_key: str | None) -> dict[str, str]:
             "example for a line break at the end"
         )
     return {"authorization": f"Bearer {key}"}
+
+
+def tls_context() -> ssl.SSLContext:
+    """Return the certificates to trust, those of the environment first.
+
+    Raises:
+        InvalidInputError: the environment names certificates that cannot be read.
+    """
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        raise InvalidInputError(
+            f"the certificates that SSL_CERT_FILE or SSL_CERT_DIR names cannot be read: {error}"
+        ) from error
+
+
+def without_proxy(url: httpx.URL) -> dict[str, None]:
+    """Return the addresses to reach without the proxy of the environment: those of this machine.
+
+    A proxy would look for the server on its own machine.
+    """
+    host = url.host
+    try:
+        is_here = ip_address(host).is_loopback
+    except ValueError:
+        is_here = host == "localhost" or host.endswith(".localhost")
+    return {f"all://[{host}]" if ":" in host else f"all://{host}": None} if is_here else {}
+
+
+HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
+
+
+class Connections(Generic[HttpT]):
+    """The HTTP client of each process, and of each event loop.
+
+    A forked process that used the connections of its parent would get answers to the parent's
+    requests. An event loop cannot use the connections of another one.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], HttpT],
+        *,
+        can_repeat: bool,
+        loop: Callable[[], AbstractEventLoop] | None = None,
+    ) -> None:
+        """Make the first HTTP client.
+
+        Args:
+            make: makes an HTTP client.
+            can_repeat: whether `make` makes new connections at each call.
+            loop: returns the running event loop; absent for a blocking client.
+
+        Raises:
+            InvalidInputError: the proxy of the environment cannot be used.
+        """
+        self._make = make
+        self._can_repeat = can_repeat
+        self._loop = loop
+        self._pid = os.getpid()
+        self._held: dict[AbstractEventLoop | None, HttpT] = {None: self._made()}
+        self._inherited = list[object]()
+
+    def here(self) -> HttpT:
+        """Return the HTTP client of this process and event loop.
+
+        Raises:
+            InvalidInputError: this process is a fork, and the connections are not our own.
+        """
+        if self._pid != os.getpid():
+            if not self._can_repeat:
+                raise InvalidInputError(
+                    "this client has a transport of its own and was made before the fork of this "
+                    "process; make another client after the fork"
+                )
+            # Kept, because the end of an object may write to the connections of the parent.
+            self._inherited.append(self._held)
+            self._held, self._pid = {}, os.getpid()
+        loop = None if self._loop is None else self._loop()
+        found = self._held.get(loop)
+        if found is None:
+            found = self._held.pop(None, None) or self._made()
+            alive = {it: http for it, http in self._held.items() if it and not it.is_closed()}
+            self._held = {**alive, loop: found}
+        return found
+
+    def _made(self) -> HttpT:
+        try:
+            return self._make()
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise InvalidInputError(
+                f"the proxy of the environment cannot be used ({error}); check HTTP_PROXY, "
+                "HTTPS_PROXY, ALL_PROXY and NO_PROXY"
+            ) from error
 
 
 def to_reply(response: httpx.Response) -> Reply:
@@ -158,8 +257,11 @@ def _translated(error: httpx.RequestError) -> NunatakClientError:
         case httpx.DecodingError():
             return InvalidResponseError(f"the answer of {server} cannot be decoded: {error}")
         case httpx.ConnectError() | httpx.ConnectTimeout():
+            has_proxy = not getproxies().keys().isdisjoint({"http", "https", "all"})
+            proxy = ", and the proxy of the environment" if has_proxy else ""
             return ConnectionFailedError(
-                f"cannot connect to {server} ({str(error) or 'timed out'}); is the server running?"
+                f"cannot connect to {server} ({str(error) or 'timed out'}); is the server"
+                f"{proxy} running?"
             )
         case httpx.TimeoutException():
             return ConnectionFailedError(

@@ -1,8 +1,12 @@
-"""`BatchCompute`: runs one mixed batch on the device and returns its logits."""
+"""The forward pass: `BatchCompute` runs one mixed batch on the device and returns its logits.
+
+`BackboneInUse` is the fact with which operations batches and loads compute.
+"""
 
 import logging
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -22,16 +26,65 @@ from nunatak_server.failures import device_failure
 
 logger = logging.getLogger(__name__)
 
+AnswerT = TypeVar("AnswerT")
+
+
+class BackboneInUse:
+    """A backbone with its fast kernels, or without them once one of them has failed.
+
+    Batches and loads compute on it, on several threads.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        self.backbone = backbone
+
+    def run(
+        self,
+        compute: Callable[[Backbone], AnswerT],
+        *,
+        again: Callable[[Backbone], AnswerT] | None = None,
+    ) -> AnswerT:
+        """Compute; if that fails, compute by torch's own operations.
+
+        If these succeed, a fast kernel is at fault, and none of them is used any more.
+
+        Args:
+            compute: the work, on the backbone that serves.
+            again: the work of the second attempt, if it differs.
+        """
+        backbone = self.backbone
+        try:
+            return compute(backbone)
+        except (RuntimeError, MemoryError) as error:
+            plain = without_fast_kernels(backbone)
+            if device_failure(error) is not None or plain.ops == backbone.ops:
+                raise
+            # If this fails as well, the work or the device is at fault, and no kernel.
+            answer = (again or compute)(plain)
+            logger.warning(
+                "a fast kernel failed (%s); torch's own operations serve from now on, slower and "
+                "right. Start the server with NUNATAK_KERNELS=plain, and report the failure",
+                error,
+            )
+        self.backbone = plain
+        return answer
+
 
 class BatchCompute:
     """The forward pass of one backbone; only the engine thread may call it.
 
-    With `trunk`, trunk states of earlier batches are read from that cache. If a batch fails,
-    and succeeds by torch's own operations, no fast kernel of the device is used any more.
+    With `trunk`, trunk states of earlier batches are read from that cache. `in_use` is the fact
+    which operations serve, if loads share it.
     """
 
-    def __init__(self, backbone: Backbone, *, trunk: TrunkStates | None = None) -> None:
-        self._backbone = backbone
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        trunk: TrunkStates | None = None,
+        in_use: BackboneInUse | None = None,
+    ) -> None:
+        self._in_use = in_use or BackboneInUse(backbone)
         self._trunk = trunk
         # An accelerator gets the kernels of a whole batch ahead, so nothing can preempt the batch.
         self.stops_between_layers = backbone.device.type == "cpu"
@@ -49,46 +102,23 @@ class BatchCompute:
             OutOfMemoryError: there is no memory for this batch; a smaller batch may succeed.
         """
         try:
-            return self._answers(self._backbone, rows, between_layers)
+            return self._in_use.run(
+                partial(self._answers, rows=rows, between_layers=between_layers),
+                again=partial(self._answers, rows=rows, between_layers=None),
+            )
         except (RuntimeError, MemoryError) as error:
             failure = device_failure(error)
             if failure is not None:
                 raise failure from error
-            plain = without_fast_kernels(self._backbone)
-            if plain.ops == self._backbone.ops:
-                raise
-            return self._try_plainly(plain, rows, error)
+            raise
 
     @property
     def fast_kernels(self) -> tuple[str, ...]:
         """The names of the fast kernels in use."""
-        return self._backbone.fast_kernels
-
-    def _try_plainly(
-        self, plain: Backbone, rows: Sequence[Row], error: Exception
-    ) -> list[list[float]]:
-        """Run rows that failed by torch's own operations, which serve from now on if they can."""
-        try:
-            answers = self._answers(plain, rows, None)
-        except (RuntimeError, MemoryError) as again:
-            # The rows are at fault, or the device, and no kernel.
-            failure = device_failure(again)
-            if failure is not None:
-                raise failure from again
-            raise
-        logger.warning(
-            "a fast kernel failed in a batch (%s); torch's own operations serve from now on, "
-            "slower and right. Start the server with NUNATAK_KERNELS=plain, and report the failure",
-            error,
-        )
-        self._backbone = plain
-        return answers
+        return self._in_use.backbone.fast_kernels
 
     def _answers(
-        self,
-        backbone: Backbone,
-        rows: Sequence[Row],
-        between_layers: BetweenLayers | None,
+        self, backbone: Backbone, *, rows: Sequence[Row], between_layers: BetweenLayers | None
     ) -> list[list[float]]:
         with on_device(backbone.device), torch.inference_mode():
             outputs = forward(backbone, rows, trunk=self._trunk, between_layers=between_layers)
@@ -100,7 +130,7 @@ class BatchCompute:
         """Tell whether the trunk state of a text at a split depth is cached."""
         if self._trunk is None or not split_depth:
             return False
-        return split_depth in self._trunk.depths(trunk_source(self._backbone, encoding))
+        return split_depth in self._trunk.depths(trunk_source(self._in_use.backbone, encoding))
 
 
 def logits_to_floats(logits: Tensor) -> list[float]:

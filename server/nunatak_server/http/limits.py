@@ -180,6 +180,7 @@ async def read_strictly(
         OverloadedError: the server holds too many bytes of other bodies.
         NunatakError: `body_too_large`, more bytes than allowed are declared or arrive.
         NunatakError: `receive_timeout`, the body does not arrive in time.
+        NunatakError: `compressed_body`, the body is declared as compressed.
         NunatakError: or any other error of `parse`.
     """
     limit_s = settings.receive_timeout_s
@@ -189,6 +190,9 @@ async def read_strictly(
     )
     if not body:
         return StrictRequest(request, body=body, parsed=None)
+    encoding = header_of(request.scope, b"content-encoding") or b"identity"
+    if encoding.strip().lower() != b"identity":
+        raise NunatakError("compressed_body")
     scope, is_long = request.scope, len(body) > MAX_BYTES_ON_LOOP
     parsed = await asyncio.to_thread(parse, scope, body) if is_long else parse(scope, body)
     return StrictRequest(request, body=body, parsed=parsed)

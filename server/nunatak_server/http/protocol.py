@@ -1,10 +1,13 @@
-"""The HTTP protocol of uvicorn, with limits on sizes and times."""
+"""The HTTP protocol of uvicorn, with limits on sizes, times and the number of connections."""
 
 import asyncio
+import logging
+from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
 
+import httptools
 from starlette.responses import Response
 from starlette.types import Scope
 from uvicorn._types import ASGI3Application
@@ -17,11 +20,17 @@ from uvicorn.protocols.http.httptools_impl import (
 MAX_HEADERS: Final = 100
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Most bytes of a request's target and headers, and of useless bytes around its body."""
+PIECE_BYTES: Final = MAX_HEAD_BYTES // 4
+"""Bytes that are parsed before the useless bytes are counted, because one read may be longer."""
+VERSIONS: Final = frozenset({"1.0", "1.1"})
+WARNING_PAUSE_S: Final = 60.0
 BODY_SLACK_S: Final = 1.0
 """Extra time for the rest of a request, so that a route's own limit ends first, with an answer."""
 _CLOSE: Final = (b"connection", b"close")
 _GONE_KEY: Final = "nunatak_caller_has_gone"
 _GIVEN_UP_KEY: Final = "nunatak_is_given_up"
+
+logger = logging.getLogger(__name__)
 
 RefusalOf = Callable[[Scope], Response | None]
 """Returns an answer to the head of a request, without its body and without waiting; or None."""
@@ -29,8 +38,8 @@ AnswerUnreadable = Callable[[], Response]
 """Returns the answer to bytes that are no request."""
 
 
-class HeadLimitError(ValueError):
-    """A request head beyond the limits; the parser turns it into a 400 and closes."""
+class HeadError(ValueError):
+    """A request head that is not served; the parser turns the error into a 400 and closes."""
 
 
 def caller_has_gone(scope: MutableMapping[str, Any]) -> bool:
@@ -43,6 +52,44 @@ def is_given_up(scope: MutableMapping[str, Any]) -> bool:
     return _GIVEN_UP_KEY in scope
 
 
+class Waiting:
+    """The connections without a whole request, in the order in which their waits began.
+
+    Over the limit of open connections, each new connection ends the one that has waited longest.
+    So callers that only hold connections lose them first, and a caller that asks is answered.
+    """
+
+    def __init__(self, max_connections: int | None = None) -> None:
+        """Allow this number of open connections; None: any number."""
+        self._max_connections = max_connections
+        self._connections = OrderedDict["BoundedProtocol", None]()
+        self._warns_at = 0.0
+
+    def begin(self, connection: "BoundedProtocol") -> None:
+        """Let a connection wait from now on."""
+        self._connections[connection] = None
+        self._connections.move_to_end(connection)
+
+    def end(self, connection: "BoundedProtocol") -> None:
+        """Let a connection wait no more."""
+        self._connections.pop(connection, None)
+
+    def make_room(self, new: "BoundedProtocol") -> None:
+        """End one connection for a new one over the limit: the new one itself if none waits."""
+        if self._max_connections is None or len(new.connections) <= self._max_connections:
+            return
+        ended, _ = self._connections.popitem(last=False) if self._connections else (new, None)
+        ended.transport.abort()
+        now = new.loop.time()
+        if now >= self._warns_at:
+            self._warns_at = now + WARNING_PAUSE_S
+            logger.warning(
+                "%d connections are open, as many as the limit of open files allows; each new one "
+                "ends the connection that has waited longest for a request",
+                self._max_connections,
+            )
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Closes connections that send or read too slowly, or whose request heads are too large.
 
@@ -53,10 +100,11 @@ class BoundedProtocol(HttpToolsProtocol):
     because they would count as headers without the checks of headers. All work for a request is
     cancelled when its caller has gone. Requests that are refused by their heads are answered at
     once, without a task, and their bodies are discarded on arrival. If the check of a head fails,
-    the application checks the request.
+    the application checks the request. An offer to upgrade is ignored, as RFC 9110 (7.8) allows.
     """
 
     receive_timeout_s: ClassVar[float] = 10.0
+    waiting: ClassVar[Waiting] = Waiting()
 
     _awaits_head = True
     _awaits_body = False
@@ -86,6 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - the signature of the base class
         """Start to wait for the first head."""
         super().connection_made(transport)
+        self.waiting.make_room(self)
         self._wait_for_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -94,18 +143,47 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_body_timer()
         self._stop_write_timer()
         self._forget_caller()
+        self.waiting.end(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count the useless bytes, and wait for the missing part."""
-        self._idle_bytes += len(data)
-        super().data_received(data)
-        is_open = self._awaits_head or self._awaits_body
-        if is_open and self._idle_bytes > MAX_HEAD_BYTES:
-            self._stop_head_timer()
-            self.send_400_response("The request head is too large.")
-        else:
-            self._wait_for_rest()
+        """Parse the bytes, count the useless ones, and wait for the missing part."""
+        self._unset_keepalive_if_required()
+        for begin in range(0, len(data), PIECE_BYTES):
+            piece = data[begin : begin + PIECE_BYTES]
+            self._idle_bytes += len(piece)
+            try:
+                self._parse(piece)
+            except httptools.HttpParserError:
+                self.logger.warning("Invalid HTTP request received.")
+                self.send_400_response("Invalid HTTP request received.")
+                return
+            is_open = self._awaits_head or self._awaits_body
+            if is_open and self._idle_bytes > MAX_HEAD_BYTES:
+                self._stop_head_timer()
+                self.send_400_response("The request head is too large.")
+                return
+        self._wait_for_rest()
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as stop:
+                # The parser takes all bytes after such a head for another protocol. A new parser
+                # gets the head without the offer, so that the body is a body.
+                head = self._head_without_upgrade()
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                data = head + data[stop.args[0] :]
+            else:
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        fields = (b"%b: %b" % it for it in self.headers if it[0] != b"upgrade")
+        first = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)
+        return b"\r\n".join([first, *fields, b"\r\n"])
 
     def send_400_response(self, msg: str) -> None:
         """Answer unreadable bytes, and close. While an earlier answer is due, only close."""
@@ -148,9 +226,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Wait for the body, or refuse the request if its head is too large."""
         if len(self.headers) > MAX_HEADERS:
-            raise HeadLimitError(f"at most {MAX_HEADERS} headers are read")
+            raise HeadError(f"at most {MAX_HEADERS} headers are read")
         if len(self.url) + sum(len(it) + len(value) for it, value in self.headers) > MAX_HEAD_BYTES:
-            raise HeadLimitError(f"at most {MAX_HEAD_BYTES} bytes of a head are read")
+            raise HeadError(f"at most {MAX_HEAD_BYTES} bytes of a head are read")
+        if self.parser.get_http_version() not in VERSIONS or self.parser.get_method() == b"CONNECT":
+            raise HeadError("HTTP/1.0 and HTTP/1.1 are read, without tunnels")
+        if self.parser.should_upgrade():
+            # The head comes again, without the offer.
+            return
         self._awaits_head, self._awaits_body = False, True
         self._idle_bytes = 0
         self._stop_head_timer()
@@ -165,13 +248,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Stop waiting: the request is whole."""
+        if self.parser.should_upgrade():
+            return
         self._awaits_body = False
+        if not self.cycle.response_complete:
+            self.waiting.end(self)
         self._idle_bytes = 0
         self._stop_body_timer()
         super().on_message_complete()
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:
             # An unread rest of a body has paused the transport.
             self._begin_keep_alive()
+
+    def on_response_complete(self) -> None:
+        """Begin the next request, or wait for it."""
+        super().on_response_complete()
+        self._wait_for_caller()
 
     def pause_writing(self) -> None:
         """Begin to wait for the caller to read."""
@@ -189,10 +281,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._awaits_head and self._head_timer is None:
+            self._wait_for_caller()
             self._head_timer = self.loop.call_later(self.receive_timeout_s, self._give_up)
         if self._awaits_body and self._body_timer is None:
+            self._wait_for_caller()
             wait_s = self.receive_timeout_s + BODY_SLACK_S
             self._body_timer = self.loop.call_later(wait_s, self._give_up_body)
+
+    def _wait_for_caller(self) -> None:
+        """Let the connection wait from now on, unless it has a whole request in work."""
+        is_due = self.cycle is None or self.cycle.response_complete or self._awaits_body
+        if is_due and not self.pipeline and not self.transport.is_closing():
+            self.waiting.begin(self)
 
     def _give_up(self) -> None:
         self._head_timer = None
@@ -290,10 +390,12 @@ def bounded_protocol(
     refusal_of: RefusalOf = BoundedProtocol.refusal_of,
     is_leaving: Callable[[], bool] = BoundedProtocol.is_leaving,
     answer_unreadable: AnswerUnreadable = BoundedProtocol.answer_unreadable,
+    max_connections: int | None = None,
 ) -> type[BoundedProtocol]:
-    """Return the protocol with a time limit, as a class, because uvicorn makes the instances."""
+    """Return the protocol with its limits, as a class, because uvicorn makes the instances."""
     attributes = {
         "receive_timeout_s": receive_timeout_s,
+        "waiting": Waiting(max_connections),
         "refusal_of": staticmethod(refusal_of),
         "is_leaving": staticmethod(is_leaving),
         "answer_unreadable": staticmethod(answer_unreadable),

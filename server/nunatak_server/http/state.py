@@ -42,8 +42,6 @@ _HEADER: Final = REQUEST_ID_HEADER.encode()
 _REPLICA_HEADER: Final = REPLICA_HEADER.encode()
 _STATE_KEY: Final = "nunatak_request_id"
 _ID_BITS: Final = 64
-# One generator for all ids, because a system call for each id would take longer.
-_IDS: Final = random.Random()  # noqa: S311 - an id is no secret
 _SANE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -65,7 +63,9 @@ def give_id(scope: Scope) -> list[tuple[bytes, bytes]]:
 
     Returns the headers with the id of the request and the id of this replica.
     """
-    request_id = _sent_id(scope) or f"{_IDS.getrandbits(_ID_BITS):016x}"
+    # An id is no secret, and a system call for each one would take longer. This generator, of the
+    # module itself, gets a new seed in each forked process.
+    request_id = _sent_id(scope) or f"{random.getrandbits(_ID_BITS):016x}"
     scope[_STATE_KEY] = request_id
     replica_id = state_of(scope).runtime.replica_id
     return [(_HEADER, request_id.encode()), (_REPLICA_HEADER, replica_id.encode())]

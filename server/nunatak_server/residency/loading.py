@@ -7,6 +7,7 @@ names before the server is ready.
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from nunatak_artifact import LoadedTask, load_task
 from nunatak_contract.errors import NunatakError
@@ -56,15 +57,16 @@ class VersionLoader:
         trunk = self._begin()
         data = self._host_tier.read(manifest)
         content = manifest.content_digest()
+        load = partial(
+            load_task,
+            manifest,
+            data,
+            is_validated=content in self._validated,
+            trunk=trunk,
+            pause=self._throttle,
+        )
         with self._side_stream.work():
-            task = load_task(
-                manifest,
-                data,
-                backbone,
-                is_validated=content in self._validated,
-                trunk=trunk,
-                pause=self._throttle,
-            )
+            task = self._backbones.in_use(backbone).run(load)
         if len(self._validated) >= MAX_VALIDATED:
             self._validated.clear()
         self._validated.add(content)

@@ -227,6 +227,19 @@ async def test_another_media_type_is_refused(
         check_problem(answer, 415, "unsupported_media_type")
 
 
+async def test_a_compressed_body_is_refused_by_its_declaration(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with surviving_client(backbone, registry) as client:
+        for encoding, status in (("gzip", 415), ("x-anything", 415), ("Identity", 200)):
+            answer = await client.post(
+                PREDICT, json={"inputs": "x"}, headers={"content-encoding": encoding}
+            )
+            assert answer.status_code == status
+            if status != 200:
+                check_problem(answer, 415, "compressed_body")
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "600001", "soon", "1.5", "NaN", ""])
 async def test_an_impossible_deadline_is_refused(
     backbone: Backbone, registry: Registry, value: str

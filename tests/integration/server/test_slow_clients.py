@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import os
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,18 +16,23 @@ from doubles.raw_request import PREDICT
 from doubles.serving import make_settings, running_server
 from doubles.slow_clients import (
     BEHAVIOURS,
+    HOLDING,
     Behaviour,
     be_slow_once,
     normal_traffic,
     slow_clients,
+    slow_process,
 )
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
+from nunatak_server import serving
 
 RECEIVE_S = 2
 # Head and body have separate time limits, and the machine may be busy.
 PATIENCE_S = 15.0
 NUM_SLOW, NUM_NORMAL = 200, 200
+MAX_CONNECTIONS, NUM_HOLDING = 256, 280
+HOLD_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +70,37 @@ def test_slow_clients_cost_normal_ones_nothing(address: str) -> None:
 
     asyncio.run(scenario())
     assert httpx.get(f"{address}/readyz").status_code == 200
+
+
+def p99(seconds: Sequence[float]) -> float:
+    return sorted(seconds)[len(seconds) * 99 // 100]
+
+
+@pytest.mark.slow
+def test_more_connections_than_the_server_may_hold_cost_a_normal_caller_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process opens idle, kept and upgrading connections again when they end."""
+    monkeypatch.setattr(serving, "connection_limits", lambda: (MAX_CONNECTIONS, MAX_CONNECTIONS))
+
+    def ask(address: str) -> list[float]:
+        tally = asyncio.run(normal_traffic(address, num_requests=NUM_NORMAL, at_once=1))
+        assert (tally.answered, tally.failures) == (NUM_NORMAL, ())
+        return list(tally.seconds)
+
+    backbone = tiny_backbone()
+    with Registry.open(tmp_path) as registry:
+        publish_tiny_task(registry, backbone)
+        with running_server(backbone, registry, make_settings()) as address:
+            alone = ask(address)
+            with slow_process(address, NUM_HOLDING, HOLDING):
+                beside, ends_at = list[float](), time.monotonic() + HOLD_S
+                while time.monotonic() < ends_at:
+                    beside += ask(address)
+            # Before and after, because other work on this machine comes and goes.
+            alone = max(p99(alone), p99(ask(address)))
+
+    assert p99(beside) <= 3 * alone
 
 
 def test_clients_that_are_killed_leave_nothing_behind(address: str) -> None:

@@ -17,7 +17,7 @@ from nunatak_client import (
 )
 from nunatak_client.payloads import predict_body, wire_inputs
 from nunatak_contract import requests
-from nunatak_contract.wire import AliasChange, Problem, Result
+from nunatak_contract.wire import MAX_REPR_CHARS, AliasChange, Problem, Result, Score
 
 CHANGE: dict[str, JsonValue] = {
     "task": "tone",
@@ -95,3 +95,13 @@ def test_the_client_offers_every_parameter_of_the_contract() -> None:
     offered = {field.name for field in fields(Parameters)} | {"top_k", "function_to_apply"}
 
     assert offered == set(requests.Parameters.model_fields)
+
+
+def test_python_shows_the_beginning_of_a_long_answer() -> None:
+    score = Score(label="urgent", score=0.5)
+    long = Score(label="x" * 400_000, score=0.5)
+
+    assert repr(score) == "Score(label='urgent', score=0.5)"
+    for shown in (repr(long), str(long)):
+        assert len(shown) < 1.1 * MAX_REPR_CHARS
+        assert shown.endswith("characters)")

@@ -1,6 +1,7 @@
 """The settings that a server refuses at its start, and the moment of its first request."""
 
 import gc
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ from doubles.refusals import raises
 from doubles.serving import make_settings
 from nunatak_server import serving
 from nunatak_server.backbones import Backbones
-from nunatak_server.serving import begin, serve
+from nunatak_server.serving import (
+    MAX_BACKLOG,
+    MAX_CONNECTIONS,
+    MIN_FILES,
+    RESERVED_FILES,
+    begin,
+    connection_limits,
+    serve,
+)
 from nunatak_server.settings import ServerSettings
 
 
@@ -47,5 +56,65 @@ def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_se
 def test_a_server_makes_no_registry_from_a_typing_error(tmp_path: Path) -> None:
     with raises("registry_missing"):
         serve(make_settings(registry=str(tmp_path / "tpyo")))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+class FileLimits:
+    """The limits of open files of a process; a change is only noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *first: int) -> None:
+        self.seen = [first]
+        monkeypatch.setattr(resource, "getrlimit", self.get)
+        monkeypatch.setattr(resource, "setrlimit", self.set)
+
+    def get(self, _: int) -> tuple[int, ...]:
+        return self.seen[-1]
+
+    def set(self, _: int, limits: tuple[int, int]) -> None:
+        self.seen.append(limits)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [
+        pytest.param(1024, 1024, None, id="hard"),
+        pytest.param(256, 4096, 4096, id="raised"),
+        pytest.param(
+            1024, 2**20, RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG, id="as-far-as-of-use"
+        ),
+        pytest.param(2**20, 2**20, None, id="more-than-of-use"),
+        pytest.param(resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, id="infinite"),
+        pytest.param(
+            256,
+            resource.RLIM_INFINITY,
+            RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG,
+            id="infinite-hard",
+        ),
+    ],
+)
+def test_all_connections_that_may_open_at_once_leave_files_for_the_server(
+    soft: int, hard: int, raised: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = FileLimits(monkeypatch, soft, hard)
+
+    connections, backlog = connection_limits()
+
+    assert limits.seen[1:] == ([] if raised is None else [(raised, hard)])
+    allowed = limits.seen[-1][0]
+    files = allowed if allowed != resource.RLIM_INFINITY else 2**30
+    assert 500 <= connections <= MAX_CONNECTIONS
+    assert 64 <= backlog <= MAX_BACKLOG
+    assert connections + backlog + RESERVED_FILES <= files
+    assert connection_limits() == (connections, backlog)
+
+
+def test_a_server_that_may_open_too_few_files_says_so_before_it_loads_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    FileLimits(monkeypatch, 64, MIN_FILES - 1)
+
+    with raises("invalid_settings", match="may open 511 files, and a server needs 512; raise"):
+        serve(make_settings(registry=str(tmp_path / "none")), create_registry=True)
 
     assert list(tmp_path.iterdir()) == []

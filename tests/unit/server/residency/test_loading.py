@@ -1,7 +1,8 @@
 """A version is proven once; loading does not keep the CPU from the batches."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,9 +13,12 @@ from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.tasks import publish_tiny_task, tiny_task
 from nunatak_contract.manifest import TaskManifest
-from nunatak_model import Backbone
+from nunatak_model import Row, embedding_branch
+from nunatak_model.ops.attention import Attention, attention_by_runs
+from nunatak_model.ops.choice import Ops
 from nunatak_registry import Registry
 from nunatak_server.backbones import Backbones
+from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.residency.loading import VersionLoader
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
@@ -60,7 +64,7 @@ def test_a_version_is_validated_once_between_any_other_loads(
 
     monkeypatch.setattr("nunatak_artifact.loading.run_probe", prove)
     with Registry.open(tmp_path) as registry:
-        load = loading_of(registry, backbone)
+        load = loading_of(registry, Backbones(backbone))
         versions = [publish_tiny_task(registry, backbone, seed=seed) for seed in (1, 2)]
         for manifest in (*versions, *versions):
             assert load(manifest).manifest == manifest
@@ -75,7 +79,7 @@ def test_a_version_that_fails_its_probe_is_refused_however_often_it_is_asked(
     draft, blobs = tiny_task(backbone)
     other = draft.probe.model_copy(update={"logits": ((9.0, 9.0, 9.0),) * 2})
     with Registry.open(tmp_path) as registry:
-        load = loading_of(registry, backbone)
+        load = loading_of(registry, Backbones(backbone))
         good = registry.publish(draft, blobs)
         bad = registry.publish(draft.model_copy(update={"probe": other}), blobs)
 
@@ -85,6 +89,45 @@ def test_a_version_that_fails_its_probe_is_refused_however_often_it_is_asked(
                 load(bad)
 
 
-def loading_of(registry: Registry, backbone: Backbone) -> VersionLoader:
+class BreakingKernel:
+    """A fast attention that a test breaks."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+        self.num_failures = 0
+
+    def __call__(self, lengths: Sequence[int], device: torch.device) -> Attention:
+        if self.is_broken:
+            self.num_failures += 1
+            raise RuntimeError("no kernel image is available for execution on the device")
+        return attention_by_runs(lengths, device)
+
+
+@pytest.mark.parametrize("finds_out", ["batch", "load"])
+def test_a_kernel_that_fails_once_serves_neither_batches_nor_loads(
+    tmp_path: Path, finds_out: str
+) -> None:
+    plain, kernel = tiny_backbone(), BreakingKernel()
+    backbones = Backbones(replace(plain, ops=Ops(attention=kernel)))
+    compute = BatchCompute(backbones.default, in_use=backbones.in_use(backbones.default))
+    (encoding,) = plain.tokenizer.encode(["hello"], max_length=16)
+    rows = [Row(encoding=encoding, branch=embedding_branch(plain))]
+    with Registry.open(tmp_path) as registry:
+        load = loading_of(registry, backbones)
+        first, *others = (publish_tiny_task(registry, plain, seed=seed) for seed in (1, 2, 3))
+        load(first)
+        expected = compute(rows)
+        kernel.is_broken = True
+
+        found = [compute(rows)] if finds_out == "batch" else []
+        loaded = [load(it).manifest for it in others]
+        found.append(compute(rows))
+
+    assert loaded == others
+    assert all(it == expected for it in found)
+    assert kernel.num_failures == 1
+
+
+def loading_of(registry: Registry, backbones: Backbones) -> VersionLoader:
     host_tier = HostTier(registry.read_blob, budget_bytes=0)
-    return VersionLoader(Backbones(backbone), host_tier, throttle=LoadThrottle(lambda: False))
+    return VersionLoader(backbones, host_tier, throttle=LoadThrottle(lambda: False))
