@@ -248,13 +248,10 @@ def _run_stage(
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
     begin, end = stage.begin_layer, stage.end_layer
+    if begin == end:
+        return hidden
     spans = layer_spans(layout, batch.branches, backbone.ops.groups, hidden.device)
-    if (
-        graphs is not None
-        and not spans
-        and begin < end
-        and graphs.can_run(layout.lengths, end_layer=end)
-    ):
+    if graphs is not None and not spans and graphs.can_run(layout.lengths, end_layer=end):
         return graphs.run(hidden, layout.lengths, begin_layer=begin, end_layer=end)
     attention = backbone.ops.attention(layout.lengths, hidden.device)
     run_layer = architecture_of(backbone.config).plan_layers(attention, backbone.config)
