@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import pytest
@@ -69,7 +70,7 @@ async def calls_for(monkeypatch: pytest.MonkeyPatch, *, max_tokens: int, is_shad
     """Options that move an answer off the loop, for a context of 60 tokens."""
     executor, default = CountingExecutor(max_workers=1), CountingExecutor(max_workers=1)
     asyncio.get_running_loop().set_default_executor(default)
-    monkeypatch.setattr(turns, "ThreadPoolExecutor", lambda *_, **__: executor)
+    monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, executor))
     store = FakeStore(tiny_branch())
     bench = make_traffic_bench(tiny_backbone(num_layers=1), store, QuestionEngine())
     own, shadow = (_asks_questions(each) for each in add_versions(store))
@@ -87,6 +88,10 @@ async def calls_for(monkeypatch: pytest.MonkeyPatch, *, max_tokens: int, is_shad
     # The default executor also parses bodies and renders metrics.
     assert default.num_calls == 0
     return executor.num_calls
+
+
+def _the_one(executor: CountingExecutor, *_: object, **__: object) -> CountingExecutor:
+    return executor
 
 
 def _asks_questions(manifest: TaskManifest) -> TaskManifest:
