@@ -21,8 +21,10 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
 from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server import turns
+from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.answers import AnswerOptions
 from nunatak_server.outputs.outputs import PredictionOptions, work_of
+from nunatak_server.predict.types import TaskFailure
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 
 QUESTIONS = HeadRecord(
@@ -58,6 +60,14 @@ class CountingExecutor(ThreadPoolExecutor):
         return super().submit(fn, *args, **kwargs)
 
 
+class StuckExecutor(ThreadPoolExecutor):
+    """Never begins."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        del fn, args, kwargs
+        return Future()
+
+
 def options_of(max_tokens: int) -> PredictionOptions:
     return PredictionOptions(answers=AnswerOptions(max_answer_tokens=max_tokens))
 
@@ -90,8 +100,26 @@ async def calls_for(monkeypatch: pytest.MonkeyPatch, *, max_tokens: int, is_shad
     return executor.num_calls
 
 
-def _the_one(executor: CountingExecutor, *_: object, **__: object) -> CountingExecutor:
+def _the_one(executor: ThreadPoolExecutor, *_: object, **__: object) -> ThreadPoolExecutor:
     return executor
+
+
+async def test_outputs_that_are_not_made_by_the_deadline_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, StuckExecutor(1)))
+    store = FakeStore(tiny_branch())
+    bench = make_traffic_bench(tiny_backbone(num_layers=1), store, QuestionEngine())
+    manifest = _asks_questions(add_versions(store)[0])
+    store.traffic[OWN] = Traffic(manifest=manifest)
+    await bench.residency.preload(manifest)
+    asked = replace(ask_for("tone"), inputs=(QUESTION,), options=options_of(60), deadline_s=0.3)
+
+    (result,) = (await bench.service.predict(asked)).results
+
+    assert isinstance(result, TaskFailure)
+    assert isinstance(result.error, DeadlineExceededError)
+    await bench.residency.aclose()
 
 
 def _asks_questions(manifest: TaskManifest) -> TaskManifest:
