@@ -12,11 +12,9 @@ import contextlib
 import time
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
     Callable,
     Collection,
     Generator,
-    Iterable,
     Iterator,
     Sequence,
 )
@@ -32,6 +30,7 @@ from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.inputs import count_documents
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
+from nunatak_server.predict.arrivals import Arrivals, Part, hold_refusals
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.types import (
@@ -173,7 +172,7 @@ class PredictionService:
         Raises:
             NunatakError: the request as a whole cannot be answered.
         """
-        async with aclosing(_hold_refusals(self._stream(request))) as results:
+        async with aclosing(hold_refusals(self._stream(request))) as results:
             async for streamed in results:
                 yield streamed
 
@@ -253,7 +252,7 @@ class PredictionService:
         permit: Permit,
         deadline: float,
         pace: Pace,
-        part: "_Part | None" = None,
+        part: Part | None = None,
     ) -> list[TaskOutcome]:
         """Return the outcome of each task, in the order of the references.
 
@@ -293,8 +292,8 @@ class PredictionService:
         pace = self._turns.pace(request.caller)
         with self._admitted(request) as permit:
             deadline = self._clock() + request.deadline_s
-            arrivals = _Arrivals()
-            parts = [_Part(it, arrive=arrivals.put) for it in self._split(request)]
+            arrivals = Arrivals()
+            parts = [Part(it, arrive=arrivals.put) for it in self._split(request)]
             sources = [self._answer_part(part, permit, deadline, pace) for part in parts]
             async with aclosing(arrivals.take(len(request.references), sources)) as taken:
                 async for outcome in taken:
@@ -316,9 +315,7 @@ class PredictionService:
             if not is_known[text]:
                 yield replace(request, references=(text,))
 
-    async def _answer_part(
-        self, part: "_Part", permit: Permit, deadline: float, pace: Pace
-    ) -> None:
+    async def _answer_part(self, part: Part, permit: Permit, deadline: float, pace: Pace) -> None:
         """Answer some tasks of a request. Each task arrives, also after a failure."""
         try:
             for outcome in await self._answer(part.request, permit, deadline, pace, part):
@@ -417,109 +414,6 @@ def _parts(
 
 def _no_name(_reference: str, _task: str) -> None:
     """Forget which tasks exist."""
-
-
-class _Part:
-    """References of a stream that are answered together. Each reference arrives once."""
-
-    def __init__(
-        self, request: PredictionRequest, *, arrive: Callable[[TaskOutcome], None]
-    ) -> None:
-        self.request = request
-        self._arrive = arrive
-        self._open: dict[str, str | None] = dict.fromkeys(request.references)
-        """References that have not arrived, with the names of the tasks that exist."""
-        self._tokenize_s = 0.0
-
-    def name(self, reference: str, task: str) -> None:
-        """Note that the task of a reference exists."""
-        self._open[reference] = task
-
-    def begin(self, read: Sequence[AskedTask | TaskFailure], *, tokenize_s: float) -> None:
-        """Note the time of the tokenizer, and let the failed tasks arrive."""
-        self._tokenize_s = tokenize_s
-        for item in read:
-            if isinstance(item, TaskFailure):
-                self.put(item)
-
-    def put(
-        self,
-        asked: AskedTask | TaskFailure,
-        rows: RowOutcomes = (),
-        *,
-        refusal: NunatakError | None = None,
-    ) -> None:
-        """Let one task arrive, unless it has arrived already."""
-        if asked.reference in self._open:
-            del self._open[asked.reference]
-            self._arrive(
-                TaskOutcome(asked=asked, rows=rows, tokenize_s=self._tokenize_s, refusal=refusal)
-            )
-
-    def fail(self, error: NunatakError) -> None:
-        """Let all open tasks arrive as refused."""
-        for reference, task in list(self._open.items()):
-            self.put(TaskFailure(reference=reference, error=error, task=task), refusal=error)
-
-
-class _Arrivals:
-    """Collects items of several coroutines in the order of arrival."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[TaskOutcome | BaseException] = asyncio.Queue()
-
-    def put(self, arrival: TaskOutcome) -> None:
-        """Let an item arrive."""
-        self._queue.put_nowait(arrival)
-
-    async def take(
-        self, count: int, sources: Iterable[Awaitable[None]]
-    ) -> AsyncGenerator[TaskOutcome]:
-        """Yield `count` arrivals while the sources run; closing the generator cancels the sources.
-
-        An exception of a source is raised here.
-        """
-        running = [asyncio.ensure_future(source) for source in sources]
-        for task in running:
-            task.add_done_callback(self._take_failure)
-        try:
-            for _ in range(count):
-                arrival = await self._queue.get()
-                if isinstance(arrival, BaseException):
-                    raise arrival
-                yield arrival
-            # The sources are awaited to their end, because their last steps record the request.
-            await asyncio.gather(*running, return_exceptions=True)
-        finally:
-            for task in running:
-                task.cancel()
-            # Awaited to their end, because the sources release their leases.
-            await asyncio.gather(*running, return_exceptions=True)
-
-    def _take_failure(self, task: asyncio.Future[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._queue.put_nowait(error)
-
-
-async def _hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenerator[StreamedResult]:
-    """Yield results on arrival, but hold refusals back until the first result that is no refusal.
-
-    Raises:
-        NunatakError: all results are refusals; the first refusal is raised.
-    """
-    held = list[StreamedResult]()
-    refusal: NunatakError | None = None
-    has_begun = False
-    async with aclosing(results):
-        async for streamed in results:
-            held.append(streamed)
-            refusal = refusal or streamed.refusal
-            has_begun = has_begun or streamed.refusal is None
-            while has_begun and held:
-                yield held.pop(0)
-    if refusal is not None and not has_begun:
-        raise refusal
 
 
 async def _vectors(
