@@ -243,6 +243,8 @@ def _run_stage(
 ) -> Float[Tensor, "tokens width"]:
     layout = stage.layout
     begin, end = stage.begin_layer, stage.end_layer
+    if begin == end:
+        return hidden
     spans = layer_spans(layout, batch.branches, backbone.ops.groups, hidden.device)
     attention = backbone.ops.attention(layout.lengths, hidden.device)
     run_layer = architecture_of(backbone.config).plan_layers(attention, backbone.config)

@@ -8,7 +8,7 @@ Axes: tokens = tokens of one input, width = hidden width.
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -27,8 +27,7 @@ class TrunkSource:
     """Digest over weights, configuration and tokenizer; the same at any dtype."""
     dtype: torch.dtype
     device: torch.device
-    token_ids: tuple[int, ...]
-    type_ids: tuple[int, ...]
+    encoding: Encoding
 
 
 def trunk_source(backbone: Backbone, encoding: Encoding) -> TrunkSource:
@@ -37,8 +36,7 @@ def trunk_source(backbone: Backbone, encoding: Encoding) -> TrunkSource:
         backbone=backbone.digest,
         dtype=backbone.dtype,
         device=backbone.device,
-        token_ids=encoding.token_ids,
-        type_ids=encoding.type_ids,
+        encoding=encoding,
     )
 
 
@@ -138,6 +136,9 @@ class TrunkCache:
         self._misses += 1
         if state.nbytes > self._max_bytes or (source, depth) in self._states:
             return
+        if source.encoding.alignment is not None:
+            # The budget counts states only, so the cache keeps no places of tokens.
+            source = replace(source, encoding=replace(source.encoding, alignment=None))
         # A copy, since a view would keep the whole batch in memory.
         self._states[source, depth] = state.detach().clone()
         self._depths.setdefault(source, set()).add(depth)

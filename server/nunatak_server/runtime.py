@@ -58,6 +58,7 @@ from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector
 from nunatak_server.telemetry.records import note_prediction
 from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
+from nunatak_server.turns import Turns
 from nunatak_server.verdicts.judge import Judge
 from nunatak_server.warm_up import warm_up_batches, warm_up_tasks
 
@@ -161,7 +162,10 @@ class Runtime:
             budget_bytes=budget_bytes,
             observer=self.metrics,
         )
-        self.rollouts = Rollouts(residency=self.residency, tolerance=settings.shadow_tolerance)
+        self._turns = Turns()
+        self.rollouts = Rollouts(
+            residency=self.residency, tolerance=settings.shadow_tolerance, turns=self._turns
+        )
         for collector in self.rollouts.metrics.collectors():
             self.metrics.include(collector)
         self.service = PredictionService(
@@ -178,6 +182,7 @@ class Runtime:
                 tokenization=self._tokenization,
                 engine=self._engine,
                 rollouts=self.rollouts,
+                turns=self._turns,
             ),
             metrics=self.metrics,
             observers=(
@@ -296,6 +301,7 @@ class Runtime:
         await self._holding.release()
         await self._membership.leave()
         await asyncio.to_thread(self._tokenization.close)
+        await asyncio.to_thread(self._turns.close)
         await asyncio.to_thread(self.catalog.close)
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)

@@ -169,8 +169,8 @@ class ServerSettings(BaseSettings):
     )
     max_queued_tokens: Count = Field(
         default=262_144,
-        description="tokens of the rows of queued requests, counted through all layers; further "
-        "requests get 429",
+        description="tokens of the rows of queued requests, counted through all layers, at least "
+        "one for each row; further requests get 429",
     )
     max_held_bytes: Count = Field(
         default=64 * 1024**2, description="bytes of queued bodies; further requests get 429"

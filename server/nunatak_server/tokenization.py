@@ -6,10 +6,8 @@ the texts of another caller by at most one chunk.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from operator import attrgetter
@@ -20,67 +18,7 @@ from nunatak_contract.inputs import Input
 from nunatak_model import Encoding, TextInput
 from nunatak_server.errors import TooManyTokensError
 from nunatak_server.inputs import strings_in, texts_to_read
-
-
-class FairSemaphore:
-    """A semaphore that serves callers in turn; only the event loop thread may use it.
-
-    A caller that gives a slot back goes behind all callers that wait (round-robin, Nagle 1987). A
-    new caller therefore waits for at most one slot of each other caller. The requests of one caller
-    keep their order.
-    """
-
-    def __init__(self, *, num_slots: int) -> None:
-        self._num_free = num_slots
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """Waiting requests by caller, next caller first; empty while a slot is free."""
-
-    @asynccontextmanager
-    async def slot(self, caller: str) -> AsyncGenerator[None]:
-        """Wait for a slot, and hold the slot while the block runs."""
-        await self._enter(caller)
-        try:
-            yield
-        finally:
-            self._leave(caller)
-
-    async def _enter(self, caller: str) -> None:
-        if self._num_free:
-            self._num_free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(caller, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                # The slot arrived at the moment of the cancellation.
-                self._leave(caller)
-            raise
-
-    def _leave(self, caller: str) -> None:
-        self._put_behind(caller)
-        if not self._admit_next():
-            self._num_free += 1
-
-    def _admit_next(self) -> bool:
-        while self._waiting:
-            caller, queue = next(iter(self._waiting.items()))
-            # A cancelled request takes no slot, and costs its caller no turn.
-            while queue and queue[0].done():
-                queue.popleft()
-            turn = queue.popleft() if queue else None
-            self._put_behind(caller)
-            if turn is not None:
-                turn.set_result(None)
-                return True
-        return False
-
-    def _put_behind(self, caller: str) -> None:
-        queue = self._waiting.pop(caller, None)
-        if queue:
-            self._waiting[caller] = queue
-
+from nunatak_server.turns import FairSemaphore
 
 MAX_DEFAULT_STRIDE = 128
 """Default stride of contexts, from BERT's reference implementation for SQuAD (Devlin et al.
@@ -90,6 +28,9 @@ MAX_CHARS_ON_LOOP: Final = 512
 """Most characters, over all texts and readings, that the event loop encodes. This takes at most a
 third of a millisecond. The hand-over to a thread would take nearly as long. More would block the
 event loop."""
+
+CHARS_A_TEXT: Final = 16
+"""Characters that take the time of the fixed work for each text."""
 
 MAX_CHARS_A_CHUNK: Final = 4096
 """Characters of one chunk; a longer text is one chunk. A chunk takes about two milliseconds, and a
@@ -252,9 +193,10 @@ class _Piece:
     """Position of the text's input in the request."""
     text: TextInput
 
-    @property
-    def num_chars(self) -> int:
-        return len(self.text) if isinstance(self.text, str) else sum(map(len, self.text))
+
+def _size_of(text: TextInput) -> int:
+    num_chars = len(text) if isinstance(text, str) else sum(map(len, text))
+    return num_chars + CHARS_A_TEXT
 
 
 class Tokenization:
@@ -281,7 +223,8 @@ class Tokenization:
             for position, of_input in enumerate(texts)
             for text in of_input
         ]
-        if sum(piece.num_chars for piece in pieces) <= MAX_CHARS_ON_LOOP:
+        sizes = map(_size_of, chain.from_iterable(texts))
+        if len(distinct) * sum(sizes) <= MAX_CHARS_ON_LOOP + CHARS_A_TEXT:
             found = self._encode(pieces)
         else:
             found = await self._encode_in_turn(pieces, caller)
@@ -345,12 +288,13 @@ class Tokenization:
         return encodings
 
 
-def _chunks(pieces: Sequence[_Piece]) -> Iterator[Sequence[_Piece]]:
-    """Cut the pieces into chunks of `MAX_CHARS_A_CHUNK`, of at least one piece each."""
-    begin = num_chars = 0
-    for index, piece in enumerate(pieces):
-        num_chars += piece.num_chars
-        if num_chars > MAX_CHARS_A_CHUNK and index > begin:
-            yield pieces[begin:index]
-            begin, num_chars = index, piece.num_chars
-    yield pieces[begin:]
+def _chunks(pieces: Iterable[_Piece]) -> Iterator[Sequence[_Piece]]:
+    """Cut the pieces into chunks of at most `MAX_CHARS_A_CHUNK`, of one piece at least."""
+    chunk, size = list[_Piece](), 0
+    for piece in pieces:
+        size += _size_of(piece.text)
+        if chunk and size > MAX_CHARS_A_CHUNK:
+            yield chunk
+            chunk, size = [], _size_of(piece.text)
+        chunk.append(piece)
+    yield chunk

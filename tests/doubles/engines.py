@@ -22,6 +22,14 @@ POISON = 666
 _counter = itertools.count()
 
 
+class Withdrawing:
+    """The part of an engine that lets callers go."""
+
+    def withdraw(self, rows: Sequence[PendingRow]) -> None:
+        for row in rows:
+            row.future.cancel()
+
+
 class FakeCompute:
     """Answers each row with its first token, fails on poisoned rows, and can be blocked."""
 

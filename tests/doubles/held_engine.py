@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from doubles.engines import Withdrawing
 from doubles.serving import FakeStore
 from doubles.traffic import TrafficBench, make_traffic_bench
 from nunatak_contract.errors import NunatakError
@@ -13,7 +14,7 @@ from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 ANSWER = RowAnswer(logits=[0.0, 1.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
 
 
-class HeldEngine:
+class HeldEngine(Withdrawing):
     """Answers on command, task by task."""
 
     def __init__(self) -> None:

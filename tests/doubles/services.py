@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from doubles.drafts import DRAFT_BACKBONE
+from doubles.engines import Withdrawing
 from doubles.serving import FakeStore, make_residency
 from nunatak_model import Backbone, Branch
 from nunatak_server.backbones import Backbones
@@ -23,11 +24,13 @@ from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
+from nunatak_server.turns import Turns
 
 LOGITS = [0.0, 1.0]
+LIMITS = RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100)
 
 
-class FakeEngine:
+class FakeEngine(Withdrawing):
     """Answers at once, with a failure for chosen tasks; or never."""
 
     def __init__(self, *, sick: frozenset[str] = frozenset()) -> None:
@@ -35,11 +38,13 @@ class FakeEngine:
         self.is_silent = False
         self.rows: list[PendingRow] = []
         self.submissions: list[set[str]] = []
+        self.sizes: list[int] = []
         self.has_rows = asyncio.Event()
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
         self.rows.extend(rows)
         self.submissions.append({row.task for row in rows})
+        self.sizes.append(len(rows))
         self.has_rows.set()
         for index, row in enumerate(() if self.is_silent else rows):
             if row.task in self.sick:
@@ -75,6 +80,8 @@ def make_bench(
     sick: frozenset[str] = frozenset(),
     room_for: int = 100,
     time_model: BatchTimeModel | None = None,
+    limits: RequestLimits = LIMITS,
+    max_tokens: int = 1000,
 ) -> Bench:
     store, engine, readiness, metrics = (
         FakeStore(branch),
@@ -85,20 +92,22 @@ def make_bench(
     residency = make_residency(store, room_for=room_for)
     admission = Admission(
         max_requests=10,
-        max_tokens=1000,
+        max_tokens=max_tokens,
         max_bytes=1000,
         time_model=lambda: time_model or BatchTimeModel(),
     )
+    turns = Turns()
     stages = Stages(
         admission=admission,
         residency=residency,
         tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
         engine=engine,
-        rollouts=Rollouts(residency=residency, tolerance=0.1),
+        rollouts=Rollouts(residency=residency, tolerance=0.1, turns=turns),
+        turns=turns,
     )
     service = PredictionService(
         readiness=readiness,
-        limits=RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100),
+        limits=limits,
         stages=stages,
         metrics=metrics,
         backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),

@@ -115,7 +115,7 @@ class Simulation:
         """Record the rows of a finished batch, and its time."""
         self.time_model = self.time_model.after(
             work=plan.work,
-            asked_work=plan.asked_work,
+            asked_tokens=plan.asked_tokens,
             seconds=self.machine.seconds_of(plan),
         )
         self.answered_at.update({row.group: self.now for row in plan.batch})
@@ -149,5 +149,5 @@ def _calibrated(machine: Machine) -> BatchTimeModel:
     time_model = BatchTimeModel()
     for work, num_tasks in ((16, 1), (128, 1), (128, 8), (16, 1), (96, 3)):
         seconds = machine.seconds(work, num_tasks)
-        time_model = time_model.after(work=work, asked_work=work, seconds=seconds)
+        time_model = time_model.after(work=work, asked_tokens=work, seconds=seconds)
     return time_model

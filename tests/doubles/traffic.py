@@ -20,6 +20,7 @@ from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
+from nunatak_server.turns import Turns
 
 OWN = TaskReference(task="tone")
 
@@ -49,9 +50,11 @@ def make_traffic_bench(
     residency = make_residency(store, room_for=room_for)
     readiness, metrics = Readiness(), Metrics()
     admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
+    turns = Turns()
     rollouts = Rollouts(
         residency=residency,
         tolerance=0.1,
+        turns=turns,
         draw=draw,
         clock=clock or ManualClock(),
     )
@@ -66,6 +69,7 @@ def make_traffic_bench(
             tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
             engine=engine,
             rollouts=rollouts,
+            turns=turns,
         ),
         metrics=metrics,
         backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),

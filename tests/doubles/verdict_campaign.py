@@ -15,6 +15,7 @@ from zlib import crc32
 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
+from doubles.engines import Withdrawing
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import FakeStore
 from doubles.tasks import random_parameters, spec_of
@@ -53,7 +54,7 @@ class Tally:
     evictions: int = 0
 
 
-class DrawnEngine:
+class DrawnEngine(Withdrawing):
     """Answers each row by its task, version and caller; some rows fail, some never end."""
 
     def __init__(self, chance: random.Random, *, fault_share: float) -> None:

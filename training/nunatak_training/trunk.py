@@ -179,7 +179,7 @@ def compute_states(
 
 
 def _key(source: TrunkSource) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return source.token_ids, source.type_ids
+    return source.encoding.token_ids, source.encoding.type_ids
 
 
 class TrunkStore(Protocol):

@@ -53,6 +53,14 @@ class Encoding:
     """Not compared, because the encoder does not read this field."""
     part: Part = field(default=WHOLE, compare=False, repr=False)
     """Not compared, because equal windows of different texts are the same trunk row."""
+    _hash: int = field(init=False, compare=False, repr=False)
+    """Kept, because each row of a batch is looked up several times, and the tuples are long."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.token_ids, self.type_ids)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def num_tokens(self) -> int:

@@ -3,6 +3,7 @@
     event loop thread                        engine thread
     -----------------                        -------------
     submit(rows) ---- Inbox ---------------> take all rows that arrived
+    withdraw(rows) -------------------------> drop rows whose caller has gone
                                              plan (pure)
                                              forward of the mixed batch
     future.set_result <- call_soon_threadsafe - answers, one call per batch
@@ -41,7 +42,6 @@ from nunatak_server.scheduler.planner import (
     add_shadows,
     plan_next,
     plan_preemption,
-    stale_rows,
 )
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome
 
@@ -86,6 +86,13 @@ class Inbox(Generic[Item]):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Withdrawal:
+    """Rows whose caller has gone."""
+
+    rows: Sequence[PendingRow]
 
 
 Answers = list[tuple[PendingRow, RowOutcome]]
@@ -135,7 +142,7 @@ class Engine:
         self._on_fatal = on_fatal
         self._clock = clock
         self._stopwatch = stopwatch
-        self._inbox: Inbox[PendingRow] = Inbox()
+        self._inbox: Inbox[PendingRow | Withdrawal] = Inbox()
         self._queues: Queues[PendingRow] = Queues()
         self._shadows: list[PendingRow] = []
         """Shadow rows for the next batch; rows that do not fit are dropped."""
@@ -182,6 +189,15 @@ class Engine:
         if not self._inbox.put(rows):
             raise NunatakError("not_ready", reason="the engine has stopped")
 
+    def withdraw(self, rows: Sequence[PendingRow]) -> None:
+        """Cancel the futures of submitted rows, and drop the rows that wait.
+
+        The engine never searches its queues for rows whose caller has gone.
+        """
+        for row in rows:
+            row.future.cancel()
+        self._inbox.put([Withdrawal(rows=rows)])
+
     async def aclose(self) -> None:
         """Answer all submitted rows, then end the thread. A thread that hangs is abandoned."""
         self._inbox.close()
@@ -202,7 +218,7 @@ class Engine:
             loop.call_soon_threadsafe(self._on_fatal, _as_failure(error))
             stopped = NunatakError("not_ready", reason="the engine has failed")
             running = itertools.chain.from_iterable(self._batches)
-            rows = [*running, *self._queues, *self._shadows, *arrived]
+            rows = [*running, *self._queues, *self._shadows, *_rows_in(arrived)]
             _answer(loop, [(row, stopped) for row in rows])
 
     def _serve_next(self, loop: asyncio.AbstractEventLoop) -> bool:
@@ -214,22 +230,31 @@ class Engine:
         arrived = self._inbox.take(block=is_idle)
         if arrived is None and is_idle:
             return False
-        self._take_in(arrived or ())
-        self._drop_stale(loop, self._queues)
+        self._take_in(loop, arrived or ())
+        if not self._queues and not self._shadows:
+            return True
         limits = self._next_limits()
         plan = plan_next(self._queues, limits=limits, order=self._order, rules=self._rules)
         self._carry_out(loop, self._with_shadows(loop, plan, limits), may_stop=True)
         return True
 
-    def _take_in(self, arrived: Sequence[PendingRow]) -> None:
-        self._queues.add(row for row in arrived if not row.is_shadow)
-        self._shadows.extend(row for row in arrived if row.is_shadow)
+    def _take_in(
+        self, loop: asyncio.AbstractEventLoop, arrived: Sequence[PendingRow | Withdrawal]
+    ) -> list[PendingRow]:
+        """Queue and return the rows that arrived, and drop all rows that would only delay others.
 
-    def _drop_stale(self, loop: asyncio.AbstractEventLoop, rows: Iterable[PendingRow]) -> None:
-        """Answer rows after their deadline with an error, and drop rows whose caller has gone."""
-        stale = stale_rows(rows, now=self._clock())
-        self._queues.remove((*stale.expired, *stale.cancelled))
-        _answer(loop, [(row, DeadlineExceededError()) for row in stale.expired])
+        Rows after their deadline are answered with an error.
+        """
+        rows = _rows_in(arrived)
+        self._shadows.extend(row for row in rows if row.is_shadow)
+        # A caller may have gone before the withdrawal of its rows arrives.
+        self._queues.add(row for row in rows if not row.is_shadow and not row.is_cancelled)
+        for item in arrived:
+            if isinstance(item, Withdrawal):
+                self._queues.remove([row for row in item.rows if row in self._queues])
+        expired = self._queues.remove_expired(now=self._clock())
+        _answer(loop, [(row, DeadlineExceededError()) for row in expired])
+        return rows
 
     def _with_shadows(
         self,
@@ -276,7 +301,7 @@ class Engine:
         computed = compute_rows(compute, plan.batch, between_layers)
         self.time_model = self.time_model.after(
             work=plan.work,
-            asked_work=plan.asked_work,
+            asked_tokens=plan.asked_tokens,
             seconds=self._stopwatch() - begun - preempted.seconds,
             token_cost=plan.batch[0].token_cost,
         )
@@ -316,9 +341,7 @@ class Engine:
         arrived = self._inbox.take(block=False)
         if not arrived:
             return False
-        self._take_in(arrived)
-        self._drop_stale(loop, [row for row in arrived if not row.is_shadow])
-        left, has_preempted = arrived, False
+        left, has_preempted = self._take_in(loop, arrived), False
         while left := [row for row in left if row in self._queues]:
             plan = plan_preemption(
                 left,
@@ -339,6 +362,10 @@ class Engine:
             # A batch has one backbone, so the rows of the others need a batch of their own.
             left = [row for row in left if row.backbone != plan.batch[0].backbone]
         return has_preempted
+
+
+def _rows_in(arrived: Sequence[PendingRow | Withdrawal]) -> list[PendingRow]:
+    return [item for item in arrived if isinstance(item, PendingRow)]
 
 
 def _answer(loop: asyncio.AbstractEventLoop, answers: Answers) -> None:

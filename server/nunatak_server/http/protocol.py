@@ -290,7 +290,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _wait_for_caller(self) -> None:
         """Let the connection wait from now on, unless it has a whole request in work."""
-        is_due = self.cycle is None or self.cycle.response_complete or self._awaits_body
+        # The class of uvicorn does not say so, but a connection has no cycle before its first request.
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        is_due = cycle is None or cycle.response_complete or self._awaits_body
         if is_due and not self.pipeline and not self.transport.is_closing():
             self.waiting.begin(self)
 

@@ -10,9 +10,11 @@ several windows, an answer has its largest score, and "no answer" has its least.
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
+
+import numpy as np
 
 from nunatak_model import Alignment
 from nunatak_server.outputs.entities import Window
@@ -56,7 +58,8 @@ def best_answers(
     for window in windows:
         starts, ends = _probabilities(window)
         no_answer = min(no_answer, starts[0] * ends[0])
-        for span, score in _spans(window.alignment, starts, ends, options).items():
+        # No other span of the window is among the best of all windows.
+        for span, score in _best_spans(window.alignment, starts, ends, options):
             scores[span] = max(score, scores.get(span, score))
     if options.may_have_no_answer:
         scores[NO_ANSWER] = no_answer
@@ -78,24 +81,45 @@ def _probabilities(window: Window) -> tuple[Mapping[int, float], Mapping[int, fl
     return starts, ends
 
 
-def _spans(
+def _best_spans(
     alignment: Alignment,
     starts: Mapping[int, float],
     ends: Mapping[int, float],
     options: AnswerOptions,
-) -> Mapping[Span, float]:
-    """Return the score of every part of the context, by its range of characters."""
+) -> Iterator[tuple[Span, float]]:
+    """Yield the best parts of the context in one window, by their range of characters."""
     _, *tokens = starts
     places = _words(alignment) if options.align_to_words else alignment.offsets
-    found = dict[Span, float]()
-    for place, first in enumerate(tokens):
-        for last in tokens[place : place + options.max_answer_tokens]:
-            span = (places[first][0], places[last][1])
-            if span[0] < span[1]:
-                # Tokens may share words or characters, so different tokens can give the same span.
-                known, score = found.get(span, 0.0), starts[first] * ends[last]
-                found[span] = known + score if options.align_to_words else max(known, score)
-    return found
+    begins, begin_of = np.unique([places[token][0] for token in tokens], return_inverse=True)
+    finishes, finish_of = np.unique([places[token][1] for token in tokens], return_inverse=True)
+    # Every pair of a first and a last token, by the first token and then by the last.
+    steps = np.arange(min(options.max_answer_tokens, len(tokens)))
+    first = np.repeat(np.arange(len(tokens)), len(steps))
+    last = first + np.tile(steps, len(tokens))
+    first, last = first[last < len(tokens)], last[last < len(tokens)]
+    is_part = begins[begin_of[first]] < finishes[finish_of[last]]
+    first, last = first[is_part], last[is_part]
+    if not len(first):
+        return
+    scores = np.array([starts[token] for token in tokens])[first]
+    scores *= np.array([ends[token] for token in tokens])[last]
+    # Tokens may share words or characters, so different tokens can give the same span. The number
+    # of a span counts its begin and its end, from the least end of any span with this begin.
+    row, column = begin_of[first], finish_of[last]
+    least = np.full(len(begins), len(finishes))
+    np.minimum.at(least, row, column)
+    width = int((column - least[row]).max()) + 1
+    number = row * width + column - least[row]
+    found = np.full(len(begins) * width, -1.0)
+    found[number] = 0.0
+    merge = np.add if options.align_to_words else np.maximum
+    merge.at(found, number, scores)
+    spans = np.flatnonzero(found >= 0.0)
+    if len(spans) > options.top_k:
+        spans = spans[found[spans] >= np.partition(found[spans], -options.top_k)[-options.top_k]]
+    for span in spans[np.argsort(-found[spans], kind="stable")][: options.top_k]:
+        row, column = divmod(int(span), width)
+        yield (int(begins[row]), int(finishes[column + least[row]])), float(found[span])
 
 
 def _words(alignment: Alignment) -> Sequence[Span]:

@@ -1,1 +1,1 @@
-"""One request without HTTP. Read the files in this order: `types`, `service`, `prepare`, `ask`."""
+"""One request without HTTP. Read in order: `types`, `service`, `prepare`, `ask`, `arrivals`."""

@@ -4,12 +4,17 @@ A version is leased from the submission of its rows to their answers. No lease i
 wait for another version, because a request may name more tasks than memory can hold. Versions in
 memory are asked at once. All other versions are loaded in parallel. If they all fit, they are asked
 together, so that they share a batch and its trunk; if not, each is asked alone.
+
+The rows of a large request are made and submitted in slices, all tasks of a text together. Other
+requests use the event loop in between.
 """
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 from nunatak_contract.errors import NunatakError
@@ -20,6 +25,7 @@ from nunatak_server.predict.types import BACKBONE, AskedBackbone, AskedTask, Row
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome, pending_row
+from nunatak_server.turns import SLICE, Pace
 
 
 class RowSink(Protocol):
@@ -29,9 +35,14 @@ class RowSink(Protocol):
         """Queue rows; the future of each row is resolved later."""
         ...
 
+    def withdraw(self, rows: Sequence[PendingRow]) -> None:
+        """Cancel the futures of rows, and drop the rows that wait."""
+        ...
+
 
 Report = Callable[[AskedTask, RowOutcomes], None]
 """Receives the answers of a version's rows, as soon as the last row is answered."""
+GroupReport = Callable[[RowOutcomes], None]
 
 
 class Dispatcher:
@@ -52,7 +63,12 @@ class Dispatcher:
         self._clock = clock
 
     async def ask(
-        self, asked: Sequence[AskedTask], *, deadline: float, report: Report | None = None
+        self,
+        asked: Sequence[AskedTask],
+        *,
+        deadline: float,
+        pace: Pace,
+        report: Report | None = None,
     ) -> Sequence[RowOutcomes]:
         """Return the answers of each version, in order. A late version is a separate failure.
 
@@ -68,13 +84,13 @@ class Dispatcher:
         cold = [each for each, lease in zip(asked, leases, strict=True) if not lease]
         try:
             if not cold:
-                return await self._ask_leased(hot, deadline, report)
+                return await self._ask_leased(hot, deadline, pace, report)
             from_memory, from_store = map(
                 iter,
                 await _all(
                     [
-                        self._ask_leased(hot, deadline, report),
-                        self._ask_cold(cold, deadline, report),
+                        self._ask_leased(hot, deadline, pace, report),
+                        self._ask_cold(cold, deadline, pace, report),
                     ]
                 ),
             )
@@ -84,7 +100,7 @@ class Dispatcher:
         return [next(from_memory if lease else from_store) for lease in leases]
 
     async def ask_backbone(
-        self, asked: AskedBackbone, branch: Branch, *, deadline: float
+        self, asked: AskedBackbone, branch: Branch, *, deadline: float, pace: Pace
     ) -> list[RowOutcome]:
         """Return the answers of the backbone. Its branch is always in memory and needs no lease.
 
@@ -104,11 +120,11 @@ class Dispatcher:
             )
             for spec in asked.rows
         ]
-        (outcomes,) = await self._compute([rows], deadline=deadline)
+        (outcomes,) = await self._compute([rows], deadline=deadline, pace=pace)
         return outcomes
 
     async def _ask_cold(
-        self, cold: Sequence[AskedTask], deadline: float, report: Report | None
+        self, cold: Sequence[AskedTask], deadline: float, pace: Pace, report: Report | None
     ) -> Sequence[RowOutcomes]:
         """Ask versions that are not in memory.
 
@@ -116,7 +132,7 @@ class Dispatcher:
         a version that waits without a lease for the others might be evicted before it is asked.
         """
         if len(cold) == 1 or not self._residency.has_free_room([it.manifest for it in cold]):
-            return _flat(await _all([self._ask_alone(it, deadline, report) for it in cold]))
+            return _flat(await _all([self._ask_alone(it, deadline, pace, report) for it in cold]))
         started = self._clock()
         loads = [asyncio.ensure_future(self._bring(it.manifest)) for it in cold]
         there = list[tuple[AskedTask, Lease]]()
@@ -126,9 +142,9 @@ class Dispatcher:
             there = [(each, lease) for each, lease in zip(cold, leases, strict=True) if lease]
             # A late or failed version must not delay the others.
             rest = [each for each, lease in zip(cold, leases, strict=True) if not lease]
-            alone = (self._ask_alone(it, deadline, report) for it in rest)
+            alone = (self._ask_alone(it, deadline, pace, report) for it in rest)
             load_s = self._clock() - started
-            asking = self._ask_leased(there, deadline, report, load_s=load_s)
+            asking = self._ask_leased(there, deadline, pace, report, load_s=load_s)
             together, *others = await _all([asking, *alone])
         finally:
             for load in loads:
@@ -145,7 +161,7 @@ class Dispatcher:
             await self._residency.bring(manifest)
 
     async def _ask_alone(
-        self, asked: AskedTask, deadline: float, report: Report | None
+        self, asked: AskedTask, deadline: float, pace: Pace, report: Report | None
     ) -> Sequence[RowOutcomes]:
         started = self._clock()
         try:
@@ -156,12 +172,13 @@ class Dispatcher:
         except NunatakError as error:
             return [[error]]
         load_s = self._clock() - started
-        return await self._ask_leased([(asked, lease)], deadline, report, load_s=load_s)
+        return await self._ask_leased([(asked, lease)], deadline, pace, report, load_s=load_s)
 
     async def _ask_leased(
         self,
         asked: Sequence[tuple[AskedTask, Lease]],
         deadline: float,
+        pace: Pace,
         report: Report | None,
         *,
         load_s: float = 0.0,
@@ -169,21 +186,20 @@ class Dispatcher:
         if not asked:
             return []
         try:
-            now = self._clock()
-            groups = [
-                [
-                    pending_row(spec, lease.task, deadline=deadline, now=now, load_s=load_s)
-                    for spec in each.rows
-                ]
-                for each, lease in asked
-            ]
+            now, groups = self._clock(), list[list[PendingRow]]()
+            for each, lease in asked:
+                row_of = partial(
+                    pending_row, task=lease.task, deadline=deadline, now=now, load_s=load_s
+                )
+                groups.append(await pace.map(row_of, each.rows))
+            reports = [partial(report, each) for each, _ in asked] if report else []
             shadows = list[PendingRow]()
             for (each, _), group in zip(asked, groups, strict=True):
-                if report:
-                    _report_when_answered(group, partial(report, each))
                 if each.shadow:
                     shadows += self._shadow(each.shadow, group)
-            return await self._compute(groups, shadows, deadline=deadline)
+            return await self._compute(
+                groups, shadows, reports=reports, deadline=deadline, pace=pace
+            )
         finally:
             for _, lease in asked:
                 lease.release()
@@ -193,36 +209,57 @@ class Dispatcher:
         groups: Sequence[Sequence[PendingRow]],
         shadows: Sequence[PendingRow] = (),
         *,
+        reports: Sequence[GroupReport] = (),
         deadline: float,
+        pace: Pace,
     ) -> list[list[RowOutcome]]:
-        """Return the outcome of each row, without waiting for shadows."""
+        """Return the outcome of each row, without waiting for shadows.
+
+        A report receives the outcomes of its group once every row of the group is answered.
+        """
+        rows, are_answered = list(chain.from_iterable(groups)), False
         try:
-            self._engine.submit([*(row for group in groups for row in group), *shadows])
             async with asyncio.timeout(deadline - self._clock()):
-                return [[await row.future for row in group] for group in groups]
+                await self._submit(rows, shadows, pace)
+                if reports:
+                    await asyncio.gather(*map(_report_when_answered, groups, reports))
+                for row in rows:
+                    if not row.future.done():
+                        await row.future
+            are_answered = True
         except TimeoutError:
-            return [[_outcome_now(row) for row in group] for group in groups]
+            pass
         finally:
-            # Only rows of requests that have gone are still open. The engine drops cancelled rows.
-            for group in groups:
-                for row in group:
-                    row.future.cancel()
+            if not are_answered:
+                self._engine.withdraw([row for row in rows if not row.future.done()])
+        return [await pace.map(_outcome_now, group) for group in groups]
+
+    async def _submit(
+        self, rows: Sequence[PendingRow], shadows: Sequence[PendingRow], pace: Pace
+    ) -> None:
+        """Submit rows in slices, with all rows of a text in one slice if they fit."""
+        if len(rows) <= SLICE:
+            self._engine.submit([*rows, *shadows])
+            return
+        texts = defaultdict[int, list[PendingRow]](list)
+        await pace.map(lambda row: texts[row.group].append(row), rows)
+        part = list(shadows)
+        for text in texts.values():
+            for begin in range(0, len(text), SLICE):
+                piece = text[begin : begin + SLICE]
+                if len(part) + len(piece) > SLICE:
+                    self._engine.submit(part)
+                    await pace.count(SLICE)
+                    part = []
+                part += piece
+        self._engine.submit(part)
 
 
-def _report_when_answered(
-    rows: Sequence[PendingRow], report: Callable[[RowOutcomes], None]
-) -> None:
-    """Report once every row is answered; never if a row is cancelled."""
-    remaining = len(rows)
-
-    def count(_: asyncio.Future[RowOutcome]) -> None:
-        nonlocal remaining
-        remaining -= 1
-        if not remaining and not any(row.is_cancelled for row in rows):
-            report([row.future.result() for row in rows])
-
+async def _report_when_answered(rows: Sequence[PendingRow], report: GroupReport) -> None:
     for row in rows:
-        row.future.add_done_callback(count)
+        if not row.future.done():
+            await row.future
+    report([row.future.result() for row in rows])
 
 
 def _outcome_now(row: PendingRow) -> RowOutcome:

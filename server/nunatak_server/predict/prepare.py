@@ -6,7 +6,8 @@ resolve -> choose a version -> tokenize -> plan rows
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, count
 
 from nunatak_contract.enums import OnLong
@@ -37,12 +38,32 @@ from nunatak_server.rollouts.choice import Chosen
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.admission import Permit
-from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowBackbone, RowSpec, row_spec
+from nunatak_server.scheduler.rows import (
+    ANONYMOUS,
+    MIN_COST,
+    Priority,
+    RowBackbone,
+    RowSpec,
+    row_spec,
+)
 from nunatak_server.telemetry.metrics import Metrics
-from nunatak_server.tokenization import Encodings, Reading, Tokenization, extent_of, find_cut
+from nunatak_server.tokenization import (
+    Encodings,
+    Extent,
+    Reading,
+    Tokenization,
+    extent_of,
+    find_cut,
+)
+from nunatak_server.turns import Pace
 
 # After any other error of a look-up, the task exists.
 UNPROVEN_TASK = (TaskNotFoundError, StoreUnavailableError)
+
+
+_RowsKey = tuple[Reading, int | None, str, Priority]
+Name = Callable[[str, str], None]
+"""Receives each reference whose task exists, and the name of the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,62 +72,83 @@ class _ReadInputs:
 
     request: PredictionRequest
     deadline: float
-    encodings: Mapping[VersionKey, list[Encodings]]
+    pace: Pace
+    readings: Mapping[VersionKey, Reading]
+    encodings: Mapping[Reading, list[Encodings]]
     """The encodings of each input."""
+    extents: Mapping[Reading, tuple[Extent, ...]]
     groups: defaultdict[tuple[str, Encoding], int]
     """Equal encodings for one backbone share a trunk row, so they should meet in one batch."""
     backbones: Mapping[str, RowBackbone]
     """The backbones of the server, by digest."""
     joins: Mapping[str, Join]
     """How each backbone joins tokens to running text."""
+    rows: dict[_RowsKey, tuple[RowSpec, ...]] = field(
+        default_factory=dict[_RowsKey, tuple[RowSpec, ...]]
+    )
+    """Tasks that read alike and split at one depth have equal rows."""
 
-    def ask(self, reference: str, chosen: Chosen, shadow: TaskManifest | None) -> AskedTask:
-        """Return the readings of the chosen version and of its shadow."""
-        manifest, request = chosen.manifest, self.request
-        encodings = self.encodings[key_of(manifest)]
+    async def ask(self, reference: str, chosen: Chosen) -> AskedTask:
+        """Return the rows of the chosen version and of its shadow."""
+        manifest, shadow, request = chosen.manifest, chosen.shadow, self.request
         return AskedTask(
             reference=reference,
             manifest=manifest,
-            encodings=encodings,
+            encodings=self.encodings_of(manifest),
             join=self.joins[manifest.backbone.digest],
-            extents=tuple(map(extent_of, encodings)),
-            rows=self._rows(manifest, caller=request.caller, priority=request.priority),
+            extents=self.extents_of(manifest),
+            rows=await self._rows(manifest, caller=request.caller, priority=request.priority),
             arm=chosen.arm,
-            shadow=None if shadow is None else self._shadow_run(manifest, shadow),
+            shadow=None if shadow is None else await self._shadow_run(manifest, shadow),
         )
+
+    def encodings_of(self, manifest: TaskManifest) -> list[Encodings]:
+        """Return the encodings of each input, as a version reads them."""
+        return self.encodings[self.readings[key_of(manifest)]]
+
+    def extents_of(self, manifest: TaskManifest) -> tuple[Extent, ...]:
+        """Return the lengths of each input, as a version reads them."""
+        return self.extents[self.readings[key_of(manifest)]]
 
     def find_too_long(self, manifest: TaskManifest) -> TooManyTokensError | None:
         """Return the refusal of a version that refuses long texts, if a text is too long."""
         if on_long_of(manifest, self.request.options) is not OnLong.REFUSE:
             return None
-        return find_cut(self.encodings[key_of(manifest)], max_length=manifest.max_length)
+        return find_cut(self.encodings_of(manifest), max_length=manifest.max_length)
 
-    def _shadow_run(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowRun:
+    async def _shadow_run(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowRun:
         return ShadowRun(
             answered=answered,
             shadow=shadow,
             inputs=self.request.inputs,
-            encodings=self.encodings[key_of(answered)],
-            shadow_encodings=self.encodings[key_of(shadow)],
+            encodings=self.encodings_of(answered),
+            shadow_encodings=self.encodings_of(shadow),
             join=self.joins[answered.backbone.digest],
-            rows=self._rows(shadow, caller=ANONYMOUS, priority=Priority.NORMAL),
+            rows=await self._rows(shadow, caller=ANONYMOUS, priority=Priority.NORMAL),
             deadline=self.deadline,
         )
 
-    def _rows(
+    async def _rows(
         self, manifest: TaskManifest, *, caller: str, priority: Priority
     ) -> tuple[RowSpec, ...]:
+        key = self.readings[key_of(manifest)], manifest.split_depth, caller, priority
+        if key not in self.rows:
+            row_of = partial(self._row, manifest=manifest, caller=caller, priority=priority)
+            encodings = chain.from_iterable(self.encodings_of(manifest))
+            self.rows[key] = tuple(await self.pace.map(row_of, encodings))
+        return self.rows[key]
+
+    def _row(
+        self, encoding: Encoding, *, manifest: TaskManifest, caller: str, priority: Priority
+    ) -> RowSpec:
         backbone = self.backbones[manifest.backbone.digest]
-        return tuple(
-            row_spec(
-                encoding,
-                manifest.split_depth,
-                backbone=backbone,
-                group=self.groups[backbone.digest, encoding],
-                caller=caller,
-                priority=priority,
-            )
-            for encoding in chain.from_iterable(self.encodings[key_of(manifest)])
+        return row_spec(
+            encoding,
+            manifest.split_depth,
+            backbone=backbone,
+            group=self.groups[backbone.digest, encoding],
+            caller=caller,
+            priority=priority,
         )
 
 
@@ -141,17 +183,19 @@ class Preprocessor:
         return not isinstance(self._find(text, tasks), TaskReference)
 
     async def read(
-        self, request: PredictionRequest, permit: Permit, *, deadline: float
+        self, request: PredictionRequest, permit: Permit, *, deadline: float, pace: Pace, name: Name
     ) -> tuple[list[AskedTask | TaskFailure], float]:
         """Find the version for every reference, and plan the rows of the inputs.
 
-        Returns each task with its readings or its failure, and the seconds of the tokenizer.
+        Returns each task with its readings or its failure, and the seconds of the tokenizer. The
+        permit counts `MIN_COST` for each row before the row is made.
 
         Raises:
+            NunatakError: the queue has no space for the rows.
             DeadlineExceededError: the deadline of the request passed first.
             TooManyTokensError: every task refuses a text as too long.
         """
-        reading = self._read(request, permit, deadline)
+        reading = self._read(request, permit, deadline, pace, name)
         return await within(request.deadline_s, reading, late=DeadlineExceededError)
 
     async def read_texts(
@@ -190,13 +234,19 @@ class Preprocessor:
         return AskedBackbone(rows=rows), tokenize_s
 
     async def _read(
-        self, request: PredictionRequest, permit: Permit, deadline: float
+        self, request: PredictionRequest, permit: Permit, deadline: float, pace: Pace, name: Name
     ) -> tuple[list[AskedTask | TaskFailure], float]:
         resolved = await self._find_all(request.references, request.tasks)
-        found = [
-            self._choose(text, item, request, permit) if isinstance(item, Traffic) else item
-            for text, item in zip(request.references, resolved, strict=True)
-        ]
+        found = list[Chosen | TaskFailure]()
+        for text, item in zip(request.references, resolved, strict=True):
+            # Each task looks at the form of each input.
+            await pace.count(len(request.inputs))
+            chosen = (
+                self._choose(text, item, request, permit) if isinstance(item, Traffic) else item
+            )
+            if isinstance(chosen, Chosen):
+                name(text, chosen.manifest.task)
+            found.append(chosen)
         readings = {
             key_of(manifest): reading_of(manifest, request.options)
             for item in found
@@ -204,20 +254,36 @@ class Preprocessor:
             for manifest in item.manifests
         }
         encoded, tokenize_s = await self._encode(request, readings.values())
+        extents = dict[Reading, tuple[Extent, ...]]()
+        for reading, inputs in encoded.items():
+            extents[reading] = tuple(map(extent_of, inputs))
+            await pace.count(sum(map(len, inputs)))
         read = _ReadInputs(
             request=request,
             deadline=deadline,
-            encodings={key: encoded[reading] for key, reading in readings.items()},
+            pace=pace,
+            readings=readings,
+            encodings=encoded,
+            extents=extents,
             groups=defaultdict(self._groups.__next__),
             backbones=self._row_backbones,
             joins=self._joins,
         )
+        checked, num_rows = list[Chosen | TaskFailure](), defaultdict[str, float](float)
+        for text, item in zip(request.references, found, strict=True):
+            kept = self._check(text, item, read) if isinstance(item, Chosen) else item
+            checked.append(kept)
+            if isinstance(kept, Chosen):
+                size = sum(map(len, read.encodings_of(kept.manifest)))
+                num_rows[kept.manifest.task] += MIN_COST * size
+                await pace.count(size)
+        self._observe_long(checked, read)
+        _refuse_if_all_do(checked, found)
+        permit.take_tokens(num_rows)
         asked = [
-            self._asked(text, item, read) if isinstance(item, Chosen) else item
-            for text, item in zip(request.references, found, strict=True)
+            await read.ask(text, item) if isinstance(item, Chosen) else item
+            for text, item in zip(request.references, checked, strict=True)
         ]
-        self._observe_long(asked)
-        _refuse_if_all_do(asked, found)
         return asked, tokenize_s
 
     async def _encode(
@@ -249,8 +315,8 @@ class Preprocessor:
             return replace(chosen, shadow=None)
         return chosen
 
-    def _asked(self, text: str, chosen: Chosen, read: _ReadInputs) -> AskedTask | TaskFailure:
-        """Return the readings of a task, or its refusal of a too long text."""
+    def _check(self, text: str, chosen: Chosen, read: _ReadInputs) -> Chosen | TaskFailure:
+        """Return the versions that read the inputs, or the refusal of a too long text."""
         manifest, shadow = chosen.manifest, chosen.shadow
         problem = read.find_too_long(manifest)
         if problem is not None:
@@ -258,13 +324,13 @@ class Preprocessor:
         if shadow is not None and read.find_too_long(shadow):
             # Without answers of the version, there is nothing to compare with the shadow.
             self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(read.request.inputs))
-            shadow = None
-        return read.ask(text, chosen, shadow)
+            return replace(chosen, shadow=None)
+        return chosen
 
-    def _observe_long(self, asked: Sequence[AskedTask | TaskFailure]) -> None:
-        for item in asked:
-            if isinstance(item, AskedTask):
-                for extent in item.extents:
+    def _observe_long(self, checked: Sequence[Chosen | TaskFailure], read: _ReadInputs) -> None:
+        for item in checked:
+            if isinstance(item, Chosen):
+                for extent in read.extents_of(item.manifest):
                     if extent.is_cut:
                         self._metrics.observe_long_input(item.manifest.task, OnLong.CUT)
                     elif extent.is_windowed:
@@ -328,13 +394,13 @@ def _find_lateness(
 
 
 def _refuse_if_all_do(
-    asked: Sequence[AskedTask | TaskFailure], found: Sequence[Chosen | TaskFailure]
+    checked: Sequence[Chosen | TaskFailure], found: Sequence[Chosen | TaskFailure]
 ) -> None:
     """Refuse the whole request if every possible task refuses a text as too long."""
     errors = [
         item.error
-        for item, chosen in zip(asked, found, strict=True)
+        for item, chosen in zip(checked, found, strict=True)
         if isinstance(chosen, Chosen) and isinstance(item, TaskFailure)
     ]
-    if errors and not any(isinstance(item, AskedTask) for item in asked):
+    if errors and not any(isinstance(item, Chosen) for item in checked):
         raise errors[0]

@@ -8,19 +8,20 @@ request fails only by its common parts: the texts, admission, the deadline.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
     Callable,
     Collection,
     Generator,
-    Iterable,
     Iterator,
     Sequence,
 )
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
@@ -29,6 +30,7 @@ from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.inputs import count_documents
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
+from nunatak_server.predict.arrivals import Arrivals, Part, hold_refusals
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.types import (
@@ -44,20 +46,24 @@ from nunatak_server.predict.types import (
     TaskFailure,
     TaskOutcome,
     TaskPrediction,
+    late_result,
     lateness_of,
     normalised,
     result_of,
-    timings_of,
     version_record,
 )
 from nunatak_server.readiness import Readiness
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
-from nunatak_server.scheduler.rows import RowAnswer, backbone_answer, work_by_task
+from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
 from nunatak_server.telemetry.metrics import Metrics
-from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord
+from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord, VersionWork
 from nunatak_server.tokenization import Tokenization, check_texts
+from nunatak_server.turns import Pace, Turns
+
+MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP
+"""Most logits of one turn at the thread that makes outputs; a task has one turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +86,7 @@ class Stages:
     tokenization: Tokenization
     engine: RowSink
     rollouts: Rollouts
+    turns: Turns
 
 
 class PredictionService:
@@ -118,6 +125,7 @@ class PredictionService:
             shadow=stages.rollouts.shadows.start,
             clock=clock,
         )
+        self._turns = stages.turns
         self._clock = clock
 
     def has_plenty_of_room(self, num_bytes: int) -> bool:
@@ -143,16 +151,17 @@ class PredictionService:
         Raises:
             NunatakError: the request as a whole cannot be answered.
         """
+        pace = self._turns.pace(request.caller)
         with self._admitted(request) as permit:
             deadline = self._clock() + request.deadline_s
-            outcomes = await self._answer(request, permit, deadline)
-            results = await self._conclude(request, outcomes)
+            outcomes = await self._answer(request, permit, deadline, pace)
+            results = await self._conclude(request, outcomes, deadline, pace)
         for result in results:
             self._metrics.observe_request(*_metric_labels(result))
         lateness = lateness_of(outcomes)
         if lateness is not None:
             raise lateness
-        return Predictions(results=results, timings=_timings_of(outcomes))
+        return Predictions(results=results, timings=await _timings_of(outcomes, pace))
 
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         """Yield an answer or a failure for each task, in the order of arrival.
@@ -163,7 +172,7 @@ class PredictionService:
         Raises:
             NunatakError: the request as a whole cannot be answered.
         """
-        async with aclosing(_hold_refusals(self._stream(request))) as results:
+        async with aclosing(hold_refusals(self._stream(request))) as results:
             async for streamed in results:
                 yield streamed
 
@@ -177,16 +186,20 @@ class PredictionService:
             NunatakError: the request cannot be answered.
             NunatakError: `layer_not_held`, the upper layers of the backbone are not in memory.
         """
+        pace = self._turns.pace(request.caller)
         with self._admitted(request) as permit:
             deadline = self._clock() + request.deadline_s
             asked, tokenize_s = await self._preprocessor.read_texts(request, permit)
-            permit.take_tokens(work_by_task([(BACKBONE, asked.rows)]))
+            tokens = RowTokens()
+            for row in asked.rows:
+                tokens.add(BACKBONE, row)
+            permit.take_tokens({BACKBONE: sum((*tokens.least.values(), *tokens.extra.values()))})
             branch = self._embedding_branches[self._backbones.with_digest(request.backbone).digest]
-            rows = await self._dispatcher.ask_backbone(asked, branch, deadline=deadline)
+            rows = await self._dispatcher.ask_backbone(asked, branch, deadline=deadline, pace=pace)
             answers = list(map(backbone_answer, rows))
-            timings = timings_of(answers, tokenize_s)
+            timings = StageTimes(tokenize_s=tokenize_s).with_rows(answers)
             self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
-            vectors = await _vectors(answers, normalises=request.normalises)
+            vectors = await _vectors(answers, pace, normalises=request.normalises)
         self._metrics.observe_request(BACKBONE, OK)
         return Embeddings(
             vectors=vectors, num_tokens=asked.num_tokens, is_cut=asked.is_cut, timings=timings
@@ -238,23 +251,33 @@ class PredictionService:
         request: PredictionRequest,
         permit: Permit,
         deadline: float,
-        part: "_Part | None" = None,
+        pace: Pace,
+        part: Part | None = None,
     ) -> list[TaskOutcome]:
         """Return the outcome of each task, in the order of the references.
 
         A part receives each outcome as soon as it is ready.
         """
-        read, tokenize_s = await self._preprocessor.read(request, permit, deadline=deadline)
+        name = _no_name if part is None else part.name
+        read, tokenize_s = await self._preprocessor.read(
+            request, permit, deadline=deadline, pace=pace, name=name
+        )
         read_at = self._clock()
         asked = [item for item in read if isinstance(item, AskedTask)]
+        tokens = RowTokens()
+        for it in asked:
+            await pace.map(partial(tokens.add, it.manifest.task), it.rows)
+        try:
+            permit.take_tokens(tokens.extra)
+        except NunatakError:
+            # The other parts of a stream may need the space of these rows.
+            permit.give_back_tokens(tokens.least)
+            raise
         if part is not None:
-            part.name(asked, tokenize_s=tokenize_s)
-        permit.take_tokens(work_by_task((it.manifest.task, it.rows) for it in asked))
-        if part is not None:
-            part.put_failures(read)
+            part.begin(read, tokenize_s=tokenize_s)
         report = None if part is None else part.put
-        rows = await self._dispatcher.ask(asked, deadline=deadline, report=report)
-        self._record(asked, rows, tokenize_s, read_at=read_at)
+        rows = await self._dispatcher.ask(asked, deadline=deadline, pace=pace, report=report)
+        await self._record(asked, rows, tokenize_s, pace, read_at=read_at)
         answered = iter(rows)
         return [
             TaskOutcome(
@@ -266,18 +289,19 @@ class PredictionService:
         ]
 
     async def _stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
+        pace = self._turns.pace(request.caller)
         with self._admitted(request) as permit:
             deadline = self._clock() + request.deadline_s
-            arrivals = _Arrivals()
-            parts = [_Part(it, arrive=arrivals.put) for it in self._split(request)]
-            sources = [self._answer_part(part, permit, deadline) for part in parts]
+            arrivals = Arrivals()
+            parts = [Part(it, arrive=arrivals.put) for it in self._split(request)]
+            sources = [self._answer_part(part, permit, deadline, pace) for part in parts]
             async with aclosing(arrivals.take(len(request.references), sources)) as taken:
                 async for outcome in taken:
-                    (result,) = await self._conclude(request, [outcome])
+                    (result,) = await self._conclude(request, [outcome], deadline, pace)
                     self._metrics.observe_request(*_metric_labels(result))
                     yield StreamedResult(
                         result=result,
-                        timings=_timings_of([outcome]),
+                        timings=await _timings_of([outcome], pace),
                         refusal=outcome.refusal or _lateness_of(result),
                     )
 
@@ -291,48 +315,54 @@ class PredictionService:
             if not is_known[text]:
                 yield replace(request, references=(text,))
 
-    async def _answer_part(self, part: "_Part", permit: Permit, deadline: float) -> None:
+    async def _answer_part(self, part: Part, permit: Permit, deadline: float, pace: Pace) -> None:
         """Answer some tasks of a request. Each task arrives, also after a failure."""
         try:
-            for outcome in await self._answer(part.request, permit, deadline, part):
+            for outcome in await self._answer(part.request, permit, deadline, pace, part):
                 part.put(outcome.asked, outcome.rows)
         except NunatakError as error:
             part.fail(error)
 
-    def _record(
+    async def _record(
         self,
         asked: Sequence[AskedTask],
         rows: Sequence[RowOutcomes],
         tokenize_s: float,
+        pace: Pace,
         *,
         read_at: float,
     ) -> None:
+        versions, queue_s = list[VersionWork](), list[float]()
+        for each, outcomes in zip(asked, rows, strict=True):
+            versions.append(version_record(each, outcomes))
+            queue_s += [row.queue_s for row in outcomes if isinstance(row, RowAnswer)]
+            await pace.count(len(outcomes))
         record = PredictionRecord(
             tokenize_started_at=read_at - tokenize_s,
             tokenize_s=tokenize_s,
-            versions=tuple(map(version_record, asked, rows)),
+            versions=tuple(versions),
         )
         for observe in self._observers:
             observe(record)
-        answers = [row for each in rows for row in each if isinstance(row, RowAnswer)]
-        if answers:
+        if queue_s:
             # Tasks without computed rows have no times to report.
-            queue_s = max(answer.queue_s for answer in answers)
-            self._metrics.observe_stages(queue_s=queue_s, tokenize_s=tokenize_s)
+            self._metrics.observe_stages(queue_s=max(queue_s), tokenize_s=tokenize_s)
 
     async def _conclude(
-        self, request: PredictionRequest, outcomes: Sequence[TaskOutcome]
+        self,
+        request: PredictionRequest,
+        outcomes: Sequence[TaskOutcome],
+        deadline: float,
+        pace: Pace,
     ) -> tuple[TaskPrediction | TaskFailure, ...]:
         """Return the results of outcomes, and count the answers of aliases with a canary."""
-        work = sum(
-            work_of(it.asked.manifest.head, it.asked.encodings, options=request.options)
-            for it in outcomes
-            if isinstance(it.asked, AskedTask)
-        )
-        if work <= MAX_LOGITS_ON_LOOP:
+        sizes = [_output_work(request, outcome) for outcome in outcomes]
+        if sum(sizes) <= MAX_LOGITS_ON_LOOP:
             results = self._results(request, outcomes)
         else:
-            results = await asyncio.to_thread(self._results, request, outcomes)
+            results = ()
+            for part in _parts(outcomes, sizes):
+                results += await self._results_in_turn(request, part, deadline, pace)
         for outcome, result in zip(outcomes, results, strict=True):
             if isinstance(outcome.asked, AskedTask) and outcome.asked.arm is not None:
                 _, code = _metric_labels(result)
@@ -340,128 +370,70 @@ class PredictionService:
                 self._rollouts.metrics.observe_answer(task, outcome.asked.arm, code)
         return results
 
+    async def _results_in_turn(
+        self,
+        request: PredictionRequest,
+        outcomes: Sequence[TaskOutcome],
+        deadline: float,
+        pace: Pace,
+    ) -> tuple[TaskPrediction | TaskFailure, ...]:
+        """Make results on the thread; after the deadline, none are made."""
+        left_s = deadline - self._clock()
+        if left_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    return await pace.on_thread(partial(self._results, request, outcomes))
+        return tuple(map(late_result, outcomes))
+
     def _results(
         self, request: PredictionRequest, outcomes: Sequence[TaskOutcome]
     ) -> tuple[TaskPrediction | TaskFailure, ...]:
         return tuple(result_of(request, outcome) for outcome in outcomes)
 
 
-class _Part:
-    """References of a stream that are answered together. Each reference arrives once."""
-
-    def __init__(
-        self, request: PredictionRequest, *, arrive: Callable[[TaskOutcome], None]
-    ) -> None:
-        self.request = request
-        self._arrive = arrive
-        self._open: dict[str, str | None] = dict.fromkeys(request.references)
-        """References that have not arrived, with the names of the tasks that exist."""
-        self._tokenize_s = 0.0
-
-    def name(self, asked: Sequence[AskedTask], *, tokenize_s: float) -> None:
-        """Note the existing tasks, and the time of the tokenizer."""
-        self._tokenize_s = tokenize_s
-        self._open.update((it.reference, it.manifest.task) for it in asked)
-
-    def put_failures(self, read: Sequence[AskedTask | TaskFailure]) -> None:
-        """Let the failed tasks arrive."""
-        for item in read:
-            if isinstance(item, TaskFailure):
-                self.put(item)
-
-    def put(
-        self,
-        asked: AskedTask | TaskFailure,
-        rows: RowOutcomes = (),
-        *,
-        refusal: NunatakError | None = None,
-    ) -> None:
-        """Let one task arrive, unless it has arrived already."""
-        if asked.reference in self._open:
-            del self._open[asked.reference]
-            self._arrive(
-                TaskOutcome(asked=asked, rows=rows, tokenize_s=self._tokenize_s, refusal=refusal)
-            )
-
-    def fail(self, error: NunatakError) -> None:
-        """Let all open tasks arrive as refused."""
-        for reference, task in list(self._open.items()):
-            self.put(TaskFailure(reference=reference, error=error, task=task), refusal=error)
+def _output_work(request: PredictionRequest, outcome: TaskOutcome) -> int:
+    """Return the work to make the outputs of a task, in logits."""
+    asked = outcome.asked
+    if isinstance(asked, TaskFailure):
+        return 0
+    return work_of(asked.manifest.head, asked.encodings, options=request.options)
 
 
-class _Arrivals:
-    """Collects items of several coroutines in the order of arrival."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[TaskOutcome | BaseException] = asyncio.Queue()
-
-    def put(self, arrival: TaskOutcome) -> None:
-        """Let an item arrive."""
-        self._queue.put_nowait(arrival)
-
-    async def take(
-        self, count: int, sources: Iterable[Awaitable[None]]
-    ) -> AsyncGenerator[TaskOutcome]:
-        """Yield `count` arrivals while the sources run; closing the generator cancels the sources.
-
-        An exception of a source is raised here.
-        """
-        running = [asyncio.ensure_future(source) for source in sources]
-        for task in running:
-            task.add_done_callback(self._take_failure)
-        try:
-            for _ in range(count):
-                arrival = await self._queue.get()
-                if isinstance(arrival, BaseException):
-                    raise arrival
-                yield arrival
-            # The sources are awaited to their end, because their last steps record the request.
-            await asyncio.gather(*running, return_exceptions=True)
-        finally:
-            for task in running:
-                task.cancel()
-            # Awaited to their end, because the sources release their leases.
-            await asyncio.gather(*running, return_exceptions=True)
-
-    def _take_failure(self, task: asyncio.Future[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._queue.put_nowait(error)
+def _parts(
+    outcomes: Sequence[TaskOutcome], sizes: Sequence[int]
+) -> Iterator[Sequence[TaskOutcome]]:
+    """Cut outcomes into parts of at most `MAX_LOGITS_A_TURN`, of one outcome at least."""
+    begin = total = 0
+    for index, size in enumerate(sizes):
+        total += size
+        if total > MAX_LOGITS_A_TURN and index > begin:
+            yield outcomes[begin:index]
+            begin, total = index, size
+    yield outcomes[begin:]
 
 
-async def _hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenerator[StreamedResult]:
-    """Yield results on arrival, but hold refusals back until the first result that is no refusal.
-
-    Raises:
-        NunatakError: all results are refusals; the first refusal is raised.
-    """
-    held = list[StreamedResult]()
-    refusal: NunatakError | None = None
-    has_begun = False
-    async with aclosing(results):
-        async for streamed in results:
-            held.append(streamed)
-            refusal = refusal or streamed.refusal
-            has_begun = has_begun or streamed.refusal is None
-            while has_begun and held:
-                yield held.pop(0)
-    if refusal is not None and not has_begun:
-        raise refusal
+def _no_name(_reference: str, _task: str) -> None:
+    """Forget which tasks exist."""
 
 
-async def _vectors(answers: Sequence[RowAnswer], *, normalises: bool) -> tuple[list[float], ...]:
+async def _vectors(
+    answers: Sequence[RowAnswer], pace: Pace, *, normalises: bool
+) -> tuple[list[float], ...]:
     vectors = tuple(answer.logits for answer in answers)
     if not normalises:
         return vectors
     if sum(map(len, vectors)) <= MAX_LOGITS_ON_LOOP:
         return tuple(map(normalised, vectors))
-    return await asyncio.to_thread(lambda: tuple(map(normalised, vectors)))
+    return await pace.on_thread(lambda: tuple(map(normalised, vectors)))
 
 
-def _timings_of(outcomes: Sequence[TaskOutcome]) -> StageTimes:
+async def _timings_of(outcomes: Sequence[TaskOutcome], pace: Pace) -> StageTimes:
     """Return the timings of tasks that were prepared together."""
-    tokenize_s = outcomes[0].tokenize_s if outcomes else 0.0
-    return timings_of((row for it in outcomes for row in it.rows), tokenize_s)
+    timings = StageTimes(tokenize_s=outcomes[0].tokenize_s if outcomes else 0.0)
+    for outcome in outcomes:
+        timings = timings.with_rows(outcome.rows)
+        await pace.count(len(outcome.rows))
+    return timings
 
 
 def _lateness_of(result: TaskPrediction | TaskFailure) -> DeadlineExceededError | None:

@@ -158,6 +158,18 @@ class StageTimes:
     compute_s: float = 0.0
     batch_rows: int = 0
 
+    def with_rows(self, rows: Iterable[RowAnswer | NunatakError]) -> "StageTimes":
+        """Return the timings with more rows; failed rows have no times."""
+        answers = [row for row in rows if isinstance(row, RowAnswer)]
+        if not answers:
+            return self
+        return StageTimes(
+            queue_s=max(self.queue_s, *(answer.queue_s for answer in answers)),
+            tokenize_s=self.tokenize_s,
+            compute_s=max(self.compute_s, *(answer.compute_s for answer in answers)),
+            batch_rows=max(self.batch_rows, *(answer.batch_rows for answer in answers)),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamedResult:
@@ -221,15 +233,13 @@ def result_of(request: PredictionRequest, outcome: TaskOutcome) -> TaskPredictio
     )
 
 
-def timings_of(rows: Iterable[RowAnswer | NunatakError], tokenize_s: float) -> StageTimes:
-    """Return the timings; failed rows have no times."""
-    answers = [row for row in rows if isinstance(row, RowAnswer)]
-    return StageTimes(
-        queue_s=max((answer.queue_s for answer in answers), default=0.0),
-        tokenize_s=tokenize_s,
-        compute_s=max((answer.compute_s for answer in answers), default=0.0),
-        batch_rows=max((answer.batch_rows for answer in answers), default=0),
-    )
+def late_result(outcome: TaskOutcome) -> TaskFailure:
+    """Return the failure of a task whose answer is not made before the deadline."""
+    asked = outcome.asked
+    if isinstance(asked, TaskFailure):
+        return asked
+    error = DeadlineExceededError()
+    return TaskFailure(reference=asked.reference, error=error, task=asked.manifest.task)
 
 
 def lateness_of(outcomes: Sequence[TaskOutcome]) -> DeadlineExceededError | None:

@@ -9,6 +9,7 @@ from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.choice import CandidateValidation, Chosen, choose
 from nunatak_server.rollouts.metrics import RolloutMetrics
 from nunatak_server.rollouts.shadows import Shadows
+from nunatak_server.turns import Turns
 
 
 class Rollouts:
@@ -22,6 +23,7 @@ class Rollouts:
         *,
         residency: Residency,
         tolerance: float,
+        turns: Turns,
         draw: Callable[[], float] = random.random,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -36,6 +38,7 @@ class Rollouts:
             validation=self._validation,
             metrics=self.metrics,
             tolerance=tolerance,
+            turns=turns,
             clock=clock,
         )
 

@@ -33,8 +33,16 @@ from nunatak_server.rollouts.comparison import (
     pair_of,
 )
 from nunatak_server.rollouts.metrics import RolloutMetrics
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome, RowSpec, pending_row
+from nunatak_server.scheduler.rows import (
+    ANONYMOUS,
+    PendingRow,
+    RowAnswer,
+    RowOutcome,
+    RowSpec,
+    pending_row,
+)
 from nunatak_server.tokenization import Encodings
+from nunatak_server.turns import Turns
 
 PAUSE_S: Final = 60.0
 """Pause of a failed shadow, because each batch that fails is computed twice."""
@@ -68,9 +76,11 @@ class Shadows:
         validation: CandidateValidation,
         metrics: RolloutMetrics,
         tolerance: float,
+        turns: Turns,
         clock: Callable[[], float],
     ) -> None:
         self._reports = Reports()
+        self._turns = turns
         self._residency = residency
         self._validation = validation
         self._metrics = metrics
@@ -166,7 +176,8 @@ class Shadows:
         if work <= MAX_LOGITS_ON_LOOP:
             comparisons = self._comparisons(run, own, other)
         else:
-            comparisons = await asyncio.to_thread(self._comparisons, run, own, other)
+            compare = partial(self._comparisons, run, own, other)
+            comparisons = await self._turns.on_thread(compare, caller=ANONYMOUS)
         self._reports.add_comparisons(pair_of(run.answered, run.shadow), comparisons)
         for comparison in comparisons:
             self._metrics.observe_comparison(run.answered.task, comparison)

@@ -9,7 +9,8 @@ caller alone can fill four fifths of the queue, and one task alone two thirds. W
 there is only one caller, so only tasks have shares.
 
 `Backlog` counts the queued requests and tokens. `tokens_ahead` returns the tokens for which a new
-row must wait. Tokens are counted through all layers, like the planner's charges.
+row must wait. Tokens are counted through all layers, like the planner's charges: a row counts at
+least `MIN_COST`, so the limit of tokens bounds the rows as well.
 """
 
 import random
@@ -64,7 +65,7 @@ class Backlog:
             _reduce(self._requests, holder, 1)
 
     def add_tokens(self, flow: Flow, num_tokens: float) -> None:
-        """Count tokens. Rows without work count nothing: other rows pay for their trunk row."""
+        """Count tokens."""
         if num_tokens < ROUNDING:
             return
         caller, _, task = flow
@@ -168,16 +169,22 @@ class Permit:
         return self._admission.wait_s(self._caller, self._priority, task)
 
     def take_tokens(self, tokens: Mapping[str, float]) -> None:
-        """Count the tokens of the request's rows, by task.
+        """Count more tokens of the request's rows, by task.
 
         Raises:
-            OverloadedError: the queue has no space for them.
+            OverloadedError: the queue has no space for the tokens of the request.
             OverloadedError: the share of the caller, or of its task, has no space for them.
             NunatakError: `request_too_large`, even an empty queue has no space for them.
         """
-        self._admission.take_tokens(self._caller, self._priority, tokens)
+        self._admission.take_tokens(self._caller, self._priority, tokens, held=self.tokens)
         for task, count in tokens.items():
             self.tokens[task] = self.tokens.get(task, 0.0) + count
+
+    def give_back_tokens(self, tokens: Mapping[str, float]) -> None:
+        """Take back a count of tokens, of rows that are not asked after all."""
+        self._admission.give_back_tokens(self._caller, self._priority, tokens)
+        for task, count in tokens.items():
+            self.tokens[task] -= count
 
 
 class HeldBytes:
@@ -312,31 +319,39 @@ class Admission:
         if left:
             self._bytes[caller] = left
 
-    def take_tokens(self, caller: str, priority: Priority, tokens: Mapping[str, float]) -> None:
-        """Count tokens by task.
+    def take_tokens(
+        self,
+        caller: str,
+        priority: Priority,
+        tokens: Mapping[str, float],
+        *,
+        held: Mapping[str, float],
+    ) -> None:
+        """Count more tokens by task, of a request that already has the tokens `held`.
 
-        A request that finds an empty queue is never asked to retry, because a retry would find no
+        A request that is alone in the queue is never asked to retry, because a retry would find no
         more space.
 
         Raises:
-            OverloadedError: the queue has no space for them.
+            OverloadedError: the queue has no space for the tokens of the request.
             OverloadedError: the share of the caller, or of its task, has no space for them.
             NunatakError: `request_too_large`, they are more than the caller, or its task, can ever
                 hold. They would leave no space for other requests.
         """
-        backlog = self._backlog
-        wanted = sum(tokens.values())
+        backlog, own = self._backlog, sum(held.values())
+        wanted = own + sum(tokens.values())
         self._check_size("caller", self._caller_share, wanted)
-        for count in tokens.values():
-            self._check_size("task", TASK_SHARE, count)
-        if backlog.num_tokens and not self._has_plenty(
-            backlog.num_tokens, wanted, self._max_tokens
-        ):
-            held = Held(resource="tokens", limit=self._max_tokens, total=backlog.num_tokens)
-            self._check_total(held, wanted)
-            self._check_share(held, (caller,), backlog.tokens_of((caller,)), wanted)
+        for task, count in tokens.items():
+            self._check_size("task", TASK_SHARE, held.get(task, 0.0) + count)
+        others = backlog.num_tokens - own
+        if others > ROUNDING and not self._has_plenty(others, wanted, self._max_tokens):
+            in_use = Held(resource="tokens", limit=self._max_tokens, total=others)
+            self._check_total(in_use, wanted)
+            self._check_share(in_use, (caller,), backlog.tokens_of((caller,)) - own, wanted)
             for task, count in tokens.items():
-                self._check_share(held, (caller, task), backlog.tokens_of((caller, task)), count)
+                of_request = held.get(task, 0.0)
+                of_task = backlog.tokens_of((caller, task)) - of_request
+                self._check_share(in_use, (caller, task), of_task, of_request + count)
         for task, count in tokens.items():
             backlog.add_tokens((caller, priority, task), count)
 
@@ -405,7 +420,7 @@ class Admission:
     def _check_share(self, held: Held, holder: Holder, of_holder: float, wanted: float) -> None:
         """Refuse a holder above its share. A holder without anything may always begin."""
         kind, share = ("caller", self._caller_share) if len(holder) == 1 else ("task", TASK_SHARE)
-        if share is None or not of_holder:
+        if share is None or of_holder < ROUNDING:
             return
         if of_holder + wanted > share * (held.limit - held.total):
             raise OverloadedError(

@@ -93,22 +93,23 @@ class BatchTimeModel:
         return max(MIN_EFFICIENT_TOKENS, tokens_s / fit.per_token_s)
 
     def after(
-        self, *, work: float, asked_work: float, seconds: float, token_cost: float = 1.0
+        self, *, work: float, asked_tokens: float, seconds: float, token_cost: float = 1.0
     ) -> "BatchTimeModel":
         """Return the model with one more batch.
 
         `work` is the computed work, in tokens through all layers of the largest backbone.
-        `asked_work` includes cached trunk states. `token_cost` is the cost of a token through all
-        layers of the batch's backbone, as a share of the largest backbone's. The fixed time of a
-        batch grows with it as the time of a token does, so one fit serves all backbones.
+        `asked_tokens` counts the rows as admission does, with cached trunk states. `token_cost` is
+        the cost of a token through all layers of the batch's backbone, as a share of the largest
+        backbone's. The fixed time of a batch grows with it as the time of a token does, so one fit
+        serves all backbones.
         """
         if not self.is_warm:
             return replace(self, is_warm=True)
         recent = replace(
             self,
-            largest_tokens=max(MEMORY * self.largest_tokens, asked_work),
+            largest_tokens=max(MEMORY * self.largest_tokens, asked_tokens),
             tokens_per_s=max(
-                MEMORY * (self.tokens_per_s or 0.0), asked_work / seconds if seconds > 0 else 0.0
+                MEMORY * (self.tokens_per_s or 0.0), asked_tokens / seconds if seconds > 0 else 0.0
             ),
         )
         if not work:

@@ -1,7 +1,8 @@
 """Fair queueing: which waiting row the next batch takes next.
 
-- `Queues` holds the waiting rows by flow and by text, from batch to batch. A batch therefore costs
-  time for the rows it takes and the flows that wait, not for every waiting row.
+- `Queues` holds the waiting rows by flow, by text and by deadline, from batch to batch. A batch
+  therefore costs time for the rows that it takes or that are too late, and for the flows that wait,
+  not for every waiting row.
 - `FairQueue` picks the rows of one batch by virtual time, first between callers, then between the
   flows of a caller. This is start-time fair queueing (Goyal et al. 1996) on two levels, and counts
   tokens as in Sheng et al. 2024 (arXiv:2401.00588, algorithm 2). A flow that returns starts level
@@ -11,12 +12,12 @@
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
 
-from nunatak_server.scheduler.rows import Priority
+from nunatak_server.scheduler.rows import MIN_COST, Priority
 
 Flow = tuple[str, Priority, str]
 """Caller, priority and task. The rows of a flow keep their order."""
@@ -25,8 +26,8 @@ Rank = tuple[str, Priority]
 QueueKey = TypeVar("QueueKey", bound=Hashable)
 TimeKey = TypeVar("TimeKey", str, Flow)
 
-MIN_COST: Final = 1.0
-"""Tokens charged for a row at least: a row that costs no work still takes a place in the batch."""
+MAX_PAST_DEADLINES: Final = 64
+"""Deadlines without rows that a heap may hold beside one for each deadline with rows."""
 
 
 class Queued(Protocol):
@@ -52,6 +53,11 @@ class Queued(Protocol):
         """A key that is equal for the rows of one request that read the same text."""
         ...
 
+    @property
+    def deadline(self) -> float:
+        """The clock reading after which the answer is useless."""
+        ...
+
 
 QueuedRow = TypeVar("QueuedRow", bound=Queued)
 
@@ -62,7 +68,7 @@ def flow_of(row: Queued) -> Flow:
 
 
 class Queues(Generic[QueuedRow]):
-    """Waiting rows in the order of arrival: all rows, the rows of each flow and of each text."""
+    """Waiting rows in the order of arrival: all rows, and those of each flow, text and deadline."""
 
     def __init__(self, rows: Iterable[QueuedRow] = ()) -> None:
         """Begin with these rows, oldest first."""
@@ -72,6 +78,9 @@ class Queues(Generic[QueuedRow]):
         self._rows: dict[int, QueuedRow] = {}
         self._flows: dict[Flow, dict[int, QueuedRow]] = {}
         self._texts: dict[Hashable, dict[int, QueuedRow]] = {}
+        self._deadlines: dict[float, dict[int, QueuedRow]] = {}
+        self._next_deadlines: list[float] = []
+        """A heap; the rows of some of these deadlines may have left."""
         self._cut: set[Flow] = set()
         """Flows of which a batch has taken a part of the rows."""
         self.add(rows)
@@ -101,6 +110,23 @@ class Queues(Generic[QueuedRow]):
             self._rows[number] = row
             self._flows.setdefault(flow_of(row), {})[number] = row
             self._texts.setdefault(row.group, {})[number] = row
+            deadline = row.deadline
+            if deadline not in self._deadlines:
+                self._deadlines[deadline] = {}
+                heappush(self._next_deadlines, deadline)
+            self._deadlines[deadline][number] = row
+        if len(self._next_deadlines) > 2 * len(self._deadlines) + MAX_PAST_DEADLINES:
+            self._next_deadlines = sorted(self._deadlines)
+
+    def remove_expired(self, *, now: float) -> list[QueuedRow]:
+        """Remove and return the rows whose deadline has come, earliest deadline first."""
+        expired, heap = list[QueuedRow](), self._next_deadlines
+        while heap and (heap[0] <= now or heap[0] not in self._deadlines):
+            # The heap may hold a deadline twice.
+            late = tuple(self._deadlines.get(heappop(heap), {}).values())
+            self.remove(late)
+            expired += late
+        return expired
 
     def remove(self, rows: Iterable[QueuedRow]) -> None:
         """Remove rows; each of the rows must be queued."""
@@ -110,6 +136,7 @@ class Queues(Generic[QueuedRow]):
             flow = flow_of(row)
             _remove(self._flows, flow, number)
             _remove(self._texts, row.group, number)
+            _remove(self._deadlines, row.deadline, number)
             if flow not in self._flows:
                 self._cut.discard(flow)
 

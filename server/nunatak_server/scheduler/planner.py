@@ -25,7 +25,6 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.fairness import (
-    MIN_COST,
     FairQueue,
     Flow,
     Queued,
@@ -33,7 +32,7 @@ from nunatak_server.scheduler.fairness import (
     VirtualTimes,
     flow_of,
 )
-from nunatak_server.scheduler.rows import Extent, work_added
+from nunatak_server.scheduler.rows import MIN_COST, Extent, work_added
 
 OLDEST_EVERY: Final = 8
 MAX_PREEMPTION: Final = 4.0
@@ -52,16 +51,6 @@ class Waiting(Queued, Extent, Protocol):
     @property
     def trunk_key(self) -> Hashable:
         """A key that is equal for rows that can share one trunk row."""
-        ...
-
-    @property
-    def deadline(self) -> float:
-        """The clock reading after which the answer is useless."""
-        ...
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the caller has gone."""
         ...
 
 
@@ -98,33 +87,14 @@ class BatchPlan(Generic[WaitingRow]):
     """Rows whose trunk state is cached from an earlier batch."""
     work: float
     """Computed work, in tokens through all layers."""
-    asked_work: float
-    """The work without cached trunk states."""
+    asked_tokens: float
+    """The tokens that admission counts for the rows: the work without cached trunk states, and at
+    least `MIN_COST` for each row."""
     charged: float
     """Charge of the rows, in tokens: at least `MIN_COST` for each."""
     order: TurnOrder
     backlog: frozenset[Flow]
     """Flows with waiting rows that are not in the batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StaleRows(Generic[WaitingRow]):
-    """Rows whose answers are not needed any more."""
-
-    expired: tuple[WaitingRow, ...]
-    """Rows after their deadline; the caller still waits for an error."""
-    cancelled: tuple[WaitingRow, ...]
-
-
-def stale_rows(rows: Iterable[WaitingRow], *, now: float) -> StaleRows[WaitingRow]:
-    """Return the rows to drop before planning, because they would delay the rest of their flow."""
-    expired, cancelled = list[WaitingRow](), list[WaitingRow]()
-    for row in rows:
-        if row.is_cancelled:
-            cancelled.append(row)
-        elif row.deadline <= now:
-            expired.append(row)
-    return StaleRows(expired=tuple(expired), cancelled=tuple(cancelled))
 
 
 def plan_batch(
@@ -159,7 +129,7 @@ def plan_batch(
         num_trunk_rows=len(draft.trunk_shares),
         num_held_rows=draft.num_held_rows,
         work=draft.work,
-        asked_work=draft.asked_work,
+        asked_tokens=draft.asked_tokens,
         charged=turns.charged,
         order=TurnOrder(
             virtual_times=turns.carry_over(backlog),
@@ -301,7 +271,7 @@ class Cost:
 
     tokens: int
     work: float
-    asked_work: float
+    asked_tokens: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -318,17 +288,22 @@ class Draft(Generic[WaitingRow]):
     num_held_rows: int = 0
     num_tokens: int = 0
     work: float = 0.0
-    asked_work: float = 0.0
+    asked_tokens: float = 0.0
 
     @property
     def is_full(self) -> bool:
         """Whether no further row fits."""
         limits = self.limits
         return (
-            len(self.rows) >= limits.max_rows
+            self.has_no_place
             or self.num_tokens >= limits.max_tokens
             or self.work >= self._work_of(limits.max_work)
         )
+
+    @property
+    def has_no_place(self) -> bool:
+        """Whether no further row fits, not even a row without tokens."""
+        return len(self.rows) >= self.limits.max_rows
 
     def take(self, row: WaitingRow, *, max_work: float) -> Cost | None:
         """Add the row if it fits, and return its cost. The first row may exceed the work bound.
@@ -349,7 +324,7 @@ class Draft(Generic[WaitingRow]):
         self.num_held_rows += is_held
         self.num_tokens += cost.tokens
         self.work += cost.work
-        self.asked_work += cost.asked_work
+        self.asked_tokens += cost.asked_tokens
         if row.trunk_tokens and not is_held:
             paid = self.trunk_shares.get(row.trunk_key, 0.0)
             self.trunk_shares[row.trunk_key] = max(paid, row.trunk_share)
@@ -365,7 +340,8 @@ class Draft(Generic[WaitingRow]):
         work = work_added(row, paid_share=row.trunk_share) if is_held else asked_work
         trunk_tokens = row.trunk_tokens if paid is None and not is_held else 0
         tokens = row.branch_tokens + trunk_tokens
-        return Cost(tokens=tokens, work=work, asked_work=asked_work)
+        asked_tokens = max(MIN_COST, asked_work)
+        return Cost(tokens=tokens, work=work, asked_tokens=asked_tokens)
 
 
 def _fill(
@@ -383,6 +359,8 @@ def _fill(
         else:
             turns.charge(row, cost.work)
             for sibling in queues.of_text(row.group):
+                if draft.has_no_place:
+                    break
                 # The rows of one text stay together, whatever their work.
                 if id(sibling) not in draft.seen:
                     shared = draft.take(sibling, max_work=inf)
@@ -416,5 +394,5 @@ def add_shadows(
         num_trunk_rows=len(draft.trunk_shares),
         num_held_rows=draft.num_held_rows,
         work=draft.work,
-        asked_work=draft.asked_work,
+        asked_tokens=draft.asked_tokens,
     )

@@ -5,7 +5,6 @@ in tokens through all layers. Rows of one text pay for its trunk once.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
@@ -31,6 +30,9 @@ class Priority(StrEnum):
         """The rank of the priority; rank 0 goes first."""
         return _RANKS[self]
 
+
+MIN_COST: Final = 1.0
+"""Tokens that a row counts at least: a row that costs no work still takes time and memory."""
 
 _RANKS: Final = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
 
@@ -234,21 +236,27 @@ def row_spec(
     )
 
 
-def work_by_task(asked: Iterable[tuple[str, Sequence[RowSpec]]]) -> dict[str, float]:
-    """Return the tokens through all layers of each task's rows; a text's trunk counts once.
+class RowTokens:
+    """The tokens of a request's rows, by task: at least `MIN_COST` for each row.
 
     The first task of a text pays for the trunk up to the task's split depth. A task with a higher
     split depth pays for the layers above.
     """
-    found, shares = dict[str, float](), dict[int, float]()
-    for task, rows in asked:
-        work = 0.0
-        for row in rows:
-            paid = shares.get(row.group, 0.0)
-            work += work_added(row, paid_share=paid)
-            shares[row.group] = max(paid, row.trunk_share)
-        found[task] = found.get(task, 0.0) + work
-    return found
+
+    def __init__(self) -> None:
+        self.least: dict[str, float] = {}
+        """`MIN_COST` for each row."""
+        self.extra: dict[str, float] = {}
+        """What the work of each row is above `MIN_COST`."""
+        self._paid_shares: dict[int, float] = {}
+
+    def add(self, task: str, row: RowSpec) -> None:
+        """Count a row of a task."""
+        paid = self._paid_shares.get(row.group, 0.0)
+        extra = max(0.0, work_added(row, paid_share=paid) - MIN_COST)
+        self._paid_shares[row.group] = max(paid, row.trunk_share)
+        self.least[task] = self.least.get(task, 0.0) + MIN_COST
+        self.extra[task] = self.extra.get(task, 0.0) + extra
 
 
 def pending_row(

@@ -1,4 +1,6 @@
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,6 +32,7 @@ from nunatak_model import (
     run_trunk,
     trunk_source,
 )
+from nunatak_model.ops.attention import Attention
 
 BACKBONE = tiny_backbone()
 METHODS: list[Method] = [
@@ -66,12 +69,12 @@ class RecordingStates:
         return [depth for held, depth in self.held if held == source]
 
     def read(self, source: TrunkSource, depth: int) -> Tensor:
-        self.was_read.append((source.token_ids, depth))
+        self.was_read.append((source.encoding.token_ids, depth))
         return self.held[source, depth]
 
     def offer(self, source: TrunkSource, depth: int, state: Tensor) -> None:
-        assert state.shape[0] == len(source.token_ids)
-        self.was_offered.append((source.token_ids, depth))
+        assert state.shape[0] == len(source.encoding.token_ids)
+        self.was_offered.append((source.encoding.token_ids, depth))
 
 
 def branch_of(
@@ -113,6 +116,27 @@ def test_no_cache_changes_an_answer_after_any_requests(seed: int, max_bytes: int
 
     assert (cache.stats.hits > 0) == (max_bytes > 0)
     assert (cache.stats.evictions > 0) == (max_bytes == 5_000)
+
+
+def test_a_stage_without_layers_plans_nothing() -> None:
+    planned = list[Sequence[int]]()
+
+    def attention(lengths: Sequence[int], device: torch.device) -> Attention:
+        planned.append(lengths)
+        return BACKBONE.ops.attention(lengths, device)
+
+    backbone = replace(BACKBONE, ops=replace(BACKBONE.ops, attention=attention))
+    rows = [Row(encoding=encoding, branch=branch_of(HeadOnly())) for encoding in ENCODINGS]
+    cache = TrunkCache(max_bytes=AMPLE)
+
+    with torch.inference_mode():
+        missed = forward(backbone, rows, trunk=cache)
+        assert planned
+        planned.clear()
+        hit = forward(backbone, rows, trunk=cache)
+
+    assert not planned
+    assert all(map(torch.equal, hit, missed))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)

@@ -1,5 +1,5 @@
-import dataclasses
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import Tensor
 
-from nunatak_model import TrunkCache, TrunkSource
+from nunatak_model import Alignment, Encoding, TrunkCache, TrunkSource
 
 WIDTH = 4
 STATE_BYTES = 4 * WIDTH
@@ -20,13 +20,18 @@ def source_of(*token_ids: int) -> TrunkSource:
         backbone="digest",
         dtype=torch.float32,
         device=torch.device("cpu"),
-        token_ids=token_ids,
-        type_ids=(0,) * len(token_ids),
+        encoding=Encoding(token_ids=token_ids, type_ids=(0,) * len(token_ids)),
     )
 
 
+class Spelling(str):
+    """A spelling that a weak reference can follow."""
+
+    __slots__ = ("__weakref__",)
+
+
 def state_of(source: TrunkSource, value: float = 0.0) -> Tensor:
-    return torch.full((len(source.token_ids), WIDTH), value)
+    return torch.full((len(source.encoding.token_ids), WIDTH), value)
 
 
 def test_a_state_is_read_as_it_was_offered() -> None:
@@ -59,6 +64,22 @@ def test_a_state_keeps_neither_its_batch_nor_a_graph_alive() -> None:
     state = cache.read(source, 3)
     assert state.untyped_storage().nbytes() == STATE_BYTES
     assert not state.requires_grad
+    assert gone() is None
+
+
+def test_a_cache_keeps_no_places_of_tokens() -> None:
+    cache, plain = TrunkCache(max_bytes=1000), source_of(1)
+    spelling = Spelling("a")
+    gone = weakref.ref(spelling)
+    places = Alignment(
+        tokens=(spelling,), offsets=((0, 1),), text_ids=(0,), word_ids=(0,), continues_word=(False,)
+    )
+    aligned = replace(plain, encoding=replace(plain.encoding, alignment=places))
+
+    cache.offer(aligned, 3, state_of(plain))
+    del spelling, places, aligned
+
+    assert set(cache.depths(plain)) == {3}
     assert gone() is None
 
 
@@ -104,17 +125,17 @@ def test_reads_are_hits_and_offers_are_misses() -> None:
         {"backbone": "another"},
         {"dtype": torch.bfloat16},
         {"device": torch.device("meta")},
-        {"token_ids": (1, 3)},
-        {"type_ids": (0, 1)},
+        {"encoding": Encoding(token_ids=(1, 3), type_ids=(0, 0))},
+        {"encoding": Encoding(token_ids=(1, 2), type_ids=(0, 1))},
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=["backbone", "dtype", "device", "token_ids", "type_ids"],
 )
 def test_sources_that_differ_in_anything_share_no_state(changes: dict[str, object]) -> None:
     cache, source = TrunkCache(max_bytes=1000), source_of(1, 2)
 
     cache.offer(source, 3, state_of(source))
 
-    assert list(cache.depths(dataclasses.replace(source, **changes))) == []  # pyright: ignore[reportArgumentType] - one field each
+    assert list(cache.depths(replace(source, **changes))) == []  # pyright: ignore[reportArgumentType] - one field each
 
 
 class CacheMachine(RuleBasedStateMachine):

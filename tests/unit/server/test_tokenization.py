@@ -14,6 +14,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_model import Encoding, TextInput
 from nunatak_server.tokenization import (
+    CHARS_A_TEXT,
     MAX_CHARS_A_CHUNK,
     MAX_CHARS_ON_LOOP,
     Extent,
@@ -123,7 +124,7 @@ async def test_inputs_are_encoded_once_per_reading() -> None:
     "inputs",
     [
         ["x" * (MAX_CHARS_ON_LOOP + 1)],
-        ["x"] * (MAX_CHARS_ON_LOOP + 1),
+        ["x"] * (MAX_CHARS_ON_LOOP // CHARS_A_TEXT + 1),
         [("x" * MAX_CHARS_ON_LOOP, "x")],
         [Query(query="x" * (MAX_CHARS_ON_LOOP // 2), documents=("a", "b"))],
     ],

@@ -20,6 +20,7 @@ from doubles.engines import (
     make_row,
     tiny_branch,
 )
+from doubles.leases import until
 from doubles.refusals import code_of, raises
 from doubles.serving import ManualClock, RecordingObserver
 from nunatak_model import (
@@ -212,6 +213,41 @@ async def test_rows_nobody_waits_for_are_never_computed(branch: Branch) -> None:
     await engine.aclose()
 
     assert compute.batches == [[2]]
+
+
+async def test_rows_that_are_withdrawn_while_they_wait_are_never_computed(branch: Branch) -> None:
+    compute = FakeCompute()
+    compute.may_finish.clear()
+    engine = make_engine(compute)
+    running, gone, waiting = (make_row(branch, token) for token in (1, 2, 3))
+    engine.start()
+    engine.submit([running])
+    await asyncio.to_thread(compute.has_begun.wait, 60)
+
+    engine.submit([gone, waiting])
+    engine.withdraw([running, gone])
+    compute.may_finish.set()
+    await waiting.future
+    await engine.aclose()
+
+    assert compute.batches == [[1], [3]]
+    assert running.is_cancelled
+    assert gone.is_cancelled
+    assert engine.num_rows == 0
+
+
+async def test_an_idle_engine_keeps_no_withdrawn_row(branch: Branch) -> None:
+    engine = make_engine(FakeCompute())
+    row = make_row(branch, 1)
+    gone = weakref.ref(row.future)
+    engine.start()
+    engine.submit([row])
+    await row.future
+
+    engine.withdraw([row])
+    del row
+    await until(lambda: gone() is None)
+    await engine.aclose()
 
 
 async def test_a_caller_that_leaves_during_the_batch_disturbs_nobody(branch: Branch) -> None:

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import pytest
 
 from doubles.backbones import tiny_backbone
-from doubles.engines import tiny_branch
+from doubles.engines import Withdrawing, tiny_branch
 from doubles.leases import until
 from doubles.serving import FakeStore
 from doubles.traffic import OWN, add_versions, ask_for, make_traffic_bench
@@ -19,8 +20,11 @@ from nunatak_contract.inputs import Question
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
 from nunatak_registry import SharedTraffic, Traffic
+from nunatak_server import turns
+from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.answers import AnswerOptions
 from nunatak_server.outputs.outputs import PredictionOptions, work_of
+from nunatak_server.predict.types import TaskFailure
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 
 QUESTIONS = HeadRecord(
@@ -35,7 +39,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class QuestionEngine:
+class QuestionEngine(Withdrawing):
     """Answers at once, with the logits of spans."""
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
@@ -56,6 +60,14 @@ class CountingExecutor(ThreadPoolExecutor):
         return super().submit(fn, *args, **kwargs)
 
 
+class StuckExecutor(ThreadPoolExecutor):
+    """Never begins."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        del fn, args, kwargs
+        return Future()
+
+
 def options_of(max_tokens: int) -> PredictionOptions:
     return PredictionOptions(answers=AnswerOptions(max_answer_tokens=max_tokens))
 
@@ -64,10 +76,11 @@ def read_of(*sizes: int) -> list[tuple[Encoding, ...]]:
     return [(Encoding(token_ids=(1,) * size, type_ids=(0,) * size),) for size in sizes]
 
 
-async def calls_for(*, max_tokens: int, is_shadowed: bool) -> int:
+async def calls_for(monkeypatch: pytest.MonkeyPatch, *, max_tokens: int, is_shadowed: bool) -> int:
     """Options that move an answer off the loop, for a context of 60 tokens."""
-    executor = CountingExecutor(max_workers=1)
-    asyncio.get_running_loop().set_default_executor(executor)
+    executor, default = CountingExecutor(max_workers=1), CountingExecutor(max_workers=1)
+    asyncio.get_running_loop().set_default_executor(default)
+    monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, executor))
     store = FakeStore(tiny_branch())
     bench = make_traffic_bench(tiny_backbone(num_layers=1), store, QuestionEngine())
     own, shadow = (_asks_questions(each) for each in add_versions(store))
@@ -82,7 +95,31 @@ async def calls_for(*, max_tokens: int, is_shadowed: bool) -> int:
         await until(lambda: bench.rollouts.shadows.report(own, shadow).compared == 1)
     await bench.rollouts.aclose()
     await bench.residency.aclose()
+    # The default executor also parses bodies and renders metrics.
+    assert default.num_calls == 0
     return executor.num_calls
+
+
+def _the_one(executor: ThreadPoolExecutor, *_: object, **__: object) -> ThreadPoolExecutor:
+    return executor
+
+
+async def test_outputs_that_are_not_made_by_the_deadline_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "ThreadPoolExecutor", partial(_the_one, StuckExecutor(1)))
+    store = FakeStore(tiny_branch())
+    bench = make_traffic_bench(tiny_backbone(num_layers=1), store, QuestionEngine())
+    manifest = _asks_questions(add_versions(store)[0])
+    store.traffic[OWN] = Traffic(manifest=manifest)
+    await bench.residency.preload(manifest)
+    asked = replace(ask_for("tone"), inputs=(QUESTION,), options=options_of(60), deadline_s=0.3)
+
+    (result,) = (await bench.service.predict(asked)).results
+
+    assert isinstance(result, TaskFailure)
+    assert isinstance(result.error, DeadlineExceededError)
+    await bench.residency.aclose()
 
 
 def _asks_questions(manifest: TaskManifest) -> TaskManifest:
@@ -98,9 +135,9 @@ def _asks_questions(manifest: TaskManifest) -> TaskManifest:
     ],
 )
 async def test_a_search_among_many_spans_leaves_the_event_loop(
-    max_tokens: int, calls: int, *, is_shadowed: bool
+    monkeypatch: pytest.MonkeyPatch, max_tokens: int, calls: int, *, is_shadowed: bool
 ) -> None:
-    found = await calls_for(max_tokens=max_tokens, is_shadowed=is_shadowed)
+    found = await calls_for(monkeypatch, max_tokens=max_tokens, is_shadowed=is_shadowed)
 
     assert found == calls
 

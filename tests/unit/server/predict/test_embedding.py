@@ -5,6 +5,7 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import DRAFT_BACKBONE
+from doubles.engines import Withdrawing
 from doubles.refusals import code_of
 from doubles.rendering import rendered
 from doubles.serving import FakeStore, ManualClock, make_residency
@@ -28,6 +29,7 @@ from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer, RowOutcome
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
+from nunatak_server.turns import Turns
 
 VECTOR = [3.0, 4.0]
 ANSWER = RowAnswer(logits=VECTOR, queue_s=0.1, compute_s=0.5, batch_rows=2)
@@ -44,7 +46,7 @@ URGENT = EmbeddingRequest(
 )
 
 
-class FakeEngine:
+class FakeEngine(Withdrawing):
     """Gives every row the same outcome; or never answers."""
 
     def __init__(self, outcome: RowOutcome | None) -> None:
@@ -102,6 +104,7 @@ def make_bench(
         time_model=lambda: time_model or BatchTimeModel(),
     )
     residency = make_residency(FakeStore(embedding_branch(backbone)))
+    turns = Turns()
     stages = Stages(
         admission=admission,
         residency=residency,
@@ -110,8 +113,10 @@ def make_bench(
         rollouts=Rollouts(
             residency=residency,
             tolerance=0.1,
+            turns=turns,
             clock=ManualClock(),
         ),
+        turns=turns,
     )
     service = PredictionService(
         readiness=readiness,

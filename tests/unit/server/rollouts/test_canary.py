@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from doubles.backbones import tiny_backbone
+from doubles.engines import Withdrawing
 from doubles.leases import settle, until
 from doubles.rendering import rendered
 from doubles.serving import FakeStore, ManualClock
@@ -20,7 +21,7 @@ from nunatak_server.rollouts.choice import RETRY_S
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 
 
-class InstantEngine:
+class InstantEngine(Withdrawing):
     """Answers at once."""
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
@@ -30,7 +31,7 @@ class InstantEngine:
             )
 
 
-class SilentEngine:
+class SilentEngine(Withdrawing):
     """Never answers."""
 
     def submit(self, rows: Sequence[PendingRow]) -> None:

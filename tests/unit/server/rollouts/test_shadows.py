@@ -6,6 +6,7 @@ import pytest
 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import DRAFT_BACKBONE
+from doubles.engines import Withdrawing
 from doubles.leases import until
 from doubles.serving import FakeStore, ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
@@ -54,7 +55,7 @@ class BreakingCompute:
         return self._compute(rows, between_layers=between_layers)
 
 
-class ScriptedEngine:
+class ScriptedEngine(Withdrawing):
     """Answers callers at once, and shadows with the given answer; None: never."""
 
     def __init__(self, shadow: RowOutcome | None) -> None:

@@ -227,10 +227,14 @@ def refusal_of(act: Callable[[], None]) -> str | None:
 def test_tokens_of_one_caller_are_bounded_before_those_of_all() -> None:
     admission = make_admission(max_tokens=100)
 
-    with admission.admit("greedy") as greedy, admission.admit("modest") as modest:
+    with (
+        admission.admit("greedy") as greedy,
+        admission.admit("greedy") as again,
+        admission.admit("modest") as modest,
+    ):
         greedy.take_tokens({"tone": 40, "other": 40})
         with pytest.raises(OverloadedError, match="this caller"):
-            greedy.take_tokens({"new": 1})
+            again.take_tokens({"new": 1})
         modest.take_tokens({"tone": 20})
 
 
@@ -250,11 +254,26 @@ def test_a_task_alone_leaves_room_for_others_of_its_caller() -> None:
 def test_tokens_for_one_task_leave_room_for_others_of_its_caller() -> None:
     admission = make_admission(max_tokens=90)
 
-    with admission.admit() as permit:
-        permit.take_tokens({"noisy": 60})
+    with admission.admit() as first, admission.admit() as second:
+        first.take_tokens({"noisy": 60})
         with pytest.raises(OverloadedError, match="this task"):
-            permit.take_tokens({"noisy": 1})
-        permit.take_tokens({"light": 10})
+            second.take_tokens({"noisy": 1})
+        second.take_tokens({"light": 10})
+
+
+def test_tokens_that_a_request_takes_in_parts_count_together() -> None:
+    parts, whole = make_admission(max_tokens=90), make_admission(max_tokens=90)
+
+    with parts.admit() as permit, whole.admit() as other:
+        for _ in range(60):
+            permit.take_tokens({"tone": 1})
+        other.take_tokens({"tone": 60})
+        for each in (permit, other):
+            with raises("request_too_large", match="task may take 60 tokens"):
+                each.take_tokens({"tone": 1})
+        assert parts.num_tokens == whole.num_tokens == 60
+
+    assert parts.num_tokens == whole.num_tokens == 0
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ FIXED_S, PER_TOKEN_S = 1e-3, 0.15e-3
 
 def pace_of(batches: Sequence[tuple[float, float]]) -> BatchTimeModel:
     """Return the time_model after batches of tokens and seconds."""
-    time_model = BatchTimeModel().after(work=1, asked_work=1, seconds=100)
+    time_model = BatchTimeModel().after(work=1, asked_tokens=1, seconds=100)
     for work, seconds in batches:
-        time_model = time_model.after(work=work, asked_work=work, seconds=seconds)
+        time_model = time_model.after(work=work, asked_tokens=work, seconds=seconds)
     return time_model
 
 
@@ -64,7 +64,7 @@ def test_batches_are_about_as_efficient_as_wanted_though_each_task_takes_time_as
 ) -> None:
     """Rows of light tasks go alone, and others in batches of nine tasks."""
     draw, per_token_s = random.Random(seed), PER_TOKEN_S
-    time_model = BatchTimeModel().after(work=1, asked_work=1, seconds=1)
+    time_model = BatchTimeModel().after(work=1, asked_tokens=1, seconds=1)
 
     def seconds_of(work: float, num_tasks: int) -> float:
         return 3.5e-3 + PER_TASK_S * num_tasks + per_token_s * work
@@ -77,7 +77,7 @@ def test_batches_are_about_as_efficient_as_wanted_though_each_task_takes_time_as
             tokens.append(draw.randint(8, 42))
         work, seconds = sum(tokens), seconds_of(sum(tokens), min(9, len(tokens)))
         seconds *= draw.lognormvariate(0, 0.03)
-        time_model = time_model.after(work=work, asked_work=work, seconds=seconds)
+        time_model = time_model.after(work=work, asked_tokens=work, seconds=seconds)
 
     size = min(time_model.efficient_tokens, 64 * 25)
     reached = size / seconds_of(size, 9) * seconds_of(64 * 25, 9) / (64 * 25)
@@ -101,12 +101,12 @@ def test_what_was_learnt_is_kept_while_all_batches_are_of_one_size() -> None:
 def test_a_wrong_size_is_found_out_though_all_rows_are_alike(wrong: float) -> None:
     row, fixed_s, per_token_s = 18, 6e-3, 0.3e-3
     fit = LinearFit(fixed_s=wrong * FIXED_SHARE / (1 - FIXED_SHARE), per_token_s=1)
-    time_model = replace(BatchTimeModel().after(work=1, asked_work=1, seconds=1), fit=fit)
+    time_model = replace(BatchTimeModel().after(work=1, asked_tokens=1, seconds=1), fit=fit)
 
     for _ in range(300):
         work = row * max(1, int(time_model.next_tokens // row))
         time_model = time_model.after(
-            work=work, asked_work=work, seconds=fixed_s + work * per_token_s
+            work=work, asked_tokens=work, seconds=fixed_s + work * per_token_s
         )
 
     right = (1 / FIXED_SHARE - 1) * fixed_s / per_token_s
@@ -116,7 +116,7 @@ def test_a_wrong_size_is_found_out_though_all_rows_are_alike(wrong: float) -> No
 def test_sizes_swing_around_the_efficient_one() -> None:
     time_model = pace_of([(10, 1.01), (1000, 2.0)])
 
-    following = time_model.after(work=100, asked_work=100, seconds=1.1)
+    following = time_model.after(work=100, asked_tokens=100, seconds=1.1)
 
     swings = [it.next_tokens / it.efficient_tokens for it in (time_model, following)]
     assert sorted(swings) == pytest.approx([1 - SIZE_VARIATION, 1 + SIZE_VARIATION])
@@ -160,7 +160,7 @@ def test_a_machine_without_a_fixed_part_still_gets_a_few_rows() -> None:
 
 
 def test_the_first_batch_is_not_counted() -> None:
-    time_model = BatchTimeModel().after(work=9, asked_work=9, seconds=1)
+    time_model = BatchTimeModel().after(work=9, asked_tokens=9, seconds=1)
 
     assert (time_model.tokens_per_s, time_model.largest_tokens, time_model.efficient_tokens) == (
         None,
@@ -180,7 +180,7 @@ def test_batches_whose_states_are_all_held_tell_nothing_of_tokens() -> None:
     learnt = pace_of([(tokens, FIXED_S + PER_TOKEN_S * tokens) for tokens in (20, 200) * 20])
     time_model = learnt
     for _ in range(100_000):
-        time_model = time_model.after(work=0, asked_work=20, seconds=1e-3)
+        time_model = time_model.after(work=0, asked_tokens=20, seconds=1e-3)
 
     assert time_model.next_tokens == learnt.next_tokens
     assert time_model.largest_tokens == 20
@@ -197,8 +197,8 @@ def test_batches_of_two_backbones_have_the_size_that_each_would_have_alone(
         seconds = fixed_s + per_token_s * tokens
         cost = token_cost if number % 2 else 1.0
         work = cost * tokens
-        alone = alone.after(work=tokens, asked_work=tokens, seconds=seconds)
-        both = both.after(work=work, asked_work=work, seconds=cost * seconds, token_cost=cost)
+        alone = alone.after(work=tokens, asked_tokens=tokens, seconds=seconds)
+        both = both.after(work=work, asked_tokens=work, seconds=cost * seconds, token_cost=cost)
 
     assert both.efficient_tokens == pytest.approx(alone.efficient_tokens)
     assert both.tokens_per_s == pytest.approx(alone.tokens_per_s)

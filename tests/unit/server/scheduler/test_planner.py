@@ -13,7 +13,6 @@ from nunatak_server.scheduler.planner import (
     TurnOrder,
     TurnRules,
     plan_batch,
-    stale_rows,
 )
 from nunatak_server.scheduler.rows import Priority
 
@@ -74,17 +73,6 @@ def test_a_batch_never_exceeds_its_limits(rows: list[WaitingRow]) -> None:
 
     assert len(found.batch) <= LIMITS.max_rows
     assert found.num_tokens == cost(found.batch) <= LIMITS.max_tokens
-
-
-@given(waiting_rows())
-@settings(derandomize=True)
-def test_rows_that_nobody_waits_for_or_that_are_too_late_are_stale(
-    rows: list[WaitingRow],
-) -> None:
-    found = stale_rows(rows, now=NOW)
-
-    assert found.cancelled == tuple(r for r in rows if r.is_cancelled)
-    assert found.expired == tuple(r for r in rows if r.deadline <= NOW and not r.is_cancelled)
 
 
 @given(waiting_rows(), st.floats(0, 40))
@@ -190,7 +178,7 @@ def test_a_trunk_state_that_is_held_costs_nothing() -> None:
     found = plan_batch(Queues(rows), limits=BatchLimits(max_tokens=80, max_rows=9), rules=rules)
 
     assert len(found.batch) == 3
-    assert (found.num_tokens, found.work, found.asked_work) == (80, 40, 60)
+    assert (found.num_tokens, found.work, found.asked_tokens) == (80, 40, 60)
     assert (found.num_trunk_rows, found.num_held_rows) == (1, 2)
 
 

@@ -70,7 +70,7 @@ def test_a_shadow_costs_what_it_adds_and_has_room_for_no_less(shadow: FakeRow, w
     both = plan([own], [shadow], max_work=alone.work + work)
 
     assert both.batch == (own, shadow)
-    assert both.work - alone.work == both.asked_work - alone.asked_work == work
+    assert both.work - alone.work == both.asked_tokens - alone.asked_tokens == work
     assert plan([own], [shadow], max_work=alone.work + work - 0.01).batch == (own,)
 
 
@@ -79,7 +79,7 @@ def test_a_shadow_whose_trunk_state_is_held_costs_its_branch_alone() -> None:
 
     planned = plan([own], [shadow], held=[own, shadow])
 
-    assert (planned.work, planned.asked_work) == (2, 2 * (2 * 0.5) + 4 * 0.5 * 2)
+    assert (planned.work, planned.asked_tokens) == (2, 2 * (2 * 0.5) + 4 * 0.5 * 2)
     assert (planned.num_tokens, planned.num_trunk_rows, planned.num_held_rows) == (4, 0, 2)
 
 

@@ -1,0 +1,118 @@
+"""Arrivals: the results of a stream, in the order in which its parts are answered."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+
+from nunatak_contract.errors import NunatakError
+from nunatak_server.predict.types import (
+    AskedTask,
+    PredictionRequest,
+    RowOutcomes,
+    StreamedResult,
+    TaskFailure,
+    TaskOutcome,
+)
+
+
+class Part:
+    """References of a stream that are answered together. Each reference arrives once."""
+
+    def __init__(
+        self, request: PredictionRequest, *, arrive: Callable[[TaskOutcome], None]
+    ) -> None:
+        self.request = request
+        self._arrive = arrive
+        self._open: dict[str, str | None] = dict.fromkeys(request.references)
+        """References that have not arrived, with the names of the tasks that exist."""
+        self._tokenize_s = 0.0
+
+    def name(self, reference: str, task: str) -> None:
+        """Note that the task of a reference exists."""
+        self._open[reference] = task
+
+    def begin(self, read: Sequence[AskedTask | TaskFailure], *, tokenize_s: float) -> None:
+        """Note the time of the tokenizer, and let the failed tasks arrive."""
+        self._tokenize_s = tokenize_s
+        for item in read:
+            if isinstance(item, TaskFailure):
+                self.put(item)
+
+    def put(
+        self,
+        asked: AskedTask | TaskFailure,
+        rows: RowOutcomes = (),
+        *,
+        refusal: NunatakError | None = None,
+    ) -> None:
+        """Let one task arrive, unless it has arrived already."""
+        if asked.reference in self._open:
+            del self._open[asked.reference]
+            self._arrive(
+                TaskOutcome(asked=asked, rows=rows, tokenize_s=self._tokenize_s, refusal=refusal)
+            )
+
+    def fail(self, error: NunatakError) -> None:
+        """Let all open tasks arrive as refused."""
+        for reference, task in list(self._open.items()):
+            self.put(TaskFailure(reference=reference, error=error, task=task), refusal=error)
+
+
+class Arrivals:
+    """Collects items of several coroutines in the order of arrival."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[TaskOutcome | BaseException] = asyncio.Queue()
+
+    def put(self, arrival: TaskOutcome) -> None:
+        """Let an item arrive."""
+        self._queue.put_nowait(arrival)
+
+    async def take(
+        self, count: int, sources: Iterable[Awaitable[None]]
+    ) -> AsyncGenerator[TaskOutcome]:
+        """Yield `count` arrivals while the sources run; closing the generator cancels the sources.
+
+        An exception of a source is raised here.
+        """
+        running = [asyncio.ensure_future(source) for source in sources]
+        for task in running:
+            task.add_done_callback(self._take_failure)
+        try:
+            for _ in range(count):
+                arrival = await self._queue.get()
+                if isinstance(arrival, BaseException):
+                    raise arrival
+                yield arrival
+            # The sources are awaited to their end, because their last steps record the request.
+            await asyncio.gather(*running, return_exceptions=True)
+        finally:
+            for task in running:
+                task.cancel()
+            # Awaited to their end, because the sources release their leases.
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _take_failure(self, task: asyncio.Future[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._queue.put_nowait(error)
+
+
+async def hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenerator[StreamedResult]:
+    """Yield results on arrival, but hold refusals back until the first result that is no refusal.
+
+    Raises:
+        NunatakError: all results are refusals; the first refusal is raised.
+    """
+    held = list[StreamedResult]()
+    refusal: NunatakError | None = None
+    has_begun = False
+    async with aclosing(results):
+        async for streamed in results:
+            held.append(streamed)
+            refusal = refusal or streamed.refusal
+            has_begun = has_begun or streamed.refusal is None
+            while has_begun and held:
+                yield held.pop(0)
+    if refusal is not None and not has_begun:
+        raise refusal
