@@ -197,6 +197,11 @@ class Registry:
         with self._index.reading() as snapshot:
             return [found for found in summarize(snapshot) if isinstance(found, ListedTask)]
 
+    def names(self) -> tuple[str, ...]:
+        """Return the name of every task, in order, also of a damaged one."""
+        with self._index.reading() as snapshot:
+            return snapshot.names()
+
     def damaged_tasks(self) -> list[DamagedTask]:
         """Return the tasks whose bare names mean a version with a damaged manifest."""
         with self._index.reading() as snapshot:
@@ -335,6 +340,8 @@ class Registry:
         """
         with self._writing() as change:
             require_version(change, check_task_name(task), version)
+            # Holds do not wait for the lock of the writers, so a hold could begin after the look.
+            change.lock_version(task, version)
             now = self._clock()
             targets = change.aliases(task).get(task, {})
             holders = [
@@ -380,7 +387,7 @@ class Registry:
         the deleting process. The generation does not change.
         """
         check_reader_name(reader)
-        with self._writing() as change:
+        with self._index.noting() as change:
             now = self._clock()
             until = now + timedelta(seconds=seconds)
             return change.replace_holds(reader, versions, now=now, until=until)

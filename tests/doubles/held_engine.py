@@ -44,7 +44,7 @@ async def make_held_bench(
     store, engine = FakeStore(branch), HeldEngine()
     bench = make_traffic_bench(backbone, store, engine, admission=admission)
     for task in hot:
-        traffic = await bench.residency.resolve(store.add(task))
+        traffic = await bench.facts.traffic(store.add(task), "a test")
         await bench.residency.preload(traffic.manifest)
     return bench, store, engine
 

@@ -4,21 +4,30 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import Future
 
 import httpx
 
 from doubles.drafts import make_draft
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch
-from nunatak_registry import Registry, StoreUnavailableError, TaskNotFoundError, Traffic
+from nunatak_registry import (
+    PublishedPolicy,
+    Registry,
+    StoreUnavailableError,
+    TaskNotFoundError,
+    Traffic,
+)
+from nunatak_server.access.keys import TaskList
 from nunatak_server.app import create_app
 from nunatak_server.backbones import Backbones
 from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.errors import EngineFailedError
+from nunatak_server.facts import KnownFacts, LookUp
 from nunatak_server.residency.loads import PATIENCE_S, Loader
 from nunatak_server.residency.residency import Residency
 from nunatak_server.serving import DrainingServer
@@ -43,7 +52,6 @@ class RecordingObserver:
         self.batches: list[BatchReport] = []
         self.loads: list[tuple[str, bool]] = []
         self.evicted: list[str] = []
-        self.moved: list[str] = []
         self.num_waits = 0
 
     def observe_batch(self, report: BatchReport) -> None:
@@ -59,9 +67,6 @@ class RecordingObserver:
 
     def observe_evictions(self, tasks: Sequence[str]) -> None:
         self.evicted.extend(tasks)
-
-    def observe_alias_move(self, task: str) -> None:
-        self.moved.append(task)
 
 
 class FakeStore:
@@ -95,7 +100,7 @@ class FakeStore:
         self.manifests[TaskReference(task=task, version=version)] = manifest
         return reference
 
-    async def resolve(self, reference: TaskReference) -> Traffic:
+    async def resolve(self, reference: TaskReference, _caller: str | None = None) -> Traffic:
         self.num_resolved += 1
         if self.is_down:
             raise StoreUnavailableError("the index is gone")
@@ -119,6 +124,25 @@ class FakeStore:
         return LoadedTask(manifest=manifest, branch=branch, num_bytes=self.size_of(manifest))
 
 
+async def no_policy(name: str, _caller: str | None = None) -> PublishedPolicy:
+    raise NunatakError("policy_not_found", policy=name)
+
+
+async def no_names(_tasks: TaskList, _caller: str | None = None) -> tuple[str, ...]:
+    return ()
+
+
+def make_facts(
+    store: FakeStore,
+    *,
+    policy: LookUp[str, PublishedPolicy] = no_policy,
+    names: LookUp[TaskList, tuple[str, ...]] = no_names,
+    on_move: Callable[[str], None] = lambda _: None,
+) -> KnownFacts:
+    """Return what a process remembers of the store."""
+    return KnownFacts(traffic=store.resolve, policy=policy, names=names, on_move=on_move)
+
+
 def make_residency(
     store: FakeStore,
     *,
@@ -130,7 +154,6 @@ def make_residency(
 ) -> Residency:
     """Return a residency with room for `room_for` versions of the store, of one branch each."""
     return Residency(
-        resolve=store.resolve,
         loader=Loader(
             load=store.load,
             size_of=store.size_of,

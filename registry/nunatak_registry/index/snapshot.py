@@ -5,11 +5,12 @@ name.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
 
 from pydantic import ValidationError
 from sqlalchemy import (
@@ -24,6 +25,7 @@ from sqlalchemy import (
     extract,
     func,
     select,
+    tuple_,
 )
 
 from nunatak_contract.enums import CandidateRole
@@ -53,6 +55,13 @@ from nunatak_registry.index.schema import (
     VersionRow,
 )
 from nunatak_registry.policies import PolicyRecord
+
+NUM_PARSED: Final = 1024
+"""Most parsed manifests that are kept."""
+MAX_KEPT_CHARS: Final = 65_536
+"""Longest text of a manifest that is kept parsed; most have some thousand characters."""
+_MOST_KEYS: Final = 10_000
+"""Most pairs in one query; SQLite takes 32,766 values."""
 
 VersionQuery: TypeAlias = "Select[str, int, str, str]"
 _VERSIONS: VersionQuery = select(
@@ -94,22 +103,30 @@ class VersionRecord:
             InvalidManifestError: the text changed since it was published, or this release cannot
                 read it.
         """
-        if digest_of(self.manifest.encode()) != self.manifest_digest:
-            raise InvalidManifestError(
-                f"the stored manifest of {self.reference} differs from the published manifest; "
-                "restore the index from a backup"
-            )
-        try:
-            manifest = TaskManifest.model_validate_json(self.manifest)
-        except ValidationError as error:
-            raise InvalidManifestError(
-                f"the manifest of {self.reference} does not follow schema version 1: {error}"
-            ) from error
-        if (manifest.task, manifest.version) != (self.task, self.version):
-            raise InvalidManifestError(
-                f"the manifest stored as {self.reference} says it is {manifest.reference}"
-            )
-        return manifest
+        return (_parse if len(self.manifest) <= MAX_KEPT_CHARS else _parse_anew)(self)
+
+
+def _parse_anew(record: VersionRecord) -> TaskManifest:
+    if digest_of(record.manifest.encode()) != record.manifest_digest:
+        raise InvalidManifestError(
+            f"the stored manifest of {record.reference} differs from the published manifest; "
+            "restore the index from a backup"
+        )
+    try:
+        manifest = TaskManifest.model_validate_json(record.manifest)
+    except ValidationError as error:
+        raise InvalidManifestError(
+            f"the manifest of {record.reference} does not follow schema version 1: {error}"
+        ) from error
+    if (manifest.task, manifest.version) != (record.task, record.version):
+        raise InvalidManifestError(
+            f"the manifest stored as {record.reference} says it is {manifest.reference}"
+        )
+    return manifest
+
+
+# A text that was checked and parsed once gives the same manifest again.
+_parse = lru_cache(NUM_PARSED)(_parse_anew)
 
 
 class Snapshot:
@@ -180,6 +197,25 @@ class Snapshot:
         if version is not None:
             query = query.where(VersionRow.version == version)
         return self._connection.execute(query).first() is not None
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the tasks that have a version, in order."""
+        query = select(VersionRow.task).distinct().order_by(VersionRow.task)
+        return tuple(self._connection.execute(query).scalars())
+
+    def existing(self, versions: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Return the versions that exist; in a change, nobody deletes them before its end."""
+        key = tuple_(VersionRow.task, VersionRow.version)
+        found = set[tuple[str, int]]()
+        wanted = sorted(versions)
+        for begin in range(0, len(wanted), _MOST_KEYS):
+            query = select(VersionRow.task, VersionRow.version).where(
+                key.in_(wanted[begin : begin + _MOST_KEYS])
+            )
+            # SQLite needs no lock of rows, because it has one writer at a time.
+            rows = self._connection.execute(query.with_for_update(read=True, key_share=True))
+            found.update((task, version) for task, version in rows)
+        return found
 
     def aliases(self, task: str | None = None) -> dict[str, dict[str, int]]:
         """Return the versions of aliases, by task and by alias, of one task or of all."""

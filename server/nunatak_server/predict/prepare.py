@@ -17,8 +17,9 @@ from nunatak_model import Encoding
 from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.backbones import Backbones
-from nunatak_server.catalog import deny
+from nunatak_server.catalog import check_visible
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
+from nunatak_server.facts import KnownFacts
 from nunatak_server.failures import within
 from nunatak_server.inputs import find_misfit
 from nunatak_server.outputs.entities import Join
@@ -31,7 +32,6 @@ from nunatak_server.predict.types import (
     PredictionRequest,
     TaskFailure,
 )
-from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.rollouts.choice import Chosen
 from nunatak_server.rollouts.rollouts import Rollouts
@@ -116,14 +116,14 @@ class Preprocessor:
     def __init__(
         self,
         *,
-        residency: Residency,
+        facts: KnownFacts,
         tokenization: Tokenization,
         rollouts: Rollouts,
         metrics: Metrics,
         backbones: Backbones,
         clock: Callable[[], float],
     ) -> None:
-        self._residency = residency
+        self._facts = facts
         self._tokenization = tokenization
         self._rollouts = rollouts
         self._metrics = metrics
@@ -192,7 +192,7 @@ class Preprocessor:
     async def _read(
         self, request: PredictionRequest, permit: Permit, deadline: float
     ) -> tuple[list[AskedTask | TaskFailure], float]:
-        resolved = await self._find_all(request.references, request.tasks)
+        resolved = await self._find_all(request)
         found = [
             self._choose(text, item, request, permit) if isinstance(item, Traffic) else item
             for text, item in zip(request.references, resolved, strict=True)
@@ -283,13 +283,11 @@ class Preprocessor:
         if problem is not None:
             raise problem
 
-    async def _find_all(
-        self, references: Sequence[str], tasks: TaskList
-    ) -> list[Traffic | TaskFailure]:
-        found = [self._find(text, tasks) for text in references]
+    async def _find_all(self, request: PredictionRequest) -> list[Traffic | TaskFailure]:
+        found = [self._find(text, request.tasks) for text in request.references]
         resolving = [
-            self._resolve(text, item, tasks)
-            for text, item in zip(references, found, strict=True)
+            self._resolve(text, item, request.caller)
+            for text, item in zip(request.references, found, strict=True)
             if isinstance(item, TaskReference)
         ]
         resolved = iter(await asyncio.gather(*resolving) if resolving else ())
@@ -299,19 +297,16 @@ class Preprocessor:
         """Return the versions of a reference, or the reference if a look-up is needed."""
         try:
             reference = TaskReference.parse(text)
-        except InvalidNameError as error:
+            check_visible(reference.task, tasks)
+        except (InvalidNameError, TaskNotFoundError) as error:
             return TaskFailure(reference=text, error=error)
-        if not tasks.allows(reference.task):
-            return reference
-        return self._residency.known(reference) or reference
+        return self._facts.known(reference) or reference
 
     async def _resolve(
-        self, text: str, reference: TaskReference, tasks: TaskList
+        self, text: str, reference: TaskReference, caller: str
     ) -> Traffic | TaskFailure:
         try:
-            if tasks.allows(reference.task):
-                return await self._residency.resolve(reference)
-            await deny(reference.task, self._residency.look_up(reference))
+            return await self._facts.traffic(reference, caller)
         except NunatakError as error:
             task = None if isinstance(error, UNPROVEN_TASK) else reference.task
             return TaskFailure(reference=text, error=error, task=task)
