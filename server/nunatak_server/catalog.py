@@ -9,13 +9,14 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
-from typing import Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
 
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_registry import (
@@ -42,6 +43,10 @@ LOOK_UP_S: Final = 10.0
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Key = TypeVar("Key")
+Fact = TypeVar("Fact")
+Found: TypeAlias = Mapping[Key, Fact | NunatakError]
+"""Each fact by its key, or why there is none."""
 History = tuple[list[AliasEvent], list[CandidateEvent]]
 """All moves of aliases and all changes of their candidates, both oldest first."""
 
@@ -119,17 +124,23 @@ class Catalog:
         """Return the versions that this process protects from deletion now."""
         return await self.note(self.registry.held, self.reader)
 
-    async def traffic(self, reference: TaskReference, caller: str | None = None) -> Traffic:
-        """Return the version that a reference means now, with its canary and shadow."""
-        return await self._find(caller, _traffic, self.registry, reference)
+    async def traffic(
+        self, references: Collection[TaskReference], caller: str | None = None
+    ) -> Found[TaskReference, Traffic]:
+        """Return the versions that references mean now, with their canaries and shadows."""
+        return await self._find(_traffic, references, caller)
 
-    async def policy(self, name: str, caller: str | None = None) -> PublishedPolicy:
-        """Return the newest version of a policy."""
-        return await self._find(caller, self.registry.policies.get, name)
+    async def policies(
+        self, names: Collection[str], caller: str | None = None
+    ) -> Found[str, PublishedPolicy]:
+        """Return the newest versions of policies."""
+        return await self._find(_policy, names, caller)
 
-    async def names(self, tasks: TaskList, caller: str | None = None) -> tuple[str, ...]:
-        """Return the names of the tasks that are on a list."""
-        return await self._find(caller, _visible_names, self.registry, tasks)
+    async def names(
+        self, lists: Collection[TaskList], caller: str | None = None
+    ) -> Found[TaskList, tuple[str, ...]]:
+        """Return the names of the tasks that are on each list."""
+        return await self._find(_visible_names, lists, caller)
 
     async def wait_for_replicas(self, seconds: float) -> None:
         """Return once every live replica has confirmed the present generation.
@@ -150,15 +161,29 @@ class Catalog:
             lane.close()
 
     async def _find(
-        self,
-        caller: str | None,
-        read: Callable[Parameters, Result],
-        *args: Parameters.args,
-        **kwargs: Parameters.kwargs,
-    ) -> Result:
+        self, read: Callable[[Registry, Key], Fact], keys: Collection[Key], caller: str | None
+    ) -> Found[Key, Fact]:
         if caller is None:
-            return await self.poll(read, *args, **kwargs)
-        return await self.look_up(caller, read, *args, **kwargs)
+            return await self.poll(_each, self.registry, read, keys)
+        return await self.look_up(caller, _each, self.registry, read, keys)
+
+
+def _each(
+    registry: Registry, read: Callable[[Registry, Key], Fact], keys: Collection[Key]
+) -> Found[Key, Fact]:
+    found = dict[Key, Fact | NunatakError]()
+    for key in keys:
+        try:
+            found[key] = read(registry, key)
+        except StoreUnavailableError:
+            raise
+        except NunatakError as error:
+            found[key] = error.with_traceback(None)
+    return found
+
+
+def _policy(registry: Registry, name: str) -> PublishedPolicy:
+    return registry.policies.get(name)
 
 
 def _traffic(registry: Registry, reference: TaskReference) -> Traffic:
@@ -204,7 +229,9 @@ class VisibleCatalog:
     async def traffic(self, reference: TaskReference) -> Traffic:
         """Return the version that a reference means now, with its canary and shadow."""
         check_visible(reference.task, self._caller.tasks)
-        traffic = await self._catalog.traffic(reference, self._caller.name)
+        traffic = await self._catalog.look_up(
+            self._caller.name, _traffic, self._registry, reference
+        )
         note_task(traffic.manifest.reference)
         return traffic
 

@@ -4,7 +4,7 @@ Only the event loop thread may use the classes here.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from cachetools import LRUCache
@@ -13,22 +13,24 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_registry import PublishedPolicy, StoreUnavailableError, Traffic
 from nunatak_server.access.keys import TaskList
-from nunatak_server.catalog import may_ask
+from nunatak_server.catalog import Found, may_ask
 from nunatak_server.residency.resident_set import VersionKey, key_of
-
-MAX_KNOWN: Final = 10_000
-"""Most facts of one kind: far above real use, but a bound for a hostile stream of names."""
 
 Key = TypeVar("Key")
 Fact = TypeVar("Fact")
+MAX_KNOWN: Final = 10_000
+"""Most facts of one kind: far above real use, but a bound for a hostile stream of names."""
 
 
-LookUp: TypeAlias = Callable[[Key, str | None], Awaitable[Fact]]
-"""Looks up a fact for a caller, or with None for this process itself."""
+LookUp: TypeAlias = Callable[[Collection[Key], str | None], Awaitable[Found[Key, Fact]]]
+"""Looks up facts for a caller, or with None for this process itself.
+
+It raises `StoreUnavailableError` if the store cannot be read.
+"""
 
 
 class _Facts(Generic[Key, Fact]):
-    """Facts of one kind. Each is looked up once until the registry changes, and so is its refusal.
+    """Facts of one kind. Each is looked up once until the registry changes, and so is its absence.
 
     Requests of one caller for one fact share a look-up. Requests of two callers do not, because
     the look-up waits for the caller's turn.
@@ -47,7 +49,8 @@ class _Facts(Generic[Key, Fact]):
         self._renewed: dict[Key, Fact] = {}
         """Facts that were looked up again, and that no request has asked for since."""
         self._refused: LRUCache[Key, NunatakError] = LRUCache(MAX_KNOWN)
-        self._asked: dict[tuple[str, Key], asyncio.Future[Fact]] = {}
+        self._asked: dict[tuple[str, Key], asyncio.Future[Found[Key, Fact]]] = {}
+        """The look-ups under way, by caller and key."""
         self._epoch = 0
 
     def known(self, key: Key) -> Fact | None:
@@ -60,20 +63,30 @@ class _Facts(Generic[Key, Fact]):
         return fact
 
     async def get(self, key: Key, caller: str) -> Fact:
-        """Return a fact, looked up unless it is remembered."""
-        while True:
-            known, refusal = self.known(key), self._refused.get(key)
-            if known is not None:
-                return known
-            if refusal is not None:
-                # Each raise extends the traceback, so the traceback would grow with every request.
-                raise refusal.with_traceback(None)
-            asked = self._asked.get((caller, key))
-            if asked is None:
-                return await self._ask(key, caller)
-            await asyncio.wait([asked])
-            if not asked.cancelled():
-                return asked.result()
+        """Return a fact, looked up unless it is remembered; raises its refusal."""
+        found = (await self.find((key,), caller))[key]
+        if isinstance(found, NunatakError):
+            # Each raise extends the traceback, so the traceback would grow with every request.
+            raise found.with_traceback(None)
+        return found
+
+    async def find(self, keys: Collection[Key], caller: str) -> Found[Key, Fact]:
+        """Return these facts, and perhaps others; those not remembered are looked up together.
+
+        Raises:
+            StoreUnavailableError: the store cannot be read.
+        """
+        found = self._remembered(keys)
+        while missing := [key for key in keys if key not in found]:
+            under_way = {it for key in missing if (it := self._asked.get((caller, key)))}
+            if not under_way:
+                found |= await self._ask(missing, caller)
+                continue
+            await asyncio.wait(under_way)
+            for asked in under_way:
+                if not asked.cancelled():
+                    found |= asked.result()
+        return found
 
     async def again(self) -> dict[Key, Fact]:
         """Look up every fact again that was asked for since the last change.
@@ -81,15 +94,10 @@ class _Facts(Generic[Key, Fact]):
         Raises:
             StoreUnavailableError: the store cannot be read.
         """
-        found = dict[Key, Fact]()
-        for key in tuple(self._known):
-            try:
-                found[key] = await self._look_up(key, None)
-            except StoreUnavailableError:
-                raise
-            except NunatakError:
-                continue
-        return found
+        if not self._known:
+            return {}
+        found = await self._look_up(tuple(self._known), None)
+        return {key: it for key, it in found.items() if not isinstance(it, NunatakError)}
 
     def replace(self, facts: dict[Key, Fact]) -> None:
         """Remember these facts and no others; what was asked before is not remembered."""
@@ -101,29 +109,39 @@ class _Facts(Generic[Key, Fact]):
         for key, fact in facts.items():
             self._note(key, fact)
 
-    async def _ask(self, key: Key, caller: str) -> Fact:
-        epoch, place = self._epoch, (caller, key)
-        asked = self._asked[place] = asyncio.get_running_loop().create_future()
+    def _remembered(self, keys: Collection[Key]) -> dict[Key, Fact | NunatakError]:
+        remembered = ((key, self.known(key) or self._refused.get(key)) for key in keys)
+        return {key: it for key, it in remembered if it is not None}
+
+    async def _ask(self, keys: Collection[Key], caller: str) -> Found[Key, Fact]:
+        epoch, asked = self._epoch, asyncio.get_running_loop().create_future()
+        self._asked.update(dict.fromkeys(((caller, key) for key in keys), asked))
         try:
-            fact = await self._look_up(key, caller)
-        except NunatakError as error:
+            found = await self._look_up(keys, caller)
+        except StoreUnavailableError as error:
             asked.set_exception(error)
             # Marks the error as read: asyncio warns about an error that no request reads.
             asked.exception()
-            if epoch == self._epoch and not isinstance(error, StoreUnavailableError):
-                self._refused[key] = error
             raise
         else:
-            asked.set_result(fact)
+            asked.set_result(found)
             # A result from before a change of the registry must not be kept after the change.
             if epoch == self._epoch:
-                self._known[key] = fact
-                self._note(key, fact)
-            return fact
+                self._keep(found)
+            return found
         finally:
             asked.cancel()
-            if self._asked.get(place) is asked:
-                del self._asked[place]
+            for key in keys:
+                if self._asked.get((caller, key)) is asked:
+                    del self._asked[caller, key]
+
+    def _keep(self, found: Found[Key, Fact]) -> None:
+        for key, it in found.items():
+            if isinstance(it, NunatakError):
+                self._refused[key] = it
+            else:
+                self._known[key] = it
+                self._note(key, it)
 
 
 class KnownFacts:
@@ -138,13 +156,13 @@ class KnownFacts:
         self,
         *,
         traffic: LookUp[TaskReference, Traffic],
-        policy: LookUp[str, PublishedPolicy],
+        policies: LookUp[str, PublishedPolicy],
         names: LookUp[TaskList, tuple[str, ...]],
         on_move: Callable[[str], None],
     ) -> None:
         """`on_move` gets the task of a reference whose version has changed."""
         self._traffic = _Facts(traffic, note=self._note_meaning)
-        self._policies = _Facts(policy)
+        self._policies = _Facts(policies)
         self._names = _Facts(names)
         self._on_move = on_move
         self._last_meant: LRUCache[TaskReference, VersionKey] = LRUCache(MAX_KNOWN)
@@ -154,13 +172,15 @@ class KnownFacts:
         """Return the remembered meaning of a reference, or None; never waits."""
         return self._traffic.known(reference)
 
-    async def traffic(self, reference: TaskReference, caller: str) -> Traffic:
-        """Return the meaning of a reference.
+    async def traffic(
+        self, references: Collection[TaskReference], caller: str
+    ) -> Found[TaskReference, Traffic]:
+        """Return what each reference means.
 
         Raises:
-            NunatakError: the task, version or alias does not exist, or the store cannot be read.
+            StoreUnavailableError: the store cannot be read.
         """
-        return await self._traffic.get(reference, caller)
+        return await self._traffic.find(references, caller)
 
     async def policy(self, name: str, caller: str, *, tasks: TaskList) -> PublishedPolicy:
         """Return the newest version of a policy, if the caller may ask all of its tasks.

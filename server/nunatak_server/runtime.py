@@ -20,6 +20,7 @@ import torch
 
 from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import (
     Backbone,
@@ -28,7 +29,7 @@ from nunatak_model import (
     on_own_thread,
     trunk_graphs,
 )
-from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError
+from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server.backbones import Backbones
 from nunatak_server.catalog import Catalog
 from nunatak_server.engine.compute import BatchCompute
@@ -117,7 +118,7 @@ class Runtime:
         self.catalog = Catalog(registry)
         self.facts = KnownFacts(
             traffic=self.catalog.traffic,
-            policy=self.catalog.policy,
+            policies=self.catalog.policies,
             names=self.catalog.names,
             on_move=self.metrics.observe_alias_move,
         )
@@ -213,7 +214,7 @@ class Runtime:
         self._watch = RegistryWatch(
             generation=partial(self.catalog.poll, registry.generation),
             on_change=self._registry_has_changed,
-            on_restore=partial(self.residency.drop_unnamed, self.catalog.traffic),
+            on_restore=partial(self.residency.drop_unnamed, self._look_up),
             interval_s=settings.registry_poll_ms / 1000,
         )
         self.replica_id = settings.replica_id or uuid4().hex[:8]
@@ -253,9 +254,7 @@ class Runtime:
         )
         self._engine.start()
         await self._warm_up()
-        await pin_at_start(
-            self.settings.pinned(), look_up=self.catalog.traffic, pin=self.residency.pin
-        )
+        await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
         await self._join()
         parts = (self._watch.run, self._membership.run, self._holding.run)
         self._watching = asyncio.create_task(run_together(*parts), name="the registry")
@@ -347,6 +346,9 @@ class Runtime:
     async def leave(self) -> None:
         """Remove the row of this process from the registry."""
         await self.catalog.note(self.registry.replicas.leave, self.catalog.reader)
+
+    async def _look_up(self, reference: TaskReference) -> Traffic:
+        return await self.catalog.poll(self.registry.traffic, reference)
 
     def _measure(self) -> int:
         """Return the memory of this process, or its last known memory without free descriptors."""

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
+from typing import NoReturn, TypeVar
 
 import httpx
 
@@ -25,6 +26,7 @@ from nunatak_registry import (
 from nunatak_server.access.keys import TaskList
 from nunatak_server.app import create_app
 from nunatak_server.backbones import Backbones
+from nunatak_server.catalog import Found
 from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.facts import KnownFacts, LookUp
@@ -33,6 +35,9 @@ from nunatak_server.residency.residency import Residency
 from nunatak_server.serving import DrainingServer
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.tracing import Tracing
+
+Key = TypeVar("Key")
+Fact = TypeVar("Fact")
 
 
 class ManualClock:
@@ -100,7 +105,7 @@ class FakeStore:
         self.manifests[TaskReference(task=task, version=version)] = manifest
         return reference
 
-    async def resolve(self, reference: TaskReference, _caller: str | None = None) -> Traffic:
+    async def resolve(self, reference: TaskReference) -> Traffic:
         self.num_resolved += 1
         if self.is_down:
             raise StoreUnavailableError("the index is gone")
@@ -124,23 +129,41 @@ class FakeStore:
         return LoadedTask(manifest=manifest, branch=branch, num_bytes=self.size_of(manifest))
 
 
-async def no_policy(name: str, _caller: str | None = None) -> PublishedPolicy:
-    raise NunatakError("policy_not_found", policy=name)
-
-
-async def no_names(_tasks: TaskList, _caller: str | None = None) -> tuple[str, ...]:
-    return ()
-
-
 def make_facts(
     store: FakeStore,
     *,
-    policy: LookUp[str, PublishedPolicy] = no_policy,
-    names: LookUp[TaskList, tuple[str, ...]] = no_names,
+    policy: Callable[[str], Awaitable[PublishedPolicy]] | None = None,
+    names: Callable[[TaskList], Awaitable[tuple[str, ...]]] | None = None,
     on_move: Callable[[str], None] = lambda _: None,
 ) -> KnownFacts:
     """Return what a process remembers of the store."""
-    return KnownFacts(traffic=store.resolve, policy=policy, names=names, on_move=on_move)
+    return KnownFacts(
+        traffic=one_by_one(store.resolve),
+        policies=one_by_one(policy or no_fact),
+        names=one_by_one(names or no_fact),
+        on_move=on_move,
+    )
+
+
+def one_by_one(look_up: Callable[[Key], Awaitable[Fact]]) -> LookUp[Key, Fact]:
+    """Return a look-up of many facts for any caller."""
+
+    async def found(keys: Collection[Key], _caller: str | None) -> Found[Key, Fact]:
+        facts = dict[Key, Fact | NunatakError]()
+        for key in keys:
+            try:
+                facts[key] = await look_up(key)
+            except StoreUnavailableError:
+                raise
+            except NunatakError as error:
+                facts[key] = error
+        return facts
+
+    return found
+
+
+async def no_fact(key: object) -> NoReturn:
+    raise NunatakError("policy_not_found", policy=str(key))
 
 
 def make_residency(

@@ -128,7 +128,7 @@ class Campaign:
     async def run(self, count: int, *, service: PredictionService | None = None) -> Tally:
         """Judge `count` texts by the service of the campaign, or by another one."""
 
-        async def look_up(_name: str, _caller: str | None) -> PublishedPolicy:
+        async def look_up(_: str) -> PublishedPolicy:
             return self.policies[-1]
 
         facts = make_facts(self.store, policy=look_up)

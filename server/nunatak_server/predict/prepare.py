@@ -3,9 +3,8 @@
 resolve -> choose a version -> tokenize -> plan rows
 """
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
@@ -285,13 +284,12 @@ class Preprocessor:
 
     async def _find_all(self, request: PredictionRequest) -> list[Traffic | TaskFailure]:
         found = [self._find(text, request.tasks) for text in request.references]
-        resolving = [
-            self._resolve(text, item, request.caller)
+        wanted = dict.fromkeys(item for item in found if isinstance(item, TaskReference))
+        resolved = await self._resolve(wanted, request.caller) if wanted else {}
+        return [
+            _resolved(text, item, resolved[item]) if isinstance(item, TaskReference) else item
             for text, item in zip(request.references, found, strict=True)
-            if isinstance(item, TaskReference)
         ]
-        resolved = iter(await asyncio.gather(*resolving) if resolving else ())
-        return [next(resolved) if isinstance(item, TaskReference) else item for item in found]
 
     def _find(self, text: str, tasks: TaskList) -> Traffic | TaskFailure | TaskReference:
         """Return the versions of a reference, or the reference if a look-up is needed."""
@@ -303,13 +301,21 @@ class Preprocessor:
         return self._facts.known(reference) or reference
 
     async def _resolve(
-        self, text: str, reference: TaskReference, caller: str
-    ) -> Traffic | TaskFailure:
+        self, references: Collection[TaskReference], caller: str
+    ) -> Mapping[TaskReference, Traffic | NunatakError]:
         try:
-            return await self._facts.traffic(reference, caller)
-        except NunatakError as error:
-            task = None if isinstance(error, UNPROVEN_TASK) else reference.task
-            return TaskFailure(reference=text, error=error, task=task)
+            return await self._facts.traffic(references, caller)
+        except StoreUnavailableError as error:
+            return dict.fromkeys(references, error)
+
+
+def _resolved(
+    text: str, reference: TaskReference, found: Traffic | NunatakError
+) -> Traffic | TaskFailure:
+    if not isinstance(found, NunatakError):
+        return found
+    task = None if isinstance(found, UNPROVEN_TASK) else reference.task
+    return TaskFailure(reference=text, error=found, task=task)
 
 
 def _find_lateness(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 import pytest
 
@@ -11,14 +11,15 @@ from doubles.drafts import CREATED_AT
 from doubles.leases import settle
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
-from doubles.serving import FakeStore, make_facts
+from doubles.serving import FakeStore, make_facts, no_fact, one_by_one
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import HeadOnly
 from nunatak_contract.names import TaskReference
 from nunatak_model import build_branch
-from nunatak_registry import PublishedPolicy, StoreUnavailableError, TaskNotFoundError
+from nunatak_registry import PublishedPolicy, StoreUnavailableError, Traffic
 from nunatak_server.access.keys import ALL_TASKS, TaskList
+from nunatak_server.catalog import Found
 from nunatak_server.facts import KnownFacts
 
 NAMELESS = TaskReference(task="nope")
@@ -32,7 +33,8 @@ def store() -> FakeStore:
 
 
 async def version_of(facts: KnownFacts, reference: TaskReference, caller: str = "ann") -> int:
-    return (await facts.traffic(reference, caller)).manifest.version
+    found = (await facts.traffic([reference], caller))[reference]
+    return 0 if isinstance(found, NunatakError) else found.manifest.version
 
 
 async def test_a_reference_is_looked_up_once_until_the_registry_changes(store: FakeStore) -> None:
@@ -55,13 +57,36 @@ async def test_many_requests_of_one_caller_share_a_look_up(store: FakeStore) -> 
     assert store.num_resolved == 8
 
 
+async def test_the_names_of_a_request_are_looked_up_together(store: FakeStore) -> None:
+    calls = list[int]()
+
+    async def look_up(
+        references: Collection[TaskReference], _caller: str | None
+    ) -> Found[TaskReference, Traffic]:
+        calls.append(len(references))
+        return {it: await store.resolve(it) for it in references}
+
+    facts = KnownFacts(
+        traffic=look_up,
+        policies=one_by_one(no_fact),
+        names=one_by_one(no_fact),
+        on_move=lambda _: None,
+    )
+    references = [store.add(f"t{i}") for i in range(64)]
+    await facts.traffic(references[:10], "ann")
+
+    found = await facts.traffic(references, "ann")
+
+    assert list(map(len, (found, store.loaded))) == [64, 0]
+    assert calls == [10, 54]
+
+
 async def test_a_name_without_a_task_is_looked_up_once_until_the_registry_changes(
     store: FakeStore,
 ) -> None:
     facts = make_facts(store)
     for _ in range(2):
-        with pytest.raises(TaskNotFoundError):
-            await facts.traffic(NAMELESS, "ann")
+        assert await version_of(facts, NAMELESS) == 0
     assert store.num_resolved == 1
 
     store.add("nope")
@@ -74,7 +99,7 @@ async def test_an_outage_is_not_remembered(store: FakeStore) -> None:
     reference, facts = store.add("tone"), make_facts(store)
     store.is_down = True
     with pytest.raises(StoreUnavailableError):
-        await facts.traffic(reference, "ann")
+        await version_of(facts, reference)
 
     store.is_down = False
 
@@ -186,11 +211,11 @@ def guard(version: int = 1) -> PublishedPolicy:
 async def test_all_facts_are_forgotten_together(store: FakeStore) -> None:
     asked = Counter[str]()
 
-    async def policy(_name: str, _caller: str | None) -> PublishedPolicy:
+    async def policy(_: str) -> PublishedPolicy:
         asked["policy"] += 1
         return guard(asked["policy"])
 
-    async def names(_tasks: TaskList, _caller: str | None) -> tuple[str, ...]:
+    async def names(_: TaskList) -> tuple[str, ...]:
         asked["names"] += 1
         return ("tone",) * asked["names"]
 
@@ -208,7 +233,7 @@ async def test_all_facts_are_forgotten_together(store: FakeStore) -> None:
 
 
 async def test_a_policy_with_a_task_of_others_does_not_exist(store: FakeStore) -> None:
-    async def policy(name: str, _caller: str | None) -> PublishedPolicy:
+    async def policy(name: str) -> PublishedPolicy:
         if name == "guard":
             return guard()
         raise NunatakError("policy_not_found", policy=name)

@@ -45,7 +45,7 @@ def published(policy: Policy, version: int = 1) -> PublishedPolicy:
 
 
 def judge_of(bench: TrafficBench, policy: Policy) -> Judge:
-    async def look_up(name: str, _caller: str | None) -> PublishedPolicy:
+    async def look_up(name: str) -> PublishedPolicy:
         assert name == policy.name
         return published(policy)
 
@@ -76,7 +76,7 @@ def make(backbone: Backbone, branch: Branch) -> Make:
     async def made(policy: Policy) -> Bench:
         bench, _, engine = await make_held_bench(backbone, branch, "attack", "tone")
         for task in ("attack", "tone"):
-            await bench.facts.traffic(TaskReference(task=task), "a test")
+            await bench.facts.traffic([TaskReference(task=task)], "a test")
         return judge_of(bench, policy), engine, bench
 
     return made
