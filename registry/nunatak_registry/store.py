@@ -52,7 +52,7 @@ from nunatak_registry.index.snapshot import (
 )
 from nunatak_registry.locations import parse_location
 from nunatak_registry.policy_store import PolicyStore
-from nunatak_registry.publication import check_publication, number_draft
+from nunatak_registry.publication import check_place, check_publication, number_draft
 from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep
@@ -125,6 +125,8 @@ class Registry:
         # Numbered once for the checks alone, because a draft that fails must leave no blob behind.
         content_digest = number_draft(draft, version=1).content_digest()
         check_publication(draft, blobs)
+        with self._index.reading() as snapshot:
+            check_place(snapshot, self._blobs, [blob.sha256 for blob in draft.blobs])
         for data in blobs.values():
             self._blobs.put(data)
         with self._writing() as change:

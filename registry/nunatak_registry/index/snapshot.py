@@ -299,6 +299,10 @@ class Snapshot:
             query = query.where(BlobRow.version == version)
         return set(self._connection.execute(query).scalars())
 
+    def some_blobs(self) -> list[str]:
+        """Return the digests of at most a hundred blobs, and of none only if there is none."""
+        return list(self._connection.execute(select(BlobRow.digest).limit(100)).scalars())
+
     def has_blob(self, digest: str) -> bool:
         """Return whether any version refers to a blob."""
         query = select(BlobRow.digest).where(BlobRow.digest == digest).limit(1)
