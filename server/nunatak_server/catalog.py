@@ -80,8 +80,9 @@ class Catalog:
     Callers have their look-ups in turn.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, *, look_up_s: float = LOOK_UP_S) -> None:
         self.registry = registry
+        self._look_up_s = look_up_s
         # Two containers may have the same host name and process number.
         self.reader = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid4().hex[:8]}"
         """The name of this process in the registry; no two processes have the same."""
@@ -104,14 +105,14 @@ class Catalog:
         """Read for a caller, in the caller's turn.
 
         Raises:
-            StoreUnavailableError: the registry has not answered within `LOOK_UP_S`.
+            StoreUnavailableError: the registry has not answered within `look_up_s`.
         """
         try:
-            async with asyncio.timeout(LOOK_UP_S), self._turns.slot(caller):
+            async with asyncio.timeout(self._look_up_s), self._turns.slot(caller):
                 return await self._look(read, *args, **kwargs)
         except TimeoutError as error:
             raise StoreUnavailableError(
-                f"the registry has not answered within {LOOK_UP_S:g} s; try again"
+                f"the registry has not answered within {self._look_up_s:g} s; try again"
             ) from error
 
     async def hold(

@@ -167,6 +167,7 @@ class KnownFacts:
         self._on_move = on_move
         self._last_meant: LRUCache[TaskReference, VersionKey] = LRUCache(MAX_KNOWN)
         self._renewing = asyncio.Lock()
+        self._num_lapses = 0
 
     def known(self, reference: TaskReference) -> Traffic | None:
         """Return the remembered meaning of a reference, or None; never waits."""
@@ -206,14 +207,18 @@ class KnownFacts:
             StoreUnavailableError: the store cannot be read, and nothing was forgotten.
         """
         async with self._renewing:
+            lapses = self._num_lapses
             traffic = await self._traffic.again()
             policies, names = await self._policies.again(), await self._names.again()
-            self._traffic.replace(traffic)
-            self._policies.replace(policies)
-            self._names.replace(names)
+            # What was read before a lapse may be older than a change that nobody told this process.
+            is_valid = lapses == self._num_lapses
+            self._traffic.replace(traffic if is_valid else {})
+            self._policies.replace(policies if is_valid else {})
+            self._names.replace(names if is_valid else {})
 
     def invalidate(self) -> None:
         """Forget everything, because what was read before may not be answered any more."""
+        self._num_lapses += 1
         for facts in (self._traffic, self._policies, self._names):
             facts.replace({})
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from doubles.drafts import DRAFT_BACKBONE
-from doubles.serving import FakeStore, make_residency
+from doubles.serving import FakeStore, make_facts, make_residency
 from nunatak_model import Backbone, Branch
 from nunatak_server.backbones import Backbones
 from nunatak_server.errors import TaskUnhealthyError
@@ -91,6 +91,7 @@ def make_bench(
     )
     stages = Stages(
         admission=admission,
+        facts=make_facts(store),
         residency=residency,
         tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
         engine=engine,

@@ -161,6 +161,21 @@ async def test_an_answer_from_before_a_change_is_not_kept(
     assert await version_of(facts, reference) == 2
 
 
+async def test_what_a_renewal_read_before_a_lapse_is_not_kept(store: FakeStore) -> None:
+    reference, facts = store.add("tone", version=1), make_facts(store)
+    await version_of(facts, reference)
+    store.may_resolve.clear()
+    renewal = asyncio.create_task(facts.renew())
+    await settle()
+
+    store.add("tone", version=2)
+    facts.invalidate()
+    store.may_resolve.set()
+    await renewal
+
+    assert await version_of(facts, reference) == 2
+
+
 async def test_a_request_that_gives_up_takes_the_look_up_from_no_other(store: FakeStore) -> None:
     reference, facts = store.add("tone"), make_facts(store)
     store.may_resolve.clear()
