@@ -40,15 +40,17 @@ class _Facts(Generic[Key, Fact]):
         self,
         look_up: LookUp[Key, Fact],
         *,
+        max_known: int,
         note: Callable[[Key, Fact], None] = lambda _key, _fact: None,
     ) -> None:
         """`note` gets each fact that is remembered."""
         self._look_up = look_up
         self._note = note
-        self._known: LRUCache[Key, Fact] = LRUCache(MAX_KNOWN)
-        self._renewed: dict[Key, Fact] = {}
-        """Facts that were looked up again, and that no request has asked for since."""
-        self._refused: LRUCache[Key, NunatakError] = LRUCache(MAX_KNOWN)
+        self._max_known = max_known
+        self._known: dict[Key, Fact] = {}
+        self._aside: dict[Key, Fact] = {}
+        """Facts that no request has asked for since the last change, or since `_known` was full."""
+        self._refused: LRUCache[Key, NunatakError] = LRUCache(max_known)
         self._asked: dict[tuple[str, Key], asyncio.Future[Found[Key, Fact]]] = {}
         """The look-ups under way, by caller and key."""
         self._epoch = 0
@@ -56,10 +58,9 @@ class _Facts(Generic[Key, Fact]):
     def known(self, key: Key) -> Fact | None:
         """Return a remembered fact, or None; never waits."""
         fact = self._known.get(key)
-        if fact is None and self._renewed:
-            fact = self._renewed.pop(key, None)
-            if fact is not None:
-                self._known[key] = fact
+        if fact is None and key in self._aside:
+            fact = self._aside.pop(key)
+            self._remember(key, fact)
         return fact
 
     async def get(self, key: Key, caller: str) -> Fact:
@@ -105,13 +106,14 @@ class _Facts(Generic[Key, Fact]):
         self._known.clear()
         self._refused.clear()
         self._asked.clear()
-        self._renewed = facts
+        self._aside = facts
         for key, fact in facts.items():
             self._note(key, fact)
 
     def _remembered(self, keys: Collection[Key]) -> dict[Key, Fact | NunatakError]:
-        remembered = ((key, self.known(key) or self._refused.get(key)) for key in keys)
-        return {key: it for key, it in remembered if it is not None}
+        known = ((key, self.known(key)) for key in keys)
+        found = ((key, self._refused.get(key) if it is None else it) for key, it in known)
+        return {key: it for key, it in found if it is not None}
 
     async def _ask(self, keys: Collection[Key], caller: str) -> Found[Key, Fact]:
         epoch, asked = self._epoch, asyncio.get_running_loop().create_future()
@@ -140,8 +142,15 @@ class _Facts(Generic[Key, Fact]):
             if isinstance(it, NunatakError):
                 self._refused[key] = it
             else:
-                self._known[key] = it
+                self._remember(key, it)
                 self._note(key, it)
+
+    def _remember(self, key: Key, fact: Fact) -> None:
+        if len(self._known) >= self._max_known:
+            # What is asked for comes back from aside, so a stream of new names displaces no fact
+            # in use. A least recently used cache would cost each request more.
+            self._aside, self._known = self._known, {}
+        self._known[key] = fact
 
 
 class KnownFacts:
@@ -159,13 +168,14 @@ class KnownFacts:
         policies: LookUp[str, PublishedPolicy],
         names: LookUp[TaskList, tuple[str, ...]],
         on_move: Callable[[str], None],
+        max_known: int = MAX_KNOWN,
     ) -> None:
         """`on_move` gets the task of a reference whose version has changed."""
-        self._traffic = _Facts(traffic, note=self._note_meaning)
-        self._policies = _Facts(policies)
-        self._names = _Facts(names)
+        self._traffic = _Facts(traffic, max_known=max_known, note=self._note_meaning)
+        self._policies = _Facts(policies, max_known=max_known)
+        self._names = _Facts(names, max_known=max_known)
         self._on_move = on_move
-        self._last_meant: LRUCache[TaskReference, VersionKey] = LRUCache(MAX_KNOWN)
+        self._last_meant: LRUCache[TaskReference, VersionKey] = LRUCache(max_known)
         self._renewing = asyncio.Lock()
         self._num_lapses = 0
 

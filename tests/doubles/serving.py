@@ -135,6 +135,7 @@ def make_facts(
     policy: Callable[[str], Awaitable[PublishedPolicy]] | None = None,
     names: Callable[[TaskList], Awaitable[tuple[str, ...]]] | None = None,
     on_move: Callable[[str], None] = lambda _: None,
+    max_known: int = 100,
 ) -> KnownFacts:
     """Return what a process remembers of the store."""
     return KnownFacts(
@@ -142,6 +143,7 @@ def make_facts(
         policies=one_by_one(policy or no_fact),
         names=one_by_one(names or no_fact),
         on_move=on_move,
+        max_known=max_known,
     )
 
 

@@ -140,6 +140,19 @@ async def test_a_renewal_looks_up_only_what_was_asked_for_since_the_last_one(
     assert [facts.known(it) is not None for it in references] == [True] + [False] * 7
 
 
+async def test_a_stream_of_names_displaces_no_reference_in_use(store: FakeStore) -> None:
+    reference, facts = store.add("tone"), make_facts(store, max_known=4)
+    await version_of(facts, reference)
+
+    for number in range(50):
+        await version_of(facts, store.add(f"t{number}"))
+        await version_of(facts, TaskReference(task=f"no-{number}"))
+        assert facts.known(reference) is not None
+
+    assert store.num_resolved == 101
+    assert sum(facts.known(TaskReference(task=f"t{it}")) is not None for it in range(50)) <= 8
+
+
 @pytest.mark.parametrize("forget", [KnownFacts.renew, KnownFacts.invalidate])
 async def test_an_answer_from_before_a_change_is_not_kept(
     store: FakeStore, forget: Callable[[KnownFacts], Awaitable[None] | None]
@@ -245,6 +258,19 @@ async def test_all_facts_are_forgotten_together(store: FakeStore) -> None:
     assert await found() == (2, 2)
     await facts.renew()
     assert await found() == (3, 3)
+
+
+async def test_a_caller_without_tasks_is_looked_up_once(store: FakeStore) -> None:
+    asked = list[TaskList]()
+
+    async def names(tasks: TaskList) -> tuple[str, ...]:
+        asked.append(tasks)
+        return ()
+
+    facts = make_facts(store, names=names)
+
+    assert [await facts.names(ALL_TASKS, "ann") for _ in range(2)] == [(), ()]
+    assert len(asked) == 1
 
 
 async def test_a_policy_with_a_task_of_others_does_not_exist(store: FakeStore) -> None:
