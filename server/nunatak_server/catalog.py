@@ -176,9 +176,10 @@ def _each(
     for key in keys:
         try:
             found[key] = read(registry, key)
-        except StoreUnavailableError:
-            raise
         except NunatakError as error:
+            if isinstance(error, StoreUnavailableError):
+                # Raises if this is an outage. A damaged row keeps nothing else from being found.
+                registry.generation()
             found[key] = error.with_traceback(None)
     return found
 

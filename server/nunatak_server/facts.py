@@ -139,11 +139,11 @@ class _Facts(Generic[Key, Fact]):
 
     def _keep(self, found: Found[Key, Fact]) -> None:
         for key, it in found.items():
-            if isinstance(it, NunatakError):
-                self._refused[key] = it
-            else:
+            if not isinstance(it, NunatakError):
                 self._remember(key, it)
                 self._note(key, it)
+            elif not isinstance(it, StoreUnavailableError):
+                self._refused[key] = it
 
     def _remember(self, key: Key, fact: Fact) -> None:
         if len(self._known) >= self._max_known:

@@ -285,7 +285,7 @@ class Preprocessor:
     async def _find_all(self, request: PredictionRequest) -> list[Traffic | TaskFailure]:
         found = [self._find(text, request.tasks) for text in request.references]
         wanted = dict.fromkeys(item for item in found if isinstance(item, TaskReference))
-        resolved = await self._resolve(wanted, request.caller) if wanted else {}
+        resolved = await self._resolve(wanted, request.caller)
         return [
             _resolved(text, item, resolved[item]) if isinstance(item, TaskReference) else item
             for text, item in zip(request.references, found, strict=True)
@@ -303,6 +303,8 @@ class Preprocessor:
     async def _resolve(
         self, references: Collection[TaskReference], caller: str
     ) -> Mapping[TaskReference, Traffic | NunatakError]:
+        if not references:
+            return {}
         try:
             return await self._facts.traffic(references, caller)
         except StoreUnavailableError as error:

@@ -1,7 +1,8 @@
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,29 @@ async def test_no_kind_of_call_waits_for_another(tmp_path: Path) -> None:
         assert not any(it.done() for it in waiting)
         may_end.set()
         await asyncio.gather(*waiting)
+
+
+async def test_a_damaged_row_is_an_error_of_its_own_task_alone(tmp_path: Path) -> None:
+    with opened(tmp_path) as (catalog, _):
+        for seed in (1, 2):
+            publish_one(catalog.registry, seed=seed)
+        publish_one(catalog.registry, task="tone")
+        catalog.registry.promote("intent", "prod", 1)
+        canary = Candidate(
+            task="intent", alias="prod", role=CandidateRole.CANARY, version=2, share=0.5
+        )
+        catalog.registry.rollouts.set(canary)
+        with closing(sqlite3.connect(tmp_path / "index.sqlite3")) as index:
+            index.execute("UPDATE nunatak_candidates SET share = 'half'")
+            index.commit()
+        references = [TaskReference(task=task) for task in ("intent", "tone")]
+
+        found = await catalog.traffic(references)
+
+        assert [type(found[it]) for it in references] == [StoreUnavailableError, Traffic]
+        (tmp_path / "index.sqlite3").rename(tmp_path / "away")
+        with pytest.raises(StoreUnavailableError, match="missing"):
+            await catalog.traffic(references)
 
 
 async def test_the_look_ups_of_callers_take_turns(tmp_path: Path) -> None:
