@@ -54,8 +54,9 @@ class RegistryWatch:
                 found = await self._generation()
                 if found != seen:
                     await self._on_change(found)
-                    before, seen = seen, found
-                    await self._look_for_restore(before, found)
+                    self.is_readable = True
+                    await self._look_for_restore(seen, found)
+                    seen = found
             except Exception as error:  # noqa: BLE001 - a lack of descriptors must end no server
                 if self.is_readable:
                     log_refusal("the registry cannot be read, serving the known versions", error)

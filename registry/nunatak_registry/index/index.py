@@ -295,9 +295,10 @@ class Change(Snapshot):
 
         Only the difference to the reader's last hold is written, and the new end of the hold.
         """
+        held = self.existing(versions)
         # All times have one zone and one format, so their texts compare like times.
         self._connection.execute(delete(HoldRow).where(HoldRow.until <= now.isoformat()))
-        held, former = self.existing(versions), self.held(reader, now)
+        former = self.held(reader, now)
         own, end = HoldRow.reader == reader, {"until": until.isoformat()}
         if ended := sorted(former - held):
             is_ended = (HoldRow.task == bindparam("key"), HoldRow.version == bindparam("number"))
