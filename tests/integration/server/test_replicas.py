@@ -143,6 +143,13 @@ async def test_a_lock_of_the_index_right_after_a_change_stops_no_task_in_use(
     backbone: Backbone, registry: Registry, tmp_path: Path
 ) -> None:
     async with running_client(backbone, registry) as client:
+
+        async def is_current() -> bool:
+            return all(it["is_current"] for it in (await listed(client)).values())
+
+        registry.promote("tone", "beta", 1)
+        # The server has applied every change, so it keeps what it looks up from now on.
+        await until(is_current)
         assert await version(client) == 1
         # In one step of the event loop, so that the server cannot follow before the lock.
         registry.promote("tone", "prod", 2)
