@@ -51,7 +51,7 @@ History = tuple[list[AliasEvent], list[CandidateEvent]]
 """All moves of aliases and all changes of their candidates, both oldest first."""
 
 
-class Lane:
+class CallThreads:
     """Threads for one kind of call."""
 
     def __init__(self, kind: str, *, num_threads: int = 1) -> None:
@@ -86,13 +86,13 @@ class Catalog:
         # Two containers may have the same host name and process number.
         self.reader = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid4().hex[:8]}"
         """The name of this process in the registry; no two processes have the same."""
-        self.poll = Lane("poll")
+        self.poll = CallThreads("poll")
         """Reads for this process itself."""
-        self.note = Lane("note")
+        self.note = CallThreads("note")
         """Writes and reads the rows of this process: its beats and its holds."""
-        self.change = Lane("change")
+        self.change = CallThreads("change")
         """Makes changes for operators."""
-        self._look = Lane("look", num_threads=NUM_LOOKS)
+        self._look = CallThreads("look", num_threads=NUM_LOOKS)
         self._turns = FairSemaphore(num_slots=NUM_LOOKS)
 
     async def look_up(
@@ -158,8 +158,8 @@ class Catalog:
 
     def close(self) -> None:
         """End the threads after their calls; the registry stays open."""
-        for lane in (self.poll, self.note, self.change, self._look):
-            lane.close()
+        for threads in (self.poll, self.note, self.change, self._look):
+            threads.close()
 
     async def _find(
         self, read: Callable[[Registry, Key], Fact], keys: Collection[Key], caller: str | None

@@ -28,6 +28,7 @@ from nunatak_registry.aliases import (
 from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.errors import InvalidManifestError, TaskNotFoundError, VersionNotFoundError
 from nunatak_registry.index.database import Database, FileIdentity, raise_generation
+from nunatak_registry.index.records import VersionRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
@@ -41,7 +42,7 @@ from nunatak_registry.index.schema import (
     TaskRow,
     VersionRow,
 )
-from nunatak_registry.index.snapshot import Generation, Snapshot, VersionRecord
+from nunatak_registry.index.snapshot import Generation, Snapshot
 from nunatak_registry.policies import PolicyRecord
 
 

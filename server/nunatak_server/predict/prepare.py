@@ -16,7 +16,6 @@ from nunatak_model import Encoding
 from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.backbones import Backbones
-from nunatak_server.catalog import check_visible
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.facts import KnownFacts
 from nunatak_server.failures import within
@@ -295,9 +294,10 @@ class Preprocessor:
         """Return the versions of a reference, or the reference if a look-up is needed."""
         try:
             reference = TaskReference.parse(text)
-            check_visible(reference.task, tasks)
-        except (InvalidNameError, TaskNotFoundError) as error:
+        except InvalidNameError as error:
             return TaskFailure(reference=text, error=error)
+        if not tasks.allows(reference.task):
+            return TaskFailure(reference=text, error=TaskNotFoundError(reference.task))
         return self._facts.known(reference) or reference
 
     async def _resolve(
