@@ -20,6 +20,7 @@ from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError
 from nunatak_registry.index.index import Change, Index
 from nunatak_registry.index.snapshot import Snapshot
+from nunatak_registry.publication import check_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +191,8 @@ class Copies:
         wanted = source.state(task)
         with self._index.reading() as snapshot:
             plan = plan_copy(task, wanted, _state_in(snapshot, task))
+            if plan.blobs:
+                check_place(snapshot, self._blobs, plan.blobs)
         num_bytes = sum(self._fetch(blob, source) for blob in plan.blobs.values())
         if plan.versions or plan.aliases or not self._has_reserved(task, plan):
             with self._writing() as change:

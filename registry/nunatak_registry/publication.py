@@ -1,13 +1,18 @@
 """Checks of a publication, before anything is stored."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pydantic import ValidationError
 
 from nunatak_contract.manifest import TaskDraft, TaskManifest
-from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES, digest_of
+from nunatak_registry.blobs.blobs import MAX_BLOB_BYTES, BlobStore, digest_of
 from nunatak_registry.blobs.tensors import read_header
-from nunatak_registry.errors import InvalidArtifactError, InvalidManifestError
+from nunatak_registry.errors import (
+    InvalidArtifactError,
+    InvalidManifestError,
+    StoreUnavailableError,
+)
+from nunatak_registry.index.snapshot import Snapshot
 
 
 def check_publication(draft: TaskDraft, blobs: Mapping[str, bytes]) -> None:
@@ -37,6 +42,28 @@ def check_publication(draft: TaskDraft, blobs: Mapping[str, bytes]) -> None:
                 f"blob {blob.role!r} must have SHA-256 {blob.sha256}, got {digest_of(data)}"
             )
         read_header(data)
+
+
+def check_place(snapshot: Snapshot, blobs: BlobStore, digests: Collection[str]) -> None:
+    """Refuse to write blobs to a place without the blobs that this registry has already.
+
+    The volume of the blobs is perhaps not mounted, and the written blobs would disappear below it.
+    A registry without versions may write anywhere, and known blobs may be written again.
+
+    Raises:
+        StoreUnavailableError: the place has none of the blobs.
+    """
+    known = snapshot.some_blobs()
+    if not known or (
+        blobs.has_folder()
+        and (any(map(snapshot.has_blob, digests)) or any(map(blobs.exists, known)))
+    ):
+        return
+    raise StoreUnavailableError(
+        "the root of the blobs holds none of the blobs of this registry, so nothing was written: "
+        "mount its volume, correct its address, or restore the blobs; if all are lost, make an "
+        "empty folder 'sha256' in the root and publish the same content again"
+    )
 
 
 def number_draft(draft: TaskDraft, version: int) -> TaskManifest:

@@ -52,7 +52,7 @@ from nunatak_registry.index.snapshot import (
 )
 from nunatak_registry.locations import parse_location
 from nunatak_registry.policy_store import PolicyStore
-from nunatak_registry.publication import check_publication, number_draft
+from nunatak_registry.publication import check_place, check_publication, number_draft
 from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep
@@ -125,6 +125,8 @@ class Registry:
         # Numbered once for the checks alone, because a draft that fails must leave no blob behind.
         content_digest = number_draft(draft, version=1).content_digest()
         check_publication(draft, blobs)
+        with self._index.reading() as snapshot:
+            check_place(snapshot, self._blobs, [blob.sha256 for blob in draft.blobs])
         for data in blobs.values():
             self._blobs.put(data)
         with self._writing() as change:
@@ -196,6 +198,11 @@ class Registry:
         """Return every task, ordered by name, without the tasks of `damaged_tasks`."""
         with self._index.reading() as snapshot:
             return [found for found in summarize(snapshot) if isinstance(found, ListedTask)]
+
+    def names(self) -> tuple[str, ...]:
+        """Return the name of every task, in order, also of a damaged one."""
+        with self._index.reading() as snapshot:
+            return snapshot.names()
 
     def damaged_tasks(self) -> list[DamagedTask]:
         """Return the tasks whose bare names mean a version with a damaged manifest."""
@@ -335,6 +342,8 @@ class Registry:
         """
         with self._writing() as change:
             require_version(change, check_task_name(task), version)
+            # Holds do not wait for the lock of the writers, so a hold could begin after the look.
+            change.lock_version(task, version)
             now = self._clock()
             targets = change.aliases(task).get(task, {})
             holders = [
@@ -380,7 +389,7 @@ class Registry:
         the deleting process. The generation does not change.
         """
         check_reader_name(reader)
-        with self._writing() as change:
+        with self._index.noting() as change:
             now = self._clock()
             until = now + timedelta(seconds=seconds)
             return change.replace_holds(reader, versions, now=now, until=until)

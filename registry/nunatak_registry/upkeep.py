@@ -24,7 +24,8 @@ from nunatak_registry.errors import (
     StoreUnavailableError,
 )
 from nunatak_registry.index.index import Change, Index
-from nunatak_registry.index.snapshot import Snapshot, VersionRecord
+from nunatak_registry.index.records import VersionRecord
+from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.policies import PolicyRecord
 
 DEFAULT_GRACE_S = 3600.0

@@ -1,32 +1,28 @@
-"""The registry as the event loop sees it: each call runs on a small thread pool.
+"""The registry as the event loop sees it.
 
-`Catalog` gives access to all tasks. `VisibleCatalog` shows one caller the tasks on the list of that
-caller; every other task does not exist for the caller.
+`Catalog` runs the calls of the registry on threads. `VisibleCatalog` shows one caller the tasks on
+the list of that caller; every other task does not exist for the caller. Only the event loop thread
+may use these classes.
 """
 
 import asyncio
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
-from nunatak_contract.wire import ReplicaListing
 from nunatak_registry import (
     LOOK_S,
     AliasEvent,
-    Beat,
-    Candidate,
     CandidateEvent,
-    CandidateRole,
-    Generation,
     ListedTask,
     PublishedPolicy,
     Registry,
@@ -35,124 +31,117 @@ from nunatak_registry import (
     Traffic,
     replicas_behind,
 )
-from nunatak_server.access.keys import TaskList
+from nunatak_server.access.keys import Caller, TaskList
 from nunatak_server.residency.resident_set import key_of
 from nunatak_server.telemetry.records import note_task
+from nunatak_server.turns import FairSemaphore
+
+NUM_LOOKS: Final = 3
+"""Number of look-ups for requests at once."""
+LOOK_UP_S: Final = 10.0
+"""Longest wait of a request for the registry, its turn included."""
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+Key = TypeVar("Key")
+Fact = TypeVar("Fact")
+Found: TypeAlias = Mapping[Key, Fact | NunatakError]
+"""Each fact by its key, or why there is none."""
 History = tuple[list[AliasEvent], list[CandidateEvent]]
 """All moves of aliases and all changes of their candidates, both oldest first."""
 
 
-class Catalog:
-    """Awaitable access to a registry; the methods raise the errors of the registry."""
+class CallThreads:
+    """Threads for one kind of call."""
 
-    def __init__(self, registry: Registry, *, num_threads: int = 3) -> None:
-        self._registry = registry
+    def __init__(self, kind: str, *, num_threads: int = 1) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=f"nunatak-registry_{kind}")
+
+    async def __call__(
+        self,
+        call: Callable[Parameters, Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Result:
+        """Return the result of a call, which runs on a thread after the earlier calls."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, partial(call, *args, **kwargs))
+
+    def close(self) -> None:
+        """End the threads after their calls."""
+        self._pool.shutdown()
+
+
+class Catalog:
+    """Awaitable calls of a registry; they raise the errors of the registry.
+
+    Each kind of call has threads of its own, so that no kind waits for another. A poll only reads.
+    A note (a beat or a hold) and a change of an operator may wait for the lock of the writers.
+    Callers have their look-ups in turn.
+    """
+
+    def __init__(self, registry: Registry, *, look_up_s: float = LOOK_UP_S) -> None:
+        self.registry = registry
+        self._look_up_s = look_up_s
         # Two containers may have the same host name and process number.
         self.reader = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid4().hex[:8]}"
         """The name of this process in the registry; no two processes have the same."""
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="nunatak-registry")
+        self.poll = CallThreads("poll")
+        """Reads for this process itself."""
+        self.note = CallThreads("note")
+        """Writes and reads the rows of this process: its beats and its holds."""
+        self.change = CallThreads("change")
+        """Makes changes for operators."""
+        self._look = CallThreads("look", num_threads=NUM_LOOKS)
+        self._turns = FairSemaphore(num_slots=NUM_LOOKS)
 
-    async def resolve(self, reference: TaskReference) -> TaskManifest:
-        """Return the manifest of the version that a reference means now."""
-        return await self._call(self._resolve, reference)
+    async def look_up(
+        self,
+        caller: str,
+        read: Callable[Parameters, Result],
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Result:
+        """Read for a caller, in the caller's turn.
 
-    async def traffic(self, reference: TaskReference) -> Traffic:
-        """Return the version that a reference means now, with its canary and shadow."""
-        return await self._call(self._traffic, reference)
-
-    async def generation(self) -> Generation:
-        """Return the generation, which changes with every change of the registry."""
-        return await self._call(self._registry.generation)
-
-    async def tasks(self) -> list[ListedTask]:
-        """Return all tasks."""
-        return await self._call(self._registry.tasks)
-
-    async def task(self, name: str) -> ListedTask:
-        """Return one task."""
-        return await self._call(self._registry.task, name)
-
-    async def policy(self, name: str) -> PublishedPolicy:
-        """Return the newest version of a policy."""
-        return await self._call(self._registry.policies.get, name)
-
-    async def policies(self) -> list[PublishedPolicy]:
-        """Return the newest version of each policy."""
-        return await self._call(self._registry.policies.newest)
-
-    async def history(self, reference: TaskReference) -> History:
-        """Return the history of a task, or of the one alias that the reference names."""
-        return await self._call(self._history, reference)
-
-    async def promote(
-        self, task: str, alias: str, version: int, *, expected_version: int | None, by: str
-    ) -> AliasEvent:
-        """Point an alias to a version, if the alias points to the expected version."""
-        return await self._call(
-            self._registry.promote, task, alias, version, expected_version=expected_version, by=by
-        )
-
-    async def rollback(
-        self, task: str, alias: str, *, expected_version: int | None, by: str
-    ) -> AliasEvent:
-        """Point an alias to the version that it pointed to before."""
-        return await self._call(
-            self._registry.rollback, task, alias, expected_version=expected_version, by=by
-        )
-
-    async def next_rollback(
-        self, task: str, alias: str, *, expected_version: int | None
-    ) -> tuple[int, int]:
-        """Return the present version of an alias, and the version after a rollback."""
-        return await self._call(
-            self._registry.next_rollback, task, alias, expected_version=expected_version
-        )
-
-    async def set_candidate(
-        self, candidate: Candidate, *, expected_version: int | None, by: str
-    ) -> CandidateEvent:
-        """Make a version the canary or shadow, in place of the expected version."""
-        return await self._call(
-            self._registry.rollouts.set, candidate, expected_version=expected_version, by=by
-        )
-
-    async def end_candidate(
-        self, task: str, alias: str, role: CandidateRole, *, expected_version: int | None, by: str
-    ) -> CandidateEvent:
-        """End the canary or shadow of an alias."""
-        return await self._call(
-            self._registry.rollouts.end,
-            task,
-            alias,
-            role,
-            expected_version=expected_version,
-            by=by,
-        )
+        Raises:
+            StoreUnavailableError: the registry has not answered within `look_up_s`.
+        """
+        try:
+            async with asyncio.timeout(self._look_up_s), self._turns.slot(caller):
+                return await self._look(read, *args, **kwargs)
+        except TimeoutError as error:
+            raise StoreUnavailableError(
+                f"the registry has not answered within {self._look_up_s:g} s; try again"
+            ) from error
 
     async def hold(
         self, versions: Collection[tuple[str, int]], *, seconds: float
     ) -> frozenset[tuple[str, int]]:
         """Protect these versions, and no others, from deletion; return the protected ones."""
-        return await self._call(self._registry.hold, self.reader, versions, seconds=seconds)
+        return await self.note(self.registry.hold, self.reader, versions, seconds=seconds)
 
     async def held(self) -> set[tuple[str, int]]:
         """Return the versions that this process protects from deletion now."""
-        return await self._call(self._registry.held, self.reader)
+        return await self.note(self.registry.held, self.reader)
 
-    async def beat(self, beat: Beat) -> int:
-        """Write the row of a replica, and return the number of the others."""
-        return await self._call(self._registry.replicas.beat, beat)
+    async def traffic(
+        self, references: Collection[TaskReference], caller: str | None = None
+    ) -> Found[TaskReference, Traffic]:
+        """Return the versions that references mean now, with their canaries and shadows."""
+        return await self._find(_traffic, references, caller)
 
-    async def leave(self, key: str) -> None:
-        """Remove the row of a replica."""
-        await self._call(self._registry.replicas.leave, key)
+    async def policies(
+        self, names: Collection[str], caller: str | None = None
+    ) -> Found[str, PublishedPolicy]:
+        """Return the newest versions of policies."""
+        return await self._find(_policy, names, caller)
 
-    async def replicas(self) -> ReplicaListing:
-        """Return the live replicas."""
-        return await self._call(self._registry.replicas.listing)
+    async def names(
+        self, lists: Collection[TaskList], caller: str | None = None
+    ) -> Found[TaskList, tuple[str, ...]]:
+        """Return the names of the tasks that are on each list."""
+        return await self._find(_visible_names, lists, caller)
 
     async def wait_for_replicas(self, seconds: float) -> None:
         """Return once every live replica has confirmed the present generation.
@@ -161,55 +150,67 @@ class Catalog:
             NunatakError: `replicas_behind`, some replicas have not confirmed within `seconds`.
         """
         ends_at = time.monotonic() + seconds
-        revision = (await self.generation()).number
-        while behind := await self._call(self._registry.replicas.behind, revision):
+        revision = (await self.poll(self.registry.generation)).number
+        while behind := await self.poll(self.registry.replicas.behind, revision):
             if time.monotonic() >= ends_at:
                 raise replicas_behind(behind, seconds)
             await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
         """End the threads after their calls; the registry stays open."""
-        self._pool.shutdown()
+        for threads in (self.poll, self.note, self.change, self._look):
+            threads.close()
 
-    def _resolve(self, reference: TaskReference) -> TaskManifest:
-        manifest = self._registry.resolve(reference)
-        _make_keys(manifest)
-        return manifest
+    async def _find(
+        self, read: Callable[[Registry, Key], Fact], keys: Collection[Key], caller: str | None
+    ) -> Found[Key, Fact]:
+        if caller is None:
+            return await self.poll(_each, self.registry, read, keys)
+        return await self.look_up(caller, _each, self.registry, read, keys)
 
-    def _traffic(self, reference: TaskReference) -> Traffic:
-        traffic = self._registry.traffic(reference)
-        candidates = (it.manifest for it in (traffic.canary, traffic.shadow) if it is not None)
-        _make_keys(traffic.manifest, *candidates)
-        return traffic
 
-    def _history(self, reference: TaskReference) -> History:
-        name, registry = reference.task, self._registry
-        aliases = registry.task(name).aliases if reference.alias is None else (reference.alias,)
-        moves = [it for alias in aliases for it in registry.history(name, alias)]
-        changes = [it for alias in aliases for it in registry.rollouts.history(name, alias)]
-        return sorted(moves, key=_time), sorted(changes, key=_time)
+def _each(
+    registry: Registry, read: Callable[[Registry, Key], Fact], keys: Collection[Key]
+) -> Found[Key, Fact]:
+    found = dict[Key, Fact | NunatakError]()
+    for key in keys:
+        try:
+            found[key] = read(registry, key)
+        except NunatakError as error:
+            if isinstance(error, StoreUnavailableError):
+                # Raises if this is an outage. A damaged row keeps nothing else from being found.
+                registry.generation()
+            found[key] = error.with_traceback(None)
+    return found
 
-    async def _call(
-        self,
-        function: Callable[Parameters, Result],
-        *args: Parameters.args,
-        **kwargs: Parameters.kwargs,
-    ) -> Result:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, partial(function, *args, **kwargs))
+
+def _policy(registry: Registry, name: str) -> PublishedPolicy:
+    return registry.policies.get(name)
+
+
+def _traffic(registry: Registry, reference: TaskReference) -> Traffic:
+    traffic = registry.traffic(reference)
+    for each in (traffic, traffic.canary, traffic.shadow):
+        if each is not None:
+            # A manifest keeps its digest, so the digest is computed on this thread.
+            key_of(each.manifest)
+    return traffic
+
+
+def _visible_names(registry: Registry, tasks: TaskList) -> tuple[str, ...]:
+    return tuple(filter(tasks.allows, registry.names()))
+
+
+def _history(registry: Registry, reference: TaskReference) -> History:
+    name = reference.task
+    aliases = registry.task(name).aliases if reference.alias is None else (reference.alias,)
+    moves = [it for alias in aliases for it in registry.history(name, alias)]
+    changes = [it for alias in aliases for it in registry.rollouts.history(name, alias)]
+    return sorted(moves, key=_time), sorted(changes, key=_time)
 
 
 def _time(event: AliasEvent | CandidateEvent) -> datetime:
     return event.at
-
-
-def _make_keys(*manifests: TaskManifest) -> None:
-    """Compute the digests of manifests on this thread; manifests cache their digests."""
-    for manifest in manifests:
-        key_of(manifest)
-
-
-Found = TypeVar("Found")
 
 
 class VisibleCatalog:
@@ -218,44 +219,47 @@ class VisibleCatalog:
     A name from a request may be anything, so the log gets only names that a look-up has found.
     """
 
-    def __init__(self, catalog: Catalog, tasks: TaskList) -> None:
+    def __init__(self, catalog: Catalog, caller: Caller) -> None:
         self._catalog = catalog
-        self._tasks = tasks
+        self._registry = catalog.registry
+        self._caller = caller
 
     async def resolve(self, reference: TaskReference) -> TaskManifest:
         """Return the manifest of the version that a reference means now."""
-        lookup = self._catalog.resolve(reference)
-        manifest = await visible(reference.task, lookup, tasks=self._tasks)
-        note_task(manifest.reference)
-        return manifest
+        return (await self.traffic(reference)).manifest
 
     async def traffic(self, reference: TaskReference) -> Traffic:
         """Return the version that a reference means now, with its canary and shadow."""
-        lookup = self._catalog.traffic(reference)
-        traffic = await visible(reference.task, lookup, tasks=self._tasks)
+        check_visible(reference.task, self._caller.tasks)
+        traffic = await self._catalog.look_up(
+            self._caller.name, _traffic, self._registry, reference
+        )
         note_task(traffic.manifest.reference)
         return traffic
 
     async def task(self, name: str) -> ListedTask:
         """Return one task."""
-        summary = await visible(name, self._catalog.task(name), tasks=self._tasks)
-        note_task(summary.name)
-        return summary
+        check_visible(name, self._caller.tasks)
+        listed = await self._catalog.look_up(self._caller.name, self._registry.task, name)
+        note_task(name)
+        return listed
 
     async def history(self, reference: TaskReference) -> History:
         """Return the history of a task, or of the one alias that the reference names."""
-        lookup = self._catalog.history(reference)
-        found = await visible(reference.task, lookup, tasks=self._tasks)
+        check_visible(reference.task, self._caller.tasks)
+        found = await self._catalog.look_up(self._caller.name, _history, self._registry, reference)
         note_task(reference.task)
         return found
 
     async def tasks(self) -> list[ListedTask]:
         """Return the caller's tasks."""
-        return [task for task in await self._catalog.tasks() if self._tasks.allows(task.name)]
+        listed = await self._catalog.look_up(self._caller.name, self._registry.tasks)
+        return [it for it in listed if self._caller.tasks.allows(it.name)]
 
     async def policies(self) -> list[PublishedPolicy]:
         """Return the policies whose tasks are all the caller's."""
-        return [it for it in await self._catalog.policies() if may_ask(it, self._tasks)]
+        newest = await self._catalog.look_up(self._caller.name, self._registry.policies.newest)
+        return [it for it in newest if may_ask(it, self._caller.tasks)]
 
 
 def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
@@ -263,30 +267,13 @@ def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
     return all(map(tasks.allows, published.policy.tasks))
 
 
-async def visible(task: str, lookup: Awaitable[Found], *, tasks: TaskList) -> Found:
-    """Return the result of a look-up, if the task is on the list.
+def check_visible(task: str, tasks: TaskList) -> None:
+    """Return if a task is on the list.
 
-    A task that is not on the list is looked up as well, so that the time of the answer does not
-    reveal whether the task exists.
+    A task that is not on the list is never looked up, so no time reveals whether the task exists.
 
     Raises:
-        TaskNotFoundError: the task does not exist, or is not on the list.
+        TaskNotFoundError: the task is not on the list.
     """
     if not tasks.allows(task):
-        await deny(task, lookup)
-    return await lookup
-
-
-async def deny(task: str, lookup: Awaitable[object]) -> NoReturn:
-    """Look up a task that is not on the list, and answer as if the task did not exist.
-
-    Raises:
-        TaskNotFoundError: always, unless the store cannot be read.
-    """
-    try:
-        await lookup
-    except StoreUnavailableError:
-        raise
-    except NunatakError:
-        pass
-    raise TaskNotFoundError(task)
+        raise TaskNotFoundError(task)

@@ -29,12 +29,15 @@ class RegistryWatch:
         self,
         *,
         generation: Callable[[], Awaitable[Generation]],
-        on_change: Callable[[Generation], None],
+        on_change: Callable[[Generation], Awaitable[None]],
         on_restore: Callable[[], Awaitable[None]],
         interval_s: float,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`on_restore` runs after `on_change`, if the generation has not increased."""
+        """`on_change` applies a change, and is repeated with the next poll if it raises.
+
+        `on_restore` runs after `on_change`, if the generation has not increased.
+        """
         self._generation = generation
         self._on_change = on_change
         self._on_restore = on_restore
@@ -44,26 +47,25 @@ class RegistryWatch:
         """Whether the last poll could read the registry."""
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Poll until cancelled. A failed poll changes nothing, and is repeated."""
         seen: Generation | None = None
         while True:
             try:
                 found = await self._generation()
-            except NunatakError as error:
+                if found != seen:
+                    await self._on_change(found)
+                    self.is_readable = True
+                    await self._look_for_restore(seen, found)
+                    seen = found
+            except Exception as error:  # noqa: BLE001 - a lack of descriptors must end no server
                 if self.is_readable:
-                    logger.warning(
-                        "the registry cannot be read, serving the known versions: %s", error
-                    )
+                    log_refusal("the registry cannot be read, serving the known versions", error)
                 self.is_readable = False
             else:
                 self.is_readable = True
-                if found != seen:
-                    before, seen = seen, found
-                    await self._report(before, found)
             await self._pause(self._interval_s)
 
-    async def _report(self, before: Generation | None, found: Generation) -> None:
-        self._on_change(found)
+    async def _look_for_restore(self, before: Generation | None, found: Generation) -> None:
         # Numbers only increase, unless the index is an older copy.
         if before is not None and found.number <= before.number:
             logger.warning(
@@ -73,6 +75,12 @@ class RegistryWatch:
                 found.number,
             )
             await self._on_restore()
+
+
+def log_refusal(what: str, error: Exception) -> None:
+    """Log why the registry was not read or written; a foreign error with its traceback."""
+    trace = None if isinstance(error, NunatakError) else error
+    logger.warning("%s: %s", what, error or type(error).__name__, exc_info=trace)
 
 
 ALONE_S = 40.0
@@ -126,7 +134,11 @@ class Membership:
         """Confirm a generation that this process has applied."""
         if generation != self._seen:
             self._seen = generation
-            self._has_news.set()
+            self.tell()
+
+    def tell(self) -> None:
+        """Beat soon, because this process has changed."""
+        self._has_news.set()
 
     async def run(self) -> None:
         """Beat until cancelled."""
@@ -143,7 +155,7 @@ class Membership:
         self._asked = asyncio.ensure_future(self._members.beat(self._seen))
         try:
             num_others = await asyncio.shield(self._asked)
-        except NunatakError as error:
+        except Exception as error:  # noqa: BLE001 - as for a poll
             self._refuse(error)
             return
         if self._lease is None:
@@ -165,9 +177,10 @@ class Membership:
         except NunatakError as error:
             logger.warning("cannot leave the replicas of the registry: %s", error)
 
-    def _refuse(self, error: NunatakError) -> None:
-        if not self._is_refused and self._lease is not None:
-            logger.warning("the registry takes no beats, so the lease will end: %s", error)
+    def _refuse(self, error: Exception) -> None:
+        is_foreign = not isinstance(error, NunatakError)
+        if not self._is_refused and (self._lease is not None or is_foreign):
+            log_refusal("the registry takes no beats, and a lease will end", error)
         self._is_refused = True
 
 
@@ -205,13 +218,18 @@ class HoldRenewal:
         resident: Callable[[], Collection[Version]],
         holds: Holds,
         interval_s: float,
+        on_first: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[asyncio.Event, float], Awaitable[None]] | None = None,
     ) -> None:
-        """`pause` waits for some seconds, or until the event is set."""
+        """`on_first` is called when a first version comes into memory.
+
+        `pause` waits for some seconds, or until the event is set.
+        """
         self._resident = resident
         self._holds = holds
         self._interval_s = interval_s
+        self._on_first = on_first
         self._clock = clock
         self._pause = pause or _pause
         self._look = asyncio.Event()
@@ -254,12 +272,14 @@ class HoldRenewal:
 
     async def _turn(self) -> None:
         wanted, now = frozenset(self._resident()), self._clock()
+        if wanted and not self._wanted:
+            self._on_first()
         try:
             if wanted != self._wanted or (wanted and await self._is_due(now)):
                 self._taken = await self._ask(wanted)
                 self._wanted = wanted
                 self._renew_at, self._over_at = now + RENEWAL_S, now + HOLD_S
-        except NunatakError as error:
+        except Exception as error:  # noqa: BLE001 - as for a poll
             self._refuse(error, now)
         else:
             self.is_refused = self._has_logged_expiry = False
@@ -267,9 +287,9 @@ class HoldRenewal:
     async def _is_due(self, now: float) -> bool:
         return now >= self._renew_at or await self._holds.held() != self._taken
 
-    def _refuse(self, error: NunatakError, now: float) -> None:
+    def _refuse(self, error: Exception, now: float) -> None:
         if not self.is_refused:
-            logger.warning("the registry takes no holds, serving on: %s", error)
+            log_refusal("the registry takes no holds, serving on", error)
         self.is_refused = True
         self._over_at = self._over_at or now + HOLD_S
         self._retry_at = now + RETRY_S

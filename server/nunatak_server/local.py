@@ -115,7 +115,7 @@ class LocalPredictor:
         if self._runtime is None:
             raise RuntimeError("a LocalPredictor must be started before it predicts")
         # The event loop stood still since the last call, so no task has polled the registry.
-        self._runtime.residency.invalidate()
+        self._runtime.facts.invalidate()
         return await self._runtime.service.predict(request)
 
 

@@ -48,9 +48,15 @@ class Readiness:
         stalled_s: Callable[[], float] = lambda: 0.0,
         max_stall_s: float = inf,
         lease: RegistryLease | None = None,
+        on_move: Callable[[], None] = lambda: None,
     ) -> None:
-        """`stalled_s` returns the seconds in which rows have waited and no batch has ended."""
+        """Start in the state STARTING.
+
+        `stalled_s` returns the seconds in which rows have waited and no batch has ended. `on_move`
+        is called after each change of the state.
+        """
         self.state = State.STARTING
+        self._on_move = on_move
         self._stalled_s = stalled_s
         self._max_stall_s = max_stall_s
         self._lease = lease
@@ -64,6 +70,7 @@ class Readiness:
         """Change the state; a failed process stays failed."""
         if self.state is not State.FAILED:
             self.state = state
+            self._on_move()
 
     @property
     def takes_requests(self) -> bool:

@@ -20,19 +20,21 @@ import torch
 
 from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import (
     Backbone,
     TrunkCache,
     on_own_thread,
 )
-from nunatak_registry import Beat, Generation, Registry
+from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server.backbones import Backbones
 from nunatak_server.catalog import Catalog
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.engine.outcomes import BatchObservers
 from nunatak_server.errors import EngineFailedError
+from nunatak_server.facts import KnownFacts
 from nunatak_server.following import HoldRenewal, Membership, RegistryWatch, run_together
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.readiness import Readiness, RegistryLease, State
@@ -99,15 +101,23 @@ class Runtime:
         self.registry = registry
         lease_s = settings.registry_lease_s
         lease = None if lease_s is None else RegistryLease(seconds=lease_s)
-        self.readiness = Readiness(
-            stalled_s=lambda: self._engine.stalled_s,
-            max_stall_s=settings.stall_s,
-            lease=lease,
-        )
         self.trunk_cache = TrunkCache(max_bytes=settings.trunk_cache_bytes)
         self.metrics = Metrics()
         self.metrics.include(TrunkCacheCollector(lambda: self.trunk_cache.stats))
         self.catalog = Catalog(registry)
+        self.facts = KnownFacts(
+            traffic=self.catalog.traffic,
+            policies=self.catalog.policies,
+            names=self.catalog.names,
+            on_move=self.metrics.observe_alias_move,
+        )
+        self._membership = Membership(members=self, lease=lease, on_return=self.facts.invalidate)
+        self.readiness = Readiness(
+            on_move=self._membership.tell,
+            stalled_s=lambda: self._engine.stalled_s,
+            max_stall_s=settings.stall_s,
+            lease=lease,
+        )
         self._build = BuildInfo(
             version=version("nunatak"),
             backbone=",".join(it.name for it in backbones),
@@ -151,7 +161,6 @@ class Runtime:
             if each.ops.banks is not None:
                 each.ops.banks.limit(budget_bytes // len(self._computes))
         self.residency = Residency(
-            resolve=self.catalog.traffic,
             loader=Loader(
                 load=VersionLoader(backbones, self.host_tier, throttle=throttle),
                 give_back=find_memory_return(),
@@ -178,6 +187,7 @@ class Runtime:
             ),
             stages=Stages(
                 admission=self.admission,
+                facts=self.facts,
                 residency=self.residency,
                 tokenization=self._tokenization,
                 engine=self._engine,
@@ -192,24 +202,24 @@ class Runtime:
             ),
             backbones=backbones,
         )
-        self.judge = Judge(look_up=self.catalog.policy, service=self.service)
+        self.judge = Judge(facts=self.facts, service=self.service)
         self.metrics.include(self.judge.metrics.counter)
         self._watch = RegistryWatch(
-            generation=self.catalog.generation,
+            generation=partial(self.catalog.poll, registry.generation),
             on_change=self._registry_has_changed,
-            on_restore=self.residency.drop_unnamed,
+            on_restore=partial(self.residency.drop_unnamed, self._look_up),
             interval_s=settings.registry_poll_ms / 1000,
         )
         self.replica_id = settings.replica_id or uuid4().hex[:8]
         """The name of this process among the replicas of its registry."""
         self._started = datetime.now(UTC)
-        self._membership = Membership(
-            members=self, lease=lease, on_return=self.residency.invalidate
-        )
+        self._process = psutil.Process()
+        self._process_bytes = 0
         self._watching: asyncio.Task[None] | None = None
         self._holding = HoldRenewal(
             resident=lambda: [key_of(it.manifest)[:2] for it in self.residency.resident()],
             holds=self.catalog,
+            on_first=self._membership.tell,
             # A hold is a write. If more tasks are in use than fit, the versions in memory change
             # with every other request.
             interval_s=POLLS_PER_HOLD * settings.registry_poll_ms / 1000,
@@ -237,9 +247,7 @@ class Runtime:
         )
         self._engine.start()
         await self._warm_up()
-        await pin_at_start(
-            self.settings.pinned(), resolve=self.catalog.resolve, pin=self.residency.pin
-        )
+        await pin_at_start(self.settings.pinned(), look_up=self._look_up, pin=self.residency.pin)
         await self._join()
         parts = (self._watch.run, self._membership.run, self._holding.run)
         self._watching = asyncio.create_task(run_together(*parts), name="the registry")
@@ -308,7 +316,8 @@ class Runtime:
 
     async def beat(self, seen: Generation) -> int:
         """Write the row of this process in the registry, and return the number of the others."""
-        return await self.catalog.beat(
+        return await self.catalog.note(
+            self.registry.replicas.beat,
             Beat(
                 key=self.catalog.reader,
                 id=self.replica_id,
@@ -323,14 +332,23 @@ class Runtime:
                     running=self._engine.num_running_requests,
                     versions=self.residency.stats().num_resident,
                     version_bytes=self.residency.stats().resident_bytes,
-                    process_bytes=psutil.Process().memory_info().rss,
+                    process_bytes=self._measure(),
                 ),
-            )
+            ),
         )
 
     async def leave(self) -> None:
         """Remove the row of this process from the registry."""
-        await self.catalog.leave(self.catalog.reader)
+        await self.catalog.note(self.registry.replicas.leave, self.catalog.reader)
+
+    async def _look_up(self, reference: TaskReference) -> Traffic:
+        return await self.catalog.poll(self.registry.traffic, reference)
+
+    def _measure(self) -> int:
+        """Return the memory of this process, or its last known memory without free descriptors."""
+        with contextlib.suppress(OSError, psutil.Error):
+            self._process_bytes = self._process.memory_info().rss
+        return self._process_bytes
 
     @property
     def _num_waiting(self) -> int:
@@ -339,13 +357,20 @@ class Runtime:
     async def _join(self) -> None:
         """Join the replicas before the first request, so that no wait can miss this process."""
         with contextlib.suppress(NunatakError):
-            seen = await self.catalog.generation()
+            seen = await self.catalog.poll(self.registry.generation)
             self._membership.see(seen)
             await self._membership.beat()
 
-    def _registry_has_changed(self, found: Generation) -> None:
-        self.residency.invalidate()
-        self.judge.policies.invalidate()
+    async def follow_own_change(self) -> None:
+        """Let requests from now on see a change that this process has made."""
+        try:
+            await self.facts.renew()
+        except StoreUnavailableError:
+            self.facts.invalidate()
+
+    async def _registry_has_changed(self, found: Generation) -> None:
+        # Confirmed only afterwards: from then on no request may get what was known before.
+        await self.facts.renew()
         self._membership.see(found)
         self._holding.look()
 

@@ -45,8 +45,9 @@ async def make_held_bench(
     store, engine = FakeStore(branch), HeldEngine()
     bench = make_traffic_bench(backbone, store, engine, admission=admission)
     for task in hot:
-        traffic = await bench.residency.resolve(store.add(task))
-        await bench.residency.preload(traffic.manifest)
+        reference = store.add(task)
+        await bench.facts.traffic([reference], "a test")
+        await bench.residency.preload(store.manifests[reference])
     return bench, store, engine
 
 

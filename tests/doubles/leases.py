@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from doubles.serving import FakeStore
 from nunatak_contract.names import TaskReference
 from nunatak_server.residency.residency import Lease, Residency
 
@@ -13,13 +14,13 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, timeout=30))
 
 
-async def lease(residency: Residency, reference: TaskReference) -> Lease:
-    return await residency.lease((await residency.resolve(reference)).manifest)
+async def lease(residency: Residency, store: FakeStore, reference: TaskReference) -> Lease:
+    return await residency.lease((await store.resolve(reference)).manifest)
 
 
-async def use(residency: Residency, *references: TaskReference) -> None:
+async def use(residency: Residency, store: FakeStore, *references: TaskReference) -> None:
     for reference in references:
-        (await lease(residency, reference)).release()
+        (await lease(residency, store, reference)).release()
 
 
 async def until(condition: Callable[[], bool]) -> None:

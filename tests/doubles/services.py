@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
-from doubles.serving import FakeStore, make_residency
+from doubles.serving import FakeStore, make_facts, make_residency
 from nunatak_model import Backbone, Branch
 from nunatak_server.backbones import Backbones
 from nunatak_server.errors import TaskUnhealthyError
@@ -99,6 +99,7 @@ def make_bench(
     turns = Turns()
     stages = Stages(
         admission=admission,
+        facts=make_facts(store),
         residency=residency,
         tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
         engine=engine,

@@ -4,26 +4,40 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
+from typing import NoReturn, TypeVar
 
 import httpx
 
 from doubles.drafts import make_draft
 from nunatak_artifact import LoadedTask
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch
-from nunatak_registry import Registry, StoreUnavailableError, TaskNotFoundError, Traffic
+from nunatak_registry import (
+    PublishedPolicy,
+    Registry,
+    StoreUnavailableError,
+    TaskNotFoundError,
+    Traffic,
+)
+from nunatak_server.access.keys import TaskList
 from nunatak_server.app import create_app
 from nunatak_server.backbones import Backbones
+from nunatak_server.catalog import Found
 from nunatak_server.engine.outcomes import BatchReport
 from nunatak_server.errors import EngineFailedError
+from nunatak_server.facts import KnownFacts, LookUp
 from nunatak_server.residency.loads import PATIENCE_S, Loader
 from nunatak_server.residency.residency import Residency
 from nunatak_server.serving import DrainingServer
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.tracing import Tracing
+
+Key = TypeVar("Key")
+Fact = TypeVar("Fact")
 
 
 class ManualClock:
@@ -43,7 +57,6 @@ class RecordingObserver:
         self.batches: list[BatchReport] = []
         self.loads: list[tuple[str, bool]] = []
         self.evicted: list[str] = []
-        self.moved: list[str] = []
         self.num_waits = 0
 
     def observe_batch(self, report: BatchReport) -> None:
@@ -59,9 +72,6 @@ class RecordingObserver:
 
     def observe_evictions(self, tasks: Sequence[str]) -> None:
         self.evicted.extend(tasks)
-
-    def observe_alias_move(self, task: str) -> None:
-        self.moved.append(task)
 
 
 class FakeStore:
@@ -119,6 +129,45 @@ class FakeStore:
         return LoadedTask(manifest=manifest, branch=branch, num_bytes=self.size_of(manifest))
 
 
+def make_facts(
+    store: FakeStore,
+    *,
+    policy: Callable[[str], Awaitable[PublishedPolicy]] | None = None,
+    names: Callable[[TaskList], Awaitable[tuple[str, ...]]] | None = None,
+    on_move: Callable[[str], None] = lambda _: None,
+    max_known: int = 100,
+) -> KnownFacts:
+    """Return what a process remembers of the store."""
+    return KnownFacts(
+        traffic=one_by_one(store.resolve),
+        policies=one_by_one(policy or no_fact),
+        names=one_by_one(names or no_fact),
+        on_move=on_move,
+        max_known=max_known,
+    )
+
+
+def one_by_one(look_up: Callable[[Key], Awaitable[Fact]]) -> LookUp[Key, Fact]:
+    """Return a look-up of many facts for any caller."""
+
+    async def found(keys: Collection[Key], _caller: str | None) -> Found[Key, Fact]:
+        facts = dict[Key, Fact | NunatakError]()
+        for key in keys:
+            try:
+                facts[key] = await look_up(key)
+            except StoreUnavailableError:
+                raise
+            except NunatakError as error:
+                facts[key] = error
+        return facts
+
+    return found
+
+
+async def no_fact(key: object) -> NoReturn:
+    raise NunatakError("policy_not_found", policy=str(key))
+
+
 def make_residency(
     store: FakeStore,
     *,
@@ -130,7 +179,6 @@ def make_residency(
 ) -> Residency:
     """Return a residency with room for `room_for` versions of the store, of one branch each."""
     return Residency(
-        resolve=store.resolve,
         loader=Loader(
             load=store.load,
             size_of=store.size_of,

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from doubles.drafts import DRAFT_BACKBONE
-from doubles.serving import FakeStore, ManualClock, make_residency
+from doubles.serving import FakeStore, ManualClock, make_facts, make_residency
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone
 from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.backbones import Backbones
+from nunatak_server.facts import KnownFacts
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.ask import RowSink
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
@@ -30,6 +31,8 @@ class TrafficBench:
     """A service, and its parts."""
 
     service: PredictionService
+    store: FakeStore
+    facts: KnownFacts
     residency: Residency
     rollouts: Rollouts
     admission: Admission
@@ -47,7 +50,7 @@ def make_traffic_bench(
     room_for: int = 100,
 ) -> TrafficBench:
     """Return a ready service with these random draws, and room for some versions."""
-    residency = make_residency(store, room_for=room_for)
+    facts, residency = make_facts(store), make_residency(store, room_for=room_for)
     readiness, metrics = Readiness(), Metrics()
     admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     turns = Turns()
@@ -65,6 +68,7 @@ def make_traffic_bench(
         limits=RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100),
         stages=Stages(
             admission=admission,
+            facts=facts,
             residency=residency,
             tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
             engine=engine,
@@ -77,6 +81,8 @@ def make_traffic_bench(
     readiness.move_to(State.READY)
     return TrafficBench(
         service=service,
+        store=store,
+        facts=facts,
         residency=residency,
         rollouts=rollouts,
         admission=admission,

@@ -17,7 +17,7 @@ from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
 from doubles.engines import Withdrawing
 from doubles.policies import make_policy, make_rule, when
-from doubles.serving import FakeStore
+from doubles.serving import FakeStore, make_facts
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, ask_for, make_traffic_bench
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
@@ -115,7 +115,7 @@ class Campaign:
         if self.chance.random() < 0.1:
             reference = f"{task}/{self.versions[task]}"
             self.store.broken[reference] = CorruptBlobError("d" * 64, "is missing")
-        self.bench.residency.invalidate()
+        self.bench.facts.invalidate()
         self.tally.promotions += 1
 
     def change_policy(self) -> None:
@@ -132,7 +132,8 @@ class Campaign:
         async def look_up(_: str) -> PublishedPolicy:
             return self.policies[-1]
 
-        judge = Judge(look_up=look_up, service=service or self.bench.service)
+        facts = make_facts(self.store, policy=look_up)
+        judge = Judge(facts=facts, service=service or self.bench.service)
         numbers = iter(range(count))
 
         async def work() -> None:
@@ -141,7 +142,7 @@ class Campaign:
                     self.promote(self.chance.choice(TASKS))
                 if number % 11 == 0:
                     self.change_policy()
-                    judge.policies.invalidate()
+                    facts.invalidate()
                 if number % 53 == 0:
                     self.evict()
                 await self.judge(judge, f"caller-{number}")

@@ -18,6 +18,7 @@ MAX_BLOB_BYTES = 4 * 1024**3
 _BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
 _TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_FOLDER = "sha256"
 _QUARANTINE = "quarantine"
 
 
@@ -61,7 +62,7 @@ class StoredFile:
     @property
     def is_among_blobs(self) -> bool:
         """Whether the file lies in the place of a blob or of a folder of blobs."""
-        return self.key.partition("/")[0] == "sha256"
+        return self.key.partition("/")[0] == _FOLDER
 
     @property
     def digest(self) -> str:
@@ -126,6 +127,10 @@ class BlobStore:
         """
         return self._files.exists(blob_key(digest))
 
+    def has_folder(self) -> bool:
+        """Return whether the place has a folder of blobs, or needs none."""
+        return self._files.has_folder(_FOLDER)
+
     def check_writable(self) -> None:
         """Refuse once a write may have been lost.
 
@@ -187,7 +192,7 @@ def blob_key(digest: str) -> str:
     """
     if _DIGEST.fullmatch(digest) is None:
         raise CorruptBlobError(digest[:64], "has no SHA-256 digest for a name")
-    return f"sha256/{digest[:2]}/{digest}"
+    return f"{_FOLDER}/{digest[:2]}/{digest}"
 
 
 def _kind(key: str) -> FileKind:

@@ -60,6 +60,10 @@ class Files(Protocol):
         """Return whether a plain file is there."""
         ...
 
+    def has_folder(self, name: str) -> bool:
+        """Return whether there is a folder below the root; True where files need no folders."""
+        ...
+
     def delete(self, key: str) -> None:
         """Remove the file, if it is there."""
         ...
@@ -124,10 +128,11 @@ class LocalFiles:
             self._create_folder(path.parent)
             with self._folder(key) as folder:
                 self._write_whole(folder, path.name, data)
-                # Another process may have created the folder and not synced it yet, so it is synced
-                # in any case.
+                # Another process may have created the folders and not synced them yet, so they are
+                # synced in any case.
                 self._sync(folder)
-            self._sync_path(path.parent.parent)
+            for above in (path.parent.parent, self._root):
+                self._sync_path(above)
 
     def read(self, key: str, limit: int) -> bytes | None:
         """Return at most `limit` bytes from the start, or None if there is no plain file."""
@@ -151,6 +156,11 @@ class LocalFiles:
         """Return whether a plain file is there."""
         found = self._status(key)
         return found is not None and stat.S_ISREG(found.st_mode)
+
+    def has_folder(self, name: str) -> bool:
+        """Return whether there is a folder below the root."""
+        found = self._status(name)
+        return found is not None and stat.S_ISDIR(found.st_mode)
 
     def delete(self, key: str) -> None:
         """Remove the file, if it is there."""
@@ -338,6 +348,10 @@ class RemoteFiles:
             except FileNotFoundError:
                 return False
             return info.get("type") == "file"
+
+    def has_folder(self, name: str) -> bool:
+        """Return True."""
+        return True
 
     def delete(self, key: str) -> None:
         """Remove the object, if it is there."""

@@ -22,8 +22,8 @@ from sqlalchemy import (
     URL,
     Connection,
     Engine,
+    Executable,
     PoolProxiedConnection,
-    Select,
     create_engine,
     event,
     insert,
@@ -54,6 +54,8 @@ _LOST_PEER = {
     "keepalives_interval": "2",
     "keepalives_count": "3",
 }
+# Half of PostgreSQL's default time until it looks for deadlocks.
+_SHORT_WAIT = text("SET LOCAL lock_timeout = '500ms'")
 # The value is arbitrary. Every opener of a new PostgreSQL index must take the same lock.
 _CREATION_LOCK = 0x6E756E6174616B
 # After one of these errors, the content of the disk is unknown. PostgreSQL stops by itself.
@@ -195,12 +197,14 @@ class Database:
     def noting(self) -> AbstractContextManager[Connection]:
         """Yield a connection for rows that only this process writes; commits like `writing`.
 
-        On PostgreSQL the connection neither waits for the writer nor delays it.
+        On PostgreSQL the connection neither waits for the writer nor delays it. It gives up before
+        a restore by `pg_restore` could be found in a deadlock with it.
         """
-        return self._changing(select(StateRow.id))
+        is_sqlite = self._writer.dialect.name == "sqlite"
+        return self._changing(select(StateRow.id) if is_sqlite else _SHORT_WAIT)
 
     @contextmanager
-    def _changing(self, lock: Select[int]) -> Generator[Connection]:
+    def _changing(self, lock: Executable) -> Generator[Connection]:
         if self._sync_failure is not None:
             raise StoreReadOnlyError(self._sync_failure)
         with _refusals(), self._failed_sync_is_final():

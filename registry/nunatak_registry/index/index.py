@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Self
 
-from sqlalchemy import URL, ColumnElement, delete, func, insert, or_, select, update
+from sqlalchemy import URL, ColumnElement, bindparam, delete, func, insert, or_, select, update
 
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import NunatakError
@@ -28,6 +28,7 @@ from nunatak_registry.aliases import (
 from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.errors import InvalidManifestError, TaskNotFoundError, VersionNotFoundError
 from nunatak_registry.index.database import Database, FileIdentity, raise_generation
+from nunatak_registry.index.records import VersionRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
@@ -41,7 +42,7 @@ from nunatak_registry.index.schema import (
     TaskRow,
     VersionRow,
 )
-from nunatak_registry.index.snapshot import Generation, Snapshot, VersionRecord
+from nunatak_registry.index.snapshot import Generation, Snapshot
 from nunatak_registry.policies import PolicyRecord
 
 
@@ -258,6 +259,11 @@ class Change(Snapshot):
         self._connection.execute(delete(CandidateRow).where(*_place_of(event.candidate)))
         self._add_candidate_event(event)
 
+    def lock_version(self, task: str, version: int) -> None:
+        """Let nobody hold a version before the end of this change."""
+        key = (VersionRow.task == task, VersionRow.version == version)
+        self._connection.execute(select(VersionRow.version).where(*key).with_for_update())
+
     def remove_version(self, task: str, version: int, at: datetime) -> None:
         """Delete a version that no alias points to, and retire blobs that no other version uses."""
         digests = sorted(self.blob_digests(task, version))
@@ -286,17 +292,27 @@ class Change(Snapshot):
         now: datetime,
         until: datetime,
     ) -> frozenset[tuple[str, int]]:
-        """Let a reader hold the versions that exist; return them."""
+        """Let a reader hold the versions that exist; return them.
+
+        Only the difference to the reader's last hold is written, and the new end of the hold.
+        """
+        held = self.existing(versions)
         # All times have one zone and one format, so their texts compare like times.
-        is_over = HoldRow.until < now.isoformat()
-        self._connection.execute(delete(HoldRow).where(or_(HoldRow.reader == reader, is_over)))
-        held = sorted(key for key in set(versions) if self.has_version(*key))
-        rows = [
-            {"reader": reader, "task": task, "version": version, "until": until.isoformat()}
-            for task, version in held
-        ]
-        if rows:
-            self._connection.execute(insert(HoldRow), rows)
+        self._connection.execute(delete(HoldRow).where(HoldRow.until <= now.isoformat()))
+        former = self.held(reader, now)
+        own, end = HoldRow.reader == reader, {"until": until.isoformat()}
+        if ended := sorted(former - held):
+            is_ended = (HoldRow.task == bindparam("key"), HoldRow.version == bindparam("number"))
+            self._connection.execute(
+                delete(HoldRow).where(own, *is_ended),
+                [{"key": task, "number": version} for task, version in ended],
+            )
+        self._connection.execute(update(HoldRow).where(own).values(end))
+        if begun := sorted(held - former):
+            self._connection.execute(
+                insert(HoldRow),
+                [{"reader": reader, "task": it[0], "version": it[1], **end} for it in begun],
+            )
         return frozenset(held)
 
     def note_replica(self, values: Mapping[str, object], *, now: float) -> int:

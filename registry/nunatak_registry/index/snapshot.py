@@ -5,13 +5,12 @@ name.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from pydantic import ValidationError
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -24,6 +23,7 @@ from sqlalchemy import (
     extract,
     func,
     select,
+    tuple_,
 )
 
 from nunatak_contract.enums import CandidateRole
@@ -36,8 +36,8 @@ from nunatak_registry.aliases import (
     CandidateEvent,
     CandidateEventKind,
 )
-from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
+from nunatak_registry.index.records import VersionRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
@@ -53,6 +53,9 @@ from nunatak_registry.index.schema import (
     VersionRow,
 )
 from nunatak_registry.policies import PolicyRecord
+
+_MOST_KEYS: Final = 10_000
+"""Most pairs in one query; SQLite takes 32,766 values."""
 
 VersionQuery: TypeAlias = "Select[str, int, str, str]"
 _VERSIONS: VersionQuery = select(
@@ -71,45 +74,6 @@ class Generation:
     """A number that every change increases. After a restore the number is lower and repeats."""
     token: str
     """A random token, new with every change."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionRecord:
-    """One row of the index: a manifest as text, with the digest of the published text."""
-
-    task: str
-    version: int
-    manifest: str
-    manifest_digest: str
-
-    @property
-    def reference(self) -> str:
-        """The reference that names exactly this version."""
-        return f"{self.task}/{self.version}"
-
-    def parse(self) -> TaskManifest:
-        """Return the manifest.
-
-        Raises:
-            InvalidManifestError: the text changed since it was published, or this release cannot
-                read it.
-        """
-        if digest_of(self.manifest.encode()) != self.manifest_digest:
-            raise InvalidManifestError(
-                f"the stored manifest of {self.reference} differs from the published manifest; "
-                "restore the index from a backup"
-            )
-        try:
-            manifest = TaskManifest.model_validate_json(self.manifest)
-        except ValidationError as error:
-            raise InvalidManifestError(
-                f"the manifest of {self.reference} does not follow schema version 1: {error}"
-            ) from error
-        if (manifest.task, manifest.version) != (self.task, self.version):
-            raise InvalidManifestError(
-                f"the manifest stored as {self.reference} says it is {manifest.reference}"
-            )
-        return manifest
 
 
 class Snapshot:
@@ -180,6 +144,25 @@ class Snapshot:
         if version is not None:
             query = query.where(VersionRow.version == version)
         return self._connection.execute(query).first() is not None
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the tasks that have a version, in order."""
+        query = select(VersionRow.task).distinct().order_by(VersionRow.task)
+        return tuple(self._connection.execute(query).scalars())
+
+    def existing(self, versions: Collection[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Return the versions that exist; in a change, nobody deletes them before its end."""
+        key = tuple_(VersionRow.task, VersionRow.version)
+        found = set[tuple[str, int]]()
+        wanted = sorted(versions)
+        for begin in range(0, len(wanted), _MOST_KEYS):
+            query = select(VersionRow.task, VersionRow.version).where(
+                key.in_(wanted[begin : begin + _MOST_KEYS])
+            )
+            # SQLite needs no lock of rows, because it has one writer at a time.
+            rows = self._connection.execute(query.with_for_update(read=True, key_share=True))
+            found.update((task, version) for task, version in rows)
+        return found
 
     def aliases(self, task: str | None = None) -> dict[str, dict[str, int]]:
         """Return the versions of aliases, by task and by alias, of one task or of all."""
@@ -262,6 +245,10 @@ class Snapshot:
         if version is not None:
             query = query.where(BlobRow.version == version)
         return set(self._connection.execute(query).scalars())
+
+    def some_blobs(self) -> list[str]:
+        """Return the digests of at most a hundred blobs, and of none only if there is none."""
+        return list(self._connection.execute(select(BlobRow.digest).limit(100)).scalars())
 
     def has_blob(self, digest: str) -> bool:
         """Return whether any version refers to a blob."""

@@ -27,14 +27,14 @@ from nunatak_server.compat.translation import (
     TranslatedRoute,
     explained,
 )
-from nunatak_server.http.access import needs
+from nunatak_server.http.access import caller_of, needs
 from nunatak_server.http.endpoints import (
     DeadlineHeader,
     PriorityHeader,
     RequestOptions,
     RoutingKeyHeader,
     ask_task,
-    catalog_of,
+    runtime_of,
 )
 from nunatak_server.http.replies import reply
 from nunatak_server.http.state import request_id_of
@@ -354,7 +354,8 @@ async def _answer_unnamed(request: Request, text: str, handling: RequestOptions)
         NunatakError: `invalid_request`, the caller has no task or several tasks, or the task reads
             no single texts.
     """
-    tasks = await catalog_of(request).tasks()
+    caller = caller_of(request.scope)
+    tasks = await runtime_of(request).facts.names(caller.tasks, caller.name)
     if len(tasks) != 1:
         raise NunatakError(
             "invalid_request",
@@ -362,9 +363,7 @@ async def _answer_unnamed(request: Request, text: str, handling: RequestOptions)
             "for one task, or send model and input",
         )
     options = PredictionOptions(entities=EntityOptions(aggregation=AggregationStrategy.SIMPLE))
-    result, headers = await ask_task(
-        request, tasks[0].name, (text,), options=options, handling=handling
-    )
+    result, headers = await ask_task(request, tasks[0], (text,), options=options, handling=handling)
     (found,) = result.outputs
     if result.head is HeadKind.TOKEN_CLASSIFICATION:
         return reply([_span(it, text) for it in cast("list[Entity]", found)], headers=headers)

@@ -175,7 +175,8 @@ async def metrics(request: Request) -> Response:
 )
 async def replicas(request: Request) -> Response:
     """Return the live replicas of the registry, as each described itself at its last beat."""
-    listing = await runtime_of(request).catalog.replicas()
+    runtime = runtime_of(request)
+    listing = await runtime.catalog.poll(runtime.registry.replicas.listing)
     return reply(listing.model_dump(mode="json"))
 
 
@@ -201,7 +202,7 @@ async def _changed(runtime: Runtime, wait_s: int | None) -> None:
     Raises:
         NunatakError: `replicas_behind`, the change is made, and some replicas do not follow.
     """
-    runtime.residency.invalidate()
+    await runtime.follow_own_change()
     if wait_s is not None:
         await runtime.catalog.wait_for_replicas(wait_s)
 
@@ -233,8 +234,11 @@ async def set_candidate(
     manifest = await catalog_of(request).resolve(wanted)
     await in_time(runtime.residency.preload(manifest), deadline_ms)
     candidate = Candidate(task=task, alias=alias, role=role, version=body.version, share=body.share)
-    event = await runtime.catalog.set_candidate(
-        candidate, expected_version=body.expected_version, by=_actor(request)
+    event = await runtime.catalog.change(
+        runtime.registry.rollouts.set,
+        candidate,
+        expected_version=body.expected_version,
+        by=_actor(request),
     )
     await _changed(runtime, wait_s)
     return reply(_candidate_fields(event))
@@ -258,8 +262,13 @@ async def end_candidate(
     check_alias_name(alias)
     await catalog_of(request).task(check_task_name(task))
     expected = body.expected_version if body else None
-    event = await runtime.catalog.end_candidate(
-        task, alias, role, expected_version=expected, by=_actor(request)
+    event = await runtime.catalog.change(
+        runtime.registry.rollouts.end,
+        task,
+        alias,
+        role,
+        expected_version=expected,
+        by=_actor(request),
     )
     await _changed(runtime, wait_s)
     return reply(_candidate_fields(event))
@@ -344,8 +353,13 @@ async def promote(
     check_alias_name(alias)
     manifest = await catalog_of(request).resolve(wanted)
     await in_time(runtime.residency.preload(manifest), deadline_ms)
-    event = await runtime.catalog.promote(
-        task, alias, body.version, expected_version=body.expected_version, by=_actor(request)
+    event = await runtime.catalog.change(
+        runtime.registry.promote,
+        task,
+        alias,
+        body.version,
+        expected_version=body.expected_version,
+        by=_actor(request),
     )
     await _changed(runtime, wait_s)
     return reply(_alias_fields(event))
@@ -373,13 +387,15 @@ async def roll_back(
     check_alias_name(alias)
     await catalog_of(request).task(task)
     expected = body.expected_version if body else None
-    current, target = await runtime.catalog.next_rollback(task, alias, expected_version=expected)
+    current, target = await runtime.catalog.change(
+        runtime.registry.next_rollback, task, alias, expected_version=expected
+    )
     wanted = TaskReference(task=task, version=target)
-    manifest = await runtime.catalog.resolve(wanted)
+    manifest = await catalog_of(request).resolve(wanted)
     await in_time(runtime.residency.preload(manifest), deadline_ms)
     # An alias that moved meanwhile would go back to another version than the one just loaded.
-    event = await runtime.catalog.rollback(
-        task, alias, expected_version=current, by=_actor(request)
+    event = await runtime.catalog.change(
+        runtime.registry.rollback, task, alias, expected_version=current, by=_actor(request)
     )
     await _changed(runtime, wait_s)
     return reply(_alias_fields(event))

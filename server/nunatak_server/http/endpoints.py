@@ -65,7 +65,7 @@ def runtime_of(request: Request) -> Runtime:
 
 def catalog_of(request: Request) -> VisibleCatalog:
     """Return the catalog of the caller's tasks."""
-    return VisibleCatalog(runtime_of(request).catalog, caller_of(request.scope).tasks)
+    return VisibleCatalog(runtime_of(request).catalog, caller_of(request.scope))
 
 
 def prediction_request(

@@ -290,7 +290,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _wait_for_caller(self) -> None:
         """Let the connection wait from now on, unless it has a whole request in work."""
-        # The class of uvicorn does not say so, but a connection has no cycle before its first request.
+        # A connection has no cycle before its first request, whatever uvicorn's types say.
         cycle = cast("RequestResponseCycle | None", self.cycle)
         is_due = cycle is None or cycle.response_complete or self._awaits_body
         if is_due and not self.pipeline and not self.transport.is_closing():

@@ -3,9 +3,8 @@
 resolve -> choose a version -> tokenize -> plan rows
 """
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count
@@ -18,8 +17,8 @@ from nunatak_model import Encoding
 from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.backbones import Backbones
-from nunatak_server.catalog import deny
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
+from nunatak_server.facts import KnownFacts
 from nunatak_server.failures import within
 from nunatak_server.inputs import find_misfit
 from nunatak_server.outputs.entities import Join
@@ -32,7 +31,6 @@ from nunatak_server.predict.types import (
     PredictionRequest,
     TaskFailure,
 )
-from nunatak_server.residency.residency import Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.rollouts.choice import Chosen
 from nunatak_server.rollouts.rollouts import Rollouts
@@ -158,14 +156,14 @@ class Preprocessor:
     def __init__(
         self,
         *,
-        residency: Residency,
+        facts: KnownFacts,
         tokenization: Tokenization,
         rollouts: Rollouts,
         metrics: Metrics,
         backbones: Backbones,
         clock: Callable[[], float],
     ) -> None:
-        self._residency = residency
+        self._facts = facts
         self._tokenization = tokenization
         self._rollouts = rollouts
         self._metrics = metrics
@@ -236,7 +234,7 @@ class Preprocessor:
     async def _read(
         self, request: PredictionRequest, permit: Permit, deadline: float, pace: Pace, name: Name
     ) -> tuple[list[AskedTask | TaskFailure], float]:
-        resolved = await self._find_all(request.references, request.tasks)
+        resolved = await self._find_all(request)
         found = list[Chosen | TaskFailure]()
         for text, item in zip(request.references, resolved, strict=True):
             # Each task looks at the form of each input.
@@ -349,17 +347,14 @@ class Preprocessor:
         if problem is not None:
             raise problem
 
-    async def _find_all(
-        self, references: Sequence[str], tasks: TaskList
-    ) -> list[Traffic | TaskFailure]:
-        found = [self._find(text, tasks) for text in references]
-        resolving = [
-            self._resolve(text, item, tasks)
-            for text, item in zip(references, found, strict=True)
-            if isinstance(item, TaskReference)
+    async def _find_all(self, request: PredictionRequest) -> list[Traffic | TaskFailure]:
+        found = [self._find(text, request.tasks) for text in request.references]
+        wanted = dict.fromkeys(item for item in found if isinstance(item, TaskReference))
+        resolved = await self._resolve(wanted, request.caller)
+        return [
+            _resolved(text, item, resolved[item]) if isinstance(item, TaskReference) else item
+            for text, item in zip(request.references, found, strict=True)
         ]
-        resolved = iter(await asyncio.gather(*resolving) if resolving else ())
-        return [next(resolved) if isinstance(item, TaskReference) else item for item in found]
 
     def _find(self, text: str, tasks: TaskList) -> Traffic | TaskFailure | TaskReference:
         """Return the versions of a reference, or the reference if a look-up is needed."""
@@ -368,19 +363,27 @@ class Preprocessor:
         except InvalidNameError as error:
             return TaskFailure(reference=text, error=error)
         if not tasks.allows(reference.task):
-            return reference
-        return self._residency.known(reference) or reference
+            return TaskFailure(reference=text, error=TaskNotFoundError(reference.task))
+        return self._facts.known(reference) or reference
 
     async def _resolve(
-        self, text: str, reference: TaskReference, tasks: TaskList
-    ) -> Traffic | TaskFailure:
+        self, references: Collection[TaskReference], caller: str
+    ) -> Mapping[TaskReference, Traffic | NunatakError]:
+        if not references:
+            return {}
         try:
-            if tasks.allows(reference.task):
-                return await self._residency.resolve(reference)
-            await deny(reference.task, self._residency.look_up(reference))
-        except NunatakError as error:
-            task = None if isinstance(error, UNPROVEN_TASK) else reference.task
-            return TaskFailure(reference=text, error=error, task=task)
+            return await self._facts.traffic(references, caller)
+        except StoreUnavailableError as error:
+            return dict.fromkeys(references, error)
+
+
+def _resolved(
+    text: str, reference: TaskReference, found: Traffic | NunatakError
+) -> Traffic | TaskFailure:
+    if not isinstance(found, NunatakError):
+        return found
+    task = None if isinstance(found, UNPROVEN_TASK) else reference.task
+    return TaskFailure(reference=text, error=found, task=task)
 
 
 def _find_lateness(

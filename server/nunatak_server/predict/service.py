@@ -28,6 +28,7 @@ from nunatak_contract.names import TaskReference
 from nunatak_model import embedding_branch
 from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.facts import KnownFacts
 from nunatak_server.inputs import count_documents
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
 from nunatak_server.predict.arrivals import Arrivals, Part, hold_refusals
@@ -82,6 +83,7 @@ class Stages:
     """The parts of the service, in the order of a request."""
 
     admission: Admission
+    facts: KnownFacts
     residency: Residency
     tokenization: Tokenization
     engine: RowSink
@@ -112,7 +114,7 @@ class PredictionService:
         self._backbones = backbones
         self._embedding_branches = {it.digest: embedding_branch(it) for it in backbones}
         self._preprocessor = Preprocessor(
-            residency=stages.residency,
+            facts=stages.facts,
             tokenization=stages.tokenization,
             rollouts=stages.rollouts,
             metrics=metrics,

@@ -14,6 +14,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import SideStream, TrunkCache, compute_without_helpers
+from nunatak_registry import Traffic
 from nunatak_server.backbones import Backbones
 from nunatak_server.residency.loads import LoadThrottle
 from nunatak_server.residency.memory import HostTier
@@ -86,7 +87,7 @@ class VersionLoader:
 async def pin_at_start(
     references: Sequence[TaskReference],
     *,
-    resolve: Callable[[TaskReference], Awaitable[TaskManifest]],
+    look_up: Callable[[TaskReference], Awaitable[Traffic]],
     pin: Callable[[TaskManifest], Awaitable[object]],
 ) -> None:
     """Pin the version that each reference means now.
@@ -96,6 +97,6 @@ async def pin_at_start(
     """
     for reference in references:
         try:
-            await pin(await resolve(reference))
+            await pin((await look_up(reference)).manifest)
         except NunatakError as error:
             logger.error("%s is not pinned: %s", reference, error)  # noqa: TRY400 - no bug of ours

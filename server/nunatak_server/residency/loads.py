@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class ResidencyObserver(Protocol):
-    """Receives loads, waits, evictions and alias moves, on the event loop thread."""
+    """Receives loads, waits and evictions, on the event loop thread."""
 
     def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
         """Record one attempt to load a version of a task."""
@@ -54,10 +54,6 @@ class ResidencyObserver(Protocol):
 
     def observe_evictions(self, tasks: Sequence[str]) -> None:
         """Record evicted versions, each by its task."""
-        ...
-
-    def observe_alias_move(self, task: str) -> None:
-        """Record that a reference means another version than at its last look-up."""
         ...
 
 

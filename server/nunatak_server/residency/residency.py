@@ -5,8 +5,7 @@ changes nothing for the request. The versions in memory stay within a budget of 
 may have more tasks than fit. A cold version waits for space and for its load, and delays no request
 for another version.
 
-`References` remembers the meaning of references until the registry changes. Only the event loop
-thread may use the classes here.
+Only the event loop thread may use the classes here.
 """
 
 import logging
@@ -22,75 +21,9 @@ from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
 from nunatak_server.residency.resident_set import (
     ResidentSet,
     ResidentStats,
-    VersionKey,
     key_of,
     versions_of,
 )
-
-MAX_CACHED_REFERENCES = 10_000
-"""Most cached references: far above real use, but a bound for a hostile stream of `name/1`,
-`name/2`, ..."""
-
-
-class References:
-    """Resolves each reference once until the registry changes."""
-
-    def __init__(
-        self,
-        resolve: Callable[[TaskReference], Awaitable[Traffic]],
-        *,
-        on_move: Callable[[str], None],
-    ) -> None:
-        """`on_move` gets the task of a reference whose version has changed."""
-        self._resolve = resolve
-        self._on_move = on_move
-        self._resolved: dict[TaskReference, Traffic] = {}
-        self._last_meant: dict[TaskReference, tuple[VersionKey, int]] = {}
-        self._epoch = 0
-
-    def known(self, reference: TaskReference) -> Traffic | None:
-        """Return the cached meaning of a reference, or None; never waits."""
-        return self._resolved.get(reference)
-
-    async def resolve(self, reference: TaskReference) -> Traffic:
-        """Return the meaning of a reference, from the cache while the registry has not changed.
-
-        Raises:
-            NunatakError: the task, version or alias does not exist, or the store cannot be read.
-        """
-        known = self._resolved.get(reference)
-        if known is not None:
-            return known
-        epoch = self._epoch
-        traffic = await self._resolve(reference)
-        # A result from before a change of the registry must not be cached after the change.
-        if epoch == self._epoch and len(self._resolved) < MAX_CACHED_REFERENCES:
-            self._resolved[reference] = traffic
-        self._note_meaning(reference, key_of(traffic.manifest), epoch)
-        return traffic
-
-    async def look_up(self, reference: TaskReference) -> Traffic:
-        """Look up a reference in the registry, not in the cache; raises like `resolve`."""
-        return await self._resolve(reference)
-
-    def invalidate(self) -> None:
-        """Empty the cache, because the registry has changed."""
-        self._epoch += 1
-        self._resolved.clear()
-
-    def _note_meaning(self, reference: TaskReference, version: VersionKey, epoch: int) -> None:
-        """Report a move, unless this look-up began before an already recorded look-up."""
-        last = self._last_meant.get(reference)
-        if last is None:
-            if len(self._last_meant) < MAX_CACHED_REFERENCES:
-                self._last_meant[reference] = (version, epoch)
-            return
-        last_version, last_epoch = last
-        if epoch >= last_epoch:
-            self._last_meant[reference] = (version, epoch)
-            if version != last_version:
-                self._on_move(reference.task)
-
 
 logger = logging.getLogger(__name__)
 
@@ -110,37 +43,19 @@ class Lease:
 
 
 class Residency:
-    """Resolves references and leases versions."""
+    """Leases versions, and brings them into memory."""
 
     def __init__(
         self,
         *,
-        resolve: Callable[[TaskReference], Awaitable[Traffic]],
         loader: Loader,
         budget_bytes: int,
         observer: ResidencyObserver,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._references = References(resolve, on_move=observer.observe_alias_move)
         self._size_of = loader.size_of
         self._resident_set = ResidentSet(budget_bytes=budget_bytes)
         self._loads = Loads(loader, resident_set=self._resident_set, observer=observer, clock=clock)
-
-    def known(self, reference: TaskReference) -> Traffic | None:
-        """Return the cached meaning of a reference, or None; never waits."""
-        return self._references.known(reference)
-
-    async def resolve(self, reference: TaskReference) -> Traffic:
-        """Return the meaning of a reference, from the cache while the registry has not changed.
-
-        Raises:
-            NunatakError: the task, version or alias does not exist, or the store cannot be read.
-        """
-        return await self._references.resolve(reference)
-
-    async def look_up(self, reference: TaskReference) -> Traffic:
-        """Look up a reference in the registry, not in the cache; raises like `resolve`."""
-        return await self._references.look_up(reference)
 
     def lease_resident(self, manifest: TaskManifest) -> Lease | None:
         """Lease a version that is in memory, or return None; never waits."""
@@ -242,32 +157,19 @@ class Residency:
         """Number of requests that wait for a load; any thread may read it."""
         return self._loads.num_waiting
 
-    def invalidate(self) -> None:
-        """Empty the cache of references; versions are immutable, so they stay in memory."""
-        self._references.invalidate()
-
-    async def drop_unnamed(self) -> None:
+    async def drop_unnamed(self, look_up: Callable[[TaskReference], Awaitable[Traffic]]) -> None:
         """Evict versions that the registry no longer has, pinned or not, once their leases end.
 
-        A restored registry may lack a version, or have other content under its number.
+        A restored registry may lack a version, or have other content under its number. `look_up`
+        asks the registry itself.
         """
         for task in self._resident_set.resident():
-            if await self._is_unnamed(task.manifest):
+            if await _is_unnamed(task.manifest, look_up):
                 logger.warning(
                     "%s is evicted: the registry no longer has it", task.manifest.reference
                 )
                 self._loads.count_evicted(self._resident_set.discard(key_of(task.manifest)))
         self._loads.start_waiting()
-
-    async def _is_unnamed(self, manifest: TaskManifest) -> bool:
-        reference = TaskReference(task=manifest.task, version=manifest.version)
-        try:
-            named = (await self.look_up(reference)).manifest
-        except (TaskNotFoundError, VersionNotFoundError):
-            return True
-        except NunatakError:
-            return False
-        return key_of(named) != key_of(manifest)
 
     async def aclose(self) -> None:
         """Wait for running loads, then end the load threads."""
@@ -282,3 +184,16 @@ class Residency:
     def _end_lease(self, manifest: TaskManifest) -> None:
         self._loads.count_evicted(self._resident_set.release(key_of(manifest)))
         self._loads.start_waiting()
+
+
+async def _is_unnamed(
+    manifest: TaskManifest, look_up: Callable[[TaskReference], Awaitable[Traffic]]
+) -> bool:
+    reference = TaskReference(task=manifest.task, version=manifest.version)
+    try:
+        named = (await look_up(reference)).manifest
+    except (TaskNotFoundError, VersionNotFoundError):
+        return True
+    except NunatakError:
+        return False
+    return key_of(named) != key_of(manifest)

@@ -1,6 +1,6 @@
 """The judge: asks the tasks of a policy about texts, and decides as soon as a block is certain."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final
@@ -8,12 +8,10 @@ from typing import Final
 from prometheus_client import Counter
 
 from nunatak_contract.enums import OnFailure, OnLong, PolicyMode, VerdictAction
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.policies import Policy
 from nunatak_registry import PublishedPolicy
-from nunatak_server.access.keys import TaskList
-from nunatak_server.catalog import may_ask
 from nunatak_server.errors import DeadlineExceededError
+from nunatak_server.facts import KnownFacts
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
@@ -33,7 +31,6 @@ from nunatak_server.verdicts.rules import (
     strongest,
 )
 
-MAX_CACHED_POLICIES: Final = 1000
 # Every part of a long text is judged, whatever the task does with long texts elsewhere. A text
 # cannot hide a part of itself behind `[SEP]`.
 OPTIONS: Final = PredictionOptions(on_long=OnLong.WINDOWS, is_literal=True)
@@ -126,39 +123,6 @@ def reason_of(judgement: Judgement) -> str:
     return f"policy {name!r}: {', '.join(names) or 'no rule applies'}"
 
 
-class PolicyCache:
-    """The newest versions of policies, looked up again after each change of the registry."""
-
-    def __init__(self, look_up: Callable[[str], Awaitable[PublishedPolicy]]) -> None:
-        self._look_up = look_up
-        self._known = dict[str, PublishedPolicy]()
-        self._epoch = 0
-
-    async def get(self, name: str, tasks: TaskList) -> PublishedPolicy:
-        """Return the newest version of a policy, if the caller may ask all of its tasks.
-
-        Raises:
-            NunatakError: `policy_not_found`, there is no such policy for this caller.
-            NunatakError: `invalid_policy`, the stored document is damaged.
-            StoreUnavailableError: the policy is not known yet, and the store cannot be read.
-        """
-        found = self._known.get(name)
-        if found is None:
-            epoch = self._epoch
-            found = await self._look_up(name)
-            # A result from before a change of the registry must not be cached after the change.
-            if epoch == self._epoch and len(self._known) < MAX_CACHED_POLICIES:
-                self._known[name] = found
-        if not may_ask(found, tasks):
-            raise NunatakError("policy_not_found", policy=name)
-        return found
-
-    def invalidate(self) -> None:
-        """Forget the policies, because the registry has changed."""
-        self._epoch += 1
-        self._known.clear()
-
-
 class VerdictMetrics:
     """Counts verdicts."""
 
@@ -182,13 +146,8 @@ class VerdictMetrics:
 class Judge:
     """Gives verdicts; only the event loop thread may use it."""
 
-    def __init__(
-        self,
-        *,
-        look_up: Callable[[str], Awaitable[PublishedPolicy]],
-        service: PredictionService,
-    ) -> None:
-        self.policies = PolicyCache(look_up)
+    def __init__(self, *, facts: KnownFacts, service: PredictionService) -> None:
+        self._facts = facts
         self.metrics = VerdictMetrics()
         self._service = service
 
@@ -199,10 +158,11 @@ class Judge:
         all conditions are unknown.
 
         Raises:
-            NunatakError: `policy_not_found` and others of `PolicyCache.get`.
+            NunatakError: `policy_not_found` and others of `KnownFacts.policy`.
             NunatakError: the request is refused for its texts, or has no room in the queue.
         """
-        published = await self.policies.get(wanted.policy, wanted.request.tasks)
+        request = wanted.request
+        published = await self._facts.policy(wanted.policy, request.caller, tasks=request.tasks)
         judgement = await self._ask(published, wanted)
         self.metrics.observe(judgement)
         return judgement

@@ -47,6 +47,30 @@ def test_racing_publishers_of_equal_content_get_one_version(registry: Registry) 
     assert registry.task("intent").versions == (1,)
 
 
+def test_of_a_racing_hold_and_deletion_exactly_one_wins(registry: Registry) -> None:
+    for number in range(1, 13):
+        publish_one(registry, seed=number)
+        start = threading.Barrier(2)
+
+        def hold(number: int = number, start: threading.Barrier = start) -> bool:
+            start.wait()
+            return bool(registry.hold("reader", [("intent", number)], seconds=1e6))
+
+        def delete(number: int = number, start: threading.Barrier = start) -> bool:
+            start.wait()
+            try:
+                registry.delete("intent", number)
+            except NunatakError as error:
+                if error.code != "version_in_use":
+                    raise
+                return False
+            return True
+
+        with ThreadPoolExecutor(2) as pool:
+            is_held, is_deleted = pool.submit(hold), pool.submit(delete)
+            assert is_held.result() != is_deleted.result()
+
+
 def test_racing_openers_of_a_new_registry_all_succeed(location: str) -> None:
     start = threading.Barrier(4)
 

@@ -1,11 +1,16 @@
 """Servers that share a registry: their names, their beats, and the wait for all of them."""
 
 import asyncio
-from collections.abc import Generator
+import errno
+import sqlite3
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from doubles.backbones import tiny_backbone
@@ -125,7 +130,82 @@ async def test_a_server_whose_lease_ends_answers_503_until_the_registry_is_back(
         assert await version(client) == 2
 
 
+@contextmanager
+def locked(folder: Path) -> Generator[sqlite3.Connection]:
+    """Lock an index against readers too, and yield the only connection that can read it."""
+    with closing(sqlite3.connect(folder / "index.sqlite3", isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        yield connection
+        connection.execute("COMMIT")
+
+
+async def test_a_lock_of_the_index_right_after_a_change_stops_no_task_in_use(
+    backbone: Backbone, registry: Registry, tmp_path: Path
+) -> None:
+    async with running_client(backbone, registry) as client:
+
+        async def is_current() -> bool:
+            return all(it["is_current"] for it in (await listed(client)).values())
+
+        registry.promote("tone", "beta", 1)
+        # The server has applied every change, so it keeps what it looks up from now on.
+        await until(is_current)
+        assert await version(client) == 1
+        # In one step of the event loop, so that the server cannot follow before the lock.
+        registry.promote("tone", "prod", 2)
+        with locked(tmp_path) as index:
+            async with asyncio.timeout(LIMIT_S):
+                for _ in range(20):
+                    assert await version(client) == 1
+                    await asyncio.sleep(POLL_S)
+            (confirmed,) = index.execute("SELECT revision FROM nunatak_replicas").fetchall()
+            (present,) = index.execute("SELECT generation FROM nunatak_state").fetchall()
+            assert confirmed < present, "what is not applied is not confirmed"
+
+        async def has_followed() -> bool:
+            return await version(client) == 2
+
+        await until(has_followed)
+
+
+async def test_a_server_alone_tells_at_once_that_it_is_ready_and_has_a_version(
+    backbone: Backbone, registry: Registry
+) -> None:
+    async with running_client(backbone, registry, make_settings(replica_id="a")) as client:
+
+        async def tells(versions: int) -> bool:
+            load = (await listed(client))["a"]["load"]
+            return bool(load["ready"]) and load["versions"] == versions
+
+        await until(partial(tells, 0))
+        await version(client)
+        await until(partial(tells, 1))
+
+
+async def test_a_server_that_cannot_measure_itself_goes_on(
+    backbone: Backbone, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: psutil.Process) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(psutil.Process, "memory_info", fail)
+    settings = make_settings(replica_id="a", registry_lease_s=1)
+    async with running_client(backbone, registry, settings) as client:
+        answer = await client.put(PROD, params={"wait_s": 20}, json={"version": 2})
+
+        assert answer.status_code == 200, answer.text
+        assert await version(client) == 2
+        assert (await listed(client))["a"]["load"]["process_bytes"] == 0
+
+
 async def wait_for(client: httpx.AsyncClient, status: int) -> None:
+    async def has_come() -> bool:
+        return (await client.get("/readyz")).status_code == status
+
+    await until(has_come)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while (await client.get("/readyz")).status_code != status:  # noqa: ASYNC110 - a poll of the server
+        while not await condition():  # noqa: ASYNC110 - a poll of the server
             await asyncio.sleep(POLL_S)

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 
 import pytest
 
@@ -18,6 +19,7 @@ class Script:
         self.clock = ManualClock()
         self.beat_takes_s = 0.0
         self.is_down = False
+        self.error: Exception = StoreUnavailableError("the index is gone")
         self.num_others = num_others
         self.returns: list[bool] = []
         self.pauses: list[float] = []
@@ -39,7 +41,7 @@ class Script:
         assert seen == SEEN
         self.clock.now += self.beat_takes_s
         if self.is_down:
-            raise StoreUnavailableError("the index is gone")
+            raise self.error
         self.events.append("beat")
         return self.num_others
 
@@ -87,6 +89,20 @@ def test_refused_beats_let_the_lease_end() -> None:
     beat(script)
     assert not script.is_over
 
+    script.clock.now = LEASE_S
+    assert script.is_over
+
+
+def test_a_beat_without_free_descriptors_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script()
+    beat(script)
+    script.is_down, script.error = True, OSError(errno.EMFILE, "Too many open files")
+
+    beat(script)
+    beat(script)
+
+    assert not script.is_over
+    assert caplog.text.count("Traceback") == 1
     script.clock.now = LEASE_S
     assert script.is_over
 

@@ -81,7 +81,7 @@ async def large_bench() -> Bench:
     branch = tiny_branch()
     bench = make_bench(tiny_backbone(num_layers=1), branch, limits=MANY, max_tokens=10_000)
     for task in TASKS:
-        traffic = await bench.residency.resolve(bench.store.add(task))
+        traffic = await bench.store.resolve(bench.store.add(task))
         await bench.residency.preload(traffic.manifest)
     return bench
 

@@ -8,7 +8,7 @@ from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
 from doubles.refusals import code_of
 from doubles.rendering import rendered
-from doubles.serving import FakeStore, ManualClock, make_residency
+from doubles.serving import FakeStore, ManualClock, make_facts, make_residency
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, embedding_branch
 from nunatak_server.backbones import Backbones
@@ -103,10 +103,12 @@ def make_bench(
         max_bytes=1000,
         time_model=lambda: time_model or BatchTimeModel(),
     )
-    residency = make_residency(FakeStore(embedding_branch(backbone)))
+    store = FakeStore(embedding_branch(backbone))
+    residency = make_residency(store)
     turns = Turns()
     stages = Stages(
         admission=admission,
+        facts=make_facts(store),
         residency=residency,
         tokenization=Tokenization({DRAFT_BACKBONE: backbone.tokenizer}, num_threads=1),
         engine=engine,

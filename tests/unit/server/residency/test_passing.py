@@ -10,7 +10,7 @@ from nunatak_server.residency.residency import Residency
 async def fill(store: FakeStore, residency: Residency) -> None:
     """Lease half of ten places for good."""
     store.sizes |= {"hot": 5, "large": 6, "larger": 7}
-    await lease(residency, store.add("hot"))
+    await lease(residency, store, store.add("hot"))
 
 
 def test_what_has_room_passes_a_load_that_waits_for_some_without_end(store: FakeStore) -> None:
@@ -26,7 +26,7 @@ def test_what_has_room_passes_a_load_that_waits_for_some_without_end(store: Fake
         await asyncio.sleep(0)
         assert store.loaded == ["hot/1"]
         (await one).release()
-        (await lease(residency, store.add("two"))).release()
+        (await lease(residency, store, store.add("two"))).release()
 
         assert not large.done()
         assert not larger.done()
@@ -44,7 +44,7 @@ def test_nothing_passes_a_load_that_has_just_begun_to_wait(store: FakeStore) -> 
         await fill(store, residency)
         large = asyncio.create_task(residency.preload(store.manifests[store.add("large")]))
         await settle()
-        small = asyncio.create_task(lease(residency, store.add("small")))
+        small = asyncio.create_task(lease(residency, store, store.add("small")))
         await settle()
 
         assert store.loaded == ["hot/1"]
@@ -60,11 +60,11 @@ def test_a_load_that_was_passed_is_the_next_once_it_has_room(store: FakeStore) -
     async def scenario() -> None:
         residency = make_residency(store, room_for=10, patience_s=0)
         store.sizes |= {"hot": 5, "large": 6, "even": 6}
-        held = await lease(residency, store.add("hot"))
+        held = await lease(residency, store, store.add("hot"))
         large = asyncio.create_task(residency.preload(store.manifests[store.add("large")]))
         await settle()
-        (await lease(residency, store.add("small"))).release()
-        even = asyncio.create_task(lease(residency, store.add("even")))
+        (await lease(residency, store, store.add("small"))).release()
+        even = asyncio.create_task(lease(residency, store, store.add("even")))
         await settle()
 
         held.release()

@@ -22,11 +22,10 @@ def test_a_version_in_memory_is_not_leased_for_the_new_content_of_its_number(
     async def scenario() -> None:
         store.add("tone")
         residency = make_residency(store)
-        former = await lease(residency, TONE)
+        former = await lease(residency, store, TONE)
         restore(store)
-        residency.invalidate()
 
-        new = await lease(residency, TONE)
+        new = await lease(residency, store, TONE)
 
         assert new.task.manifest == store.manifests[TONE] != former.task.manifest
         assert store.loaded == ["tone/1", "tone/1"]
@@ -41,12 +40,11 @@ def test_a_load_under_way_is_not_shared_by_two_contents_of_a_number(store: FakeS
         store.add("tone")
         residency = make_residency(store)
         store.may_load.clear()
-        first = asyncio.create_task(lease(residency, TONE))
+        first = asyncio.create_task(lease(residency, store, TONE))
         await settle()
         former = store.manifests[TONE]
         restore(store)
-        residency.invalidate()
-        second = asyncio.create_task(lease(residency, TONE))
+        second = asyncio.create_task(lease(residency, store, TONE))
         await settle()
         store.may_load.set()
 
@@ -65,14 +63,13 @@ def test_a_failure_is_not_remembered_for_another_content(store: FakeStore) -> No
             "probe_failed", reference="tone/1", position=0, reason="other logits"
         )
         with raises("probe_failed"):
-            await lease(residency, TONE)
+            await lease(residency, store, TONE)
         store.broken.clear()
         with raises("probe_failed"):
-            await lease(residency, TONE)
+            await lease(residency, store, TONE)
         restore(store)
-        residency.invalidate()
 
-        assert (await lease(residency, TONE)).task.manifest == store.manifests[TONE]
+        assert (await lease(residency, store, TONE)).task.manifest == store.manifests[TONE]
         await residency.aclose()
 
     run(scenario())
@@ -82,16 +79,15 @@ def test_what_the_registry_does_not_name_leaves_memory_pinned_or_not(store: Fake
     async def scenario() -> None:
         references = [store.add(task) for task in ("gone", "kept", "tone", "used")]
         residency = make_residency(store)
-        await use(residency, *references)
+        await use(residency, store, *references)
         await residency.pin(store.manifests[TONE])
-        in_use = await lease(residency, references[3])
+        in_use = await lease(residency, store, references[3])
         restore(store)
         for reference in (references[0], references[3]):
             del store.manifests[reference]
             del store.manifests[TaskReference(task=reference.task, version=1)]
-        residency.invalidate()
 
-        await residency.drop_unnamed()
+        await residency.drop_unnamed(store.resolve)
 
         assert names(residency) == ["kept/1", "used/1"]
         assert residency.stats().pinned_bytes == 0
@@ -105,10 +101,10 @@ def test_what_the_registry_does_not_name_leaves_memory_pinned_or_not(store: Fake
 def test_a_registry_that_cannot_be_read_takes_nothing_from_memory(store: FakeStore) -> None:
     async def scenario() -> None:
         residency = make_residency(store)
-        await use(residency, store.add("tone"))
+        await use(residency, store, store.add("tone"))
         store.is_down = True
 
-        await residency.drop_unnamed()
+        await residency.drop_unnamed(store.resolve)
 
         assert names(residency) == ["tone/1"]
         await residency.aclose()

@@ -15,8 +15,8 @@ def test_a_leased_version_cannot_be_evicted(store: FakeStore) -> None:
         reference = store.add("tone")
         observer = RecordingObserver()
         residency = make_residency(store, observer=observer)
-        first = await lease(residency, reference)
-        second = await lease(residency, reference)
+        first = await lease(residency, store, reference)
+        second = await lease(residency, store, reference)
 
         with raises("task_in_use", match="2 requests"):
             residency.evict("tone")
@@ -38,9 +38,9 @@ def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) -> Non
     async def scenario() -> None:
         observer = RecordingObserver()
         residency = make_residency(store, observer=observer)
-        used = await lease(residency, store.add("tone", version=1))
+        used = await lease(residency, store, store.add("tone", version=1))
         store.add("tone", version=2)
-        await use(residency, TaskReference(task="tone", version=2), store.add("other"))
+        await use(residency, store, TaskReference(task="tone", version=2), store.add("other"))
 
         with raises("task_in_use", match="tone/1"):
             residency.evict("tone")
@@ -59,8 +59,8 @@ def test_evicting_a_task_drops_all_its_versions_or_none(store: FakeStore) -> Non
 def test_a_load_waits_for_room_until_a_lease_ends(store: FakeStore) -> None:
     async def scenario() -> None:
         residency = make_residency(store, room_for=1)
-        used = await lease(residency, store.add("used"))
-        waiting = asyncio.create_task(lease(residency, store.add("cold")))
+        used = await lease(residency, store, store.add("used"))
+        waiting = asyncio.create_task(lease(residency, store, store.add("cold")))
         await settle()
         assert (store.loaded, names(residency)) == (["used/1"], ["used/1"])
 
@@ -82,7 +82,7 @@ def test_more_versions_than_fit_are_served_one_after_the_other(store: FakeStore)
 
         async def ask(reference: TaskReference) -> None:
             nonlocal peak
-            leased = await lease(residency, reference)
+            leased = await lease(residency, store, reference)
             peak = max(peak, len(residency.resident()))
             await asyncio.sleep(0)
             leased.release()
@@ -104,10 +104,10 @@ def test_all_versions_evicted_for_one_load_are_reported_by_task(store: FakeStore
     async def scenario() -> None:
         observer = RecordingObserver()
         residency = make_residency(store, room_for=3, observer=observer)
-        await use(residency, store.add("one"), store.add("two"), store.add("three"))
+        await use(residency, store, store.add("one"), store.add("two"), store.add("three"))
         store.sizes["large"] = 3
 
-        await use(residency, store.add("large"))
+        await use(residency, store, store.add("large"))
 
         assert sorted(observer.evicted) == ["one", "three", "two"]
         assert residency.task_bytes() == {"large": 3 * store.branch.num_bytes}
@@ -119,8 +119,8 @@ def test_all_versions_evicted_for_one_load_are_reported_by_task(store: FakeStore
 def test_a_load_that_waits_when_the_server_ends_is_refused(store: FakeStore) -> None:
     async def scenario() -> None:
         residency = make_residency(store, room_for=1)
-        used = await lease(residency, store.add("used"))
-        waiting = asyncio.create_task(lease(residency, store.add("cold")))
+        used = await lease(residency, store, store.add("used"))
+        waiting = asyncio.create_task(lease(residency, store, store.add("cold")))
         await settle()
 
         await residency.aclose()
@@ -137,7 +137,7 @@ def test_a_version_just_preloaded_is_not_the_first_to_go(store: FakeStore) -> No
         residency = make_residency(store, room_for=2)
         await residency.preload(store.manifests[store.add("new")])
         await residency.preload(store.manifests[store.add("new")])
-        await use(residency, store.add("one"), store.add("two"), store.add("three"))
+        await use(residency, store, store.add("one"), store.add("two"), store.add("three"))
 
         assert "new/1" in names(residency)
         await residency.aclose()
@@ -150,7 +150,7 @@ def test_a_version_that_can_never_fit_is_refused_with_what_it_needs(store: FakeS
         residency = make_residency(store, room_for=0)
 
         with pytest.raises(TaskDoesNotFitError) as refusal:
-            await lease(residency, store.add("huge"))
+            await lease(residency, store, store.add("huge"))
 
         assert refusal.value.fields["needed_bytes"] == store.branch.num_bytes
         assert refusal.value.fields["budget_bytes"] == 0
@@ -166,7 +166,7 @@ def test_a_pinned_version_stays_until_it_is_unpinned(store: FakeStore) -> None:
         pinned = store.manifests[store.add("pinned")]
         await residency.pin(pinned)
         others = [store.add("one"), store.add("two"), store.add("three")]
-        await use(residency, *others)
+        await use(residency, store, *others)
 
         assert names(residency) == ["pinned/1", "three/1"]
         with raises("task_pinned"):
@@ -186,10 +186,10 @@ def test_what_does_not_fit_next_to_pinned_versions_is_refused(store: FakeStore) 
         await residency.pin(store.manifests[store.add("pinned")])
 
         with pytest.raises(TaskDoesNotFitError, match="pinned"):
-            await lease(residency, cold)
+            await lease(residency, store, cold)
         residency.unpin("pinned")
 
-        await use(residency, cold)
+        await use(residency, store, cold)
         assert names(residency) == ["cold/1"]
         await residency.aclose()
 
@@ -200,8 +200,8 @@ def test_a_load_that_waits_is_refused_when_its_room_is_pinned(store: FakeStore) 
     async def scenario() -> None:
         residency = make_residency(store, room_for=1)
         reference = store.add("used")
-        used = await lease(residency, reference)
-        waiting = asyncio.create_task(lease(residency, store.add("cold")))
+        used = await lease(residency, store, reference)
+        waiting = asyncio.create_task(lease(residency, store, store.add("cold")))
         await settle()
 
         await residency.pin(store.manifests[reference])

@@ -20,7 +20,7 @@ def test_many_requests_for_a_cold_version_load_it_once(store: FakeStore) -> None
         reference = store.add("tone")
         residency = make_residency(store)
 
-        leases = await asyncio.gather(*(lease(residency, reference) for _ in range(20)))
+        leases = await asyncio.gather(*(lease(residency, store, reference) for _ in range(20)))
 
         assert store.loaded == ["tone/1"]
         assert all(each.task is leases[0].task for each in leases)
@@ -36,7 +36,7 @@ def test_a_version_that_came_meanwhile_is_not_loaded_again_under_those_who_use_i
 ) -> None:
     async def scenario() -> None:
         residency = make_residency(store)
-        held = await lease(residency, store.add("tone"))
+        held = await lease(residency, store, store.add("tone"))
 
         await residency.bring(held.task.manifest)
 
@@ -58,7 +58,7 @@ def test_waiters_for_a_load_are_counted_until_its_end(store: FakeStore) -> None:
         tone, mood, spam = map(store.add, ("tone", "mood", "spam"))
         leases = list[asyncio.Task[Lease]]()
         for reference in (tone, mood, spam, tone):
-            leases.append(asyncio.create_task(lease(residency, reference)))
+            leases.append(asyncio.create_task(lease(residency, store, reference)))
             await settle()
             waiting.append(residency.num_waiting_for_loads)
         leases.pop(1).cancel()
@@ -79,8 +79,8 @@ def test_a_waiter_that_gives_up_leaves_the_load_to_the_others(store: FakeStore) 
         reference = store.add("tone")
         residency = make_residency(store)
         store.may_load.clear()
-        first = asyncio.create_task(lease(residency, reference))
-        second = asyncio.create_task(lease(residency, reference))
+        first = asyncio.create_task(lease(residency, store, reference))
+        second = asyncio.create_task(lease(residency, store, reference))
         await settle()
 
         first.cancel()
@@ -100,14 +100,14 @@ def test_waiters_that_all_give_up_leave_no_lease(store: FakeStore) -> None:
         residency = make_residency(store)
         reference = store.add("tone")
         store.may_load.clear()
-        waiting = [asyncio.create_task(lease(residency, reference)) for _ in range(3)]
+        waiting = [asyncio.create_task(lease(residency, store, reference)) for _ in range(3)]
         await settle()
         for each in waiting:
             each.cancel()
         await asyncio.wait(waiting)
 
         store.may_load.set()
-        await use(residency, reference)
+        await use(residency, store, reference)
 
         assert residency.evict("tone") == (1,)
         await residency.aclose()
@@ -120,11 +120,11 @@ def test_a_load_that_nobody_waits_for_any_more_never_starts(store: FakeStore) ->
         residency = make_residency(store)
         store.may_load.clear()
         running = [
-            asyncio.create_task(lease(residency, store.add(task))) for task in ("one", "two")
+            asyncio.create_task(lease(residency, store, store.add(task))) for task in ("one", "two")
         ]
         await settle()
-        left = asyncio.create_task(lease(residency, store.add("left")))
-        kept = asyncio.create_task(lease(residency, store.add("kept")))
+        left = asyncio.create_task(lease(residency, store, store.add("left")))
+        kept = asyncio.create_task(lease(residency, store, store.add("kept")))
         await settle()
 
         left.cancel()
@@ -142,9 +142,9 @@ def test_a_load_that_hangs_disturbs_no_other_task(store: FakeStore) -> None:
     async def scenario() -> None:
         slow, quick = store.add("slow"), store.add("quick")
         residency = make_residency(store)
-        await use(residency, quick)
+        await use(residency, store, quick)
         store.may_load.clear()
-        hanging = asyncio.create_task(lease(residency, slow))
+        hanging = asyncio.create_task(lease(residency, store, slow))
         await settle()
 
         found = residency.lease_resident(store.manifests[quick])
@@ -166,9 +166,9 @@ def test_a_failed_load_fails_its_waiters_and_nobody_else(store: FakeStore) -> No
         residency = make_residency(store, observer=observer)
 
         first, second, third = await asyncio.gather(
-            lease(residency, broken),
-            lease(residency, broken),
-            lease(residency, sound),
+            lease(residency, store, broken),
+            lease(residency, store, broken),
+            lease(residency, store, sound),
             return_exceptions=True,
         )
 
@@ -187,14 +187,14 @@ def test_a_failed_load_fails_its_waiters_and_nobody_else(store: FakeStore) -> No
 def test_a_failed_load_costs_no_other_version_its_place(store: FakeStore) -> None:
     async def scenario() -> None:
         residency = make_residency(store, room_for=1)
-        await use(residency, store.add("good"))
+        await use(residency, store, store.add("good"))
         store.broken["bad/1"] = CorruptBlobError("0" * 64, "is missing")
 
         with pytest.raises(CorruptBlobError):
-            await lease(residency, store.add("bad"))
+            await lease(residency, store, store.add("bad"))
 
         assert names(residency) == ["good/1"]
-        await use(residency, store.add("next"))
+        await use(residency, store, store.add("next"))
         assert names(residency) == ["next/1"]
         await residency.aclose()
 
@@ -209,13 +209,13 @@ def test_a_failure_is_remembered_for_a_moment_and_then_tried_again(store: FakeSt
         residency = make_residency(store, clock=clock)
         for _ in range(3):
             with pytest.raises(CorruptBlobError):
-                await lease(residency, reference)
+                await lease(residency, store, reference)
         assert store.loaded == ["tone/1"]
 
         del store.broken["tone/1"]
         clock.now += FAILURE_MEMORY_S
 
-        assert (await lease(residency, reference)).task.manifest.task == "tone"
+        assert (await lease(residency, store, reference)).task.manifest.task == "tone"
         await residency.aclose()
 
     run(scenario())
@@ -227,7 +227,7 @@ def test_preload_tries_again_at_once(store: FakeStore) -> None:
         store.broken["tone/1"] = CorruptBlobError("0" * 64, "is missing")
         residency = make_residency(store)
         with pytest.raises(CorruptBlobError):
-            await lease(residency, reference)
+            await lease(residency, store, reference)
 
         del store.broken["tone/1"]
         loaded = await residency.preload(store.manifests[reference])
@@ -245,7 +245,7 @@ def test_an_unforeseen_failure_of_a_load_is_the_failure_of_that_task(store: Fake
         residency = make_residency(store)
 
         with pytest.raises(TaskUnhealthyError, match="ZeroDivisionError"):
-            await lease(residency, reference)
+            await lease(residency, store, reference)
         await residency.aclose()
 
     run(scenario())
@@ -269,7 +269,7 @@ def test_a_device_lost_during_a_load_is_reported_before_the_waiters_and_blames_n
 
         async def wait() -> list[EngineFailedError]:
             with pytest.raises(EngineFailedError):
-                await lease(residency, reference)
+                await lease(residency, store, reference)
             return list(fatal)
 
         with logged_events() as events:
@@ -303,7 +303,7 @@ def test_a_load_that_fails_on_a_sound_device_ends_nothing(
         store.broken["tone/1"] = error
 
         with pytest.raises(expected):
-            await lease(residency, reference)
+            await lease(residency, store, reference)
 
         assert not fatal
         await residency.aclose()
@@ -318,7 +318,7 @@ def test_the_log_says_why_a_version_cannot_be_loaded(store: FakeStore) -> None:
         store.broken["tone/1"] = CorruptBlobError("ab" * 32, "is gone")
 
         with logged_events() as events, pytest.raises(CorruptBlobError) as failure:
-            await lease(residency, reference)
+            await lease(residency, store, reference)
 
         (event,) = events.named(f"cannot load tone/1: {failure.value}")
         assert "exception" not in event
@@ -336,7 +336,7 @@ def test_a_failure_that_nobody_foresaw_is_logged_with_its_place_and_without_its_
         store.broken["tone/1"] = OSError("swordfish")
 
         with logged_events() as events, pytest.raises(TaskUnhealthyError) as failure:
-            await lease(residency, reference)
+            await lease(residency, store, reference)
 
         (event,) = events.named(f"cannot load tone/1: {failure.value}")
         assert event["exception"].endswith("OSError")
@@ -371,17 +371,17 @@ def test_a_load_without_memory_evicts_what_is_free_and_is_tried_once_more(
         device = FullDevice(store, "mood")
         store.load = device  # pyright: ignore[reportAttributeAccessIssue] - the store is a double
         residency = device.residency = make_residency(store)
-        held = await lease(residency, store.add("mood"))
-        await use(residency, store.add("spam"))
+        held = await lease(residency, store, store.add("mood"))
+        await use(residency, store, store.add("spam"))
         if not is_in_use:
             held.release()
 
         if is_in_use:
             with pytest.raises(OutOfMemoryError):
-                await lease(residency, store.add("tone"))
+                await lease(residency, store, store.add("tone"))
             assert names(residency) == ["mood/1"]
         else:
-            await use(residency, store.add("tone"))
+            await use(residency, store, store.add("tone"))
             assert names(residency) == ["tone/1"]
         assert device.attempts == ["mood", "spam", "tone", "tone"]
         await residency.aclose()

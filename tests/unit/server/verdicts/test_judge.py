@@ -12,19 +12,18 @@ from doubles.held_engine import HeldEngine, make_held_bench
 from doubles.leases import until
 from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
+from doubles.serving import make_facts
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, ask_for
 from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import TopK
 from nunatak_contract.names import TaskReference
 from nunatak_contract.policies import Policy
 from nunatak_model import Backbone, Branch, build_branch
 from nunatak_registry import PublishedPolicy
-from nunatak_server.access.keys import TaskList
 from nunatak_server.errors import OutOfMemoryError
 from nunatak_server.scheduler.rows import Priority, RowAnswer
-from nunatak_server.verdicts.judge import Judge, Judgement, JudgeRequest, PolicyCache
+from nunatak_server.verdicts.judge import Judge, Judgement, JudgeRequest
 
 BLOCK, ALLOW = VerdictAction.BLOCK, VerdictAction.ALLOW
 CALM = RowAnswer(logits=[9.0, 0.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
@@ -50,7 +49,7 @@ def judge_of(bench: TrafficBench, policy: Policy) -> Judge:
         assert name == policy.name
         return published(policy)
 
-    return Judge(look_up=look_up, service=bench.service)
+    return Judge(facts=make_facts(bench.store, policy=look_up), service=bench.service)
 
 
 def request_of(policy: Policy, *, deadline_s: float | None = None) -> JudgeRequest:
@@ -77,7 +76,7 @@ def make(backbone: Backbone, branch: Branch) -> Make:
     async def made(policy: Policy) -> Bench:
         bench, _, engine = await make_held_bench(backbone, branch, "attack", "tone")
         for task in ("attack", "tone"):
-            await bench.residency.resolve(TaskReference(task=task))
+            await bench.facts.traffic([TaskReference(task=task)], "a test")
         return judge_of(bench, policy), engine, bench
 
     return made
@@ -203,52 +202,3 @@ def counted(judge: Judge, found: Judgement) -> float:
     wanted = {"policy": policy.name, "mode": policy.mode.value, "action": found.decided.value}
     named = [it for it in family.samples if it.name.endswith("_total")]
     return sum(it.value for it in named if it.labels == {**wanted, "by": by})
-
-
-async def test_a_policy_is_read_again_after_a_change_of_the_registry() -> None:
-    versions = iter((1, 2))
-
-    async def look_up(_: str) -> PublishedPolicy:
-        return published(two_tasks(), next(versions))
-
-    cache = PolicyCache(look_up)
-    everything = TaskList(patterns=("*",))
-
-    assert [(await cache.get("guard", everything)).version for _ in range(2)] == [1, 1]
-    cache.invalidate()
-    assert (await cache.get("guard", everything)).version == 2
-
-
-async def test_a_look_up_from_before_a_change_is_not_kept() -> None:
-    versions, may_answer = iter((1, 2)), asyncio.Event()
-
-    async def look_up(_: str) -> PublishedPolicy:
-        version = next(versions)
-        await may_answer.wait()
-        return published(two_tasks(), version)
-
-    cache = PolicyCache(look_up)
-    everything = TaskList(patterns=("*",))
-    early = asyncio.create_task(cache.get("guard", everything))
-    await asyncio.sleep(0)
-    cache.invalidate()
-    may_answer.set()
-
-    assert (await early).version == 1
-    assert (await cache.get("guard", everything)).version == 2
-
-
-async def test_a_policy_with_a_task_of_others_does_not_exist() -> None:
-    async def look_up(name: str) -> PublishedPolicy:
-        if name == "guard":
-            return published(two_tasks())
-        raise NunatakError("policy_not_found", policy=name)
-
-    cache = PolicyCache(look_up)
-
-    messages = list[str]()
-    for name in ("guard", "other"):
-        with raises("policy_not_found") as caught:
-            await cache.get(name, TaskList(patterns=("attack",)))
-        messages.append(str(caught.value).replace(name, "it"))
-    assert messages[0] == messages[1]
