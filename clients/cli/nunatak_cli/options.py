@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nunatak_contract.errors import NunatakError
+from nunatak_rows import RowFormat
 
 
 class DeviceName(StrEnum):
@@ -133,6 +135,31 @@ DelimiterOption = Annotated[
         help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
         "whichever splits the header line.",
         show_default=False,
+    ),
+]
+EscapeFormulasOption = Annotated[
+    bool,
+    typer.Option(
+        "--escape-formulas",
+        help="In CSV, write an apostrophe before texts that a spreadsheet would compute: texts "
+        "that begin with =, +, -, @, tab or CR.",
+    ),
+]
+
+
+class OnBadRow(StrEnum):
+    """What becomes of rows that cannot be read."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
+OnBadRowOption = Annotated[
+    OnBadRow,
+    typer.Option(
+        "--on-bad-row",
+        help="refuse: name all rows that cannot be used, and end; skip: go on without these rows, "
+        "and write them with the reasons to DATA.rejected.jsonl in this folder.",
     ),
 ]
 EpochsOption = Annotated[
@@ -276,3 +303,34 @@ def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str])
             "invalid_option",
             problem=f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}",
         )
+
+
+def row_format(
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    pair: str | None = None,
+    delimiter: str | None = None,
+    rejected: Path | None = None,
+) -> RowFormat:
+    """Return the columns and the delimiter that options name.
+
+    Raises:
+        NunatakError: `invalid_option`, the delimiter is no single character.
+    """
+    if delimiter is not None:
+        delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+        if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
+            raise NunatakError(
+                "invalid_option",
+                problem="--delimiter expects one character, such as ';', or tab, got "
+                f"{delimiter!r}",
+            )
+    return RowFormat(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)
+
+
+def rejected_file(on_bad_row: OnBadRow, data: str) -> Path | None:
+    """Return the file of this folder that takes the bad rows of a source; None: refuse them."""
+    if on_bad_row is OnBadRow.REFUSE:
+        return None
+    return Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")

@@ -17,14 +17,13 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from rich.table import Table
 
-from nunatak_cli.options import DeviceName
+from nunatak_cli.options import DeviceName, OnBadRow, rejected_file, row_format
 from nunatak_cli.output import error_console
 from nunatak_cli.training import (
     TrainRequest,
     check_names,
     outcome_json,
     published_text,
-    row_format,
     train_and_promote,
 )
 from nunatak_contract.errors import NunatakError
@@ -54,6 +53,7 @@ class SharedSettings(BaseModel):
     label_column: str | None = None
     pair_column: str | None = None
     delimiter: str | None = None
+    on_bad_row: OnBadRow = OnBadRow.REFUSE
 
     @property
     def named(self) -> dict[str, JsonValue]:
@@ -174,6 +174,7 @@ def requests_of(
                     label=said.label_column,
                     pair=said.pair_column,
                     delimiter=said.delimiter,
+                    rejected=rejected_file(said.on_bad_row, said.data),
                 ),
                 strict=strict,
             )

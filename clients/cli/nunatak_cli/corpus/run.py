@@ -21,10 +21,10 @@ from typing import BinaryIO, Final
 
 from pydantic import JsonValue, ValidationError
 
-from nunatak_cli.corpus.rows import FileOfRows
 from nunatak_cli.corpus.writing import PartLayout
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.record import Record
+from nunatak_rows import FileOfRows
 
 PARTS: Final = ".parts"
 REJECTED: Final = ".rejected.jsonl"
