@@ -33,10 +33,12 @@ def table_rows(file: FileOfRows, columns: Collection[str] | None) -> Iterator[Ro
             _check_size(stored.metadata, file)
             read = [it for it in schema.names if columns is None or it in columns]
             for batch in stored.iter_batches(batch_size=READ_ROWS):
-                unpacked += batch.nbytes
+                found = [_values(batch.column(it), it, file) for it in read]
+                # A batch holds a text of a dictionary once, and its values hold the text each time.
+                texts = sum(len(it) for own in found for it in own if isinstance(it, str))
+                unpacked += max(batch.nbytes, texts)
                 if is_bomb(unpacked, size):
                     raise unreadable(file.name, BOMB)
-                found = [_values(batch.column(it), it, file) for it in read]
                 for index in range(batch.num_rows):
                     number += 1
                     yield Row(

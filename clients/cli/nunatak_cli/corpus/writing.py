@@ -300,18 +300,18 @@ def _kept_table(rows: Sequence[Row], names: list[str]) -> "Table | None":
     """Return the kept columns of rows of Parquet files, with their types; None without rows."""
     import pyarrow as pa
 
-    taken = [
-        batch.select(names).take(pa.array([it.index for it in them]))
-        for batch, them in _by_batch(rows)
-    ]
+    # Arrow cannot take rows of every type (such as string views), but it can slice.
+    taken = [batch.select(names).slice(begin, length) for batch, begin, length in _slices(rows)]
     return pa.Table.from_batches(taken).combine_chunks() if taken else None
 
 
-def _by_batch(rows: Sequence[Row]) -> "Iterator[tuple[RecordBatch, list[Row]]]":
-    for _, group in groupby(rows, key=lambda it: id(it.batch)):
-        them = list(group)
+def _slices(rows: Sequence[Row]) -> "Iterator[tuple[RecordBatch, int, int]]":
+    """Yield the batches of rows, each with the place and the number of consecutive rows."""
+    numbered = enumerate(row for row in rows if row.batch is not None)
+    for _, group in groupby(numbered, key=lambda it: (id(it[1].batch), it[1].index - it[0])):
+        them = [row for _, row in group]
         if them[0].batch is not None:
-            yield them[0].batch, them
+            yield them[0].batch, them[0].index, len(them)
 
 
 def _arrow_type(kind: ColumnType) -> "DataType":
