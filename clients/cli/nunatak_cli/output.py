@@ -7,6 +7,7 @@ the text may come from a model's author, a data file or a server.
 # ruff: noqa: PLC0415 - only a text with control characters needs the registry package
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -79,7 +80,9 @@ def _plain_segment(segment: Segment) -> Segment:
 
 
 def _json(value: Mapping[str, JsonValue], *, indent: int | None) -> str:
-    document = json.dumps(value, indent=indent, ensure_ascii=False)
+    # Other encodings lack characters, which JSON can spell out.
+    is_unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    document = json.dumps(value, indent=indent, ensure_ascii=not is_unicode)
     if _is_printable(document):
         return document
     from nunatak_contract.plain_text import visible_json

@@ -19,6 +19,7 @@ import numpy as np
 
 from nunatak_contract.errors import NunatakError
 from nunatak_rows import FileFormat, Row, RowFormat, file_of_rows, read_rows
+from nunatak_rows.files import printable
 from nunatak_training.data.bad_rows import BadRows
 from nunatak_training.data.examples import Example, ExampleSet, ReadExample, TaskData
 from nunatak_training.data.splits import (
@@ -159,7 +160,7 @@ def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Exa
         NunatakError: the file is missing, unreadable or holds broken rows.
     """
     path = Path(path)
-    bad = BadRows(source=path.name, spelt=RowFormat())
+    bad = BadRows(source=printable(path.name), spelt=RowFormat())
     kind, read = _read(_file_rows(path, None), kind, bad)
     bad.settle()
     return [it.example for it in read]
@@ -261,7 +262,7 @@ def load_test_rows(
         NunatakError: `unknown_label`, it has a label that the task does not know.
     """
     path, spelt = Path(path).expanduser(), spelt or RowFormat()
-    bad = BadRows(source=path.name, spelt=spelt)
+    bad = BadRows(source=printable(path.name), spelt=spelt)
     read = bad.examples(_file_rows(path, spelt.delimiter), kind)
     found = bad.without(read, unknown_label(labels))
     bad.settle()
@@ -390,7 +391,7 @@ def _is_path(source: str) -> bool:
 def _open_path(path: Path, delimiter: str | None) -> _Source:
     if not path.exists():
         raise NunatakError("data_not_found", where=path.name, problem="no such file or folder")
-    name = path.resolve().name
+    name = printable(path.resolve().name)
     if path.is_file():
         return _Source(name=name, train=_file_rows(path, delimiter), dev=None)
     train = _find_file(path, ("train",))
