@@ -133,3 +133,17 @@ def test_examples_that_cannot_be_judged_are_refused(
 def test_texts_longer_than_the_backbone_reads_are_refused(backbone: Backbone) -> None:
     with pytest.raises(InvalidRecipeError, match="max_length must be at most"):
         find_doubts(rows(num_wrong=0)[0], backbone, max_length=100_000)
+
+
+def test_labels_of_a_single_text_are_the_strongest_doubts_and_keep_the_columns(
+    backbone: Backbone,
+) -> None:
+    given, _ = rows(num_wrong=0)
+    typo = {**given[0], "label": "typo", "ticket": 7}
+
+    first, *others = find_doubts([*given[1:], typo], backbone, max_length=32)
+
+    assert (first.label, first.label_probability) == ("typo", 0.0)
+    assert first.likely_label == given[0]["label"]
+    assert first.others == {"ticket": 7}
+    assert "typo" not in {it.likely_label for it in others}
