@@ -93,22 +93,14 @@ def file_of_rows(
     delimiter: str | None = None,
     source: BinaryIO | None = None,
 ) -> FileOfRows:
-    """Return a file, whose suffix tells its format unless it is given.
-
-    Raises:
-        NunatakError: `unreadable_file`, the suffix tells no format.
-    """
+    """Return a file, whose suffix tells its format unless it is given."""
     name = printable(name or path.name)
     kind = kind or format_of(path.name, name)
     return FileOfRows(path=path, name=name, kind=kind, delimiter=delimiter, source=source)
 
 
 def format_of(file: str, name: str) -> FileFormat:
-    """Return the format that the suffix of a file tells.
-
-    Raises:
-        NunatakError: `unreadable_file`, the suffix tells no format.
-    """
+    """Return the format that the suffix of a file tells."""
     for kind in FileFormat:
         if file.endswith(f".{kind}"):
             return kind
@@ -126,11 +118,7 @@ def printable(name: str) -> str:
 
 
 def check_header(columns: list[str], where: str) -> list[str]:
-    """Return the columns of a file, after a check that each name occurs once.
-
-    Raises:
-        NunatakError: `unreadable_file`, a name occurs twice.
-    """
+    """Return the columns of a file, after a check that each name occurs once."""
     seen = set[str]()
     for column in columns:
         if column in seen:

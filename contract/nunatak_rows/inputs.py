@@ -46,11 +46,7 @@ class RowFormat:
         return frozenset({"text_pair"}.union(*INPUTS, self.renamed.values()))
 
     def usual(self, row: Row) -> Row:
-        """Return a row with the usual column names; its other columns keep their names.
-
-        Raises:
-            NunatakError: `invalid_row`, the row lacks a column that this format names.
-        """
+        """Return a row with the usual column names; its other columns keep their names."""
         renamed = self.renamed
         if not renamed or row.problem is not None:
             return row
@@ -63,22 +59,14 @@ class RowFormat:
         return replace(row, values=values, columns=renamed)
 
     def check(self, columns: Collection[str], where: str) -> None:
-        """Return if rows with these columns can be inputs.
-
-        Raises:
-            NunatakError: `unreadable_file`, a column is missing.
-        """
+        """Return if rows with these columns can be inputs."""
         check_columns(self.renamed.values(), columns, where)
         if self.text is None and not any(it.issubset(columns) for it in INPUTS):
             raise unreadable(where, _no_input(columns))
 
 
 def check_columns(wanted: Iterable[str], found: Collection[str], where: str) -> None:
-    """Return if the wanted columns are there.
-
-    Raises:
-        NunatakError: `invalid_row`, a column is missing.
-    """
+    """Return if the wanted columns are there."""
     for column in wanted:
         if column not in found:
             shown = ", ".join(map(repr, list(found)[:20])) or "none"
@@ -86,11 +74,7 @@ def check_columns(wanted: Iterable[str], found: Collection[str], where: str) -> 
 
 
 def row_input(row: Row, spelt: RowFormat) -> Input:
-    """Return the input that the columns of a row make; other columns are ignored.
-
-    Raises:
-        NunatakError: `invalid_row`, the columns make no input.
-    """
+    """Return the input that the columns of a row make; other columns are ignored."""
     row = spelt.usual(row)
     match row.values:
         case _ if spelt.text is not None:

@@ -27,11 +27,7 @@ def read_rows(file: FileOfRows, *, columns: Collection[str] | None = None) -> It
 
 
 def fixed_columns(file: FileOfRows) -> list[str] | None:
-    """Return the columns of all rows of a file; None for JSON lines, whose rows may differ.
-
-    Raises:
-        NunatakError: `unreadable_file`, the file cannot be read or has no header line.
-    """
+    """Return the columns of all rows of a file; None for JSON lines, whose rows may differ."""
     if file.kind in DELIMITED:
         return header_of(file)[0]
     return table_columns(file) if file.kind is FileFormat.PARQUET else None

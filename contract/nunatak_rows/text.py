@@ -42,11 +42,7 @@ def text_rows(file: FileOfRows) -> Iterator[Row]:
 
 
 def header_of(file: FileOfRows) -> tuple[list[str], str, bool]:
-    """Return the columns of a CSV or TSV file, its delimiter, and whether it has a mark (BOM).
-
-    Raises:
-        NunatakError: `unreadable_file`, the file cannot be read or has no header line.
-    """
+    """Return the columns of a CSV or TSV file, its delimiter, and whether it has a mark (BOM)."""
     with _opened(file) as lines:
         _, header, delimiter = _header_of(lines, file)
         return header, delimiter, lines.has_mark

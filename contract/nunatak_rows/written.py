@@ -72,11 +72,7 @@ def json_text(value: object) -> str:
 
 
 def check_rows_file(option: str, path: Path | None) -> None:
-    """Check that the name of a file, if there is one, tells a format of `write_rows`.
-
-    Raises:
-        NunatakError: `invalid_option`, the name has another suffix.
-    """
+    """Check that the name of a file, if there is one, tells a format of `write_rows`."""
     if path is not None and path.suffix not in {".csv", ".jsonl"}:
         raise NunatakError(
             "invalid_option",
@@ -90,9 +86,6 @@ def write_rows(
     """Write rows to the file that an option names, as CSV or as JSON lines.
 
     CSV has the columns of all rows, in the order of their first occurrence.
-
-    Raises:
-        NunatakError: `invalid_option`, the file cannot be written.
     """
     if path.suffix == f".{FileFormat.CSV}":
         columns = list(dict.fromkeys(name for row in rows for name in row))

@@ -164,11 +164,7 @@ def lone(numbers: Numbers, folds: Numbers, num_labels: int) -> Bool[np.ndarray, 
 
 
 def check_judged(read: Sequence[ReadExample], numbers: Numbers, labels: Sequence[str]) -> None:
-    """Return if models can be trained on examples with these labels.
-
-    Raises:
-        NunatakError: `too_few_examples`, fewer than two labels have two texts.
-    """
+    """Return if models can be trained on examples with these labels."""
     if len(set(numbers)) < 2:
         raise NunatakError(
             "too_few_examples",

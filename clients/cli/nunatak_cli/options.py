@@ -253,11 +253,7 @@ def example(command_line: str) -> str:
 def assignments(
     option: str, given: Iterable[str] | None, *, may_be_empty: bool = False
 ) -> dict[str, str]:
-    """Return the values of an option such as `--set epochs=3`, by name.
-
-    Raises:
-        NunatakError: `invalid_option`, a text is not NAME=VALUE, or a name is given twice.
-    """
+    """Return the values of an option such as `--set epochs=3`, by name."""
     values = dict[str, str]()
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -275,10 +271,6 @@ def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[s
     """Return the settings of `--set` together with the settings that have their own option.
 
     `options` holds the values of these options by setting; an option that is `None` was not given.
-
-    Raises:
-        NunatakError: `invalid_option`, a text of `--set` is not NAME=VALUE, or a setting is given
-            twice.
     """
     own = {name: value for name, value in options.items() if value is not None}
     values = assignments("--set", given)
@@ -292,11 +284,7 @@ def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[s
 
 
 def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str]) -> None:
-    """Check that an option names only known names.
-
-    Raises:
-        NunatakError: `invalid_option`, a name is unknown.
-    """
+    """Check that an option names only known names."""
     unknown = sorted(named.keys() - known.keys())
     if unknown:
         raise NunatakError(
@@ -313,11 +301,7 @@ def row_format(
     delimiter: str | None = None,
     rejected: Path | None = None,
 ) -> RowFormat:
-    """Return the columns and the delimiter that options name.
-
-    Raises:
-        NunatakError: `invalid_option`, the delimiter is no single character.
-    """
+    """Return the columns and the delimiter that options name."""
     if delimiter is not None:
         delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
         if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:

@@ -210,11 +210,7 @@ def _print_answers(found: Sequence[ShownAnswer], *, as_json: bool) -> bool:
 def _source(
     text: str, *, pair: str | None, question: str | None, documents: Sequence[str]
 ) -> Input:
-    """Return the one input that the options describe.
-
-    Raises:
-        NunatakError: `invalid_option`, the options describe several kinds of input.
-    """
+    """Return the one input that the options describe."""
     match pair, question, documents:
         case None, None, ():
             return text

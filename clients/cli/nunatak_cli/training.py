@@ -124,11 +124,7 @@ def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
 
 
 def prepare_device(device: DeviceName, threads: int | None) -> None:
-    """Check that the device exists, and set the number of threads; absent: the free CPUs.
-
-    Raises:
-        NunatakError: `invalid_option`, there is no CUDA device.
-    """
+    """Check that the device exists, and set the number of threads; absent: the free CPUs."""
     if device is DeviceName.CUDA and not has_cuda():
         raise NunatakError(
             "invalid_option",

@@ -109,10 +109,6 @@ def read_task_file(path: Path) -> TaskFile:
     """Read a task file; merge the shared settings into each task.
 
     Paths in the file are relative to its folder.
-
-    Raises:
-        NunatakError: `invalid_task_file`, the file does not exist, or breaks the format; the
-            message names the place.
     """
     try:
         content = read_mapping(path)
@@ -148,10 +144,6 @@ def requests_of(
 
     A store computes the states of one depth from the states of a smaller depth. So the tasks with
     the lowest split depth come first, and each trunk layer runs once for equal texts.
-
-    Raises:
-        NunatakError: `invalid_task_file`, the settings of a task contradict each other; the
-            message names the task.
     """
     name = listed.backbone or DEFAULT_BACKBONE
     requests = dict[str, TrainRequest]()
@@ -174,7 +166,7 @@ def requests_of(
                     label=said.label_column,
                     pair=said.pair_column,
                     delimiter=said.delimiter,
-                    rejected=rejected_file(said.on_bad_row, said.data),
+                    rejected=rejected_file(said.on_bad_row, task),
                 ),
                 strict=strict,
             )

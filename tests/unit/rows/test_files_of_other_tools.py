@@ -34,7 +34,7 @@ def by_duckdb(options: str) -> Callable[[Path], object]:
     return lambda path: duckdb.from_arrow(ARROW).query("t", f"COPY t TO '{path}' ({options})")
 
 
-def arrow_text(kind: pa.DataType) -> Callable[[Path], object]:
+def arrow_text(kind: object) -> Callable[[Path], object]:
     table = pa.table({**DATA, "text": pa.array(TEXTS, kind), "label": pa.array(LABELS, kind)})
     return lambda path: parquet.write_table(table, path)
 

@@ -27,11 +27,7 @@ class BadRows:
     _found: list[tuple[Row, NunatakError]] = field(default_factory=list[tuple[Row, NunatakError]])
 
     def examples(self, rows: Iterable[Row] | None, kind: TaskKind) -> list[ReadExample]:
-        """Return the examples of good rows, and note the bad rows.
-
-        Raises:
-            NunatakError: no row of the file can be read, or the rest of the file cannot be trusted.
-        """
+        """Return the examples of good rows, and note the bad rows."""
         read = list[ReadExample]()
         for row in rows or ():
             self._num_rows += 1
@@ -59,12 +55,7 @@ class BadRows:
         return good
 
     def settle(self) -> None:
-        """Return if there are no bad rows, or if they are in the file of `spelt`.
-
-        Raises:
-            NunatakError: there are bad rows, and no file for them. One bad row gives its own error.
-            NunatakError: `invalid_option`, the file cannot be written.
-        """
+        """Return if there are no bad rows, or if they are in the file of `spelt`."""
         path = self.spelt.rejected
         if path is None:
             codes = {error.code for _, error in self._found}

@@ -25,11 +25,7 @@ TEXT_KINDS = frozenset({TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.RE
 
 
 def read_text(value: object, column: str, where: str) -> str:
-    """Return a text that is not blank.
-
-    Raises:
-        NunatakError: `invalid_row`, the value is no string, is blank, or is no Unicode text.
-    """
+    """Return a text that is not blank."""
     if not isinstance(value, str):
         raise bad_row(where, f"{column!r} must be a string, got {kind_of(value)}")
     if not value.strip():
@@ -38,12 +34,7 @@ def read_text(value: object, column: str, where: str) -> str:
 
 
 def read_label(value: object, column: str, where: str) -> str:
-    """Return the name of a label.
-
-    Raises:
-        NunatakError: `invalid_row`, the value is no string, integer or boolean, or is too long or
-            empty.
-    """
+    """Return the name of a label."""
     match value:
         case bool():
             label = "true" if value else "false"
@@ -66,11 +57,7 @@ def read_label(value: object, column: str, where: str) -> str:
 
 
 def read_number(value: object, column: str, where: str) -> float:
-    """Return a finite number; files without types spell numbers as text.
-
-    Raises:
-        NunatakError: `invalid_row`, it is none.
-    """
+    """Return a finite number; files without types spell numbers as text."""
     number = math.nan
     if isinstance(value, (int, float, str)):
         try:
@@ -84,11 +71,7 @@ def read_number(value: object, column: str, where: str) -> float:
 
 
 def read_list(value: object, column: str, where: str) -> Sequence[object]:
-    """Return a list.
-
-    Raises:
-        NunatakError: `invalid_row`, it is none.
-    """
+    """Return a list."""
     if not isinstance(value, (list, tuple)):
         raise bad_row(
             where,
@@ -106,12 +89,7 @@ def _unicode(value: str, column: str, where: str) -> str:
 
 
 def parse_row(row: Row, kind: TaskKind, spelt: RowFormat) -> list[ReadExample]:
-    """Read one row; other columns than the kind's are ignored.
-
-    Raises:
-        NunatakError: `missing_column`, a column of the kind is missing.
-        NunatakError: `invalid_row`, a value has a wrong type, is empty or is no Unicode text.
-    """
+    """Read one row; other columns than the kind's are ignored."""
     if row.problem is not None:
         raise bad_row(row.where, row.problem)
     if spelt.renamed and kind not in TEXT_KINDS:

@@ -154,11 +154,7 @@ class _Source:
 
 
 def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Example]:
-    """Read the examples of one file; without a kind, the first row decides (`kind_of_row`).
-
-    Raises:
-        NunatakError: the file is missing, unreadable or holds broken rows.
-    """
+    """Read the examples of one file; without a kind, the first row decides (`kind_of_row`)."""
     path = Path(path)
     bad = BadRows(source=printable(path.name), spelt=RowFormat())
     kind, read = _read(_file_rows(path, None), kind, bad)
@@ -239,12 +235,7 @@ def load_labelled(
 
 
 def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
-    """Read a file of examples to score a task that was trained on `data`.
-
-    Raises:
-        NunatakError: the file is missing, broken or empty, or no ranking has a right document.
-        NunatakError: `unknown_label`, a label does not occur in the train examples.
-    """
+    """Read a file of examples to score a task that was trained on `data`."""
     return _set_of(load_test_rows(path, kind=data.kind, labels=data.labels))
 
 
@@ -255,12 +246,7 @@ def load_test_rows(
     labels: tuple[str, ...],
     spelt: RowFormat | None = None,
 ) -> list[ReadExample]:
-    """Read a file of examples that a task of these labels can be scored on, with their rows.
-
-    Raises:
-        NunatakError: the file is missing, broken or empty, or holds nothing that can be found.
-        NunatakError: `unknown_label`, it has a label that the task does not know.
-    """
+    """Read a file of examples that a task of these labels can be scored on, with their rows."""
     path, spelt = Path(path).expanduser(), spelt or RowFormat()
     bad = BadRows(source=printable(path.name), spelt=spelt)
     read = bad.examples(_file_rows(path, spelt.delimiter), kind)
@@ -280,11 +266,7 @@ def _file_rows(path: Path, delimiter: str | None) -> Iterator[Row]:
 def _read(
     rows: Iterator[Row], kind: TaskKind | None, bad: BadRows
 ) -> tuple[TaskKind, list[ReadExample]]:
-    """Return the kind, from the first row with a label if not given, and the examples.
-
-    Raises:
-        NunatakError: `invalid_option`, the labels may be values or names.
-    """
+    """Return the kind, from the first row with a label if not given, and the examples."""
     if kind is not None:
         return kind, bad.examples(rows, kind)
     first = list[Row]()

@@ -139,11 +139,7 @@ def names_in(label: Label) -> tuple[str, ...]:
 
 
 def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
-    """Return if train examples can teach a task.
-
-    Raises:
-        NunatakError: `too_few_examples`, all labels are equal.
-    """
+    """Return if train examples can teach a task."""
     if not train:
         raise NunatakError("too_few_examples", where=name, problem="there are no train examples")
     if kind is TaskKind.SINGLE_LABEL:
@@ -182,11 +178,7 @@ def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
 
 
 def check_scored(examples: list[ReadExample], name: str, *, split: str) -> None:
-    """Return if a task can be scored on the examples of a split.
-
-    Raises:
-        NunatakError: `too_few_examples`, there are no examples, or no ranking has a right document.
-    """
+    """Return if a task can be scored on the examples of a split."""
     if not examples:
         raise NunatakError("too_few_examples", where=name, problem=f"there are no {split} examples")
     grades = _grades(examples)
@@ -240,9 +232,6 @@ def draw_dev(
     """Split train examples into train and dev: a part of every class, or whole groups of a ranking.
 
     The remaining train examples must still teach the task.
-
-    Raises:
-        NunatakError: `too_few_examples`, there are too few examples to split.
     """
     train, dev = _drawn(examples, kind, seed=seed, name=name)
     if (problem := sameness(map(_label, train), kind)) is not None:

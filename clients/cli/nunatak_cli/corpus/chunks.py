@@ -40,10 +40,6 @@ def corpus_files(source: str, *, delimiter: str | None) -> list[FileOfRows]:
 
     Files come in the order of their names. Of a folder, names that begin with `.` or `_` are left
     out, like other programs do.
-
-    Raises:
-        NunatakError: `unreadable_file`, there are no files, or a file has no known format or a
-            format of another family than the first file.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -81,9 +77,6 @@ def read_chunks(
     """Yield the chunks of all files. Those in `done` come without rows.
 
     `taken` are the columns of the answers, which no row may have.
-
-    Raises:
-        NunatakError: `unreadable_file`, the rest of a file cannot be read or trusted.
     """
     rows, index = _all_rows(files, spelt), 0
     while part := list(islice(rows, size)):

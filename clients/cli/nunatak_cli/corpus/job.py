@@ -88,10 +88,6 @@ def run_job(
 
     `on_chunk` gets each written chunk, and the number of bytes of the corpus. Returns None if OUT
     is there already, because the last run was killed after its last step but one.
-
-    Raises:
-        NunatakError: the options do not fit the corpus or the tasks, OUT exists, a version cannot
-            be served, or the folder of the run belongs to another run.
     """
     files = corpus_files(job.corpus, delimiter=job.spelt.delimiter)
     folder = RunFolder(job.out)
@@ -250,11 +246,7 @@ def _columns_of(job: CorpusJob, name: str, manifest: "TaskManifest") -> AnswerCo
 
 
 def _types_of(columns: Iterable[AnswerColumns]) -> dict[str, ColumnType]:
-    """Return the columns of all answers.
-
-    Raises:
-        NunatakError: `invalid_option`, two tasks have a column of one name.
-    """
+    """Return the columns of all answers."""
     found = dict[str, ColumnType]()
     for task in columns:
         for name, kind in task.types().items():

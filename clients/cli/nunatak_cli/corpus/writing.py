@@ -224,13 +224,7 @@ def layout_of(
     answers: Mapping[str, ColumnType],
     escapes_formulas: bool = False,
 ) -> PartLayout:
-    """Return the form of OUT, after a check against the columns of all files.
-
-    Raises:
-        NunatakError: `invalid_option`, OUT has no format for this corpus, or a column cannot be
-            kept or added.
-        NunatakError: `unreadable_file`, a file has other columns than the first file.
-    """
+    """Return the form of OUT, after a check against the columns of all files."""
     kind, family = format_of(out.name, out.name), files[0].kind.family
     if kind not in OUTPUTS[family]:
         expected = " or ".join(f".{it}" for it in OUTPUTS[family])
