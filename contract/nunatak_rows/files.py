@@ -54,7 +54,7 @@ class FileOfRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FileRow:
     """One row, or the reason why it cannot be read."""
 
     file: str

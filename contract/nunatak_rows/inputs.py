@@ -7,7 +7,7 @@ from typing import Final, cast
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
-from nunatak_rows.files import Row, unreadable
+from nunatak_rows.files import FileRow, unreadable
 
 INPUTS: Final = (
     frozenset({"query", "documents"}),
@@ -45,7 +45,7 @@ class RowFormat:
         """All columns that an input may be read from."""
         return frozenset({"text_pair"}.union(*INPUTS, self.renamed.values()))
 
-    def usual(self, row: Row) -> Row:
+    def usual(self, row: FileRow) -> FileRow:
         """Return a row with the usual column names; its other columns keep their names."""
         renamed = self.renamed
         if not renamed or row.problem is not None:
@@ -73,7 +73,7 @@ def check_columns(wanted: Iterable[str], found: Collection[str], where: str) -> 
             raise bad_row(where, f"has no column {column!r}; found {shown}")
 
 
-def row_input(row: Row, spelt: RowFormat) -> Input:
+def row_input(row: FileRow, spelt: RowFormat) -> Input:
     """Return the input that the columns of a row make; other columns are ignored."""
     row = spelt.usual(row)
     match row.values:
@@ -105,23 +105,23 @@ def _no_input(columns: Iterable[str]) -> str:
     )
 
 
-def _text_input(row: Row) -> Input:
+def _text_input(row: FileRow) -> Input:
     pair = row.values.get("text_pair")
     return (_text(row, "text"), _text(row, "text_pair")) if pair is not None else _text(row, "text")
 
 
-def _text(row: Row, column: str) -> str:
+def _text(row: FileRow, column: str) -> str:
     return _checked(row.values[column], row, column)
 
 
-def _texts(row: Row, column: str) -> tuple[str, ...]:
+def _texts(row: FileRow, column: str) -> tuple[str, ...]:
     values = row.values[column]
     if not isinstance(values, list) or not values:
         raise bad_row(row.where, f"{row.called(column)!r} must be a list of texts")
     return tuple(_checked(value, row, column) for value in cast("list[object]", values))
 
 
-def _checked(value: object, row: Row, column: str) -> str:
+def _checked(value: object, row: FileRow, column: str) -> str:
     if not isinstance(value, str) or not value.strip():
         found = "an empty text" if isinstance(value, str) else kind_of(value)
         raise bad_row(row.where, f"{row.called(column)!r} must be a text, got {found}")

@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator
 from importlib import import_module
 
 from nunatak_contract.errors import needs_extra
-from nunatak_rows.files import FileFormat, FileOfRows, Row
+from nunatak_rows.files import FileFormat, FileOfRows, FileRow
 from nunatak_rows.tables import table_columns, table_rows
 from nunatak_rows.text import DELIMITED, header_of, text_rows
 
 
-def read_rows(file: FileOfRows, *, columns: Collection[str] | None = None) -> Iterator[Row]:
+def read_rows(file: FileOfRows, *, columns: Collection[str] | None = None) -> Iterator[FileRow]:
     """Return the rows of a file, in order. Blank lines are no rows.
 
     `columns` are the columns of a Parquet file that become values, and its rows then keep their

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from nunatak_contract.errors import needs_extra
-from nunatak_rows.files import BOMB, FileOfRows, Row, check_header, is_bomb, unreadable
+from nunatak_rows.files import BOMB, FileOfRows, FileRow, check_header, is_bomb, unreadable
 
 if TYPE_CHECKING:
     from pyarrow import Array, Schema
@@ -21,7 +21,7 @@ READ_ROWS: Final = 128
 """Rows that are decoded at once: few, because a small file may hold huge values."""
 
 
-def table_rows(file: FileOfRows, columns: Collection[str] | None) -> Iterator[Row]:
+def table_rows(file: FileOfRows, columns: Collection[str] | None) -> Iterator[FileRow]:
     """Yield the rows of a file, with the values of these columns; None: of all columns."""
     from pyarrow import parquet
 
@@ -41,7 +41,7 @@ def table_rows(file: FileOfRows, columns: Collection[str] | None) -> Iterator[Ro
                     raise unreadable(file.name, BOMB)
                 for index in range(batch.num_rows):
                     number += 1
-                    yield Row(
+                    yield FileRow(
                         file=file.name,
                         number=number,
                         values={it: own[index] for it, own in zip(read, found, strict=True)},

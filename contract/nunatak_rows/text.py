@@ -22,7 +22,7 @@ from nunatak_rows.files import (
     MAX_ROW_BYTES,
     FileFormat,
     FileOfRows,
-    Row,
+    FileRow,
     check_header,
     is_bomb,
     unreadable,
@@ -32,7 +32,7 @@ DELIMITED: Final = (FileFormat.CSV, FileFormat.TSV)
 EXCEL_PREFIX: Final = "sep="
 
 
-def text_rows(file: FileOfRows) -> Iterator[Row]:
+def text_rows(file: FileOfRows) -> Iterator[FileRow]:
     """Yield the rows of a text file. Blank lines, and rows of empty fields, are no rows."""
     with _opened(file) as lines:
         if file.kind in DELIMITED:
@@ -75,8 +75,8 @@ class _Lines:
 
     @property
     def position(self) -> int:
-        """The number of bytes that were read; 0 if the source does not know it."""
-        return self._stored.tell() if self._stored.seekable() else 0
+        """The number of bytes that were read of the file."""
+        return self._stored.tell() if self._is_packed else self._num_bytes
 
     def __iter__(self) -> Self:
         return self
@@ -86,11 +86,12 @@ class _Lines:
         if not line:
             raise StopIteration
         self.number += 1
-        self._check(line)
+        self._num_bytes += len(line)
+        if self.number == 1 or self._is_packed or len(line) > MAX_ROW_BYTES:
+            self._check(line)
         return line.decode("utf-8-sig" if self.number == 1 else "utf-8")
 
     def _check(self, line: bytes) -> None:
-        self._num_bytes += len(line)
         where = f"{self._name}:{self.number}"
         if len(line) > MAX_ROW_BYTES:
             raise unreadable(where, f"a line has more than {MAX_ROW_BYTES // 2**20} MiB")
@@ -103,7 +104,7 @@ class _Lines:
             raise unreadable(where, "the file is UTF-16 or no text; save it as UTF-8")
 
 
-def _line_rows(lines: _Lines, file: FileOfRows) -> Iterator[Row]:
+def _line_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
     while True:
         values: Mapping[str, object] = {}
         problem = None
@@ -120,7 +121,7 @@ def _line_rows(lines: _Lines, file: FileOfRows) -> Iterator[Row]:
                 values = {"text": line}
             else:
                 values, problem = _json_object(line)
-        yield Row(
+        yield FileRow(
             file=file.name,
             number=lines.number,
             values=values,
@@ -175,7 +176,7 @@ def _refuse_number(digits: str) -> NoReturn:
     raise _ProblemError(f"{digits[:40]} is no number of JSON; write a finite number or null")
 
 
-def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[Row]:
+def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
     reader, header, _ = _header_of(lines, file)
     header_at = f"{file.name}:{lines.number}"
     while True:
@@ -198,7 +199,7 @@ def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[Row]:
                 continue
             if len(fields) != len(header):
                 problem = f"expected {len(header)} fields as in the header, got {len(fields)}"
-        yield Row(
+        yield FileRow(
             file=file.name,
             number=first,
             values={} if problem else dict(zip(header, fields, strict=True)),

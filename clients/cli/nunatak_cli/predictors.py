@@ -19,7 +19,7 @@ from nunatak_cli.registries import existing_registry
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input
-from nunatak_rows import FileFormat, Row, RowFormat, file_of_rows, read_rows, row_input
+from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
 
 if TYPE_CHECKING:
     from nunatak_client import (
@@ -251,7 +251,7 @@ def open_inputs(file: str, wanted: FileFormat | None, spelt: RowFormat) -> Itera
     return (_placed(row, spelt) for row in read_rows(opened, columns=spelt.inputs))
 
 
-def _placed(row: Row, spelt: RowFormat) -> PlacedInput:
+def _placed(row: FileRow, spelt: RowFormat) -> PlacedInput:
     if row.problem is not None:
         raise NunatakError("invalid_row", where=row.where, problem=row.problem)
     return PlacedInput(where=row.where, source=row_input(row, spelt))

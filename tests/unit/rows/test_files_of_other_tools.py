@@ -39,6 +39,10 @@ def arrow_text(kind: object) -> Callable[[Path], object]:
     return lambda path: parquet.write_table(table, path)
 
 
+def by_arrow(path: Path) -> None:
+    arrow_csv.write_csv(ARROW, path)
+
+
 def by_excel(path: Path, *, prefix: str = "") -> None:
     text = PANDAS.to_csv(index=False, sep=";", lineterminator="\r\n")
     path.write_bytes(f"{prefix}{text}".encode("utf-8-sig"))
@@ -71,7 +75,7 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
     "duckdb.tsv": by_duckdb("HEADER, DELIMITER '\t'"),
     "duckdb.jsonl": by_duckdb("FORMAT json"),
     "duckdb.parquet": by_duckdb("FORMAT parquet, COMPRESSION zstd"),
-    "arrow.csv": lambda it: arrow_csv.write_csv(ARROW, it),
+    "arrow.csv": by_arrow,
     "arrow-large.parquet": arrow_text(pa.large_string()),
     "arrow-view.parquet": arrow_text(pa.string_view()),
     "arrow-dictionary.parquet": arrow_text(pa.dictionary(pa.int8(), pa.string())),

@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from nunatak_contract.errors import NunatakError
-from nunatak_rows import Row, RowFormat, file_of_rows, read_rows
+from nunatak_rows import FileRow, RowFormat, file_of_rows, read_rows
 
 BAD_ROWS = {
     "x.jsonl": (b'{"text": "a"}\n{\n\n[]\n{"text": "\xff"}\n{"text": "b"}', [1, 2, 4, 5, 6]),
@@ -22,7 +22,7 @@ BAD_ROWS = {
 }
 
 
-def rows_of(path: Path) -> list[Row]:
+def rows_of(path: Path) -> list[FileRow]:
     return list(read_rows(file_of_rows(path), columns=RowFormat().inputs))
 
 

@@ -8,7 +8,7 @@ import pytest
 from doubles.examples import ALPHABETS, toy_examples
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
-from nunatak_rows import Row
+from nunatak_rows import FileRow
 from nunatak_training.data import Data, Example
 from nunatak_training.data.examples import ReadExample
 from nunatak_training.doubts import NUM_FOLDS, deal_folds, doubtful, find_doubts
@@ -99,7 +99,7 @@ def test_equal_texts_share_a_fold_and_every_label_is_in_every_fold() -> None:
     texts = [f"text {it % 40}" for it in range(60)]
     numbers = np.array([it % 2 for it in range(60)])
     read = [
-        ReadExample(row=Row(file=str(it)), example=Example(text=text, label=labels[it % 2]))
+        ReadExample(row=FileRow(file=str(it)), example=Example(text=text, label=labels[it % 2]))
         for it, text in enumerate(texts)
     ]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nunatak_contract.errors import NunatakError
-from nunatak_rows import Row, RowFormat
+from nunatak_rows import FileRow, RowFormat
 from nunatak_training.data.examples import ReadExample
 from nunatak_training.data.rows import parse_row
 from nunatak_training.kinds import TaskKind
@@ -24,9 +24,11 @@ class BadRows:
     """The name of the source in messages."""
     spelt: RowFormat
     _num_rows: int = 0
-    _found: list[tuple[Row, NunatakError]] = field(default_factory=list[tuple[Row, NunatakError]])
+    _found: list[tuple[FileRow, NunatakError]] = field(
+        default_factory=list[tuple[FileRow, NunatakError]]
+    )
 
-    def examples(self, rows: Iterable[Row] | None, kind: TaskKind) -> list[ReadExample]:
+    def examples(self, rows: Iterable[FileRow] | None, kind: TaskKind) -> list[ReadExample]:
         """Return the examples of good rows, and note the bad rows."""
         read = list[ReadExample]()
         for row in rows or ():
@@ -79,7 +81,7 @@ class BadRows:
             raise NunatakError("invalid_option", problem=problem) from error
 
     def _report(self) -> str:
-        by_reason = defaultdict[str, list[Row]](list)
+        by_reason = defaultdict[str, list[FileRow]](list)
         for row, error in self._found:
             by_reason[_reason(error)].append(row)
         ordered = sorted(by_reason.items(), key=lambda it: -len(it[1]))
@@ -95,6 +97,6 @@ def _reason(error: NunatakError) -> str:
     return str(error).removeprefix(f"{error.fields.get('where')}: ")
 
 
-def _places(rows: Sequence[Row]) -> str:
+def _places(rows: Sequence[FileRow]) -> str:
     dots = ", ..." if len(rows) > SHOWN else ""
     return ", ".join(row.where for row in rows[:SHOWN]) + dots

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from nunatak_model import TextInput
-from nunatak_rows import Row
+from nunatak_rows import FileRow
 from nunatak_training.kinds import TaskKind
 
 
@@ -108,7 +108,7 @@ class Example:
 class ReadExample:
     """An example and its row."""
 
-    row: Row
+    row: FileRow
     example: Example
 
     @property

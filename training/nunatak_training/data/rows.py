@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import cast
 
 from nunatak_contract.errors import NunatakError
-from nunatak_rows import Row, RowFormat
+from nunatak_rows import FileRow, RowFormat
 from nunatak_rows.inputs import bad_row, kind_of
 from nunatak_training.data.examples import (
     Answers,
@@ -88,7 +88,7 @@ def _unicode(value: str, column: str, where: str) -> str:
     return value
 
 
-def parse_row(row: Row, kind: TaskKind, spelt: RowFormat) -> list[ReadExample]:
+def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[ReadExample]:
     """Read one row; other columns than the kind's are ignored."""
     if row.problem is not None:
         raise bad_row(row.where, row.problem)
@@ -122,7 +122,7 @@ _NEEDED: Mapping[TaskKind, str] = {
 }
 
 
-def _missing(column: str, row: Row, kind: TaskKind) -> NunatakError:
+def _missing(column: str, row: FileRow, kind: TaskKind) -> NunatakError:
     return NunatakError(
         "missing_column",
         where=row.header or row.where,
@@ -133,7 +133,7 @@ def _missing(column: str, row: Row, kind: TaskKind) -> NunatakError:
     )
 
 
-def _examples(row: Row, kind: TaskKind) -> list[Example]:
+def _examples(row: FileRow, kind: TaskKind) -> list[Example]:
     values, where = row.values, row.where
     match kind:
         case TaskKind.SINGLE_LABEL:
@@ -164,7 +164,7 @@ def _label_set(value: object, column: str, where: str) -> LabelSet:
     return LabelSet(names=tuple(sorted(labels)))
 
 
-def _labelled(row: Row, label: str | float | LabelSet) -> Example:
+def _labelled(row: FileRow, label: str | float | LabelSet) -> Example:
     pair = row.values.get("text_pair")
     return Example(
         text=read_text(row.values["text"], row.called("text"), row.where),
@@ -239,7 +239,7 @@ def _answer(value: object, context: str, where: str) -> AnswerSpan:
     return AnswerSpan(text=text, begin=start)
 
 
-def _documents(row: Row) -> list[Example]:
+def _documents(row: FileRow) -> list[Example]:
     values, where = row.values, row.where
     query = read_text(values["query"], "query", where)
     group = read_label(values["group"], "group", where) if "group" in values else query
@@ -253,7 +253,7 @@ def _documents(row: Row) -> list[Example]:
     ]
 
 
-def _graded(row: Row) -> list[tuple[object, object]]:
+def _graded(row: FileRow) -> list[tuple[object, object]]:
     values = row.values
     if "document" in values:
         if "label" not in values:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 import numpy as np
 
 from nunatak_contract.errors import NunatakError
-from nunatak_rows import FileFormat, Row, RowFormat, file_of_rows, read_rows
+from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
 from nunatak_rows.files import printable
 from nunatak_training.data.bad_rows import BadRows
 from nunatak_training.data.examples import Example, ExampleSet, ReadExample, TaskData
@@ -109,7 +109,7 @@ def load_from_hub(reference: HubReference) -> "Mapping[str, Dataset]":
     return cast("Mapping[str, Dataset]", loaded)
 
 
-def read_split(dataset: "Dataset", where: str) -> Iterator[Row]:
+def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
     """Read the rows of one split; class numbers become the data set's class names."""
     names_of = {
         column: names
@@ -121,7 +121,7 @@ def read_split(dataset: "Dataset", where: str) -> Iterator[Row]:
         values = dict(cast("Mapping[str, object]", item))
         for column, names in names_of.items():
             values[column] = _named(values[column], names, column, place)
-        yield Row(file=where, number=number, values=values, header=where)
+        yield FileRow(file=where, number=number, values=values, header=where)
 
 
 def _class_names(feature: object) -> list[str] | None:
@@ -148,9 +148,9 @@ class _Source:
     """The rows of each part."""
 
     name: str
-    train: Iterator[Row]
-    dev: Iterator[Row] | None
-    test: Iterator[Row] | None = None
+    train: Iterator[FileRow]
+    dev: Iterator[FileRow] | None
+    test: Iterator[FileRow] | None = None
 
 
 def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Example]:
@@ -256,7 +256,7 @@ def load_test_rows(
     return found
 
 
-def _file_rows(path: Path, delimiter: str | None) -> Iterator[Row]:
+def _file_rows(path: Path, delimiter: str | None) -> Iterator[FileRow]:
     file = file_of_rows(path, delimiter=delimiter)
     if not path.is_file():
         raise NunatakError("data_not_found", where=file.name, problem="no such file")
@@ -264,12 +264,12 @@ def _file_rows(path: Path, delimiter: str | None) -> Iterator[Row]:
 
 
 def _read(
-    rows: Iterator[Row], kind: TaskKind | None, bad: BadRows
+    rows: Iterator[FileRow], kind: TaskKind | None, bad: BadRows
 ) -> tuple[TaskKind, list[ReadExample]]:
     """Return the kind, from the first row with a label if not given, and the examples."""
     if kind is not None:
         return kind, bad.examples(rows, kind)
-    first = list[Row]()
+    first = list[FileRow]()
     for row in islice(rows, ROWS_THAT_TELL):
         first.append(row)
         if row.problem is None and row.values.get(bad.spelt.label or "label", ...) is not None:
@@ -286,7 +286,7 @@ def _read(
     return kind, read
 
 
-def _kind_told(row: Row, spelt: RowFormat) -> TaskKind:
+def _kind_told(row: FileRow, spelt: RowFormat) -> TaskKind:
     if spelt.label is None or spelt.label not in row.values:
         return kind_of_row(row.values)
     label = row.values[spelt.label]
@@ -314,7 +314,7 @@ def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
             f"{found}; give rows as a list, a DataFrame or a data set",
         )
 
-    def rows_of(part: Part, name: str) -> Iterator[Row]:
+    def rows_of(part: Part, name: str) -> Iterator[FileRow]:
         if isinstance(part, str | Path):
             return _file_rows(Path(part).expanduser(), delimiter)
         return _given_rows(part, name)
@@ -328,7 +328,7 @@ def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
     )
 
 
-def _given_rows(rows: Rows, part: str) -> Iterator[Row]:
+def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
     """Yield rows in memory; places count from 0: `train[16]`."""
     if isinstance(getattr(rows, "features", None), Mapping):
         yield from read_split(cast("Dataset", rows), part)
@@ -345,7 +345,7 @@ def _given_rows(rows: Rows, part: str) -> Iterator[Row]:
             raise _no_rows(where, values)
         named = cast("Mapping[object, object]", values)
         plain = {str(name): _plain(value) for name, value in named.items()}
-        yield Row(file=where, values=plain)
+        yield FileRow(file=where, values=plain)
 
 
 def _no_rows(where: str, found: object) -> NunatakError:

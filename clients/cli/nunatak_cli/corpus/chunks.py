@@ -9,7 +9,7 @@ from typing import Final
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
-from nunatak_rows import FileOfRows, Row, RowFormat, file_of_rows, read_rows, row_input
+from nunatak_rows import FileOfRows, FileRow, RowFormat, file_of_rows, read_rows, row_input
 
 CHUNK_ROWS: Final = 1024
 """Rows of one chunk. A kill loses the work of at most three chunks: one that is read, one that is
@@ -22,7 +22,7 @@ class Chunk:
     """Consecutive rows of a corpus, with the inputs that they make."""
 
     index: int
-    rows: list[Row]
+    rows: list[FileRow]
     """Empty if an earlier run has written the chunk."""
     num_rows: int
     end: int
@@ -90,7 +90,7 @@ def read_chunks(
         index += 1
 
 
-def _all_rows(files: Iterable[FileOfRows], spelt: RowFormat) -> Iterator[tuple[Row, int]]:
+def _all_rows(files: Iterable[FileOfRows], spelt: RowFormat) -> Iterator[tuple[FileRow, int]]:
     begin = 0
     for file in files:
         for row in read_rows(file, columns=spelt.inputs):
@@ -114,6 +114,6 @@ def _find_inputs(chunk: Chunk, spelt: RowFormat, taken: Collection[str]) -> None
             chunk.problems[place] = problem
 
 
-def _find_collision(row: Row, taken: Collection[str]) -> str | None:
+def _find_collision(row: FileRow, taken: Collection[str]) -> str | None:
     found = next((name for name in taken if name in row.values), None)
     return None if found is None else f"the column {found!r} would be overwritten by the answers"

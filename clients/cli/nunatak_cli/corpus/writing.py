@@ -25,7 +25,15 @@ from pydantic import JsonValue
 
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError
-from nunatak_rows import Dialect, FileFormat, FileOfRows, Row, RowFormat, fixed_columns, format_of
+from nunatak_rows import (
+    Dialect,
+    FileFormat,
+    FileOfRows,
+    FileRow,
+    RowFormat,
+    fixed_columns,
+    format_of,
+)
 from nunatak_rows.tables import table_schema
 from nunatak_rows.written import dialect_of, json_text
 
@@ -113,7 +121,7 @@ class AnswerColumns:
 class AnsweredRow:
     """A row of the corpus, with its answers in the order of their columns."""
 
-    row: Row
+    row: FileRow
     answers: Sequence[JsonValue]
 
 
@@ -290,7 +298,7 @@ def _check_new(kept: Collection[str], answers: Collection[str]) -> None:
         )
 
 
-def _kept_table(rows: Sequence[Row], names: list[str]) -> "Table | None":
+def _kept_table(rows: Sequence[FileRow], names: list[str]) -> "Table | None":
     """Return the kept columns of rows of Parquet files, with their types; None without rows."""
     import pyarrow as pa
 
@@ -299,7 +307,7 @@ def _kept_table(rows: Sequence[Row], names: list[str]) -> "Table | None":
     return pa.Table.from_batches(taken).combine_chunks() if taken else None
 
 
-def _slices(rows: Sequence[Row]) -> "Iterator[tuple[RecordBatch, int, int]]":
+def _slices(rows: Sequence[FileRow]) -> "Iterator[tuple[RecordBatch, int, int]]":
     """Yield the batches of rows, each with the place and the number of consecutive rows."""
     numbered = enumerate(row for row in rows if row.batch is not None)
     for _, group in groupby(numbered, key=lambda it: (id(it[1].batch), it[1].index - it[0])):
