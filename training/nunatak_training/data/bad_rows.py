@@ -23,6 +23,8 @@ class BadRows:
     source: str
     """The name of the source in messages."""
     spelt: RowFormat
+    keeps_columns: bool = False
+    """Whether the rows of good examples keep their values, which take memory."""
     _num_rows: int = 0
     _found: list[tuple[FileRow, NunatakError]] = field(
         default_factory=list[tuple[FileRow, NunatakError]]
@@ -34,13 +36,16 @@ class BadRows:
         for row in rows or ():
             self._num_rows += 1
             try:
-                read += parse_row(row, kind, self.spelt)
+                found = parse_row(row, kind, self.spelt)
             except NunatakError as error:
                 # A column that the header lacks is missing in every row.
                 is_of_all = error.code == "missing_column" and row.header is not None
                 if is_of_all or error.code == "invalid_option":
                     raise
                 self._found.append((row, error))
+                continue
+            place = row if self.keeps_columns else FileRow(file=row.file, number=row.number)
+            read += [ReadExample(row=place, example=it) for it in found]
         return read
 
     def without(

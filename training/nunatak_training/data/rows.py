@@ -13,7 +13,6 @@ from nunatak_training.data.examples import (
     AnswerSpan,
     Example,
     LabelSet,
-    ReadExample,
     Relevance,
     TaggedWords,
     Word,
@@ -88,7 +87,7 @@ def _unicode(value: str, column: str, where: str) -> str:
     return value
 
 
-def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[ReadExample]:
+def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[Example]:
     """Read one row; other columns than the kind's are ignored."""
     if row.problem is not None:
         raise bad_row(row.where, row.problem)
@@ -108,7 +107,7 @@ def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[ReadExampl
     for column in kind.columns:
         if column not in usual.values:
             raise _missing(column, row, kind)
-    return [ReadExample(row=row, example=example) for example in _examples(usual, kind)]
+    return _examples(usual, kind)
 
 
 _PAIR = "and, for pairs, 'text_pair'"

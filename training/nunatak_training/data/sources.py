@@ -228,7 +228,7 @@ def load_labelled(
     spelt = spelt or RowFormat()
     found = _open_source(source, spelt.delimiter, load_dataset)
     parts = [part for part in (found.train, found.dev, found.test) if part is not None]
-    bad = BadRows(source=found.name, spelt=spelt)
+    bad = BadRows(source=found.name, spelt=spelt, keeps_columns=True)
     kind, read = _read(chain(*parts), None, bad)
     bad.settle()
     return kind, read
@@ -248,7 +248,7 @@ def load_test_rows(
 ) -> list[ReadExample]:
     """Read a file of examples that a task of these labels can be scored on, with their rows."""
     path, spelt = Path(path).expanduser(), spelt or RowFormat()
-    bad = BadRows(source=printable(path.name), spelt=spelt)
+    bad = BadRows(source=printable(path.name), spelt=spelt, keeps_columns=True)
     read = bad.examples(_file_rows(path, spelt.delimiter), kind)
     found = bad.without(read, unknown_label(labels))
     bad.settle()
