@@ -21,7 +21,7 @@ from nunatak_training.data.examples import (
     label_json,
     sorted_labels,
 )
-from nunatak_training.data.look_alikes import look_alikes
+from nunatak_training.data.look_alikes import look_alikes, spelt_out
 from nunatak_training.kinds import TaskKind
 
 DEV_SHARE = 0.1
@@ -424,8 +424,11 @@ def _look_alikes(data: TaskData) -> DataWarning | None:
     if not pairs:
         return None
     shown = ", ".join(
-        f"{rare!a} ({counts[rare]:,}) and {common!a} ({counts[common]:,})"
-        for rare, common in pairs[:SHOWN_PAIRS]
+        " and ".join(
+            f"{shown} ({counts[label]:,})"
+            for label, shown in zip(pair, spelt_out(*pair), strict=True)
+        )
+        for pair in pairs[:SHOWN_PAIRS]
     )
     return DataWarning(
         problem=DataProblem.LOOK_ALIKE,
