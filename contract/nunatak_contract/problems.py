@@ -348,7 +348,7 @@ COMMAND: Mapping[str, Reason] = {
         "the package {module!r} is not installed; run: pip install 'nunatak[{extra}]'"
     ),
     "invalid_option": Reason("{problem}"),
-    "invalid_input_file": Reason("{where}: {problem}"),
+    "output_failed": Reason("the output cannot be written: {problem}"),
     "corpus_changed": Reason(
         "{folder} has the parts of another run: {problem}; undo the change to go on with that run, "
         "or remove the folder to begin anew"

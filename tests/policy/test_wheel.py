@@ -22,6 +22,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "nunatak": ("training", "server"),
     "nunatak_cli": ("training",),
     "nunatak_model": ("model",),
+    "nunatak_rows": ("training",),
     "nunatak_artifact": ("training",),
     "nunatak_training": ("training",),
     "nunatak_server": ("server", "tracing"),

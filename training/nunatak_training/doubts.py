@@ -17,14 +17,14 @@ Axes: examples, labels, width = hidden width.
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import permutations
 from typing import cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
 from torch import Tensor
@@ -61,6 +61,8 @@ class Doubt:
     """Of the given label, by a model that has not seen the example."""
     likely_label: str
     likely_probability: float
+    others: Mapping[str, object] = field(default_factory=dict[str, object], compare=False)
+    """The values of the row in other columns."""
 
 
 def find_doubts(
@@ -74,7 +76,8 @@ def find_doubts(
 ) -> tuple[Doubt, ...]:
     """Return the examples of all parts whose label is in doubt, the strongest doubt first.
 
-    The same examples, backbone and machine give the same doubts.
+    The strongest doubts are the labels with a single text, such as a typo of another label. The
+    same examples, backbone and machine give the same doubts.
 
     Args:
         data: examples with one label each (see `load_task_data`).
@@ -86,8 +89,7 @@ def find_doubts(
 
     Raises:
         InvalidRecipeError: `max_length` does not fit the backbone.
-        NunatakError: the examples cannot be read, are of another kind, or a label has fewer than
-            two different texts.
+        NunatakError: the examples cannot be read, or are of another kind.
     """
     changes = {} if max_length is None else {"max_length": max_length}
     recipe = default_recipe(HeadOnly(), backbone=backbone.name, changes=changes)
@@ -101,7 +103,10 @@ def find_doubts(
     names = [str(it.example.label) for it in read]
     labels = sorted_labels(names)
     numbers = np.array([labels.index(name) for name in names], dtype=np.int64)
-    folds = deal_folds(read, numbers, labels)
+    spelt = spelt or RowFormat()
+    folds = deal_folds(read, numbers)
+    is_lone = lone(numbers, folds, len(labels))
+    check_judged(read, numbers[~is_lone], labels)
     vectors = _vectors(
         [it.example.model_input for it in read],
         backbone,
@@ -109,7 +114,14 @@ def find_doubts(
         trunks or MemoryTrunkStore(),
         (report or SilentReport()).prepared,
     )
-    probabilities = held_out_probabilities(vectors, numbers, folds)
+    probabilities = held_out_probabilities(vectors, numbers, folds, is_lone, len(labels))
+    found = [(int(place), int(probabilities[place].argmax())) for place in np.flatnonzero(is_lone)]
+    # Labels of lone texts have no example that a model could learn from.
+    judged, known = np.flatnonzero(~is_lone), np.unique(numbers[~is_lone])
+    renumbered = np.searchsorted(known, numbers[judged])
+    for place, likely in doubtful(probabilities[judged][:, known], renumbered):
+        found.append((int(judged[place]), int(known[likely])))
+    used = {"text", "text_pair", "label", *spelt.renamed.values()}
     return tuple(
         Doubt(
             place=read[place].where,
@@ -119,17 +131,14 @@ def find_doubts(
             label_probability=float(probabilities[place, numbers[place]]),
             likely_label=labels[likely],
             likely_probability=float(probabilities[place, likely]),
+            others={it: own for it, own in read[place].row.values.items() if it not in used},
         )
-        for place, likely in doubtful(probabilities, numbers)
+        for place, likely in found
     )
 
 
-def deal_folds(read: Sequence[ReadExample], numbers: Numbers, labels: Sequence[str]) -> Numbers:
-    """Return the fold of each example: equal texts share a fold, and labels spread over folds.
-
-    Raises:
-        NunatakError: `too_few_examples`, a label has all its texts in one fold.
-    """
+def deal_folds(read: Sequence[ReadExample], numbers: Numbers) -> Numbers:
+    """Return the fold of each example: equal texts share a fold, and labels spread over folds."""
     texts: defaultdict[int, dict[TextInput, list[int]]] = defaultdict(dict)
     label_of = dict[TextInput, int]()
     for place, it in enumerate(read):
@@ -145,32 +154,48 @@ def deal_folds(read: Sequence[ReadExample], numbers: Numbers, labels: Sequence[s
         for group in groups:
             folds[group] = dealt % NUM_FOLDS
             dealt += 1
-    for number, label in enumerate(labels):
-        if len(set(folds[numbers == number])) < 2:
-            place = int(np.argmax(numbers == number))
-            raise NunatakError(
-                "too_few_examples",
-                where=read[place].where,
-                problem=f"label {label!r} has a single text; give it at least 2, or remove it",
-            )
-    if len(labels) < 2:
-        raise NunatakError(
-            "too_few_examples",
-            where=read[0].where if read else "data",
-            problem=f"expected examples of at least 2 labels, got {list(labels)}",
-        )
     return folds
 
 
+def lone(numbers: Numbers, folds: Numbers, num_labels: int) -> Bool[np.ndarray, " examples"]:
+    """Return whether the label of each example has a single text, which no model can judge."""
+    own = [len(set(folds[numbers == number])) < 2 for number in range(num_labels)]
+    return np.array(own, dtype=bool)[numbers]
+
+
+def check_judged(read: Sequence[ReadExample], numbers: Numbers, labels: Sequence[str]) -> None:
+    """Return if models can be trained on examples with these labels."""
+    if len(set(numbers)) < 2:
+        raise NunatakError(
+            "too_few_examples",
+            where=read[0].where if read else "data",
+            problem="expected at least 2 labels with at least 2 texts each, got "
+            f"{len(set(numbers))} of {len(labels)} labels",
+        )
+
+
 def held_out_probabilities(
-    vectors: Float[np.ndarray, "examples width"], numbers: Numbers, folds: Numbers
+    vectors: Float[np.ndarray, "examples width"],
+    numbers: Numbers,
+    folds: Numbers,
+    is_lone: Bool[np.ndarray, " examples"],
+    num_labels: int,
 ) -> Probabilities:
-    """Return the probability of each label by the model that was trained without the fold."""
+    """Return the probability of each label by the model that was trained without the fold.
+
+    The models know no label of a lone text, whose probability is 0.
+    """
     # At length one, the default strength of the penalty keeps the model from fitting wrong labels.
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    model, split = LogisticRegression(max_iter=1000), PredefinedSplit(folds)
-    found = cross_val_predict(model, unit, numbers, cv=split, method="predict_proba")
-    return cast("Probabilities", found)
+    model, known = LogisticRegression(max_iter=1000), np.unique(numbers[~is_lone])
+    found: Probabilities = np.zeros((len(numbers), num_labels))
+    judged, split = np.flatnonzero(~is_lone), PredefinedSplit(folds[~is_lone])
+    own = cross_val_predict(model, unit[judged], numbers[judged], cv=split, method="predict_proba")
+    found[np.ix_(judged, known)] = cast("Probabilities", own)
+    if is_lone.any():
+        model.fit(unit[judged], numbers[judged])
+        found[np.ix_(np.flatnonzero(is_lone), known)] = model.predict_proba(unit[is_lone])
+    return found
 
 
 def doubtful(probabilities: Probabilities, numbers: Numbers) -> list[tuple[int, int]]:

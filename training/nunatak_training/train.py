@@ -24,6 +24,7 @@ from nunatak_training.data import (
     data_warnings,
     load_task_data,
 )
+from nunatak_training.data.splits import majority
 from nunatak_training.errors import InvalidRecipeError, TrainingDivergedError
 from nunatak_training.fitting import Scores, TrainedTask, fit_task
 from nunatak_training.kinds import Metric, TaskKind
@@ -159,6 +160,8 @@ class TrainOutcome:
     history: tuple[EpochResult, ...]
     layer_choice: LayerChoice | None
     """The search for the number of layers; None without a search."""
+    majority: tuple[str, float] | None
+    """The most frequent label of the dev examples and its share; None without single labels."""
     seconds: float
     """Wall time of the whole run, with loading and publishing."""
 
@@ -250,6 +253,7 @@ def train(
         num_epochs=trained.num_epochs,
         history=trained.history,
         layer_choice=trained.recipe.layer_choice,
+        majority=majority(it.label for it in data.dev.examples),
         seconds=time.perf_counter() - started,
     )
 

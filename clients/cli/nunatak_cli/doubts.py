@@ -3,7 +3,6 @@
 # ruff: noqa: PLC0415 - the command imports torch when it runs, not for --help
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,14 +17,21 @@ from nunatak_cli.options import (
     DelimiterOption,
     DeviceName,
     DeviceOption,
+    EscapeFormulasOption,
     JsonOption,
     LabelColumnOption,
+    OnBadRow,
+    OnBadRowOption,
     PairColumnOption,
     TextColumnOption,
     ThreadsOption,
+    rejected_file,
+    row_format,
 )
-from nunatak_cli.output import check_rows_file, console, print_json, write_rows
+from nunatak_cli.output import console, print_json, tell_rejected
 from nunatak_contract.errors import needs_extra
+from nunatak_rows import check_rows_file, write_rows
+from nunatak_rows.written import dialect_like
 
 if TYPE_CHECKING:
     from nunatak_training.doubts import Doubt
@@ -52,6 +58,8 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     label_column: LabelColumnOption = None,
     pair_column: PairColumnOption = None,
     delimiter: DelimiterOption = None,
+    on_bad_row: OnBadRowOption = OnBadRow.REFUSE,
+    escape_formulas: EscapeFormulasOption = False,
     max_length: Annotated[
         int | None,
         typer.Option(metavar="N", help="Tokens that are read of a text (128).", show_default=False),
@@ -65,12 +73,18 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""
     check_rows_file("--out", out)
     with needs_extra("training"):
-        from nunatak_cli.training import prepare_device, row_format
+        from nunatak_cli.training import prepare_device
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
-        from nunatak_training.doubts import Doubt, find_doubts
+        from nunatak_training.doubts import find_doubts
         from nunatak_training.report import ProgressBar
         from nunatak_training.trunk import DiskTrunkStore
-    spelt = row_format(text=text_column, label=label_column, pair=pair_column, delimiter=delimiter)
+    spelt = row_format(
+        text=text_column,
+        label=label_column,
+        pair=pair_column,
+        delimiter=delimiter,
+        rejected=rejected_file(on_bad_row, data),
+    )
     prepare_device(device, threads)
     found = find_doubts(
         data,
@@ -80,13 +94,28 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         trunks=DiskTrunkStore() if cache else None,
         report=ProgressBar("doubts"),
     )
-    rows: list[dict[str, JsonValue]] = [asdict(doubt) for doubt in found]
+    tell_rejected(spelt)
+    rows = [_row(doubt) for doubt in found]
     if out is not None:
-        write_rows("--out", out, [field.name for field in fields(Doubt)], rows)
+        kept = [{**doubt.others, **row} for doubt, row in zip(found, rows, strict=True)]
+        like = dialect_like(Path(data), delimiter=delimiter, escapes_formulas=escape_formulas)
+        write_rows("--out", out, kept, like)
     if as_json:
         print_json({"doubts": list[JsonValue](rows)})
     else:
         _show(found)
+
+
+def _row(doubt: "Doubt") -> dict[str, JsonValue]:
+    return {
+        "place": doubt.place,
+        "text": doubt.text,
+        "text_pair": doubt.text_pair,
+        "label": doubt.label,
+        "label_probability": doubt.label_probability,
+        "likely_label": doubt.likely_label,
+        "likely_probability": doubt.likely_probability,
+    }
 
 
 def _show(found: "Sequence[Doubt]") -> None:

@@ -16,12 +16,28 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.options import BackboneOption, JsonOption, ReferenceArgument, RegistryOption
-from nunatak_cli.output import check_rows_file, console, print_json, write_rows
+from nunatak_cli.options import (
+    BackboneOption,
+    DelimiterOption,
+    EscapeFormulasOption,
+    JsonOption,
+    LabelColumnOption,
+    OnBadRow,
+    OnBadRowOption,
+    PairColumnOption,
+    ReferenceArgument,
+    RegistryOption,
+    TextColumnOption,
+    rejected_file,
+    row_format,
+)
+from nunatak_cli.output import console, print_json, tell_rejected
 from nunatak_cli.predict import counting
 from nunatak_cli.predictors import Predictor, ShownAnswer, open_predictor
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question
+from nunatak_rows import RowFormat, check_rows_file, write_rows
+from nunatak_rows.written import dialect_like
 
 if TYPE_CHECKING:
     from nunatak_client import Parameters
@@ -38,7 +54,6 @@ DOCUMENTS_OF_A_QUERY = 16
 """Documents of one request, which every server accepts."""
 OUTSIDE = "O"
 """The tag of a word without tokens, if the task has this tag."""
-WRONG_COLUMNS = ("place", "text", "text_pair", "expected", "predicted", "miss", "scores")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +68,7 @@ class Scored:
     evaluation: "Evaluation"
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     reference: ReferenceArgument,
     *,
     data: Annotated[
@@ -69,6 +84,12 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    text_column: TextColumnOption = None,
+    label_column: LabelColumnOption = None,
+    pair_column: PairColumnOption = None,
+    delimiter: DelimiterOption = None,
+    on_bad_row: OnBadRowOption = OnBadRow.REFUSE,
+    escape_formulas: EscapeFormulasOption = False,
     server: Annotated[
         str | None,
         typer.Option(
@@ -84,18 +105,27 @@ def evaluate(
     with needs_extra("training"):
         # Imported before the task is loaded, because the rest of the command needs this package.
         import_module("nunatak_training")
+    spelt = row_format(
+        text=text_column,
+        label=label_column,
+        pair=pair_column,
+        delimiter=delimiter,
+        rejected=rejected_file(on_bad_row, str(data)),
+    )
     with open_predictor(server, registry=registry, backbone=backbone) as predictor:
-        scored = _score(reference, data, predictor)
+        scored = _score(reference, data, predictor, spelt)
+    tell_rejected(spelt)
     if wrong is not None:
-        rows = [_wrong_row(*row) for row in _wrong(scored)]
-        write_rows("--wrong", wrong, WRONG_COLUMNS, rows)
+        rows = [_wrong_row(*row, spelt) for row in _wrong(scored)]
+        like = dialect_like(data, delimiter=delimiter, escapes_formulas=escape_formulas)
+        write_rows("--wrong", wrong, rows, like)
     if as_json:
         print_json(_scored_json(scored))
     else:
         console().print(_report(scored, data))
 
 
-def _score(reference: str, data: Path, predictor: Predictor) -> Scored:
+def _score(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -> Scored:
     from nunatak_training.data import ExampleSet
     from nunatak_training.data.sources import load_test_rows
     from nunatak_training.scoring.evaluation import evaluation_of
@@ -103,7 +133,7 @@ def _score(reference: str, data: Path, predictor: Predictor) -> Scored:
     manifest = predictor.manifest(reference)
     kind = _kind_of(manifest)
     labels = manifest.head.labels
-    read = load_test_rows(data, kind=kind, labels=labels)
+    read = load_test_rows(data, kind=kind, labels=labels, spelt=spelt)
     said, num_truncated = _ask(read, predictor, manifest)
     examples = ExampleSet(examples=tuple(it.example for it in read))
     return Scored(
@@ -138,7 +168,7 @@ def _ask(
         for (_, members), (answer,) in zip(asked, answers, strict=True):
             if answer.error_code is not None:
                 raise NunatakError(
-                    "invalid_input_file",
+                    "invalid_row",
                     where=members[0].where,
                     problem=f"the task refuses it: [{answer.error_code}] {answer.error_message}",
                 )
@@ -211,7 +241,7 @@ def _said(
             ]
         case _:
             raise NunatakError(
-                "invalid_input_file",
+                "invalid_row",
                 where=members[0].where,
                 problem="the server does not say what is predicted",
             )
@@ -243,15 +273,19 @@ def _wrong(scored: Scored) -> "list[tuple[float, ReadExample, ExampleAnswer]]":
     return [row for row in rows if row[0]]
 
 
-def _wrong_row(miss: float, read: "ReadExample", said: "ExampleAnswer") -> dict[str, JsonValue]:
+def _wrong_row(
+    miss: float, read: "ReadExample", said: "ExampleAnswer", spelt: RowFormat
+) -> dict[str, object]:
     example = read.example
     value = list(said.value) if isinstance(said.value, tuple) else said.value
+    used = {"text", "text_pair", "label", "labels", *spelt.renamed.values()}
     return {
+        **{name: it for name, it in read.row.values.items() if name not in used},
         "place": read.where,
         "text": example.text,
         "text_pair": example.text_pair,
         "expected": _expected(example),
-        "predicted": cast("JsonValue", value),
+        "predicted": value,
         "miss": miss,
         "scores": dict(said.scores),
     }
@@ -288,6 +322,9 @@ def _scored_json(scored: Scored) -> dict[str, JsonValue]:
         "metrics": {metric.value: value for metric, value in found.metrics.items()},
         "intervals": {metric.value: [it.low, it.high] for metric, it in found.intervals.items()},
         "errors": dict(found.errors),
+        "majority": None
+        if found.majority is None
+        else {"label": found.majority[0], "share": found.majority[1]},
         "labels": [_label_json(label) for label in found.labels],
         "confusion": None if found.confusion is None else cells,
         "expected_calibration_error": found.calibration_error,
@@ -325,6 +362,9 @@ def _metrics_table(found: "Evaluation") -> Table:
         interval = found.intervals.get(metric)
         extent = "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
         table.add_row(metric.value, f"{value:.4f}", extent)
+    if found.majority is not None:
+        label, share = found.majority
+        table.add_row("majority share", f"{share:.4f}", Text(f"always {label}"))
     for name, value in found.errors.items():
         table.add_row(name, f"{value:.4f}", "")
     if found.calibration_error is not None:

@@ -4,9 +4,15 @@ Any other error than an error of Nunatak is a bug and keeps its traceback. Trace
 log lines of other packages also go through the console that spells out control characters.
 """
 
+import errno
+import io
 import logging
+import os
+import sys
 import traceback
 import warnings
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 
 import typer
 from rich.text import Text
@@ -16,6 +22,8 @@ from nunatak_cli.output import error_console, plain
 from nunatak_contract.errors import NunatakError
 
 _format_warning = warnings.formatwarning
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EPIPE})
+"""Errors of an output that is full or closed."""
 
 
 class Program(typer.Typer):
@@ -27,14 +35,40 @@ class Program(typer.Typer):
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the command; an error that is a bug prints its traceback and exits with status 1."""
         warnings.formatwarning = plain_warning
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A terminal of another encoding shows a character that it lacks by its number.
+                stream.reconfigure(errors="backslashreplace")
         if logging.lastResort is not None:
             logging.lastResort.setFormatter(PlainFormatter())
         try:
-            return super().__call__(*args, **kwargs)
+            with _flushed():
+                return super().__call__(*args, **kwargs)
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in UNWRITABLE:
+                _drop_output()
+                failure = NunatakError("output_failed", problem=error.strerror)
+                print_failure(failure.code, str(failure))
+                raise SystemExit(1) from error
             trace = "".join(traceback.format_exception(error))
             error_console().print(trace, end="", soft_wrap=True)
             raise SystemExit(1) from error
+
+
+@contextmanager
+def _flushed() -> Generator[None]:
+    """Flush standard output at the end, where its errors can still be told."""
+    try:
+        yield
+    finally:
+        if sys.stdout is not None:  # closed by the caller of the command
+            sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    """Let the interpreter's last flush succeed: what is left cannot be written."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class PlainFormatter(logging.Formatter):

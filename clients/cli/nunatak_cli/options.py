@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from nunatak_contract.errors import NunatakError
+from nunatak_rows import RowFormat
 
 
 class DeviceName(StrEnum):
@@ -135,6 +137,31 @@ DelimiterOption = Annotated[
         show_default=False,
     ),
 ]
+EscapeFormulasOption = Annotated[
+    bool,
+    typer.Option(
+        "--escape-formulas",
+        help="In CSV, write an apostrophe before texts that a spreadsheet would compute: texts "
+        "that begin with =, +, -, @, tab or CR.",
+    ),
+]
+
+
+class OnBadRow(StrEnum):
+    """What becomes of rows that cannot be read."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
+OnBadRowOption = Annotated[
+    OnBadRow,
+    typer.Option(
+        "--on-bad-row",
+        help="refuse: name all rows that cannot be used, and end; skip: go on without these rows, "
+        "and write them with the reasons to DATA.rejected.jsonl in this folder.",
+    ),
+]
 EpochsOption = Annotated[
     str | None, typer.Option("--epochs", metavar="N", help="Passes over the train examples.")
 ]
@@ -226,11 +253,7 @@ def example(command_line: str) -> str:
 def assignments(
     option: str, given: Iterable[str] | None, *, may_be_empty: bool = False
 ) -> dict[str, str]:
-    """Return the values of an option such as `--set epochs=3`, by name.
-
-    Raises:
-        NunatakError: `invalid_option`, a text is not NAME=VALUE, or a name is given twice.
-    """
+    """Return the values of an option such as `--set epochs=3`, by name."""
     values = dict[str, str]()
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -248,10 +271,6 @@ def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[s
     """Return the settings of `--set` together with the settings that have their own option.
 
     `options` holds the values of these options by setting; an option that is `None` was not given.
-
-    Raises:
-        NunatakError: `invalid_option`, a text of `--set` is not NAME=VALUE, or a setting is given
-            twice.
     """
     own = {name: value for name, value in options.items() if value is not None}
     values = assignments("--set", given)
@@ -265,14 +284,37 @@ def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[s
 
 
 def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str]) -> None:
-    """Check that an option names only known names.
-
-    Raises:
-        NunatakError: `invalid_option`, a name is unknown.
-    """
+    """Check that an option names only known names."""
     unknown = sorted(named.keys() - known.keys())
     if unknown:
         raise NunatakError(
             "invalid_option",
             problem=f"{option} expects one of {', '.join(known)} before =, got {unknown[0]!r}",
         )
+
+
+def row_format(
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    pair: str | None = None,
+    delimiter: str | None = None,
+    rejected: Path | None = None,
+) -> RowFormat:
+    """Return the columns and the delimiter that options name."""
+    if delimiter is not None:
+        delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
+        if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
+            raise NunatakError(
+                "invalid_option",
+                problem="--delimiter expects one character, such as ';', or tab, got "
+                f"{delimiter!r}",
+            )
+    return RowFormat(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)
+
+
+def rejected_file(on_bad_row: OnBadRow, data: str) -> Path | None:
+    """Return the file of this folder that takes the bad rows of a source; None: refuse them."""
+    if on_bad_row is OnBadRow.REFUSE:
+        return None
+    return Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")

@@ -6,10 +6,9 @@ the text may come from a model's author, a data file or a server.
 
 # ruff: noqa: PLC0415 - only a text with control characters needs the registry package
 
-import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import JsonValue
@@ -17,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from nunatak_contract.errors import NunatakError
+from nunatak_rows import RowFormat
 
 
 class PlainConsole(Console):
@@ -63,46 +62,13 @@ def print_text(value: str) -> None:
     print(plain(value), end="")  # noqa: T201 - rich would wrap lines
 
 
-def check_rows_file(option: str, path: Path | None) -> None:
-    """Check that the name of a file, if there is one, tells a format of `write_rows`.
-
-    Raises:
-        NunatakError: `invalid_option`, the name has another suffix.
-    """
-    if path is not None and path.suffix not in {".csv", ".jsonl"}:
-        raise NunatakError(
-            "invalid_option",
-            problem=f"{option} expects a file FILE.csv or FILE.jsonl, got {path.name}",
+def tell_rejected(spelt: RowFormat) -> None:
+    """Say how many bad rows are left out, if there are any."""
+    if spelt.rejected is not None and spelt.rejected.exists():
+        num_rows = len(spelt.rejected.read_bytes().splitlines())
+        error_console().print(
+            f"{num_rows:,} rows are left out; the reasons are in {spelt.rejected}", soft_wrap=True
         )
-
-
-def write_rows(
-    option: str, path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, JsonValue]]
-) -> None:
-    """Write rows to the file that an option names, as CSV or as JSON lines.
-
-    Raises:
-        NunatakError: `invalid_option`, the file cannot be written.
-    """
-    try:
-        with path.expanduser().open("w", encoding="utf-8", newline="") as file:
-            if path.suffix == ".jsonl":
-                file.writelines(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-                return
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            for row in rows:
-                writer.writerow([_cell(row[column]) for column in columns])
-    except OSError as error:
-        raise NunatakError(
-            "invalid_option", problem=f"{option} {path} cannot be written: {error.strerror}"
-        ) from error
-
-
-def _cell(value: JsonValue) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _plain_segment(segment: Segment) -> Segment:
@@ -114,7 +80,9 @@ def _plain_segment(segment: Segment) -> Segment:
 
 
 def _json(value: Mapping[str, JsonValue], *, indent: int | None) -> str:
-    document = json.dumps(value, indent=indent, ensure_ascii=False)
+    # Other encodings lack characters, which JSON can spell out.
+    is_unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
+    document = json.dumps(value, indent=indent, ensure_ascii=not is_unicode)
     if _is_printable(document):
         return document
     from nunatak_contract.plain_text import visible_json

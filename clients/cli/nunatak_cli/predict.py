@@ -13,11 +13,14 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli.corpus.rows import InputFormat
 from nunatak_cli.options import (
     BackboneOption,
+    DelimiterOption,
     JsonOption,
+    PairColumnOption,
     RegistryOption,
+    TextColumnOption,
+    row_format,
 )
 from nunatak_cli.output import console, error_console, print_json, print_json_line
 from nunatak_cli.predictors import (
@@ -32,6 +35,7 @@ from nunatak_cli.predictors import (
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
+from nunatak_rows import FileFormat
 
 if TYPE_CHECKING:
     from nunatak_client import Parameters, PredictedValue
@@ -64,7 +68,7 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     file_format: Annotated[
-        InputFormat | None,
+        FileFormat | None,
         typer.Option(
             "--format",
             help="Format of the file. Absent: its suffix tells it; standard input is txt, one text "
@@ -72,6 +76,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
             show_default=False,
         ),
     ] = None,
+    text_column: TextColumnOption = None,
+    pair_column: PairColumnOption = None,
+    delimiter: DelimiterOption = None,
     pair: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="Second text, for tasks about pairs of texts."),
@@ -122,7 +129,9 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
                 problem="--file takes the place of TEXT, --pair, --question, --document and "
                 "--stream; put the texts into columns of the file",
             )
-        inputs = open_inputs(file, file_format)
+        inputs = open_inputs(
+            file, file_format, row_format(text=text_column, pair=pair_column, delimiter=delimiter)
+        )
         with open_predictor(server, registry=registry, backbone=backbone) as predictor:
             has_failed = _ask_file(inputs, predictor, task, parameters)
     elif text is None or file_format is not None:
@@ -201,11 +210,7 @@ def _print_answers(found: Sequence[ShownAnswer], *, as_json: bool) -> bool:
 def _source(
     text: str, *, pair: str | None, question: str | None, documents: Sequence[str]
 ) -> Input:
-    """Return the one input that the options describe.
-
-    Raises:
-        NunatakError: `invalid_option`, the options describe several kinds of input.
-    """
+    """Return the one input that the options describe."""
     match pair, question, documents:
         case None, None, ():
             return text

@@ -15,15 +15,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from nunatak_cli.corpus.chunks import Chunk
 from nunatak_cli.corpus.job import CorpusJob, Outcome, run_job
-from nunatak_cli.corpus.rows import InputColumns
 from nunatak_cli.options import (
     BackboneOption,
     DelimiterOption,
+    EscapeFormulasOption,
     JsonOption,
     OnOption,
     PairColumnOption,
     RegistryOption,
     TextColumnOption,
+    row_format,
 )
 from nunatak_cli.output import console, error_console, print_json
 from nunatak_cli.registries import existing_registry
@@ -68,6 +69,7 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     scores: Annotated[
         bool, typer.Option("--scores", help="Add a column with the scores of all labels.")
     ] = False,
+    escape_formulas: EscapeFormulasOption = False,
     aggregation: Annotated[
         AggregationStrategy,
         typer.Option(help="The rule that joins tokens with labels to entities."),
@@ -105,10 +107,10 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         corpus=corpus,
         out=out.expanduser(),
         references=tuple(task),
-        columns=InputColumns(text=text_column, pair=pair_column),
-        delimiter=delimiter,
+        spelt=row_format(text=text_column, pair=pair_column, delimiter=delimiter),
         keep=None if keep is None else tuple(keep),
         has_all_scores=scores,
+        escapes_formulas=escape_formulas,
         aggregation=aggregation,
         on_long=on_long,
         on=on,

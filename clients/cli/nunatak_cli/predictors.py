@@ -15,19 +15,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from nunatak_cli.corpus.rows import (
-    USUAL,
-    CorpusRow,
-    FileOfRows,
-    InputFormat,
-    format_of,
-    read_rows,
-    row_input,
-)
 from nunatak_cli.registries import existing_registry
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input
+from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
 
 if TYPE_CHECKING:
     from nunatak_client import (
@@ -234,33 +226,32 @@ class PlacedInput:
 STANDARD_INPUT = "-"
 
 
-def open_inputs(file: str, wanted: InputFormat | None) -> Iterator[PlacedInput]:
+def open_inputs(file: str, wanted: FileFormat | None, spelt: RowFormat) -> Iterator[PlacedInput]:
     """Return the inputs of a file, or of standard input (`-`), one after the other.
 
     Raises:
-        NunatakError: `invalid_input_file`, the file or a row cannot be read, or the name of the
-            file tells no format.
+        NunatakError: the file or a row cannot be read, or the name of the file tells no format.
         MissingExtraError: the format needs the extra `training`.
     """
     is_piped = file == STANDARD_INPUT
     path = Path(file).expanduser()
-    name = "standard input" if is_piped else path.name
-    kind = wanted or (InputFormat.TXT if is_piped else format_of(file, name))
-    if kind is InputFormat.PARQUET and is_piped:
-        raise NunatakError(
-            "invalid_input_file",
-            where=name,
-            problem="a Parquet file is read from its end; name a file FILE.parquet",
-        )
-    rows = read_rows(
-        FileOfRows(path=path, name=name, kind=kind),
-        columns=USUAL.names,
+    opened = file_of_rows(
+        path,
+        name="standard input" if is_piped else None,
+        kind=wanted or (FileFormat.TXT if is_piped else None),
+        delimiter=spelt.delimiter,
         source=sys.stdin.buffer if is_piped else None,
     )
-    return map(_placed, rows)
+    if opened.kind is FileFormat.PARQUET and is_piped:
+        raise NunatakError(
+            "unreadable_file",
+            where=opened.name,
+            problem="a Parquet file is read from its end; name a file FILE.parquet",
+        )
+    return (_placed(row, spelt) for row in read_rows(opened, columns=spelt.inputs))
 
 
-def _placed(row: CorpusRow) -> PlacedInput:
+def _placed(row: FileRow, spelt: RowFormat) -> PlacedInput:
     if row.problem is not None:
-        raise NunatakError("invalid_input_file", where=row.where, problem=row.problem)
-    return PlacedInput(where=row.where, source=row_input(row.values, row.where))
+        raise NunatakError("invalid_row", where=row.where, problem=row.problem)
+    return PlacedInput(where=row.where, source=row_input(row, spelt))

@@ -26,6 +26,8 @@ from nunatak_cli.options import (
     LabelColumnOption,
     LearningRateOption,
     NewAliasOption,
+    OnBadRow,
+    OnBadRowOption,
     PairColumnOption,
     PatienceOption,
     RegistryOption,
@@ -35,9 +37,11 @@ from nunatak_cli.options import (
     StrictOption,
     TextColumnOption,
     ThreadsOption,
+    rejected_file,
+    row_format,
     settings_given,
 )
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import console, print_json, tell_rejected
 from nunatak_cli.registries import publishing_registry
 from nunatak_contract.enums import MethodKind, OnLong
 from nunatak_contract.errors import MissingExtraError, needs_extra
@@ -91,6 +95,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     label_column: LabelColumnOption = None,
     pair_column: PairColumnOption = None,
     delimiter: DelimiterOption = None,
+    on_bad_row: OnBadRowOption = OnBadRow.REFUSE,
     strict: StrictOption = False,
     registry: RegistryOption = None,
     create: CreateOption = False,
@@ -205,7 +210,6 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             outcome_table,
             prepare_device,
             published_text,
-            row_format,
             train_and_promote,
         )
         from nunatak_training.kinds import kind_named
@@ -223,13 +227,18 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         resume=resume,
         device=device,
         spelt=row_format(
-            text=text_column, label=label_column, pair=pair_column, delimiter=delimiter
+            text=text_column,
+            label=label_column,
+            pair=pair_column,
+            delimiter=delimiter,
+            rejected=rejected_file(on_bad_row, data),
         ),
         strict=strict,
     )
     prepare_device(device, threads)
     with publishing_registry(registry, create=create) as opened:
         outcome, moved = train_and_promote(request, opened)
+    tell_rejected(request.spelt)
     if as_json:
         print_json(outcome_json(outcome, alias=promote))
     else:

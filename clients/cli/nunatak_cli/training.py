@@ -1,6 +1,6 @@
 """Trains and publishes one task for `nunatak train`, and shows the outcome."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,29 +113,6 @@ def published_text(outcome: TrainOutcome) -> str:
     return published_line(outcome.manifest.reference, is_new=outcome.is_new)
 
 
-def row_format(
-    *,
-    text: str | None = None,
-    label: str | None = None,
-    pair: str | None = None,
-    delimiter: str | None = None,
-) -> RowFormat:
-    """Return the columns and the delimiter that options name.
-
-    Raises:
-        NunatakError: `invalid_option`, the delimiter is no single character.
-    """
-    if delimiter is not None:
-        delimiter = {"\\t": "\t", "tab": "\t"}.get(delimiter, delimiter)
-        if len(delimiter) != 1 or delimiter in {'"', "\n", "\r"}:
-            raise NunatakError(
-                "invalid_option",
-                problem="--delimiter expects one character, such as ';', or tab, got "
-                f"{delimiter!r}",
-            )
-    return RowFormat(text=text, label=label, pair=pair, delimiter=delimiter)
-
-
 def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
     """Return the warnings about the data of a task, each with a way out."""
     table = Table(title=Text(f"warnings about the data of {task}"), title_justify="left")
@@ -147,11 +124,7 @@ def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
 
 
 def prepare_device(device: DeviceName, threads: int | None) -> None:
-    """Check that the device exists, and set the number of threads; absent: the free CPUs.
-
-    Raises:
-        NunatakError: `invalid_option`, there is no CUDA device.
-    """
+    """Check that the device exists, and set the number of threads; absent: the free CPUs."""
     if device is DeviceName.CUDA and not has_cuda():
         raise NunatakError(
             "invalid_option",
@@ -175,11 +148,8 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for metric, value in outcome.metrics.items():
-        table.add_row(f"dev {metric}", _score_text(value, outcome.intervals.get(metric)))
-    if outcome.test is not None:
-        for metric, value in outcome.test.values.items():
-            table.add_row(f"test {metric}", _score_text(value, outcome.test.intervals.get(metric)))
+    for name, text in _scores(outcome):
+        table.add_row(name, Text(text))
     if (calibration := calibration_text(manifest)) is not None:
         table.add_row("calibration", calibration)
     if outcome.layer_choice is not None:
@@ -197,6 +167,17 @@ def outcome_table(outcome: TrainOutcome) -> Table:
     table.add_row("best epoch", f"{outcome.best_epoch} of {epochs_text(outcome)}")
     table.add_row("time", f"{outcome.seconds:.1f} s")
     return table
+
+
+def _scores(outcome: TrainOutcome) -> Iterator[tuple[str, str]]:
+    for metric, value in outcome.metrics.items():
+        yield f"dev {metric}", _score_text(value, outcome.intervals.get(metric))
+    if outcome.majority is not None:
+        label, share = outcome.majority
+        yield "majority share", f"{share:.4f} of the dev examples are {label}"
+    if outcome.test is not None:
+        for metric, value in outcome.test.values.items():
+            yield f"test {metric}", _score_text(value, outcome.test.intervals.get(metric))
 
 
 def epochs_text(outcome: TrainOutcome) -> str:
@@ -233,6 +214,9 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
         "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
         "intervals": {str(metric): [it.low, it.high] for metric, it in outcome.intervals.items()},
+        "majority": None
+        if outcome.majority is None
+        else {"label": outcome.majority[0], "share": outcome.majority[1]},
         "test_metrics": None
         if outcome.test is None
         else {str(metric): value for metric, value in outcome.test.values.items()},

@@ -17,14 +17,13 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from rich.table import Table
 
-from nunatak_cli.options import DeviceName
+from nunatak_cli.options import DeviceName, OnBadRow, rejected_file, row_format
 from nunatak_cli.output import error_console
 from nunatak_cli.training import (
     TrainRequest,
     check_names,
     outcome_json,
     published_text,
-    row_format,
     train_and_promote,
 )
 from nunatak_contract.errors import NunatakError
@@ -54,6 +53,7 @@ class SharedSettings(BaseModel):
     label_column: str | None = None
     pair_column: str | None = None
     delimiter: str | None = None
+    on_bad_row: OnBadRow = OnBadRow.REFUSE
 
     @property
     def named(self) -> dict[str, JsonValue]:
@@ -109,10 +109,6 @@ def read_task_file(path: Path) -> TaskFile:
     """Read a task file; merge the shared settings into each task.
 
     Paths in the file are relative to its folder.
-
-    Raises:
-        NunatakError: `invalid_task_file`, the file does not exist, or breaks the format; the
-            message names the place.
     """
     try:
         content = read_mapping(path)
@@ -148,10 +144,6 @@ def requests_of(
 
     A store computes the states of one depth from the states of a smaller depth. So the tasks with
     the lowest split depth come first, and each trunk layer runs once for equal texts.
-
-    Raises:
-        NunatakError: `invalid_task_file`, the settings of a task contradict each other; the
-            message names the task.
     """
     name = listed.backbone or DEFAULT_BACKBONE
     requests = dict[str, TrainRequest]()
@@ -174,6 +166,7 @@ def requests_of(
                     label=said.label_column,
                     pair=said.pair_column,
                     delimiter=said.delimiter,
+                    rejected=rejected_file(said.on_bad_row, task),
                 ),
                 strict=strict,
             )

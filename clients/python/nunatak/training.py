@@ -16,6 +16,7 @@ from nunatak_client import Inputs, Prediction
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_BACKBONE, check_alias_name, check_task_name
+from nunatak_rows import RowFormat
 
 if TYPE_CHECKING:
     from nunatak_model import Backbone
@@ -80,6 +81,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
     text_column: str | None = None,
     label_column: str | None = None,
     pair_column: str | None = None,
+    rejected: str | Path | None = None,
     backbone: str | Path = DEFAULT_BACKBONE,
     device: str = "cpu",
     strict: bool = False,
@@ -103,6 +105,8 @@ def train(  # noqa: PLR0913 - the arguments of one training
         text_column: the column of the text, if it is not `text`.
         label_column: the column of the label, if it is not `label` or `labels`.
         pair_column: the column of the second text, if it is not `text_pair`.
+        rejected: a file of JSON lines for the rows that cannot be used, with the reasons; absent:
+            such rows are an error, which names them.
         backbone: `minilm`, an added backbone, a folder or a hub id.
         device: `cpu` or `cuda`.
         strict: whether suspicious data is refused; otherwise it gives a `UserWarning`.
@@ -119,7 +123,6 @@ def train(  # noqa: PLR0913 - the arguments of one training
     with needs_extra("training"):
         from nunatak_registry import Registry, default_location
         from nunatak_training.cache import default_cache_folder
-        from nunatak_training.data import RowFormat
         from nunatak_training.fitting import method_on
         from nunatak_training.kinds import kind_named
         from nunatak_training.recipes import default_recipe
@@ -143,7 +146,7 @@ def train(  # noqa: PLR0913 - the arguments of one training
                     method_on(chosen, loaded.config), backbone=loaded.name, changes=chosen.changes
                 ),
                 kind=kind_named(kind),
-                spelt=RowFormat(text=text_column, label=label_column, pair=pair_column),
+                spelt=_spelt(text_column, label_column, pair_column, rejected),
                 strict=strict,
                 note=note,
                 layer_target=chosen.layer_target,
@@ -175,6 +178,7 @@ def doubts(  # noqa: PLR0913 - the data in all its forms
     text_column: str | None = None,
     label_column: str | None = None,
     pair_column: str | None = None,
+    rejected: str | Path | None = None,
     backbone: str | Path = DEFAULT_BACKBONE,
     device: str = "cpu",
     max_length: int | None = None,
@@ -189,13 +193,12 @@ def doubts(  # noqa: PLR0913 - the data in all its forms
         NunatakError: the examples cannot be used.
     """
     with needs_extra("training"):
-        from nunatak_training.data import RowFormat
         from nunatak_training.doubts import find_doubts
         from nunatak_training.trunk import DiskTrunkStore
     return find_doubts(
         _given(data, labels),
         loaded_backbone(backbone, device),
-        spelt=RowFormat(text=text_column, label=label_column, pair=pair_column),
+        spelt=_spelt(text_column, label_column, pair_column, rejected),
         max_length=max_length,
         trunks=DiskTrunkStore(),
     )
@@ -218,6 +221,13 @@ def _given(data: Any, labels: Iterable[object] | None) -> "Data":  # noqa: ANN40
             f"{len(named)} labels",
         )
     return [_row(text, label) for text, label in zip(texts, named, strict=True)]
+
+
+def _spelt(
+    text: str | None, label: str | None, pair: str | None, rejected: str | Path | None
+) -> RowFormat:
+    path = None if rejected is None else Path(rejected)
+    return RowFormat(text=text, label=label, pair=pair, rejected=path)
 
 
 def _row(text: object, label: object) -> dict[str, object]:

@@ -138,3 +138,34 @@ def test_examples_that_the_task_cannot_be_scored_on_are_refused(
     assert refused.stderr.startswith("error [unknown_label]: other.jsonl:1")
     assert unlabelled.stderr.startswith("error [missing_column]: values.jsonl:1")
     assert misplaced.stderr.startswith("error [invalid_option]: --wrong expects")
+
+
+def test_a_file_of_a_desk_is_scored_with_its_columns_and_its_dialect(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = toy_rows(TaskKind.SINGLE_LABEL, 70, seed=2)
+    lines = [f"{at};{row['text']};{row['label']}" for at, row in enumerate(rows)]
+    (tmp_path / "desk.csv").write_text(
+        "\n".join(["Id;Body;Queue", *lines, "=1;x;unheard", ";;", "y;;z"]), encoding="utf-8-sig"
+    )
+    columns = ("--text-column", "Body", "--label-column", "Queue")
+    asked = ("evaluate", TaskKind.SINGLE_LABEL, "--data", "desk.csv", *columns, "--json")
+
+    refused = nunatak(*asked, *here(folder))
+    ran = nunatak(*asked, "--on-bad-row", "skip", "--wrong", "wrong.csv", *here(folder))
+
+    assert refused.stderr.startswith("error [invalid_row]: desk.csv: 2 of 72 rows cannot be used.")
+    assert "2 rows are left out; the reasons are in desk.rejected.jsonl" in ran.stderr
+    plain = evaluated(folder, TaskKind.SINGLE_LABEL, *here(folder))
+    assert ran.json()["metrics"] == plain["metrics"]
+    labels = [row["label"] for row in rows]
+    share = max(map(labels.count, labels)) / len(labels)
+    assert plain["majority"] == {"label": max(labels, key=labels.count), "share": share}
+    with (tmp_path / "wrong.csv").open(encoding="utf-8-sig", newline="") as file:
+        assert file.read(1) == "I"  # after the mark
+        file.seek(0)
+        wrong = [*csv.DictReader(file, delimiter=";")]
+    assert wrong
+    assert len(wrong) == plain["num_wrong"]
+    assert all(rows[int(row["Id"])]["text"] == row["text"] for row in wrong)

@@ -312,7 +312,7 @@ def test_parquet_without_the_extra_names_the_extra_before_any_work(
 def test_a_parquet_file_cannot_come_from_standard_input(server: CannedServer) -> None:
     ran = nunatak("predict", "--file", "-", "--format", "parquet", "--task", "tone", *at(server))
 
-    assert ran.stderr.startswith("error [invalid_input_file]: ")
+    assert ran.stderr.startswith("error [unreadable_file]: ")
     assert "name a file FILE.parquet" in ran.stderr
 
 
@@ -367,7 +367,7 @@ def test_a_file_of_another_form_is_refused_with_its_line(
     ran = nunatak("predict", "--file", str(tmp_path / name), "--task", "tone", *at(server))
 
     assert ran.exit_code == 1
-    assert ran.stderr.startswith("error [invalid_input_file]: ")
+    assert ran.stderr.startswith(("error [invalid_row]: ", "error [unreadable_file]: "))
     assert message in ran.stderr
 
 

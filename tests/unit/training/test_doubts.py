@@ -8,6 +8,7 @@ import pytest
 from doubles.examples import ALPHABETS, toy_examples
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
+from nunatak_rows import FileRow
 from nunatak_training.data import Data, Example
 from nunatak_training.data.examples import ReadExample
 from nunatak_training.doubts import NUM_FOLDS, deal_folds, doubtful, find_doubts
@@ -98,11 +99,11 @@ def test_equal_texts_share_a_fold_and_every_label_is_in_every_fold() -> None:
     texts = [f"text {it % 40}" for it in range(60)]
     numbers = np.array([it % 2 for it in range(60)])
     read = [
-        ReadExample(where=str(it), example=Example(text=text, label=labels[it % 2]))
+        ReadExample(row=FileRow(file=str(it)), example=Example(text=text, label=labels[it % 2]))
         for it, text in enumerate(texts)
     ]
 
-    folds = deal_folds(read, numbers, labels)
+    folds = deal_folds(read, numbers)
 
     assert len({(text, fold) for text, fold in zip(texts, folds, strict=True)}) == 40
     for number in (0, 1):
@@ -117,7 +118,7 @@ def test_equal_texts_share_a_fold_and_every_label_is_in_every_fold() -> None:
         ([{"text": "a", "label": "x"}, {"text": "b", "label": "x"}], "at least 2 labels"),
         (
             [{"text": text, "label": label} for text, label in zip("abcc", "xxyy", strict=True)],
-            r"train\[2\]: label 'y' has a single text",
+            "2 labels with at least 2 texts each, got 1 of 2 labels",
         ),
         ([], "at least 2 labels"),
     ],
@@ -132,3 +133,17 @@ def test_examples_that_cannot_be_judged_are_refused(
 def test_texts_longer_than_the_backbone_reads_are_refused(backbone: Backbone) -> None:
     with pytest.raises(InvalidRecipeError, match="max_length must be at most"):
         find_doubts(rows(num_wrong=0)[0], backbone, max_length=100_000)
+
+
+def test_labels_of_a_single_text_are_the_strongest_doubts_and_keep_the_columns(
+    backbone: Backbone,
+) -> None:
+    given, _ = rows(num_wrong=0)
+    typo = {**given[0], "label": "typo", "ticket": 7}
+
+    first, *others = find_doubts([*given[1:], typo], backbone, max_length=32)
+
+    assert (first.label, first.label_probability) == ("typo", 0.0)
+    assert first.likely_label == given[0]["label"]
+    assert first.others == {"ticket": 7}
+    assert "typo" not in {it.likely_label for it in others}

@@ -1,5 +1,6 @@
 """Labelled examples: kinds, sources, and the dev split."""
 
+from nunatak_rows import RowFormat
 from nunatak_training.data.examples import (
     Answers,
     AnswerSpan,
@@ -12,7 +13,6 @@ from nunatak_training.data.examples import (
     TaskData,
     Word,
 )
-from nunatak_training.data.rows import RowFormat
 from nunatak_training.data.sources import (
     Data,
     load_examples,

@@ -9,6 +9,7 @@ from typing import TypeVar
 from pydantic import JsonValue
 
 from nunatak_model import TextInput
+from nunatak_rows import FileRow
 from nunatak_training.kinds import TaskKind
 
 
@@ -105,10 +106,15 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadExample:
-    """An example and its place in a file, for messages: `train.jsonl:17`."""
+    """An example and its row."""
 
-    where: str
+    row: FileRow
     example: Example
+
+    @property
+    def where(self) -> str:
+        """The place of the row for messages: `train.jsonl:17`."""
+        return self.row.where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 import numpy as np
 
 from nunatak_contract.errors import NunatakError
+from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
+from nunatak_rows.files import printable
+from nunatak_training.data.bad_rows import BadRows
 from nunatak_training.data.examples import Example, ExampleSet, ReadExample, TaskData
-from nunatak_training.data.files import FileFormat, read_file
-from nunatak_training.data.rows import FileRow, RowFormat, parse_row
-from nunatak_training.data.splits import check_scored, check_train, draw_dev, label_names
+from nunatak_training.data.splits import (
+    check_scored,
+    check_train,
+    draw_dev,
+    label_names,
+    lone_label,
+    unknown_label,
+)
 from nunatak_training.kinds import TaskKind, kind_of_row
 
 if TYPE_CHECKING:
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
 
 HUB_PREFIX = "datasets:"
 DEV_NAMES = ("dev", "validation")
+ROWS_THAT_TELL = 1000
+"""Rows among which the first label is searched."""
 PARTS = ("train", *DEV_NAMES, "test")
 IN_MEMORY = "data in memory"
 """The name of data without a file."""
@@ -111,7 +121,7 @@ def read_split(dataset: "Dataset", where: str) -> Iterator[FileRow]:
         values = dict(cast("Mapping[str, object]", item))
         for column, names in names_of.items():
             values[column] = _named(values[column], names, column, place)
-        yield FileRow(where=place, columns_at=where, values=values)
+        yield FileRow(file=where, number=number, values=values, header=where)
 
 
 def _class_names(feature: object) -> list[str] | None:
@@ -144,13 +154,12 @@ class _Source:
 
 
 def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Example]:
-    """Read the examples of one file; without a kind, the first row decides (`kind_of_row`).
-
-    Raises:
-        NunatakError: the file is missing, unreadable or holds a broken row.
-    """
-    kind, rows = _with_kind(read_file(Path(path)), kind)
-    return [read.example for read in _examples(rows, kind)]
+    """Read the examples of one file; without a kind, the first row decides (`kind_of_row`)."""
+    path = Path(path)
+    bad = BadRows(source=printable(path.name), spelt=RowFormat())
+    kind, read = _read(_file_rows(path, None), kind, bad)
+    bad.settle()
+    return [it.example for it in read]
 
 
 def load_task_data(
@@ -170,35 +179,37 @@ def load_task_data(
         kind: the kind of the task; if None, the first train row decides (`kind_of_row`).
         dev: a file of dev examples, in place of the dev examples of `source`.
         seed: seeds the dev split, which is drawn if there are no dev examples.
-        spelt: the columns and the delimiter of the files, if not the default ones.
+        spelt: the columns and the delimiter of the files, if not the default ones, and what becomes
+            of rows that cannot be used.
         load_dataset: loads a data set that is no path.
 
     Raises:
-        NunatakError: the examples cannot be used; the message names file and line.
+        NunatakError: the examples cannot be used; the message names all bad rows.
     """
     spelt = spelt or RowFormat()
     found = _open_source(source, spelt.delimiter, load_dataset)
-    kind, rows = _with_kind((spelt.usual(row, kind) for row in found.train), kind)
-    train = _examples(rows, kind)
-    check_train(train, kind, found.name)
-    dev_rows = found.dev if dev is None else read_file(Path(dev), delimiter=spelt.delimiter)
-    if dev_rows is not None:
-        chosen_dev = _examples((spelt.usual(row, kind) for row in dev_rows), kind)
-    else:
-        train, chosen_dev = draw_dev(train, kind, seed=seed, name=found.name)
+    bad = BadRows(source=found.name, spelt=spelt)
+    kind, train = _read(found.train, kind, bad)
+    dev_rows = found.dev if dev is None else _file_rows(Path(dev).expanduser(), spelt.delimiter)
+    chosen_dev, tested = bad.examples(dev_rows, kind), bad.examples(found.test, kind)
+    train = bad.without(train, lone_label(train, kind))
     labels = label_names(train, kind)
-    check_scored(chosen_dev, labels, found.name, split="dev")
-    test: ExampleSet | None = None
+    chosen_dev = bad.without(chosen_dev, unknown_label(labels))
+    tested = bad.without(tested, unknown_label(labels))
+    bad.settle()
+    check_train(train, kind, found.name)
+    if dev_rows is None:
+        train, chosen_dev = draw_dev(train, kind, seed=seed, name=found.name)
+        labels = label_names(train, kind)
+    check_scored(chosen_dev, found.name, split="dev")
     if found.test is not None:
-        tested = _examples((spelt.usual(row, kind) for row in found.test), kind)
-        check_scored(tested, labels, found.name, split="test")
-        test = _set_of(tested)
+        check_scored(tested, found.name, split="test")
     return TaskData(
         name=found.name,
         kind=kind,
         train=_set_of(train),
         dev=_set_of(chosen_dev),
-        test=test,
+        test=None if found.test is None else _set_of(tested),
         labels=labels,
     )
 
@@ -209,50 +220,77 @@ def load_labelled(
     spelt: RowFormat | None = None,
     load_dataset: DatasetLoader = load_from_hub,
 ) -> tuple[TaskKind, list[ReadExample]]:
-    """Read the examples of all parts of a source, with their places; the first row tells the kind.
+    """Read the examples of all parts of a source, with their rows; the first row tells the kind.
 
     Raises:
-        NunatakError: the examples cannot be used; the message names file and line.
+        NunatakError: the examples cannot be used; the message names all bad rows.
     """
     spelt = spelt or RowFormat()
     found = _open_source(source, spelt.delimiter, load_dataset)
     parts = [part for part in (found.train, found.dev, found.test) if part is not None]
-    kind, rows = _with_kind((spelt.usual(row, None) for row in chain(*parts)), None)
-    return kind, _examples(rows, kind)
+    bad = BadRows(source=found.name, spelt=spelt, keeps_columns=True)
+    kind, read = _read(chain(*parts), None, bad)
+    bad.settle()
+    return kind, read
 
 
 def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
-    """Read a file of examples to score a task that was trained on `data`.
-
-    Raises:
-        NunatakError: the file is missing, broken or empty, or no ranking has a right document.
-        NunatakError: `unknown_label`, a label does not occur in the train examples.
-    """
+    """Read a file of examples to score a task that was trained on `data`."""
     return _set_of(load_test_rows(path, kind=data.kind, labels=data.labels))
 
 
 def load_test_rows(
-    path: str | Path, *, kind: TaskKind, labels: tuple[str, ...]
+    path: str | Path,
+    *,
+    kind: TaskKind,
+    labels: tuple[str, ...],
+    spelt: RowFormat | None = None,
 ) -> list[ReadExample]:
-    """Read a file of examples that a task of these labels can be scored on, with their places.
-
-    Raises:
-        NunatakError: the file is missing, broken or empty, or holds nothing that can be found.
-        NunatakError: `unknown_label`, it has a label that the task does not know.
-    """
-    path = Path(path).expanduser()
-    found = _examples(read_file(path), kind)
-    check_scored(found, labels, path.name, split="test")
+    """Read a file of examples that a task of these labels can be scored on, with their rows."""
+    path, spelt = Path(path).expanduser(), spelt or RowFormat()
+    bad = BadRows(source=printable(path.name), spelt=spelt, keeps_columns=True)
+    read = bad.examples(_file_rows(path, spelt.delimiter), kind)
+    found = bad.without(read, unknown_label(labels))
+    bad.settle()
+    check_scored(found, path.name, split="test")
     return found
 
 
-def _with_kind(
-    rows: Iterator[FileRow], kind: TaskKind | None
-) -> tuple[TaskKind, Iterator[FileRow]]:
-    """Return the kind, from the first row if not given, and all rows."""
-    first = list(islice(rows, 1))
-    told = kind_of_row(first[0].values) if first else TaskKind.SINGLE_LABEL
-    return kind or told, chain(first, rows)
+def _file_rows(path: Path, delimiter: str | None) -> Iterator[FileRow]:
+    file = file_of_rows(path, delimiter=delimiter)
+    if not path.is_file():
+        raise NunatakError("data_not_found", where=file.name, problem="no such file")
+    return read_rows(file)
+
+
+def _read(
+    rows: Iterator[FileRow], kind: TaskKind | None, bad: BadRows
+) -> tuple[TaskKind, list[ReadExample]]:
+    """Return the kind, from the first row with a label if not given, and the examples."""
+    if kind is not None:
+        return kind, bad.examples(rows, kind)
+    first = list[FileRow]()
+    for row in islice(rows, ROWS_THAT_TELL):
+        first.append(row)
+        if row.problem is None and row.values.get(bad.spelt.label or "label", ...) is not None:
+            break
+    kind = _kind_told(first[-1], bad.spelt) if first else TaskKind.SINGLE_LABEL
+    read = bad.examples(chain(first, rows), kind)
+    if kind is TaskKind.REGRESSION and all(float(str(it.example.label)) % 1 == 0 for it in read):
+        raise NunatakError(
+            "invalid_option",
+            problem=f"{bad.source}: all labels are whole numbers with a decimal point, as a "
+            "missing value makes of integers; say --kind regression if they are values, or --kind "
+            "single-label if they are names",
+        )
+    return kind, read
+
+
+def _kind_told(row: FileRow, spelt: RowFormat) -> TaskKind:
+    if spelt.label is None or spelt.label not in row.values:
+        return kind_of_row(row.values)
+    label = row.values[spelt.label]
+    return kind_of_row({"labels" if isinstance(label, list) else "label": label})
 
 
 def _open_source(source: Data, delimiter: str | None, load_dataset: DatasetLoader) -> _Source:
@@ -278,7 +316,7 @@ def _open_parts(parts: Mapping[str, Part], delimiter: str | None) -> _Source:
 
     def rows_of(part: Part, name: str) -> Iterator[FileRow]:
         if isinstance(part, str | Path):
-            return read_file(Path(part).expanduser(), delimiter=delimiter)
+            return _file_rows(Path(part).expanduser(), delimiter)
         return _given_rows(part, name)
 
     opened = {name: rows_of(part, name) for name, part in parts.items()}
@@ -307,7 +345,7 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
             raise _no_rows(where, values)
         named = cast("Mapping[object, object]", values)
         plain = {str(name): _plain(value) for name, value in named.items()}
-        yield FileRow(where=where, columns_at=where, values=plain)
+        yield FileRow(file=where, values=plain)
 
 
 def _no_rows(where: str, found: object) -> NunatakError:
@@ -328,33 +366,33 @@ def _is_path(source: str) -> bool:
     """Whether a text names a path. A typo in a file name must not become a search of the hub."""
     if source.startswith(HUB_PREFIX):
         return False
-    suffixes = tuple(suffix.value for suffix in FileFormat)
+    suffixes = tuple(f".{suffix}" for suffix in FileFormat)
     return Path(source).exists() or source.endswith(suffixes) or source.startswith((".", "/", "~"))
 
 
 def _open_path(path: Path, delimiter: str | None) -> _Source:
     if not path.exists():
         raise NunatakError("data_not_found", where=path.name, problem="no such file or folder")
-    name = path.resolve().name
+    name = printable(path.resolve().name)
     if path.is_file():
-        return _Source(name=name, train=read_file(path, delimiter=delimiter), dev=None)
+        return _Source(name=name, train=_file_rows(path, delimiter), dev=None)
     train = _find_file(path, ("train",))
     if train is None:
-        suffixes = ", ".join(f"train{suffix.value}" for suffix in FileFormat)
+        suffixes = ", ".join(f"train.{suffix}" for suffix in FileFormat)
         raise NunatakError(
             "data_not_found", where=name, problem=f"the folder has no file of {suffixes}"
         )
     dev, test = _find_file(path, DEV_NAMES), _find_file(path, ("test",))
     return _Source(
         name=name,
-        train=read_file(train, delimiter=delimiter),
-        dev=None if dev is None else read_file(dev, delimiter=delimiter),
-        test=None if test is None else read_file(test, delimiter=delimiter),
+        train=_file_rows(train, delimiter),
+        dev=None if dev is None else _file_rows(dev, delimiter),
+        test=None if test is None else _file_rows(test, delimiter),
     )
 
 
 def _find_file(folder: Path, names: tuple[str, ...]) -> Path | None:
-    candidates = (folder / f"{name}{suffix.value}" for name in names for suffix in FileFormat)
+    candidates = (folder / f"{name}.{suffix}" for name in names for suffix in FileFormat)
     return next((path for path in candidates if path.is_file()), None)
 
 
@@ -372,10 +410,6 @@ def _open_hub(reference: HubReference, load_dataset: DatasetLoader) -> _Source:
         train=read_split(splits["train"], f"{reference}/train"),
         dev=None if dev_name is None else read_split(splits[dev_name], f"{reference}/{dev_name}"),
     )
-
-
-def _examples(rows: Iterable[FileRow], kind: TaskKind) -> list[ReadExample]:
-    return [read for row in rows for read in parse_row(row, kind)]
 
 
 def _set_of(examples: list[ReadExample]) -> ExampleSet:

@@ -21,12 +21,14 @@ from nunatak_training.data.examples import (
     label_json,
     sorted_labels,
 )
+from nunatak_training.data.look_alikes import look_alikes, spelt_out
 from nunatak_training.kinds import TaskKind
 
 DEV_SHARE = 0.1
 MAX_IMBALANCE = 20
 """Ratio of the examples of two labels above which a model may never predict the rare label."""
 SHOWN_CHARACTERS = 60
+SHOWN_PAIRS = 10
 NAMED_KINDS = frozenset(
     {TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.TOKEN_CLASSIFICATION}
 )
@@ -137,11 +139,7 @@ def names_in(label: Label) -> tuple[str, ...]:
 
 
 def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
-    """Return if train examples can teach a task.
-
-    Raises:
-        NunatakError: `too_few_examples`, all labels are equal, or a class has a single example.
-    """
+    """Return if train examples can teach a task."""
     if not train:
         raise NunatakError("too_few_examples", where=name, problem="there are no train examples")
     if kind is TaskKind.SINGLE_LABEL:
@@ -157,6 +155,11 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
     match kind:
         case TaskKind.MULTI_LABEL if not names:
             return "no train example has a label"
+        case TaskKind.MULTI_LABEL if labels == {LabelSet(names=("0", "1"))}:
+            return (
+                "every train example has the labels 0 and 1, like a vector; list the names of the "
+                "labels that apply instead"
+            )
         case TaskKind.TOKEN_CLASSIFICATION if len(names) < 2:
             return f"expected train examples of at least 2 tags, got {sorted(names)}"
         case TaskKind.REGRESSION | TaskKind.RANKING if len({_number(it) for it in labels}) < 2:
@@ -174,23 +177,10 @@ def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
     return sorted_labels(label for read in train for label in names_in(read.example.label))
 
 
-def check_scored(
-    examples: list[ReadExample], labels: tuple[str, ...], name: str, *, split: str
-) -> None:
-    """Return if a task with these labels can be scored on the examples of a split.
-
-    Raises:
-        NunatakError: `too_few_examples`, there are no examples, or no ranking has a right document.
-        NunatakError: `unknown_label`, an example has a label that no train example has.
-    """
+def check_scored(examples: list[ReadExample], name: str, *, split: str) -> None:
+    """Return if a task can be scored on the examples of a split."""
     if not examples:
         raise NunatakError("too_few_examples", where=name, problem=f"there are no {split} examples")
-    known = set(labels)
-    for read in examples:
-        for label in names_in(read.example.label):
-            if label not in known:
-                shown = ", ".join(map(repr, labels[:20]))
-                raise NunatakError("unknown_label", where=read.where, label=label, known=shown)
     grades = _grades(examples)
     if grades and max(grades) <= 0:
         raise NunatakError(
@@ -200,15 +190,48 @@ def check_scored(
         )
 
 
+def unknown_label(labels: Collection[str]) -> Callable[[ReadExample], NunatakError | None]:
+    """Return a function that finds the fault of an example with a label that no task has."""
+    shown = ", ".join(map(repr, list(labels)[:20]))
+
+    def fault(read: ReadExample) -> NunatakError | None:
+        strange = next((it for it in _names(read) if it not in labels), None)
+        if strange is None or not labels:
+            return None
+        return NunatakError("unknown_label", where=read.where, label=strange, known=shown)
+
+    return fault
+
+
+def lone_label(
+    train: Iterable[ReadExample], kind: TaskKind
+) -> Callable[[ReadExample], NunatakError | None]:
+    """Return a function that finds the fault of the only train example of a class."""
+    is_single = kind is TaskKind.SINGLE_LABEL
+    sizes = Counter(_first_name(it) for it in train if is_single)
+    twins = dict(look_alikes(sizes))
+
+    def fault(read: ReadExample) -> NunatakError | None:
+        label = _first_name(read) if sizes else ""
+        if sizes[label] != 1 or len(sizes) < 2:
+            return None
+        hint = f" (is it {twins[label]!r}?)" if label in twins else ""
+        return NunatakError(
+            "too_few_examples",
+            where=read.where,
+            problem=f"label {label!r} has 1 train example{hint}; give it at least 2, or remove the "
+            "row",
+        )
+
+    return fault
+
+
 def draw_dev(
     examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
 ) -> tuple[list[ReadExample], list[ReadExample]]:
     """Split train examples into train and dev: a part of every class, or whole groups of a ranking.
 
     The remaining train examples must still teach the task.
-
-    Raises:
-        NunatakError: `too_few_examples`, there are too few examples to split.
     """
     train, dev = _drawn(examples, kind, seed=seed, name=name)
     if (problem := sameness(map(_label, train), kind)) is not None:
@@ -269,15 +292,15 @@ def _check_classes(train: list[ReadExample], name: str) -> None:
             where=name,
             problem=f"expected train examples of at least 2 labels, got {sorted(sizes)}",
         )
-    for read in train:
-        label = _first_name(read)
-        if sizes[label] == 1:
-            raise NunatakError(
-                "too_few_examples",
-                where=read.where,
-                problem=f"label {label!r} has 1 train example; give it at least 2, or remove the "
-                "row",
-            )
+
+
+def majority(labels: Iterable[Label]) -> tuple[str, float] | None:
+    """Return the most frequent of single labels with its share: the accuracy of a constant."""
+    counts = Counter(label for label in labels if isinstance(label, str))
+    if not counts:
+        return None
+    ((label, count),) = counts.most_common(1)
+    return label, count / counts.total()
 
 
 def _label(read: ReadExample) -> Label:
@@ -313,6 +336,7 @@ class DataProblem(StrEnum):
     IN_TRAIN_AND_TEST = "in train and test"
     CONTRADICTION = "different labels for one text"
     WHITE_SPACE = "white space around labels"
+    LOOK_ALIKE = "labels that look alike"
     CUT = "longer than max_length"
     IMBALANCE = "label imbalance"
 
@@ -343,7 +367,7 @@ def data_warnings(
     )
     found = [_shared(problem, data, part) for problem, part in shared]
     if data.kind in NAMED_KINDS:
-        found += [_contradictions(data), _white_space(data)]
+        found += [_contradictions(data), _white_space(data), _look_alikes(data)]
     if data.kind is TaskKind.SINGLE_LABEL:
         found.append(_imbalance(data))
     if not data.kind.head.reads_tokens:
@@ -387,6 +411,29 @@ def _white_space(data: TaskData) -> DataWarning | None:
         problem=DataProblem.WHITE_SPACE,
         found=f"{len(padded):,} labels, such as {padded[0]!r}",
         advice="remove the white space; it makes another label, and callers must send it exactly",
+    )
+
+
+def _look_alikes(data: TaskData) -> DataWarning | None:
+    names = (name for it in data.train.examples for name in names_in(it.label))
+    if data.kind is TaskKind.TOKEN_CLASSIFICATION:
+        # `B-PER` and `I-PER` are one letter apart, and right.
+        names = (name[2:] if name[1:2] == "-" else name for name in names)
+    counts = Counter(names)
+    pairs = look_alikes(counts)
+    if not pairs:
+        return None
+    shown = ", ".join(
+        " and ".join(
+            f"{shown} ({counts[label]:,})"
+            for label, shown in zip(pair, spelt_out(*pair), strict=True)
+        )
+        for pair in pairs[:SHOWN_PAIRS]
+    )
+    return DataWarning(
+        problem=DataProblem.LOOK_ALIKE,
+        found=f"{len(pairs):,} pairs: {shown}{', ...' if len(pairs) > SHOWN_PAIRS else ''}",
+        advice="write one label in one way; each way is a label of its own to the task",
     )
 
 

@@ -15,6 +15,7 @@ from typing import cast
 import numpy as np
 
 from nunatak_training.data.examples import Answers, ExampleSet, LabelSet, Relevance, TaggedWords
+from nunatak_training.data.splits import majority
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.scoring.calibration import calibration_error
 from nunatak_training.scoring.counts import (
@@ -76,6 +77,8 @@ class Evaluation:
     """At 95 %; a score may have none (see `score_intervals`)."""
     errors: Mapping[str, float] = field(default_factory=dict[str, float])
     """The mean absolute error and the root of the mean squared error of a regression."""
+    majority: tuple[str, float] | None = None
+    """The most frequent label and its share, which a constant answer would score."""
     labels: tuple[LabelReport, ...] = ()
     confusion: Mapping[tuple[str, str], int] | None = None
     """The number of units of each pair of true and predicted label, if a unit has one label."""
@@ -125,6 +128,7 @@ def _single_label(
     return Evaluation(
         metrics=_values(statistics),
         intervals=_intervals(statistics),
+        majority=majority(expected),
         labels=_reports(labels, counts, len(said)),
         confusion=confusion(expected, predicted),
         calibration_error=calibration_error(np.array(confidences), is_right.astype(float)),

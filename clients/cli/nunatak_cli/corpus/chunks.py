@@ -7,16 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from nunatak_cli.corpus.rows import (
-    CorpusRow,
-    FileOfRows,
-    InputColumns,
-    format_of,
-    read_rows,
-    row_input,
-)
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
+from nunatak_rows import FileOfRows, FileRow, RowFormat, file_of_rows, read_rows, row_input
 
 CHUNK_ROWS: Final = 1024
 """Rows of one chunk. A kill loses the work of at most three chunks: one that is read, one that is
@@ -29,7 +22,7 @@ class Chunk:
     """Consecutive rows of a corpus, with the inputs that they make."""
 
     index: int
-    rows: list[CorpusRow]
+    rows: list[FileRow]
     """Empty if an earlier run has written the chunk."""
     num_rows: int
     end: int
@@ -47,10 +40,6 @@ def corpus_files(source: str, *, delimiter: str | None) -> list[FileOfRows]:
 
     Files come in the order of their names. Of a folder, names that begin with `.` or `_` are left
     out, like other programs do.
-
-    Raises:
-        NunatakError: `invalid_input_file`, there are no files, or a file has no known format or a
-            format of another family than the first file.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -62,18 +51,15 @@ def corpus_files(source: str, *, delimiter: str | None) -> list[FileOfRows]:
         listed = [it for it in map(Path, matches) if not it.is_dir()]
     if not listed or not all(it.is_file() for it in listed):
         raise NunatakError(
-            "invalid_input_file",
+            "unreadable_file",
             where=source,
             problem="no file there; name a file, a folder or a glob",
         )
-    files = [
-        FileOfRows(path=it, name=str(it), kind=format_of(it.name, str(it)), delimiter=delimiter)
-        for it in sorted(listed)
-    ]
+    files = [file_of_rows(it, name=str(it), delimiter=delimiter) for it in sorted(listed)]
     for file in files:
         if file.kind.family != files[0].kind.family:
             raise NunatakError(
-                "invalid_input_file",
+                "unreadable_file",
                 where=file.name,
                 problem=f"expected the format of {files[0].name}; score each format by itself",
             )
@@ -82,7 +68,7 @@ def corpus_files(source: str, *, delimiter: str | None) -> list[FileOfRows]:
 
 def read_chunks(
     files: Sequence[FileOfRows],
-    columns: InputColumns,
+    spelt: RowFormat,
     *,
     taken: Collection[str],
     done: Collection[int],
@@ -91,39 +77,34 @@ def read_chunks(
     """Yield the chunks of all files. Those in `done` come without rows.
 
     `taken` are the columns of the answers, which no row may have.
-
-    Raises:
-        NunatakError: `invalid_input_file`, the rest of a file cannot be read or trusted.
     """
-    rows, index = _all_rows(files, columns), 0
+    rows, index = _all_rows(files, spelt), 0
     while part := list(islice(rows, size)):
         end = part[-1][1]
         if index in done:
             yield Chunk(index=index, rows=[], num_rows=len(part), end=end, is_done=True)
         else:
             chunk = Chunk(index=index, rows=[it for it, _ in part], num_rows=len(part), end=end)
-            _find_inputs(chunk, columns, taken)
+            _find_inputs(chunk, spelt, taken)
             yield chunk
         index += 1
 
 
-def _all_rows(
-    files: Iterable[FileOfRows], columns: InputColumns
-) -> Iterator[tuple[CorpusRow, int]]:
+def _all_rows(files: Iterable[FileOfRows], spelt: RowFormat) -> Iterator[tuple[FileRow, int]]:
     begin = 0
     for file in files:
-        for row in read_rows(file, columns=columns.names):
+        for row in read_rows(file, columns=spelt.inputs):
             yield row, begin + row.end
         begin += file.path.stat().st_size
 
 
-def _find_inputs(chunk: Chunk, columns: InputColumns, taken: Collection[str]) -> None:
+def _find_inputs(chunk: Chunk, spelt: RowFormat, taken: Collection[str]) -> None:
     """Fill the inputs of a chunk, and the problems of the other rows."""
     for place, row in enumerate(chunk.rows):
         problem = row.problem or _find_collision(row, taken)
         if problem is None:
             try:
-                item = row_input(columns.usual(row), row.where)
+                item = row_input(row, spelt)
             except NunatakError as error:
                 problem = str(error.fields["problem"])
             else:
@@ -133,6 +114,6 @@ def _find_inputs(chunk: Chunk, columns: InputColumns, taken: Collection[str]) ->
             chunk.problems[place] = problem
 
 
-def _find_collision(row: CorpusRow, taken: Collection[str]) -> str | None:
+def _find_collision(row: FileRow, taken: Collection[str]) -> str | None:
     found = next((name for name in taken if name in row.values), None)
     return None if found is None else f"the column {found!r} would be overwritten by the answers"

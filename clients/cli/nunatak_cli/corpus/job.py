@@ -8,7 +8,7 @@ versions of the record, also if an alias has moved meanwhile.
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version as distribution_version
 from pathlib import Path
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from nunatak_cli.corpus.chunks import CHUNK_ROWS, Chunk, corpus_files, read_chunks
 from nunatak_cli.corpus.pipeline import answered_rows, rejected_rows, score_chunks
-from nunatak_cli.corpus.rows import USUAL, FileOfRows, InputColumns
 from nunatak_cli.corpus.run import CorpusRecord, RunFolder, ScoredVersion, scored_files
 from nunatak_cli.corpus.writing import AnswerColumns, ColumnType, layout_of
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import TaskReference
+from nunatak_rows import FileOfRows, RowFormat
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
@@ -39,11 +39,12 @@ class CorpusJob:
     """A file, a folder or a glob."""
     out: Path
     references: tuple[str, ...]
-    columns: InputColumns = USUAL
-    delimiter: str | None = None
+    spelt: RowFormat = field(default_factory=RowFormat)
     keep: tuple[str, ...] | None = None
     """The columns of the corpus that OUT keeps; None: all."""
     has_all_scores: bool = False
+    escapes_formulas: bool = False
+    """Whether texts of CSV that a spreadsheet would compute are escaped."""
     aggregation: AggregationStrategy = AggregationStrategy.NONE
     on_long: OnLong | None = None
     chunk_rows: int = CHUNK_ROWS
@@ -87,12 +88,8 @@ def run_job(
 
     `on_chunk` gets each written chunk, and the number of bytes of the corpus. Returns None if OUT
     is there already, because the last run was killed after its last step but one.
-
-    Raises:
-        NunatakError: the options do not fit the corpus or the tasks, OUT exists, a version cannot
-            be served, or the folder of the run belongs to another run.
     """
-    files = corpus_files(job.corpus, delimiter=job.delimiter)
+    files = corpus_files(job.corpus, delimiter=job.spelt.delimiter)
     folder = RunFolder(job.out)
     with folder.held():
         if folder.is_finished:
@@ -107,7 +104,14 @@ def run_job(
         versions = _versions(job, registry, begun)
         columns = [_columns_of(job, name, manifest) for name, manifest in versions.items()]
         types = _types_of(columns)
-        layout = layout_of(files, job.out, columns=job.columns, keep=job.keep, answers=types)
+        layout = layout_of(
+            files,
+            job.out,
+            spelt=job.spelt,
+            keep=job.keep,
+            answers=types,
+            escapes_formulas=job.escapes_formulas,
+        )
         num_bytes = sum(file.path.stat().st_size for file in files)
         num_chunks = num_rows = num_scored = 0
         with _scoring(job, registry, versions, settings) as scoring:
@@ -115,7 +119,7 @@ def run_job(
             folder.begin(record())
             chunks = read_chunks(
                 files,
-                job.columns,
+                job.spelt,
                 taken=types if job.keep is None else (),
                 done=folder.done(layout),
                 size=job.chunk_rows,
@@ -203,11 +207,12 @@ def _record(
         backbone=settings.backbone,
         numerics=numerics,
         options={
-            "text_column": job.columns.text,
-            "pair_column": job.columns.pair,
-            "delimiter": job.delimiter,
+            "text_column": job.spelt.text,
+            "pair_column": job.spelt.pair,
+            "delimiter": job.spelt.delimiter,
             "keep": None if job.keep is None else [*job.keep],
             "scores": job.has_all_scores,
+            "escape_formulas": job.escapes_formulas,
             "aggregation": job.aggregation,
             "on_long": job.on_long,
             "max_text_chars": settings.max_text_chars,
@@ -241,11 +246,7 @@ def _columns_of(job: CorpusJob, name: str, manifest: "TaskManifest") -> AnswerCo
 
 
 def _types_of(columns: Iterable[AnswerColumns]) -> dict[str, ColumnType]:
-    """Return the columns of all answers.
-
-    Raises:
-        NunatakError: `invalid_option`, two tasks have a column of one name.
-    """
+    """Return the columns of all answers."""
     found = dict[str, ColumnType]()
     for task in columns:
         for name, kind in task.types().items():

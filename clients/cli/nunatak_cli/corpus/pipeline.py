@@ -69,7 +69,7 @@ def answered_rows(
 
 def rejected_rows(chunk: Chunk, scored: "ScoredInputs") -> list[dict[str, JsonValue]]:
     """Return the rows of a chunk without answers, in order, each with its place and the reason."""
-    problems = {place: ("invalid_input_file", text) for place, text in chunk.problems.items()}
+    problems = {place: ("invalid_row", text) for place, text in chunk.problems.items()}
     for position, refusal in scored.refusals.items():
         place, error = chunk.places[position], refusal.error
         # The error counts inputs. People look for the row.

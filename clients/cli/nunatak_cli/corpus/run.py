@@ -21,10 +21,10 @@ from typing import BinaryIO, Final
 
 from pydantic import JsonValue, ValidationError
 
-from nunatak_cli.corpus.rows import FileOfRows
 from nunatak_cli.corpus.writing import PartLayout
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.record import Record
+from nunatak_rows import FileOfRows
 
 PARTS: Final = ".parts"
 REJECTED: Final = ".rejected.jsonl"
@@ -88,10 +88,6 @@ class RunFolder:
         """Keep other runs out of the folder. The lock ends with the process, also a killed one.
 
         A folder without a record is removed at the end, because it holds no work.
-
-        Raises:
-            NunatakError: `corpus_running`, another run has the lock.
-            NunatakError: `invalid_option`, the folder cannot be made.
         """
         try:
             self._path.mkdir(exist_ok=True)
@@ -110,11 +106,7 @@ class RunFolder:
                     shutil.rmtree(self._path, ignore_errors=True)
 
     def record(self) -> CorpusRecord | None:
-        """Return the record of the run that began here; None if no run did.
-
-        Raises:
-            NunatakError: `corpus_changed`, the record cannot be read.
-        """
+        """Return the record of the run that began here; None if no run did."""
         try:
             return CorpusRecord.model_validate_json((self._path / RECORD).read_bytes())
         except FileNotFoundError:
@@ -123,11 +115,7 @@ class RunFolder:
             raise self._changed("the record of the run cannot be read") from error
 
     def begin(self, wanted: CorpusRecord) -> None:
-        """Write the record of a run, or compare it with the record of the run that began here.
-
-        Raises:
-            NunatakError: `corpus_changed`, the run that began here is another one.
-        """
+        """Write the record of a run, or compare it with the record of the run that began here."""
         begun = self.record()
         if begun is None:
             # Parts without a record may be of any run.

@@ -10,13 +10,12 @@ become JSON lines too. In CSV and Parquet, lists and objects are JSON texts.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false
 
-import csv
 import gzip
 import io
 import json
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
@@ -24,29 +23,31 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from pydantic import JsonValue
 
-from nunatak_cli.corpus.rows import (
-    CorpusRow,
-    FileOfRows,
-    InputColumns,
-    InputFormat,
-    fixed_columns,
-    format_of,
-    parquet_schema,
-)
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError
+from nunatak_rows import (
+    Dialect,
+    FileFormat,
+    FileOfRows,
+    FileRow,
+    RowFormat,
+    fixed_columns,
+    format_of,
+)
+from nunatak_rows.tables import table_schema
+from nunatak_rows.written import dialect_of, json_text
 
 if TYPE_CHECKING:
     from pyarrow import DataType, RecordBatch, Schema, Table
 
     from nunatak_server.predict.types import TaskPrediction
 
-JSON_LINES: Final = (InputFormat.JSONL, InputFormat.JSONL_GZ)
-OUTPUTS: Final[Mapping[str, tuple[InputFormat, ...]]] = {
+JSON_LINES: Final = (FileFormat.JSONL, FileFormat.JSONL_GZ)
+OUTPUTS: Final[Mapping[str, tuple[FileFormat, ...]]] = {
     "jsonl": JSON_LINES,
     "txt": JSON_LINES,
-    "csv": (InputFormat.CSV, InputFormat.TSV, *JSON_LINES),
-    "parquet": (InputFormat.PARQUET,),
+    "csv": (FileFormat.CSV, FileFormat.TSV, *JSON_LINES),
+    "parquet": (FileFormat.PARQUET,),
 }
 """The formats of OUT for each family of formats of a corpus."""
 GROUP_ROWS: Final = 65_536
@@ -120,7 +121,7 @@ class AnswerColumns:
 class AnsweredRow:
     """A row of the corpus, with its answers in the order of their columns."""
 
-    row: CorpusRow
+    row: FileRow
     answers: Sequence[JsonValue]
 
 
@@ -128,27 +129,29 @@ class AnsweredRow:
 class PartLayout:
     """The form of OUT."""
 
-    kind: InputFormat
+    kind: FileFormat
     kept: tuple[str, ...] | None
     """The columns of the corpus that OUT has; None: all columns that a row has."""
     answers: Mapping[str, ColumnType]
+    dialect: Dialect = field(default_factory=Dialect)
+    """Of CSV."""
     schema: "Schema | None" = None
     """The types of the kept columns of Parquet files."""
 
     @property
     def suffix(self) -> str:
         """The suffix of a part. Only the joined file is packed."""
-        return InputFormat.JSONL if self.kind is InputFormat.JSONL_GZ else self.kind
+        return FileFormat.JSONL if self.kind is FileFormat.JSONL_GZ else self.kind
 
     def part(self, rows: Sequence[AnsweredRow]) -> bytes:
         """Return the bytes of one part."""
         match self.kind:
-            case InputFormat.CSV | InputFormat.TSV:
+            case FileFormat.CSV | FileFormat.TSV:
                 kept = self.kept or ()
-                return self._lines(
+                return self.dialect.lines(
                     [*(it.row.values[name] for name in kept), *it.answers] for it in rows
                 )
-            case InputFormat.PARQUET:
+            case FileFormat.PARQUET:
                 return self._table_bytes(rows)
             case _:
                 return b"".join(map(self._json_line, rows))
@@ -156,14 +159,16 @@ class PartLayout:
     def join(self, parts: Iterable[Path], target: BinaryIO) -> None:
         """Write the rows of all parts, in order, as one file."""
         match self.kind:
-            case InputFormat.PARQUET:
+            case FileFormat.PARQUET:
                 self._join_tables(parts, target)
-            case InputFormat.JSONL_GZ:
+            case FileFormat.JSONL_GZ:
                 # Without a name and a time, equal rows make equal files.
                 with gzip.GzipFile(fileobj=target, mode="wb", filename="", mtime=0) as packed:
                     _copy(parts, packed)
-            case InputFormat.CSV | InputFormat.TSV:
-                target.write(self._lines([[*(self.kept or ()), *self.answers]]))
+            case FileFormat.CSV | FileFormat.TSV:
+                target.write(
+                    self.dialect.lines([[*(self.kept or ()), *self.answers]], is_first=True)
+                )
                 _copy(parts, target)
             case _:
                 _copy(parts, target)
@@ -177,13 +182,6 @@ class PartLayout:
         except UnicodeEncodeError:
             # Another column than the text may hold a lone surrogate, which JSON can spell out.
             return f"{json.dumps(document)}\n".encode()
-
-    def _lines(self, rows: Iterable[Sequence[object]]) -> bytes:
-        written = io.StringIO(newline="")
-        delimiter = "," if self.kind is InputFormat.CSV else "\t"
-        writer = csv.writer(written, delimiter=delimiter)
-        writer.writerows([_cell(value) for value in row] for row in rows)
-        return written.getvalue().encode()
 
     def _arrow_schema(self) -> "Schema":
         import pyarrow as pa
@@ -229,17 +227,12 @@ def layout_of(
     files: Sequence[FileOfRows],
     out: Path,
     *,
-    columns: InputColumns,
+    spelt: RowFormat,
     keep: Collection[str] | None,
     answers: Mapping[str, ColumnType],
+    escapes_formulas: bool = False,
 ) -> PartLayout:
-    """Return the form of OUT, after a check against the columns of all files.
-
-    Raises:
-        NunatakError: `invalid_option`, OUT has no format for this corpus, or a column cannot be
-            kept or added.
-        NunatakError: `invalid_input_file`, a file has other columns than the first file.
-    """
+    """Return the form of OUT, after a check against the columns of all files."""
     kind, family = format_of(out.name, out.name), files[0].kind.family
     if kind not in OUTPUTS[family]:
         expected = " or ".join(f".{it}" for it in OUTPUTS[family])
@@ -252,7 +245,7 @@ def layout_of(
     if common is None:
         _check_new(keep or (), answers)
         return PartLayout(kind=kind, kept=None if keep is None else tuple(keep), answers=answers)
-    columns.check(common, files[0].name)
+    spelt.check(common, files[0].name)
     missing = sorted(set(keep or ()).difference(common))
     if missing:
         raise NunatakError(
@@ -262,28 +255,32 @@ def layout_of(
     kept = tuple(it for it in common if keep is None or it in keep)
     _check_new(kept, answers)
     schema = None
-    if kind is InputFormat.PARQUET:
+    if kind is FileFormat.PARQUET:
         import pyarrow as pa
 
-        stored = parquet_schema(files[0])
+        stored = table_schema(files[0])
         schema = pa.schema([stored.field(name) for name in kept])
-    return PartLayout(kind=kind, kept=kept, answers=answers, schema=schema)
+    dialect = dialect_of(files[0], escapes_formulas=escapes_formulas)
+    if kind is not files[0].kind:
+        usual = "\t" if kind is FileFormat.TSV else ","
+        dialect = replace(dialect, delimiter=usual)
+    return PartLayout(kind=kind, kept=kept, answers=answers, dialect=dialect, schema=schema)
 
 
 def _common_columns(files: Sequence[FileOfRows]) -> list[str] | None:
     """Return the columns that all files have; None for JSON lines."""
     if files[0].kind.family in {"jsonl", "txt"}:
         return None
-    is_typed = files[0].kind is InputFormat.PARQUET
+    is_typed = files[0].kind is FileFormat.PARQUET
     first = fixed_columns(files[0]) or []
     for file in files[1:]:
         found = fixed_columns(file) or []
         is_equal = sorted(found) == sorted(first)
         if is_typed and is_equal:
-            is_equal = bool(parquet_schema(file).equals(parquet_schema(files[0])))
+            is_equal = bool(table_schema(file).equals(table_schema(files[0])))
         if not is_equal:
             raise NunatakError(
-                "invalid_input_file",
+                "unreadable_file",
                 where=file.name,
                 problem=f"expected the columns of {files[0].name} with their types; score files "
                 "with other columns by themselves",
@@ -301,22 +298,22 @@ def _check_new(kept: Collection[str], answers: Collection[str]) -> None:
         )
 
 
-def _kept_table(rows: Sequence[CorpusRow], names: list[str]) -> "Table | None":
+def _kept_table(rows: Sequence[FileRow], names: list[str]) -> "Table | None":
     """Return the kept columns of rows of Parquet files, with their types; None without rows."""
     import pyarrow as pa
 
-    taken = [
-        batch.select(names).take(pa.array([it.index for it in them]))
-        for batch, them in _by_batch(rows)
-    ]
+    # Arrow cannot take rows of every type (such as string views), but it can slice.
+    taken = [batch.select(names).slice(begin, length) for batch, begin, length in _slices(rows)]
     return pa.Table.from_batches(taken).combine_chunks() if taken else None
 
 
-def _by_batch(rows: Sequence[CorpusRow]) -> "Iterator[tuple[RecordBatch, list[CorpusRow]]]":
-    for _, group in groupby(rows, key=lambda it: id(it.batch)):
-        them = list(group)
+def _slices(rows: Sequence[FileRow]) -> "Iterator[tuple[RecordBatch, int, int]]":
+    """Yield the batches of rows, each with the place and the number of consecutive rows."""
+    numbered = enumerate(row for row in rows if row.batch is not None)
+    for _, group in groupby(numbered, key=lambda it: (id(it[1].batch), it[1].index - it[0])):
+        them = [row for _, row in group]
         if them[0].batch is not None:
-            yield them[0].batch, them
+            yield them[0].batch, them[0].index, len(them)
 
 
 def _arrow_type(kind: ColumnType) -> "DataType":
@@ -332,11 +329,7 @@ def _arrow_type(kind: ColumnType) -> "DataType":
 
 
 def _json_text(value: JsonValue, kind: ColumnType) -> JsonValue:
-    return json.dumps(value, ensure_ascii=False) if kind is ColumnType.JSON else value
-
-
-def _cell(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return json_text(value) if kind is ColumnType.JSON else value
 
 
 def _copy(parts: Iterable[Path], target: BinaryIO | gzip.GzipFile) -> None:

@@ -9,8 +9,8 @@ import pytest
 from pyarrow import Table, parquet
 
 from doubles.refusals import raises
+from nunatak_rows import file_of_rows, read_rows
 from nunatak_training.data import Example, load_examples
-from nunatak_training.data.files import read_file
 
 JSONL = (
     '{"text": "hello", "label": "greeting", "source": "mail"}\n'
@@ -185,7 +185,7 @@ def test_broken_csv_row_is_named_by_its_first_line(
 def test_bytes_that_are_not_utf8_are_named_by_line(
     tmp_path: Path, name: str, content: bytes, where: str
 ) -> None:
-    with raises("unreadable_file", match="not UTF-8") as caught:
+    with raises("invalid_row", match="not UTF-8") as caught:
         load_examples(written(tmp_path, name, content))
 
     assert caught.value.fields["where"] == where
@@ -199,7 +199,7 @@ def test_bytes_that_are_not_utf8_are_named_by_line(
         pytest.param("a.parquet", b"no parquet", id="not-parquet"),
         pytest.param("a.csv", b"", id="empty-csv"),
         pytest.param("a.csv", b"text,text,label\nx,y,a\n", id="column-twice"),
-        pytest.param("a.txt", b"hello", id="unknown-type"),
+        pytest.param("a.xlsx", b"hello", id="unknown-type"),
     ],
 )
 def test_unreadable_file_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
@@ -237,6 +237,6 @@ def test_a_delimiter_in_a_quoted_column_name_tells_nothing(tmp_path: Path) -> No
 def test_a_named_delimiter_is_taken(tmp_path: Path) -> None:
     path = written(tmp_path, "train.csv", "text|label\none, two; three|a\n")
 
-    rows = list(read_file(path, delimiter="|"))
+    rows = list(read_rows(file_of_rows(path, delimiter="|")))
 
     assert [row.values for row in rows] == [{"text": "one, two; three", "label": "a"}]

@@ -87,7 +87,7 @@ def test_a_missing_second_text_of_a_frame_is_no_text() -> None:
 
 
 def test_a_missing_label_of_a_frame_is_refused_with_its_place() -> None:
-    frame = pd.DataFrame({"text": ["a", "b", "c"], "label": ["x", None, "y"]})
+    frame = pd.DataFrame({"text": [*"abcde"], "label": ["x", None, "y", "x", "y"]})
 
     with pytest.raises(NunatakError, match=r"train\[1\]: 'label' must be .*, got nothing"):
         load_task_data(frame)

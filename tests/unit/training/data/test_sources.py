@@ -428,5 +428,5 @@ def test_a_column_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_column_names_of_a_kind_with_other_columns_are_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "data.jsonl", [{"query": "x", "document": "y", "label": 1}])
 
-    with raises("invalid_row", match="rename its columns"):
+    with raises("invalid_option", match="rename its columns"):
         load_task_data(path, kind=TaskKind.RANKING, spelt=RowFormat(text="query"))

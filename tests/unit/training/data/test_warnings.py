@@ -94,10 +94,10 @@ def test_equal_label_sets_do_not_contradict_each_other() -> None:
 
 @pytest.mark.parametrize("label", [" a", "a ", "a\u00a0"])
 def test_white_space_around_a_label_is_told(label: str) -> None:
-    (warning,) = data_warnings(data_of(examples(*CLEAN, ("four", label))), max_length=8)
+    found = data_warnings(data_of(examples(*CLEAN, ("four", label))), max_length=8)
 
-    assert warning.problem is DataProblem.WHITE_SPACE
-    assert repr(label) in warning.found
+    assert [it.problem for it in found] == [DataProblem.WHITE_SPACE, DataProblem.LOOK_ALIKE]
+    assert repr(label) in found[0].found
 
 
 def test_more_than_a_hundredth_of_examples_that_are_cut_is_told() -> None:

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from nunatak_cli.corpus.rows import USUAL, CorpusRow, FileOfRows, format_of, read_rows
 from nunatak_contract.errors import NunatakError
+from nunatak_rows import FileRow, RowFormat, file_of_rows, read_rows
 
 BAD_ROWS = {
     "x.jsonl": (b'{"text": "a"}\n{\n\n[]\n{"text": "\xff"}\n{"text": "b"}', [1, 2, 4, 5, 6]),
@@ -22,9 +22,8 @@ BAD_ROWS = {
 }
 
 
-def rows_of(path: Path, **options: str) -> list[CorpusRow]:
-    file = FileOfRows(path=path, name=path.name, kind=format_of(path.name, path.name), **options)
-    return list(read_rows(file, columns=USUAL.names))
+def rows_of(path: Path) -> list[FileRow]:
+    return list(read_rows(file_of_rows(path), columns=RowFormat().inputs))
 
 
 @pytest.mark.parametrize("name", BAD_ROWS)
@@ -79,11 +78,11 @@ def test_the_memory_of_a_reader_does_not_grow_with_its_file(tmp_path: Path, kind
         case _:
             lines = "".join(f'{{"text": "{text}"}}\n' for text in texts).encode()
             path.write_bytes(gzip.compress(lines) if kind == "jsonl.gz" else lines)
-    file = FileOfRows(path=path, name=path.name, kind=format_of(path.name, path.name))
+    file = file_of_rows(path)
 
     tracemalloc.start()
     try:
-        num_rows = sum(1 for _ in read_rows(file, columns=USUAL.names))
+        num_rows = sum(1 for _ in read_rows(file, columns=RowFormat().inputs))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -1,0 +1,143 @@
+"""Files of rows: their formats, and the form of one row."""
+
+# pyarrow ships no types.
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+from nunatak_contract.errors import NunatakError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+MAX_ROW_BYTES: Final = 16 * 2**20
+"""Of one line, and of one field of a CSV file."""
+UNPACKED_BYTES: Final = 256 * 2**20
+UNPACKED_SHARE: Final = 200
+"""A packed file is refused if it unpacks to more bytes than both: these bytes, and so many times
+its size. Texts of people pack to a tenth, and repeated texts to a hundredth."""
+
+
+class FileFormat(StrEnum):
+    """Formats by file suffix, in the order of the search in a folder."""
+
+    JSONL = "jsonl"
+    JSONL_GZ = "jsonl.gz"
+    CSV = "csv"
+    TSV = "tsv"
+    PARQUET = "parquet"
+    TXT = "txt"
+
+    @property
+    def family(self) -> str:
+        """Formats of one family hold the same values."""
+        return {"jsonl.gz": "jsonl", "tsv": "csv"}.get(self.value, self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOfRows:
+    """A file, and how it is read."""
+
+    path: Path
+    name: str
+    """The name of the file in messages."""
+    kind: FileFormat
+    delimiter: str | None = None
+    """Between the fields of CSV and TSV files; None: found in the header line."""
+    source: BinaryIO | None = None
+    """Read in place of the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRow:
+    """One row, or the reason why it cannot be read."""
+
+    file: str
+    """The name of the file; of a row in memory, its place."""
+    number: int = 0
+    """The first line of the row, or in Parquet files the row, from 1; 0 for a row in memory."""
+    values: Mapping[str, object] = field(default_factory=dict[str, object])
+    """By column; of a Parquet file only the columns that the reader asked for."""
+    problem: str | None = None
+    header: str | None = None
+    """The place of the names of the columns; None: each row names its own columns."""
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The user's names of columns, by their usual names, where `values` has the usual ones."""
+    batch: "RecordBatch | None" = None
+    """The rows of a Parquet file around this row, with all columns."""
+    index: int = 0
+    """The place of the row in `batch`."""
+    end: int = 0
+    """The number of bytes of the file up to the end of the row; an estimate in Parquet files."""
+
+    @property
+    def where(self) -> str:
+        """The place of the row for messages: `texts.csv:17`."""
+        return f"{self.file}:{self.number}" if self.number else self.file
+
+    def called(self, column: str) -> str:
+        """Return the user's name of a column."""
+        return self.columns.get(column, column)
+
+
+def file_of_rows(
+    path: Path,
+    *,
+    name: str | None = None,
+    kind: FileFormat | None = None,
+    delimiter: str | None = None,
+    source: BinaryIO | None = None,
+) -> FileOfRows:
+    """Return a file, whose suffix tells its format unless it is given."""
+    name = printable(name or path.name)
+    kind = kind or format_of(path.name, name)
+    return FileOfRows(path=path, name=name, kind=kind, delimiter=delimiter, source=source)
+
+
+def format_of(file: str, name: str) -> FileFormat:
+    """Return the format that the suffix of a file tells."""
+    for kind in FileFormat:
+        if file.endswith(f".{kind}"):
+            return kind
+    known = ", ".join(f".{kind}" for kind in FileFormat)
+    raise unreadable(
+        printable(name),
+        f"the suffix tells no format; expected one of {known}. Save tables of other programs, such "
+        "as Excel, as CSV in UTF-8",
+    )
+
+
+def printable(name: str) -> str:
+    """Return the name of a file as text; bytes that are no UTF-8 are spelt out."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def check_header(columns: list[str], where: str) -> list[str]:
+    """Return the columns of a file, after a check that each name occurs once."""
+    seen = set[str]()
+    for column in columns:
+        if column in seen:
+            raise unreadable(where, f"the column name {column!r} occurs twice; rename one of them")
+        seen.add(column)
+    return columns
+
+
+def unreadable(where: str, problem: str) -> NunatakError:
+    """Return the error of a file that cannot be read or trusted."""
+    return NunatakError("unreadable_file", where=where, problem=problem)
+
+
+def is_bomb(unpacked: int, packed: int) -> bool:
+    """Whether a file unpacks to more than any file of texts does."""
+    return unpacked > max(UNPACKED_BYTES, UNPACKED_SHARE * packed)
+
+
+BOMB: Final = (
+    f"unpacks to more than {UNPACKED_BYTES // 2**20} MiB and {UNPACKED_SHARE} times its size, as "
+    "no file of texts does; write it again without the repeated or huge values"
+)

@@ -1,0 +1,234 @@
+"""Rows of text files: JSON lines (plain or gzip), CSV, TSV and plain text.
+
+A row that cannot be read is a row with a problem, and the reader goes on with the next row. The
+reader stops only where the rest of a file cannot be trusted: the file is damaged, a line is too
+long, or a quote of a CSV file stays open over several lines.
+"""
+
+import csv
+import gzip
+import json
+import math
+import zlib
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import chain
+from typing import BinaryIO, Final, NoReturn, Self, cast
+
+from nunatak_contract.inputs import delimiter_of
+from nunatak_rows.files import (
+    BOMB,
+    MAX_ROW_BYTES,
+    FileFormat,
+    FileOfRows,
+    FileRow,
+    check_header,
+    is_bomb,
+    unreadable,
+)
+
+DELIMITED: Final = (FileFormat.CSV, FileFormat.TSV)
+EXCEL_PREFIX: Final = "sep="
+
+
+def text_rows(file: FileOfRows) -> Iterator[FileRow]:
+    """Yield the rows of a text file. Blank lines, and rows of empty fields, are no rows."""
+    with _opened(file) as lines:
+        if file.kind in DELIMITED:
+            yield from _delimited_rows(lines, file)
+        else:
+            yield from _line_rows(lines, file)
+
+
+def header_of(file: FileOfRows) -> tuple[list[str], str, bool]:
+    """Return the columns of a CSV or TSV file, its delimiter, and whether it has a mark (BOM)."""
+    with _opened(file) as lines:
+        _, header, delimiter = _header_of(lines, file)
+        return header, delimiter, lines.has_mark
+
+
+@contextmanager
+def _opened(file: FileOfRows) -> "Generator[_Lines]":
+    try:
+        with nullcontext(file.source) if file.source else file.path.open("rb") as stored:
+            yield _Lines(stored, file)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise unreadable(file.name, f"cannot be read: {reason}") from error
+
+
+class _Lines:
+    """The lines of a file as text, with the number of the last line.
+
+    An iterator and no generator, because a line that is not UTF-8 must not end the file.
+    """
+
+    def __init__(self, stored: BinaryIO, file: FileOfRows) -> None:
+        self._stored = stored
+        self._name = file.name
+        self._is_packed = file.kind is FileFormat.JSONL_GZ
+        self._unpacked = gzip.GzipFile(fileobj=stored) if self._is_packed else stored
+        self._num_bytes = 0
+        self.number = 0
+        self.has_mark = False
+
+    @property
+    def position(self) -> int:
+        """The number of bytes that were read of the file."""
+        return self._stored.tell() if self._is_packed else self._num_bytes
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        line = self._unpacked.readline(MAX_ROW_BYTES + 1)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        self._num_bytes += len(line)
+        if self.number == 1 or self._is_packed or len(line) > MAX_ROW_BYTES:
+            self._check(line)
+        return line.decode("utf-8-sig" if self.number == 1 else "utf-8")
+
+    def _check(self, line: bytes) -> None:
+        where = f"{self._name}:{self.number}"
+        if len(line) > MAX_ROW_BYTES:
+            raise unreadable(where, f"a line has more than {MAX_ROW_BYTES // 2**20} MiB")
+        if self._is_packed and is_bomb(self._num_bytes, self.position):
+            raise unreadable(where, BOMB)
+        if self.number > 1:
+            return
+        self.has_mark = line.startswith(BOM_UTF8)
+        if line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in line:
+            raise unreadable(where, "the file is UTF-16 or no text; save it as UTF-8")
+
+
+def _line_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
+    while True:
+        values: Mapping[str, object] = {}
+        problem = None
+        try:
+            line = next(lines).rstrip("\r\n")
+        except StopIteration:
+            return
+        except UnicodeDecodeError as error:
+            problem = _not_utf8(error)
+        else:
+            if not line.strip():
+                continue
+            if file.kind is FileFormat.TXT:
+                values = {"text": line}
+            else:
+                values, problem = _json_object(line)
+        yield FileRow(
+            file=file.name,
+            number=lines.number,
+            values=values,
+            problem=problem,
+            end=lines.position,
+        )
+
+
+class _ProblemError(ValueError):
+    """JSON that Python reads and others do not."""
+
+
+def _json_object(line: str) -> tuple[Mapping[str, object], str | None]:
+    """Return the object that a line holds, or no columns and the problem."""
+    try:
+        row: object = json.loads(
+            line, object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite
+        )
+    except _ProblemError as error:
+        return {}, str(error)
+    except (json.JSONDecodeError, RecursionError) as error:
+        return {}, f"not a JSON object: {error}"
+    except ValueError:
+        return {}, "a number has more than 4,300 digits; write it as a string"
+    if not isinstance(row, dict):
+        return {}, f"expected a JSON object, got {type(row).__name__}"
+    return cast("Mapping[str, object]", row), None
+
+
+def _unique(fields: Sequence[tuple[str, object]]) -> dict[str, object]:
+    """Return the fields of an object; the reader must not choose one of two equal names."""
+    found = dict(fields)
+    if len(found) != len(fields):
+        names = [name for name, _ in fields]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _ProblemError(f"the column name {twice!r} occurs twice in the row; rename one")
+    return found
+
+
+def _constant(name: str) -> None:
+    """Read NaN, which pandas writes for a missing value, as null."""
+    if name != "NaN":
+        _refuse_number(name)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _refuse_number(digits)
+
+
+def _refuse_number(digits: str) -> NoReturn:
+    raise _ProblemError(f"{digits[:40]} is no number of JSON; write a finite number or null")
+
+
+def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:
+    reader, header, _ = _header_of(lines, file)
+    header_at = f"{file.name}:{lines.number}"
+    while True:
+        first, fields, problem = lines.number + 1, list[str](), None
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except (csv.Error, UnicodeDecodeError) as error:
+            problem = str(error) if isinstance(error, csv.Error) else _not_utf8(error)
+            if lines.number > first:
+                # The lines between may be rows of their own, which must not be lost.
+                raise unreadable(
+                    f"{file.name}:{first}",
+                    f"a quote stays open until line {lines.number} ({problem}); close or double it",
+                ) from error
+            problem = f"broken row: {problem}"
+        else:
+            if not any(map(str.strip, fields)):
+                continue
+            if len(fields) != len(header):
+                problem = f"expected {len(header)} fields as in the header, got {len(fields)}"
+        yield FileRow(
+            file=file.name,
+            number=first,
+            values={} if problem else dict(zip(header, fields, strict=True)),
+            problem=problem,
+            header=header_at,
+            end=lines.position,
+        )
+
+
+def _header_of(lines: _Lines, file: FileOfRows) -> tuple[Iterator[list[str]], list[str], str]:
+    """Return the reader of the rows below the header line, the columns, and the delimiter."""
+    # The default limit is smaller than the context of many questions.
+    csv.field_size_limit(MAX_ROW_BYTES)
+    usual, told = "," if file.kind is FileFormat.CSV else "\t", file.delimiter
+    try:
+        line = next((it for it in lines if it.strip()), "")
+        if line.startswith(EXCEL_PREFIX) and len(line.rstrip("\r\n")) == len(EXCEL_PREFIX) + 1:
+            told = told or line[len(EXCEL_PREFIX)]
+            line = next(lines, "")
+        delimiter = told or delimiter_of(line, usual)
+        reader = csv.reader(chain([line], lines), delimiter=delimiter, strict=True)
+        header = next(reader, list[str]())
+    except (csv.Error, UnicodeDecodeError) as error:
+        problem = error if isinstance(error, csv.Error) else _not_utf8(error)
+        raise unreadable(f"{file.name}:1", f"the header line is broken: {problem}") from error
+    if not header:
+        raise unreadable(file.name, "the file is empty; expected a header line")
+    return reader, check_header(header, f"{file.name}:{lines.number}"), delimiter
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"not UTF-8 ({error.reason}); convert the file to UTF-8"

@@ -1,0 +1,126 @@
+"""Laws of the command in users' environments: other encodings, full and closed outputs."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nunatak_cli.output import print_json
+from nunatak_contract.errors import NunatakError
+from nunatak_rows import Dialect, check_rows_file, file_of_rows, read_rows, write_rows
+from nunatak_rows.written import dialect_like
+from nunatak_training.data import load_examples
+
+PROGRAM = (
+    "from nunatak_cli.failures import FailureGroup, Program\n"
+    "from nunatak_cli.output import console\n"
+    "program = Program(cls=FailureGroup)\n"
+    "program.callback()(lambda: None)\n"
+    "said = 'Gr\\u00fc\\u00dfe \\u4e2d'\n"
+    "program.command('say')(lambda: [console().print(said) for _ in range(%d)])\n"
+    "program(['say'])"
+)
+"""A program that prints some lines with characters that few encodings have."""
+
+
+def run(num_lines: int, **options: object) -> "subprocess.CompletedProcess[bytes]":
+    command = [sys.executable, "-c", PROGRAM % num_lines]
+    return subprocess.run(command, stderr=subprocess.PIPE, check=False, **options)  # type: ignore[call-overload]  # noqa: S603 - our own interpreter
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("ascii", rb"Gr\xfc\xdfe \u4e2d"),
+        ("cp1252", b"Gr\xfc\xdfe \\u4e2d"),
+        ("utf-8", "Grüße \u4e2d".encode()),
+    ],
+)
+def test_a_terminal_of_any_encoding_shows_every_text(encoding: str, expected: bytes) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+
+    ran = run(1, stdout=subprocess.PIPE, env=environment)
+
+    assert (ran.returncode, ran.stdout.rstrip(), ran.stderr) == (0, expected, b"")
+
+
+@pytest.mark.parametrize("num_lines", [1, 10_000])
+def test_an_output_that_is_full_is_one_line(num_lines: int) -> None:
+    with Path("/dev/full").open("wb") as full:
+        ran = run(num_lines, stdout=full)
+
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        b"error [output_failed]: the output cannot be written: No space left on device\n"
+    )
+
+
+@pytest.mark.parametrize("num_lines", [1, 10_000])
+def test_a_reader_that_leaves_ends_the_command_quietly(num_lines: int) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    ran = run(num_lines, stdout=writing)
+    os.close(writing)
+
+    assert ran.returncode == 1
+    assert b"Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_json_is_json_in_every_encoding(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding=encoding, errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", stream)
+    value = {"text": "é \u4e2d \U0001f600 \udcff"}
+
+    print_json(value)
+    stream.flush()
+
+    assert json.loads(written.getvalue().decode(encoding)) == value
+
+
+def test_a_file_whose_name_is_no_utf8_is_read_and_named(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"gr\xfc\xdfe.csv")
+    path.write_text("text,label\nx,a\n,b\n")
+
+    with pytest.raises(NunatakError, match=r"^gr\\xfc\\xdfe.csv:3: 'text' is empty"):
+        load_examples(path)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_csv_that_is_written_has_the_dialect_of_the_csv_that_was_read(
+    tmp_path: Path, mark: str, delimiter: str
+) -> None:
+    read, written = tmp_path / "in.csv", tmp_path / "out.csv"
+    read.write_text(f"{mark}text{delimiter}label\nx{delimiter}a\n")
+    dialect = dialect_like(read, delimiter=None, escapes_formulas=False)
+
+    write_rows("--out", written, [{"text": f"a{delimiter}b\nc", "n": 1}, {"more": [1]}], dialect)
+
+    assert written.read_bytes().startswith(f"{mark}text{delimiter}n{delimiter}more\r\n".encode())
+    rows = list(read_rows(file_of_rows(written)))
+    assert rows[0].values == {"text": f"a{delimiter}b\nc", "n": "1", "more": ""}
+    assert rows[1].values == {"text": "", "n": "", "more": "[1]"}
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+a", "-a", "@a", "\ta", "\ra"])
+def test_formulas_are_escaped_on_demand_and_numbers_never(text: str) -> None:
+    plain, escaped = Dialect().lines([[text]]), Dialect(escapes_formulas=True).lines([[text]])
+
+    assert next(csv.reader([plain.decode()])) == [text]
+    assert next(csv.reader([escaped.decode()])) == [f"'{text}"]
+    assert Dialect(escapes_formulas=True).lines([["-1.5", -2, "a=b"]]) == b"-1.5,-2,a=b\r\n"
+
+
+def test_a_file_of_another_format_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(NunatakError, match=r"--out expects a file FILE.csv or FILE.jsonl"):
+        check_rows_file("--out", tmp_path / "x.txt")
+    with pytest.raises(NunatakError, match=r"--out .* cannot be written: No such file"):
+        write_rows("--out", tmp_path / "none" / "x.csv", [])
