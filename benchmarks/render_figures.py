@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.forward.architecture_table import write_table
+
 from benchmarks.forward.render import PREFIX as FORWARD
 from benchmarks.forward.render import write_forward
 from benchmarks.harness.recording import FIGURES, Figure, latest

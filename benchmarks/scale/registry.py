@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from statistics import mean
 
 import simpy
+from benchmarks.server.replicas import database_seconds
 
 from benchmarks.scale.fleet import Step, use
-from benchmarks.server.replicas import database_seconds
 from doubles.drafts import publish_one
 from doubles.postgres import PostgresServer
 from doubles.replicas import beat

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from benchmarks.harness.open_loop import percentile
 from benchmarks.harness.recording import Figure, Sheet, figures_parser, latest, open_sheet
 from benchmarks.scale.checks import SERVERS, cold_share, measured, wait_error
 from benchmarks.scale.fleet import Answer, Costs, Fleet, Step, open_load, popular
 from benchmarks.scale.registry import RegistryCosts, measure, wait_s
 from doubles.postgres import find_binaries, private_postgres
-from nunatak_loadtest.samples import percentile
 
 COMPUTE: Final = "report.throughput.single.nunatak_per_s"
 LOAD: Final = "server.load.top3.first_ms"

@@ -74,6 +74,7 @@ DEFAULT_SERVER = "http://127.0.0.1:8080"
 EXAMPLES = {
     "run": "nunatak loadtest run single --server http://127.0.0.1:8080 --out ./measured",
     "scenarios": "nunatak loadtest scenarios",
+    "locustfile": 'locust -f "$(nunatak loadtest locustfile)" --host http://127.0.0.1:8080',
 }
 
 
@@ -85,7 +86,7 @@ def loadtest_app() -> typer.Typer:
         no_args_is_help=True,
         epilog=example(EXAMPLES["run"]),
     )
-    for name, command in {"run": run, "scenarios": scenarios}.items():
+    for name, command in {"run": run, "scenarios": scenarios, "locustfile": locustfile}.items():
         app.command(name, epilog=example(EXAMPLES[name]))(command)
     return app
 
@@ -147,3 +148,10 @@ def scenarios(*, as_json: JsonOption = False) -> None:
         return
     for each in SCENARIOS:
         console().print(f"{each.name:<10} {each.title}")
+
+
+def locustfile() -> None:
+    """Print the path of the locustfile, for Locust's web page and for several machines."""
+    with needs_extra("loadtest"):
+        from nunatak_loadtest.process import LOCUSTFILE
+    print(LOCUSTFILE)  # noqa: T201 - a path that a shell reads stays on one line
