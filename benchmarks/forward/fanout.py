@@ -1,8 +1,8 @@
 """Fan-out: one text for many tasks, in one mixed forward and with one dedicated model per task.
 
 The backbone has the shape of BERT base and random weights; speed does not depend on their values.
-The rivals at 8 tasks are transformers, onnxruntime (float32, and dynamic int8 as the fastest single
-model), and for bottleneck tasks the `Parallel` block of `adapters`, which shares its trunk too.
+The rivals at 8 tasks are transformers, and for bottleneck tasks the `Parallel` block of `adapters`,
+which shares its trunk too.
 """
 
 import tempfile
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import BertModel
 
-from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder, own_weights
-from benchmarks.forward.worker import Peer, running
+from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder
+from benchmarks.forward.worker import running
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import System, interleave, local, race, ratios, tolerance
 from benchmarks.harness.shapes import Shape, backbone_folder
@@ -38,8 +38,6 @@ NUM_LAYERS, TOP_LAYERS, NUM_TASKS, NUM_TOKENS = 12, 3, 8, 32
 BOTTLENECK = Bottleneck(size=64, first_layer=NUM_LAYERS - TOP_LAYERS)
 CURVE_TASKS, CURVE_LAYERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 4, 5, 6)
 CURVE_ROUNDS = 3
-INT8_TOLERANCE = 0.2
-"""Quantization changes the answers of random weights slightly; a wrong model changes them more."""
 GOALS = {"": ">= 2.7", NATIVE: ">= 6"}
 TIMES_FASTER = "times faster than dedicated forwards"
 
@@ -70,7 +68,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = backbone_folder(Shape.BERT_BASE, Path(name))
         settings = [read_setting(folder, name, dtype=dtype) for name, dtype in dtypes().items()]
-        race_eight_tasks(sheet, folder, settings)
+        race_eight_tasks(sheet, settings)
         race_bottlenecks(sheet, folder, settings[0])
         for setting in settings:
             draw_curve(sheet, setting)
@@ -84,24 +82,16 @@ def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Setting:
     return Setting(name=name, forms=forms, encoder=encoder, encoding=encoding)
 
 
-def race_eight_tasks(sheet: Sheet, folder: Path, settings: Sequence[Setting]) -> None:
-    """Compare the mixed forward with every kind of dedicated model."""
-    job, tensors = onnx_job(folder, settings[0])
-    with running(Peer.ONNXRUNTIME, job, tensors) as worker:
-        systems = [system for setting in settings for system in local_systems(setting)]
-        rivals = ("onnxruntime.fp32", "onnxruntime.int8")
-        systems.append(worker.system(rivals[0]))
-        systems.append(worker.system(rivals[1], tolerance=INT8_TOLERANCE))
-        times = race(systems, rounds=sheet.rounds)
+def race_eight_tasks(sheet: Sheet, settings: Sequence[Setting]) -> None:
+    """Compare the mixed forward with dedicated models."""
+    systems = [system for setting in settings for system in local_systems(setting)]
+    times = race(systems, rounds=sheet.rounds)
     prefix = f"forward.fanout.t{NUM_TASKS}.k{TOP_LAYERS}"
     for setting in settings:
         for form in setting.forms:
             ours, identifier = setting.label(f"nunatak{form}"), f"{prefix}.{setting.name}{form}"
             samples = ratios(times, setting.label("transformers"), ours)
             sheet.record(identifier, samples, unit=TIMES_FASTER, goal=GOALS[form])
-            for rival in rivals:
-                samples, unit = ratios(times, rival, ours), f"times faster than {rival}"
-                sheet.record(f"{identifier}.vs.{rival}", samples, unit=unit)
     sheet.record_times(prefix, times)
 
 
@@ -125,23 +115,6 @@ def local_systems(setting: Setting) -> list[System]:
     ]
 
 
-def onnx_job(folder: Path, setting: Setting) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """Return the job of onnxruntime: the first task's own model, run once for each task.
-
-    One model stands for eight models. A model does not fit a cache, so eight runs of one model are
-    no faster than one run of each of eight models.
-    """
-    (task,) = top_tasks(setting.backbone, TOP_LAYERS, 1)
-    weight, bias = task.head
-    tensors = own_weights(setting.encoder, task) | {"head.weight": weight, "head.bias": bias}
-    job: dict[str, object] = {
-        "backbone": str(folder),
-        "text": setting.encoding.token_ids,
-        "times": NUM_TASKS,
-    }
-    return job, tensors
-
-
 def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
     """Compare the same fan-out, with adapters in the top layers, with `Parallel`."""
     tasks = [random_task(setting.backbone, BOTTLENECK, seed=seed) for seed in range(NUM_TASKS)]
@@ -153,7 +126,7 @@ def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
         "texts": [setting.encoding.token_ids],
         "cases": {"adapters.parallel": {"composition": "parallel", "batches": [[0]]}},
     }
-    with running(Peer.ADAPTERS, job, tensors_by_task(tasks)) as worker:
+    with running(job, tensors_by_task(tasks)) as worker:
         systems = [
             *(
                 local(f"nunatak{form}", answer)

@@ -22,7 +22,7 @@ from benchmarks.forward.rivals import (
     padded_batch,
     peft_model,
 )
-from benchmarks.forward.worker import Peer, running
+from benchmarks.forward.worker import running
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import (
     System,
@@ -182,7 +182,7 @@ def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
         },
     }
     forms = mixed_forms(setting, [BOTTLENECK] * NUM_ROWS)
-    with running(Peer.ADAPTERS, job, tensors_by_task(tasks)) as worker:
+    with running(job, tensors_by_task(tasks)) as worker:
         systems = [local(name, answer) for name, answer in forms.items()]
         systems += [worker.system(name) for name in batches]
         times = race(systems, rounds=sheet.rounds)

@@ -1,4 +1,4 @@
-"""Plots of the figures of the forward and the server, as SVG files for docs/results.
+"""Plots of the figures, as SVG files for docs/results.
 
 Each plot shows only the newest figures. A plot without figures is left out.
 """
@@ -9,22 +9,28 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from benchmarks.harness.palette import LOOKS, SERIES, Look
+from benchmarks.harness.palette import LOOKS, OURS, SERIES
 from benchmarks.harness.recording import Figure
 
 Figures = Mapping[str, Figure]
 NUM_LAYERS = 12
 """Layers of the fan-out's backbone, which has the shape of BERT base."""
 DTYPES = ("fp32", "bf16")
-ROOM = 16
-"""Number of tasks that fit in memory, in the measurement of more tasks than fit."""
-LAWS = {"uniform": "all asked alike", "zipf": "by Zipf's law"}
+WAYS = {
+    "full": "full fine-tune",
+    "top-3": "three top layers",
+    "lora-middle": "LoRA from the middle",
+    "head": "head alone",
+    "shared": "shared, chosen",
+}
+"""Ways to train the tasks of the race of five."""
 INK, SPARE = "black", "#8a8f96"
 COLOURS = {
     "nunatak": LOOKS["nunatak"].colour,
@@ -56,8 +62,7 @@ def drawings(figures: Figures) -> dict[str, Drawing]:
         "fanout-rivals.svg": draw_bars(figures, fan_out, "One 32-token text, 8 tasks, top 3 of 12"),
         "ragged-rivals.svg": draw_bars(figures, ragged, "32 texts, 32 LoRA tasks, MiniLM"),
         "flat.svg": draw_flat(figures),
-        "activations.svg": draw_activations(figures),
-        "cliff.svg": draw_cliff(figures),
+        "race.svg": draw_race(figures),
     }
     return {name: drawing for name, drawing in drawn.items() if drawing is not None}
 
@@ -179,23 +184,6 @@ def colour_of(name: str) -> str:
     return next((it for known, it in COLOURS.items() if name.startswith(known)), SPARE)
 
 
-def draw_line(
-    axes: Axes, line: Sequence[tuple[int, Figure]], look: Look, *, label: str, dashes: str = "-"
-) -> None:
-    """Draw figures over a count, with the deciles of each figure."""
-    ordered = sorted(line, key=lambda point: point[0])
-    axes.errorbar(
-        [count for count, _ in ordered],
-        [figure.value for _, figure in ordered],
-        yerr=decile_distances([figure for _, figure in ordered]),
-        marker=look.marker,
-        color=look.colour,
-        ls=dashes,
-        capsize=2,
-        label=label,
-    )
-
-
 def draw_flat(figures: Figures) -> Drawing | None:
     """Cost of a batch over the number of its tasks."""
     found = points(figures, r"forward\.flat\.([a-z0-9.]+)\.n(\d+)")
@@ -206,7 +194,16 @@ def draw_flat(figures: Figures) -> Drawing | None:
         lines[name].append((int(count), figure))
     drawing, axes = plt.subplots(figsize=(6.5, 4.8), layout="constrained")
     for look, (name, line) in zip(SERIES, sorted(lines.items()), strict=False):
-        draw_line(axes, line, look, label=name)
+        ordered = sorted(line, key=lambda point: point[0])
+        axes.errorbar(
+            [count for count, _ in ordered],
+            [figure.value for _, figure in ordered],
+            yerr=decile_distances([figure for _, figure in ordered]),
+            marker=look.marker,
+            color=look.colour,
+            capsize=2,
+            label=name,
+        )
     axes.axhline(1.05, ls="--", color=INK, label="goal at 32 tasks: 1.05")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
@@ -217,59 +214,54 @@ def draw_flat(figures: Figures) -> Drawing | None:
     return drawing
 
 
-def draw_activations(figures: Figures) -> Drawing | None:
-    """Draw the peak memory of a forward over its tokens, for short and long rows.
+def f1_scores(figures: Figures) -> dict[str, dict[str, float]]:
+    """Return the test score of each way, by set."""
+    scores = dict[str, dict[str, float]]()
+    for (name, way), figure in points(figures, r"race\.five\.f1\.([a-z0-9_]+)\.(.+)").items():
+        scores.setdefault(name, {})[way] = figure.value
+    return scores
 
-    Each further line is thinner and has smaller marks, so lines that coincide remain visible.
+
+def mean_f1(figures: Figures) -> dict[str, float]:
+    """Return the mean of the sets, by way; empty without figures."""
+    scores = f1_scores(figures)
+    return {way: mean(of_set[way] for of_set in scores.values()) for way in WAYS if scores}
+
+
+def speeds(figures: Figures) -> dict[str, float | None]:
+    """Return the requests per second on MiniLM of five tasks of each way.
+
+    The speed of full models is that of the faster system that holds five with packed layers.
     """
-    found = points(figures, r"forward\.activations\.len(\d+)\.t(\d+)")
-    if not found:
-        return None
-    lines = defaultdict[int, list[tuple[int, float]]](list)
-    for (length, tokens), figure in found.items():
-        lines[int(length)].append((int(tokens), figure.value))
-    drawing, axes = plt.subplots(figsize=(6.5, 4.4), layout="constrained")
-    for place, (length, line) in enumerate(sorted(lines.items())):
-        look, left = SERIES[place % len(SERIES)], len(lines) - place
-        ordered = sorted(line)
-        axes.plot(
-            [tokens for tokens, _ in ordered],
-            [peak for _, peak in ordered],
-            marker=look.marker,
-            ms=2 + 4 * left,
-            lw=3 * left - 1.5,
-            color=look.colour,
-            label=f"rows of {length} tokens",
-        )
-    is_one = len({tuple(sorted(line)) for line in lines.values()}) == 1 < len(lines)
-    note = " (the lines coincide)" if is_one else ""
-    axes.set_xlabel("tokens of the batch")
-    axes.set_ylabel("peak of activations, MiB")
-    axes.set_title(f"Activation memory over the token budget, MiniLM, fp32{note}", fontsize=11)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    drawing.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    return drawing
+    found = {name: it.value for name, it in figures.items()}
+    start = "race.five.minilm"
+    full = [
+        found.get(f"{start}.{system}.sequential_per_s", 0.0)
+        for system in ("packed_models", "nunatak_full")
+    ]
+    ours = {
+        way: found.get(f"{start}.nunatak.sequential_per_s.{way}")
+        for way in ("top-3", "lora-middle", "head")
+    }
+    return {"full": max(full) or None, **ours}
 
 
-def draw_cliff(figures: Figures) -> Drawing | None:
-    """Draw the wait of callers while requests name more tasks than fit in memory."""
-    found = points(figures, r"server\.cliff\.(uniform|zipf)\.a(\d+)\.(p50|p99)_ms")
+def draw_race(figures: Figures) -> Drawing | None:
+    """Draw requests per second over macro F1, one point for each way on MiniLM."""
+    scores = mean_f1(figures)
+    found = {way: it for way, it in speeds(figures).items() if it is not None and way in scores}
     if not found:
         return None
-    lines = defaultdict[tuple[str, str], list[tuple[int, Figure]]](list)
-    for (law, count, part), figure in found.items():
-        lines[part, law].append((int(count), figure))
     drawing, axes = plt.subplots(figsize=(6.5, 4.4), layout="constrained")
-    for look, ((part, law), line) in zip(SERIES, sorted(lines.items()), strict=False):
-        dashes = "-" if part == "p99" else ":"
-        draw_line(axes, line, look, label=f"{part}, {LAWS[law]}", dashes=dashes)
-    axes.axvline(ROOM, ls="--", color=SPARE, label=f"room for {ROOM} tasks")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:.0f}")
+    for way, per_s in found.items():
+        look = LOOKS["full_models"] if way == "full" else OURS
+        axes.scatter([scores[way]], [per_s], color=look.colour, marker=look.marker, s=70)
+        name = "five full models, packed" if way == "full" else f"Nunatak, {WAYS[way]}"
+        axes.annotate(name, (scores[way], per_s), xytext=(0, 9), textcoords="offset points",
+                      ha="center", fontsize=9)  # fmt: skip
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("tasks that are asked")
-    axes.set_ylabel("milliseconds until the answer")
-    axes.set_title("More tasks than fit in memory, MiniLM, two cores")
-    drawing.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    axes.margins(x=0.25, y=0.2)
+    axes.set_xlabel("macro F1, mean of five sets")
+    axes.set_ylabel("requests/s, five tasks each, one after another")
+    axes.set_title("Five classifiers about every text, MiniLM, fp32")
     return drawing
