@@ -6,7 +6,7 @@ which shares its trunk too.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,10 @@ from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import (
     HEAD,
     NATIVE,
+    Setting,
     Task,
     dtypes,
+    mixed,
     random_encodings,
     random_task,
     served_forms,
@@ -32,7 +34,7 @@ from benchmarks.harness.workload import (
     tensors_by_task,
 )
 from nunatak_contract.methods import Bottleneck, Method, TopK
-from nunatak_model import Backbone, BranchSpec, Encoding, Row, forward, parameter_shapes
+from nunatak_model import Backbone, BranchSpec, Encoding, Row, parameter_shapes
 
 NUM_LAYERS, TOP_LAYERS, NUM_TASKS, NUM_TOKENS = 12, 3, 8, 32
 BOTTLENECK = Bottleneck(size=64, first_layer=NUM_LAYERS - TOP_LAYERS)
@@ -43,23 +45,11 @@ TIMES_FASTER = "times faster than dedicated forwards"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """The backbone in one number format, and transformers' encoder of the same weights."""
+class Asked(Setting):
+    """The backbone, transformers' encoder of the same weights, and the text."""
 
-    name: str
-    forms: Mapping[str, Backbone]
-    """The backbone by the end of its figures' names (see `served_forms`)."""
     encoder: BertModel
     encoding: Encoding
-
-    @property
-    def backbone(self) -> Backbone:
-        """The backbone with torch's own operations."""
-        return self.forms[""]
-
-    def label(self, system: str) -> str:
-        """Return the name of a system in this number format."""
-        return f"{system}.{self.name}"
 
 
 def main() -> None:
@@ -74,15 +64,15 @@ def main() -> None:
             draw_curve(sheet, setting)
 
 
-def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Setting:
+def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Asked:
     """Load the backbone and transformers' encoder of the same weights."""
     forms = served_forms(folder, dtype=dtype)
     (encoding,) = random_encodings([NUM_TOKENS], vocabulary=forms[""].config.vocab_size)
     encoder = load_encoder(folder, dtype)
-    return Setting(name=name, forms=forms, encoder=encoder, encoding=encoding)
+    return Asked(name=name, forms=forms, encoder=encoder, encoding=encoding)
 
 
-def race_eight_tasks(sheet: Sheet, settings: Sequence[Setting]) -> None:
+def race_eight_tasks(sheet: Sheet, settings: Sequence[Asked]) -> None:
     """Compare the mixed forward with dedicated models."""
     systems = [system for setting in settings for system in local_systems(setting)]
     times = race(systems, rounds=sheet.rounds)
@@ -95,7 +85,7 @@ def race_eight_tasks(sheet: Sheet, settings: Sequence[Setting]) -> None:
     sheet.record_times(prefix, times)
 
 
-def local_systems(setting: Setting) -> list[System]:
+def local_systems(setting: Asked) -> list[System]:
     """The mixed forward, and 8 dedicated transformers models with the same weights."""
     tasks = top_tasks(setting.backbone, TOP_LAYERS, NUM_TASKS)
     method = TopK(num_layers=TOP_LAYERS)
@@ -115,7 +105,7 @@ def local_systems(setting: Setting) -> list[System]:
     ]
 
 
-def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
+def race_bottlenecks(sheet: Sheet, folder: Path, setting: Asked) -> None:
     """Compare the same fan-out, with adapters in the top layers, with `Parallel`."""
     tasks = [random_task(setting.backbone, BOTTLENECK, seed=seed) for seed in range(NUM_TASKS)]
     job = {
@@ -142,7 +132,7 @@ def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
     sheet.record_times(prefix, times)
 
 
-def draw_curve(sheet: Sheet, setting: Setting) -> None:
+def draw_curve(sheet: Sheet, setting: Asked) -> None:
     """Record the speed-up for several numbers of tasks and of own layers.
 
     T dedicated forwards count as T times the time of one, because they share nothing.
@@ -155,7 +145,7 @@ def draw_curve(sheet: Sheet, setting: Setting) -> None:
         systems = [alone]
         for top_layers in CURVE_LAYERS:
             rows = shallower_rows(setting, pool, top_layers, num_tasks)
-            run = partial(mixed, setting, rows)
+            run = partial(mixed, setting.backbone, rows)
             systems.append(local(f"k{top_layers}", run, repeats=1))
         with torch.inference_mode():
             times = interleave({it.name: it.seconds for it in systems}, CURVE_ROUNDS)
@@ -165,24 +155,14 @@ def draw_curve(sheet: Sheet, setting: Setting) -> None:
             sheet.record(identifier, samples, unit=TIMES_FASTER)
 
 
-def mixed_forms(setting: Setting, method: Method) -> dict[str, Callable[[], Tensor]]:
+def mixed_forms(setting: Asked, method: Method) -> dict[str, Callable[[], Tensor]]:
     """Return one mixed forward of the text for all tasks, by the form of the backbone."""
     found = dict[str, Callable[[], Tensor]]()
     for form, backbone in setting.forms.items():
         tasks = [random_task(backbone, method, seed=seed) for seed in range(NUM_TASKS)]
         rows = [Row(encoding=setting.encoding, branch=task.branch) for task in tasks]
-        found[form] = partial(stacked, backbone, rows)
+        found[form] = partial(mixed, backbone, rows)
     return found
-
-
-def mixed(setting: Setting, rows: Sequence[Row]) -> Tensor:
-    """One mixed forward."""
-    return stacked(setting.backbone, rows)
-
-
-def stacked(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
-    """One mixed forward on this form of the backbone."""
-    return torch.stack(forward(backbone, rows))
 
 
 def top_tasks(backbone: Backbone, top_layers: int, count: int) -> list[Task]:
@@ -192,7 +172,7 @@ def top_tasks(backbone: Backbone, top_layers: int, count: int) -> list[Task]:
 
 
 def shallower_rows(
-    setting: Setting, pool: Sequence[Task], top_layers: int, num_tasks: int
+    setting: Asked, pool: Sequence[Task], top_layers: int, num_tasks: int
 ) -> list[Row]:
     """Return one text for `num_tasks` tasks, with the highest layers of the tasks of the pool."""
     spec = BranchSpec(method=TopK(num_layers=top_layers), head=HEAD)

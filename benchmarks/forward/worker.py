@@ -1,6 +1,6 @@
 """The library `adapters` in its own virtual environment, because its packages clash with ours.
 
-The peer runs as a process that answers one request at a time (`peers/protocol.py`), so that it can
+The peer runs as a process that answers one request at a time (`adapters_worker.py`), so that it can
 take turns with the systems of this process.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.harness.environments import interpreter
 from benchmarks.harness.rounds import FP32_TOLERANCE, System
 
-SCRIPT = Path(__file__).with_name("peers") / "adapters_worker.py"
+SCRIPT = Path(__file__).with_name("adapters_worker.py")
 PACKAGES = (
     f"torch=={version('torch').partition('+')[0]}",
     "adapters==1.3.0",

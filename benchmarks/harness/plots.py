@@ -16,8 +16,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from benchmarks.harness.palette import LOOKS, OURS, SERIES
 from benchmarks.harness.recording import Figure
+from nunatak_training.sweeps.reporting import COLOURS as SERIES_COLOURS
+from nunatak_training.sweeps.reporting import MARKERS
 
 Figures = Mapping[str, Figure]
 NUM_LAYERS = 12
@@ -33,13 +34,15 @@ WAYS = {
 """Ways to train the tasks of the race of five."""
 INK, SPARE = "black", "#8a8f96"
 COLOURS = {
-    "nunatak": LOOKS["nunatak"].colour,
-    "transformers": LOOKS["full_models"].colour,
-    "peft.adapter_names": LOOKS["peft_mixed"].colour,
-    "peft.set_adapter": LOOKS["peft_switch"].colour,
+    "nunatak": "#009e73",
+    "transformers": "#d55e00",
+    "peft.adapter_names": "#0072b2",
+    "peft.set_adapter": "#56b4e9",
     "ceiling": "white",
 }
 """Colours of systems by the start of the name, equal in all plots. The ceiling is no system."""
+SERIES = tuple(zip(SERIES_COLOURS, MARKERS, strict=True))
+"""Colours and marks of lines that do not stand for a system."""
 # Equal figures give equal bytes: no date, no random ids.
 mpl.rcParams |= {"svg.hashsalt": "figures", "svg.fonttype": "none"}
 
@@ -120,22 +123,22 @@ def draw_curve(axes: Axes, top_layers: int, line: Sequence[tuple[int, Figure]]) 
     only layers, so the dashed line is scaled to begin at the first point of the line.
     """
     tasks = [num_tasks for num_tasks, _ in line]
-    look = SERIES[(top_layers - 1) % len(SERIES)]
+    colour, mark = SERIES[(top_layers - 1) % len(SERIES)]
     errors = decile_distances([figure for _, figure in line])
     values = [figure.value for _, figure in line]
     axes.errorbar(
         tasks,
         values,
         yerr=errors,
-        marker=look.marker,
+        marker=mark,
         ms=5,
         capsize=2,
-        color=look.colour,
+        color=colour,
         label=str(top_layers),
     )
     start = values[0] / bound(tasks[0], top_layers)
     bounds = [start * bound(it, top_layers) for it in tasks]
-    axes.plot(tasks, bounds, ls="--", lw=1, color=look.colour)
+    axes.plot(tasks, bounds, ls="--", lw=1, color=colour)
 
 
 def decile_distances(figures: Sequence[Figure]) -> list[list[float]]:
@@ -193,14 +196,14 @@ def draw_flat(figures: Figures) -> Drawing | None:
     for (name, count), figure in found.items():
         lines[name].append((int(count), figure))
     drawing, axes = plt.subplots(figsize=(6.5, 4.8), layout="constrained")
-    for look, (name, line) in zip(SERIES, sorted(lines.items()), strict=False):
+    for (colour, mark), (name, line) in zip(SERIES, sorted(lines.items()), strict=False):
         ordered = sorted(line, key=lambda point: point[0])
         axes.errorbar(
             [count for count, _ in ordered],
             [figure.value for _, figure in ordered],
             yerr=decile_distances([figure for _, figure in ordered]),
-            marker=look.marker,
-            color=look.colour,
+            marker=mark,
+            color=colour,
             capsize=2,
             label=name,
         )
@@ -254,8 +257,8 @@ def draw_race(figures: Figures) -> Drawing | None:
         return None
     drawing, axes = plt.subplots(figsize=(6.5, 4.4), layout="constrained")
     for way, per_s in found.items():
-        look = LOOKS["full_models"] if way == "full" else OURS
-        axes.scatter([scores[way]], [per_s], color=look.colour, marker=look.marker, s=70)
+        system = "transformers" if way == "full" else "nunatak"
+        axes.scatter([scores[way]], [per_s], color=COLOURS[system], marker="o", s=70)
         name = "five full models, packed" if way == "full" else f"Nunatak, {WAYS[way]}"
         axes.annotate(name, (scores[way], per_s), xytext=(0, 9), textcoords="offset points",
                       ha="center", fontsize=9)  # fmt: skip

@@ -131,7 +131,7 @@ def races(desk: Desk) -> None:
         best = max((it for it in extent.racers if not it.is_ours), key=lambda it: median(found[it]))
         for identifier, above, below, unit, wished in (
             (f"{name}.bfloat16", rounded, ours, "times that in float32", None),
-            (name, ours, found[best], f"times {best.heading}, the best baseline", goal),
+            (name, ours, found[best], f"times {best}, the best baseline", goal),
         ):
             ratios = [up / down for up, down in zip(above, below, strict=True) if down > 0]
             if ratios:
