@@ -60,7 +60,7 @@ memory_sampled = EventHook()
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class Asked:
     """The run of this process: what it asks, and what it saw beside Locust's statistics."""
 
     scenario: Scenario = SCENARIOS[0]
@@ -86,7 +86,7 @@ class Run:
         return self.due_s
 
 
-RUN = Run()
+RUN = Asked()
 
 
 class NunatakUser(FastHttpUser):
@@ -191,7 +191,11 @@ class ScenarioShape(LoadTestShape):
         runner = self.runner
         if runner is None:
             return None
-        scenario = scenario_of(runner.environment.parsed_options)
+        try:
+            scenario = scenario_of(runner.environment.parsed_options)
+        except NunatakError as error:
+            refuse(runner.environment, error)
+            return None
         second = self.get_run_time()
         if not self._is_warm and second >= scenario.warm_up_s:
             self._is_warm = True
@@ -203,21 +207,21 @@ class ScenarioShape(LoadTestShape):
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: ArgumentParser) -> None:
-    """Add the options, which the web page shows too."""
+    """Add the options, which the web page shows too; there, a value has the type of its default."""
     group = parser.add_argument_group("nunatak")
     group.add_argument("--scenario", choices=[it.name for it in SCENARIOS], default="users")
     group.add_argument("--tasks", default="", help="task references (or a policy), with commas")
-    group.add_argument("--waiting-users", type=int, default=None, help="a closed loop of users")
-    group.add_argument("--rate", type=float, default=None, help="an open loop, requests per second")
-    group.add_argument("--seconds", type=float, default=None, help="of the measurement")
+    group.add_argument("--waiting-users", type=int, default=0, help="a closed loop of users")
+    group.add_argument("--rate", type=float, default=0.0, help="an open loop, requests per second")
+    group.add_argument("--seconds", type=float, default=0.0, help="of the measurement")
     group.add_argument("--text-file", default="", help="texts to send, one a line")
-    group.add_argument("--seed", type=int, default=None, help="of all draws; absent: a new one")
+    group.add_argument("--seed", type=int, default=0, help="of all draws; 0: a new one")
     group.add_argument("--report", default="", help="file for the report, as JSON")
 
 
 def scenario_of(options: Namespace | None) -> Scenario:
     """Return the scenario that the options name."""
-    given = options or Namespace(scenario="users", waiting_users=None, rate=None, seconds=None)
+    given = options or Namespace(scenario="users", waiting_users=0, rate=0.0, seconds=0.0)
     return scenario_named(given.scenario).changed(
         users=given.waiting_users or None,
         rate_per_s=given.rate or None,
@@ -234,10 +238,15 @@ def prepare(environment: Environment, **_: object) -> None:
     try:
         _prepare(environment)
     except NunatakError as error:
-        print(f"error [{error.code}]: {error}", file=sys.stderr)  # noqa: T201 - for the user
-        environment.process_exit_code = 1
+        refuse(environment, error)
         if environment.runner is not None:
             gevent.spawn(environment.runner.quit)
+
+
+def refuse(environment: Environment, error: NunatakError) -> None:
+    """Say why a run cannot begin, and end with status 1."""
+    print(f"error [{error.code}]: {error}", file=sys.stderr)  # noqa: T201 - for the user
+    environment.process_exit_code = 1
 
 
 @events.report_to_master.add_listener
@@ -299,7 +308,7 @@ def _prepare(environment: Environment) -> None:
     scenario, server = scenario_of(options), environment.host or DEFAULT_SERVER
     given = [it.strip() for it in (options.tasks if options else "").split(",") if it.strip()]
     texts = read_texts(Path(options.text_file)) if options and options.text_file else ()
-    seed = randbits(31) if options is None or options.seed is None else options.seed
+    seed = (options.seed if options else 0) or randbits(31)
     runner = environment.runner
     is_worker = isinstance(runner, WorkerRunner)
     if isinstance(runner, WorkerRunner):

@@ -38,7 +38,7 @@ class Started(_Part):
     workers: int
 
 
-class Statistics(_Part):
+class Timed(_Part):
     """Requests of one name, failed ones included. Locust rounds percentiles to two digits."""
 
     requests: int
@@ -54,8 +54,8 @@ class LoadReport(_Part):
     """All measurements of a run."""
 
     started: Started
-    overall: Statistics
-    by_name: dict[str, Statistics]
+    overall: Timed
+    by_name: dict[str, Timed]
     failure_codes: dict[str, int]
     attained_share: float = Field(description="of requests, answered within the objective's p99")
     late_p99_ms: float = Field(description="from the due time to the sending; open loop")
@@ -75,7 +75,7 @@ class LoadReport(_Part):
         return next((it.ledger for it in reversed(self.memory) if it.ledger is not None), None)
 
 
-def doubts_of(overall: Statistics, late_ms: float) -> Iterator[str]:
+def doubts_of(overall: Timed, late_ms: float) -> Iterator[str]:
     """Why a run does not count: its p99 lateness, failures, or too few answers."""
     if late_ms > LATE_LIMIT_MS:
         yield (
@@ -128,7 +128,7 @@ def _request_table(report: LoadReport) -> Table:
     return table
 
 
-def _figures(it: Statistics) -> tuple[str, ...]:
+def _figures(it: Timed) -> tuple[str, ...]:
     times = (it.p50_ms, it.p95_ms, it.p99_ms, it.max_ms)
     return (
         f"{it.answers_per_s:.1f}",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from locust.stats import RequestStats, StatsEntry
 
 from nunatak_loadtest.memory import MemorySample
-from nunatak_loadtest.report import LATE, LoadReport, Started, Statistics, doubts_of
+from nunatak_loadtest.report import LATE, LoadReport, Started, Timed, doubts_of
 
 
 def build_report(
@@ -48,9 +48,9 @@ def build_report(
     )
 
 
-def _statistics(entry: StatsEntry) -> Statistics:
+def _statistics(entry: StatsEntry) -> Timed:
     p50, p95, p99 = (entry.get_response_time_percentile(it) for it in (0.5, 0.95, 0.99))
-    return Statistics(
+    return Timed(
         requests=entry.num_requests,
         failures=entry.num_failures,
         answers_per_s=entry.total_rps - entry.total_fail_per_sec,

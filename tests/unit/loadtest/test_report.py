@@ -7,12 +7,10 @@ from rich.console import Console
 
 from doubles.measured import MEMORY, SERVER
 from nunatak_loadtest.memory import MemorySample
-from nunatak_loadtest.report import LoadReport, Started, Statistics, doubts_of, render
+from nunatak_loadtest.report import LoadReport, Started, Timed, doubts_of, render
 from nunatak_loadtest.scenarios import scenario_named
 
-GOOD = Statistics(
-    requests=200, failures=0, answers_per_s=40, p50_ms=5, p95_ms=9, p99_ms=12, max_ms=13
-)
+GOOD = Timed(requests=200, failures=0, answers_per_s=40, p50_ms=5, p95_ms=9, p99_ms=12, max_ms=13)
 STARTED = Started(
     scenario=scenario_named("single"),
     server="http://127.0.0.1:8080",
