@@ -94,7 +94,7 @@ def test_processes_share_the_rate_and_send_their_statistics_along(address: str) 
     report = short(address, rate_per_s=30.0, seconds=3, processes=2)
 
     assert report.started.workers == 2
-    assert 45 < report.overall.requests < 140
+    assert 20 < report.overall.answers_per_s < 45
     assert report.overall.failures == 0
     assert report.server_ms
 
