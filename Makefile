@@ -69,8 +69,6 @@ bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python -m benchmarks.forward.ragged
 	$(BIN)/python -m benchmarks.forward.flat
 	$(BIN)/python -m benchmarks.forward.int8
-	$(BIN)/python -m benchmarks.forward.memory
-	$(BIN)/python -m benchmarks.forward.overhead
 
 race: $(VENV)/.dev  ## race five classifiers on one trunk against five full models; DATA=folder: with F1
 	$(BIN)/python -m benchmarks.savings.five --rounds $(or $(ROUNDS),2)
@@ -100,7 +98,7 @@ torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry (ONLY="kills
 abuse: $(VENV)/.dev  ## send a server bad requests by the thousand, what its schema allows, and slow clients
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.server.abuse
 
-report: $(VENV)/.dev  ## measure what sharing saves in servers, and write the report (PARTS="race page")
+report: $(VENV)/.dev  ## measure what sharing saves in whole servers (PARTS="race memory")
 	$(BIN)/python -m benchmarks.savings.report --rounds $(or $(ROUNDS),1) $(PARTS)
 
 figures: $(VENV)/.dev  ## render docs/results from figures.jsonl

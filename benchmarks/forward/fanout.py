@@ -1,12 +1,12 @@
 """Fan-out: one text for many tasks, in one mixed forward and with one dedicated model per task.
 
 The backbone has the shape of BERT base and random weights; speed does not depend on their values.
-The rivals at 8 tasks are transformers, onnxruntime (float32, and dynamic int8 as the fastest single
-model), and for bottleneck tasks the `Parallel` block of `adapters`, which shares its trunk too.
+The rivals at 8 tasks are transformers, and for bottleneck tasks the `Parallel` block of `adapters`,
+which shares its trunk too.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 from transformers import BertModel
 
-from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder, own_weights
-from benchmarks.forward.worker import Peer, running
+from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder
+from benchmarks.forward.worker import running
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import System, interleave, local, race, ratios, tolerance
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import (
     HEAD,
     NATIVE,
+    Setting,
     Task,
     dtypes,
+    mixed,
     random_encodings,
     random_task,
     served_forms,
@@ -32,36 +34,22 @@ from benchmarks.harness.workload import (
     tensors_by_task,
 )
 from nunatak_contract.methods import Bottleneck, Method, TopK
-from nunatak_model import Backbone, BranchSpec, Encoding, Row, forward, parameter_shapes
+from nunatak_model import Backbone, BranchSpec, Encoding, Row, parameter_shapes
 
 NUM_LAYERS, TOP_LAYERS, NUM_TASKS, NUM_TOKENS = 12, 3, 8, 32
 BOTTLENECK = Bottleneck(size=64, first_layer=NUM_LAYERS - TOP_LAYERS)
 CURVE_TASKS, CURVE_LAYERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 4, 5, 6)
 CURVE_ROUNDS = 3
-INT8_TOLERANCE = 0.2
-"""Quantization changes the answers of random weights slightly; a wrong model changes them more."""
 GOALS = {"": ">= 2.7", NATIVE: ">= 6"}
 TIMES_FASTER = "times faster than dedicated forwards"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """The backbone in one number format, and transformers' encoder of the same weights."""
+class Asked(Setting):
+    """The backbone, transformers' encoder of the same weights, and the text."""
 
-    name: str
-    forms: Mapping[str, Backbone]
-    """The backbone by the end of its figures' names (see `served_forms`)."""
     encoder: BertModel
     encoding: Encoding
-
-    @property
-    def backbone(self) -> Backbone:
-        """The backbone with torch's own operations."""
-        return self.forms[""]
-
-    def label(self, system: str) -> str:
-        """Return the name of a system in this number format."""
-        return f"{system}.{self.name}"
 
 
 def main() -> None:
@@ -70,42 +58,34 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = backbone_folder(Shape.BERT_BASE, Path(name))
         settings = [read_setting(folder, name, dtype=dtype) for name, dtype in dtypes().items()]
-        race_eight_tasks(sheet, folder, settings)
+        race_eight_tasks(sheet, settings)
         race_bottlenecks(sheet, folder, settings[0])
         for setting in settings:
             draw_curve(sheet, setting)
 
 
-def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Setting:
+def read_setting(folder: Path, name: str, *, dtype: torch.dtype) -> Asked:
     """Load the backbone and transformers' encoder of the same weights."""
     forms = served_forms(folder, dtype=dtype)
     (encoding,) = random_encodings([NUM_TOKENS], vocabulary=forms[""].config.vocab_size)
     encoder = load_encoder(folder, dtype)
-    return Setting(name=name, forms=forms, encoder=encoder, encoding=encoding)
+    return Asked(name=name, forms=forms, encoder=encoder, encoding=encoding)
 
 
-def race_eight_tasks(sheet: Sheet, folder: Path, settings: Sequence[Setting]) -> None:
-    """Compare the mixed forward with every kind of dedicated model."""
-    job, tensors = onnx_job(folder, settings[0])
-    with running(Peer.ONNXRUNTIME, job, tensors) as worker:
-        systems = [system for setting in settings for system in local_systems(setting)]
-        rivals = ("onnxruntime.fp32", "onnxruntime.int8")
-        systems.append(worker.system(rivals[0]))
-        systems.append(worker.system(rivals[1], tolerance=INT8_TOLERANCE))
-        times = race(systems, rounds=sheet.rounds)
+def race_eight_tasks(sheet: Sheet, settings: Sequence[Asked]) -> None:
+    """Compare the mixed forward with dedicated models."""
+    systems = [system for setting in settings for system in local_systems(setting)]
+    times = race(systems, rounds=sheet.rounds)
     prefix = f"forward.fanout.t{NUM_TASKS}.k{TOP_LAYERS}"
     for setting in settings:
         for form in setting.forms:
             ours, identifier = setting.label(f"nunatak{form}"), f"{prefix}.{setting.name}{form}"
             samples = ratios(times, setting.label("transformers"), ours)
             sheet.record(identifier, samples, unit=TIMES_FASTER, goal=GOALS[form])
-            for rival in rivals:
-                samples, unit = ratios(times, rival, ours), f"times faster than {rival}"
-                sheet.record(f"{identifier}.vs.{rival}", samples, unit=unit)
     sheet.record_times(prefix, times)
 
 
-def local_systems(setting: Setting) -> list[System]:
+def local_systems(setting: Asked) -> list[System]:
     """The mixed forward, and 8 dedicated transformers models with the same weights."""
     tasks = top_tasks(setting.backbone, TOP_LAYERS, NUM_TASKS)
     method = TopK(num_layers=TOP_LAYERS)
@@ -125,24 +105,7 @@ def local_systems(setting: Setting) -> list[System]:
     ]
 
 
-def onnx_job(folder: Path, setting: Setting) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """Return the job of onnxruntime: the first task's own model, run once for each task.
-
-    One model stands for eight models. A model does not fit a cache, so eight runs of one model are
-    no faster than one run of each of eight models.
-    """
-    (task,) = top_tasks(setting.backbone, TOP_LAYERS, 1)
-    weight, bias = task.head
-    tensors = own_weights(setting.encoder, task) | {"head.weight": weight, "head.bias": bias}
-    job: dict[str, object] = {
-        "backbone": str(folder),
-        "text": setting.encoding.token_ids,
-        "times": NUM_TASKS,
-    }
-    return job, tensors
-
-
-def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
+def race_bottlenecks(sheet: Sheet, folder: Path, setting: Asked) -> None:
     """Compare the same fan-out, with adapters in the top layers, with `Parallel`."""
     tasks = [random_task(setting.backbone, BOTTLENECK, seed=seed) for seed in range(NUM_TASKS)]
     job = {
@@ -153,7 +116,7 @@ def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
         "texts": [setting.encoding.token_ids],
         "cases": {"adapters.parallel": {"composition": "parallel", "batches": [[0]]}},
     }
-    with running(Peer.ADAPTERS, job, tensors_by_task(tasks)) as worker:
+    with running(job, tensors_by_task(tasks)) as worker:
         systems = [
             *(
                 local(f"nunatak{form}", answer)
@@ -169,7 +132,7 @@ def race_bottlenecks(sheet: Sheet, folder: Path, setting: Setting) -> None:
     sheet.record_times(prefix, times)
 
 
-def draw_curve(sheet: Sheet, setting: Setting) -> None:
+def draw_curve(sheet: Sheet, setting: Asked) -> None:
     """Record the speed-up for several numbers of tasks and of own layers.
 
     T dedicated forwards count as T times the time of one, because they share nothing.
@@ -182,7 +145,7 @@ def draw_curve(sheet: Sheet, setting: Setting) -> None:
         systems = [alone]
         for top_layers in CURVE_LAYERS:
             rows = shallower_rows(setting, pool, top_layers, num_tasks)
-            run = partial(mixed, setting, rows)
+            run = partial(mixed, setting.backbone, rows)
             systems.append(local(f"k{top_layers}", run, repeats=1))
         with torch.inference_mode():
             times = interleave({it.name: it.seconds for it in systems}, CURVE_ROUNDS)
@@ -192,24 +155,14 @@ def draw_curve(sheet: Sheet, setting: Setting) -> None:
             sheet.record(identifier, samples, unit=TIMES_FASTER)
 
 
-def mixed_forms(setting: Setting, method: Method) -> dict[str, Callable[[], Tensor]]:
+def mixed_forms(setting: Asked, method: Method) -> dict[str, Callable[[], Tensor]]:
     """Return one mixed forward of the text for all tasks, by the form of the backbone."""
     found = dict[str, Callable[[], Tensor]]()
     for form, backbone in setting.forms.items():
         tasks = [random_task(backbone, method, seed=seed) for seed in range(NUM_TASKS)]
         rows = [Row(encoding=setting.encoding, branch=task.branch) for task in tasks]
-        found[form] = partial(stacked, backbone, rows)
+        found[form] = partial(mixed, backbone, rows)
     return found
-
-
-def mixed(setting: Setting, rows: Sequence[Row]) -> Tensor:
-    """One mixed forward."""
-    return stacked(setting.backbone, rows)
-
-
-def stacked(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
-    """One mixed forward on this form of the backbone."""
-    return torch.stack(forward(backbone, rows))
 
 
 def top_tasks(backbone: Backbone, top_layers: int, count: int) -> list[Task]:
@@ -219,7 +172,7 @@ def top_tasks(backbone: Backbone, top_layers: int, count: int) -> list[Task]:
 
 
 def shallower_rows(
-    setting: Setting, pool: Sequence[Task], top_layers: int, num_tasks: int
+    setting: Asked, pool: Sequence[Task], top_layers: int, num_tasks: int
 ) -> list[Row]:
     """Return one text for `num_tasks` tasks, with the highest layers of the tasks of the pool."""
     spec = BranchSpec(method=TopK(num_layers=top_layers), head=HEAD)

@@ -9,12 +9,13 @@ from functools import partial
 
 import torch
 
-from benchmarks.forward.ragged import BOTTLENECK, NUM_ROWS, mixed
+from benchmarks.forward.ragged import BOTTLENECK, NUM_ROWS
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios, seconds
 from benchmarks.harness.workload import (
     dtypes,
     lognormal_lengths,
+    mixed,
     random_encodings,
     random_task,
     served_forms,

@@ -5,7 +5,7 @@ counts. Its heads are one batched product, and its inputs are made before the me
 nunatak-ops installed, its operators run in turns with torch's own operations.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +22,7 @@ from benchmarks.forward.rivals import (
     padded_batch,
     peft_model,
 )
-from benchmarks.forward.worker import Peer, running
+from benchmarks.forward.worker import running
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import (
     System,
@@ -36,10 +36,12 @@ from benchmarks.harness.rounds import (
 )
 from benchmarks.harness.workload import (
     NATIVE,
+    Setting,
     Task,
     dtypes,
     lognormal_lengths,
     minilm_folder,
+    mixed,
     random_encodings,
     random_task,
     served_forms,
@@ -47,7 +49,7 @@ from benchmarks.harness.workload import (
     tensors_by_task,
 )
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
-from nunatak_model import Backbone, Encoding, Row, forward
+from nunatak_model import Backbone, Encoding, Row
 
 NUM_ROWS, SORTED_ROWS = 32, 8
 CEILING_RUNS = 5
@@ -65,25 +67,6 @@ CEILING_GOALS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """MiniLM in one number format, with the requests and the rivals' models."""
-
-    name: str
-    dtype: torch.dtype
-    forms: Mapping[str, Backbone]
-    """The backbone by the end of its figures' names (see `served_forms`)."""
-
-    @property
-    def backbone(self) -> Backbone:
-        """The backbone with torch's own operations."""
-        return self.forms[""]
-
-    def label(self, system: str) -> str:
-        """Return the name of a system in this number format."""
-        return f"{system}.{self.name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """One linear product, `x @ weight.T`, with the weight in both layouts of torch."""
 
@@ -96,8 +79,7 @@ def main() -> None:
     """Measure and record."""
     _, sheet = open_sheet(figures_parser(__doc__, rounds=15))
     settings = [
-        Setting(name=name, dtype=dtype, forms=served_forms(dtype=dtype))
-        for name, dtype in dtypes().items()
+        Setting(name=name, forms=served_forms(dtype=dtype)) for name, dtype in dtypes().items()
     ]
     race_lora(sheet, settings)
     race_bottlenecks(sheet, settings[0])
@@ -146,10 +128,10 @@ def lora_systems(setting: Setting) -> list[System]:
     one = [batch(range(NUM_ROWS))]
     several = [batch(indices) for indices in sorted_batches(lengths, SORTED_ROWS)]
     alone = [batch([index]) for index in range(NUM_ROWS)]
-    encoder = load_encoder(minilm_folder(), setting.dtype)
+    encoder = load_encoder(minilm_folder(), setting.backbone.dtype)
     models = [dedicated_model(encoder, task) for task in tasks]
     # peft changes the encoder that it wraps, so peft gets its own encoder.
-    adapted = peft_model(load_encoder(minilm_folder(), setting.dtype), tasks)
+    adapted = peft_model(load_encoder(minilm_folder(), setting.backbone.dtype), tasks)
     answers = {
         **mixed_forms(setting, methods),
         NAMED: partial(answer_by_adapter_names, adapted, one),
@@ -182,7 +164,7 @@ def race_bottlenecks(sheet: Sheet, setting: Setting) -> None:
         },
     }
     forms = mixed_forms(setting, [BOTTLENECK] * NUM_ROWS)
-    with running(Peer.ADAPTERS, job, tensors_by_task(tasks)) as worker:
+    with running(job, tensors_by_task(tasks)) as worker:
         systems = [local(name, answer) for name, answer in forms.items()]
         systems += [worker.system(name) for name in batches]
         times = race(systems, rounds=sheet.rounds)
@@ -214,7 +196,7 @@ def race_all_methods(sheet: Sheet, setting: Setting) -> None:
     methods = [method for method in methods for _ in range(quarter)]
     encodings, tasks = random_requests(setting.backbone, methods)
     rows = rows_of(encodings, tasks)
-    encoder = load_encoder(minilm_folder(), setting.dtype)
+    encoder = load_encoder(minilm_folder(), setting.backbone.dtype)
     models = [dedicated_model(encoder, task) for task in tasks]
     comparable = NUM_ROWS - quarter
     allowed = tolerance(setting.name)
@@ -258,11 +240,6 @@ def mixed_forms(setting: Setting, methods: Sequence[Method]) -> dict[str, Callab
     }
 
 
-def mixed(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
-    """One mixed forward."""
-    return torch.stack(forward(backbone, rows))
-
-
 def ceilings(settings: Sequence[Setting]) -> dict[str, Callable[[], float]]:
     """Return functions that time the frozen linear products alone, by number format.
 
@@ -282,10 +259,14 @@ def products(setting: Setting, num_tokens: int) -> list[Product]:
     shapes = [(3 * width, width), (width, width), (inner, width), (width, inner)]
     made = list[Product]()
     for out, into in shapes * config.num_layers:
-        weight = torch.randn(out, into).to(setting.dtype)
+        weight = torch.randn(out, into).to(setting.backbone.dtype)
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)  # noqa: SLF001 - no public name
         made.append(
-            Product(x=torch.randn(num_tokens, into).to(setting.dtype), weight=weight, packed=packed)
+            Product(
+                x=torch.randn(num_tokens, into).to(setting.backbone.dtype),
+                weight=weight,
+                packed=packed,
+            )
         )
     return made
 

@@ -1,4 +1,4 @@
-"""Tasks for the measurements: random but valid parameters, published many at a time.
+"""Tasks for the measurements: random but valid parameters.
 
 A published task has everything that training would publish, also a probe. A server therefore loads
 and checks the task like any other. Baselines get the same tasks in the layouts of transformers and
@@ -6,14 +6,11 @@ peft.
 """
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 
 import torch
-from sqlalchemy import URL
 
 from nunatak_artifact import LoadedTask, Provenance, VersionDraft, draft_task, load_task
 from nunatak_artifact.interchange.peft_export import export_peft
@@ -22,15 +19,11 @@ from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
 from nunatak_model import Backbone, BranchSpec, HeadSpec, build_branch, initial_parameters
 from nunatak_registry import Registry
-from nunatak_registry.blobs.blobs import BlobStore
-from nunatak_registry.index.index import Index
-from nunatak_registry.publication import check_publication, number_draft
+from nunatak_registry.publication import number_draft
 
 LABELS = ("calm", "urgent", "other")
 HEAD = HeadSpec(num_labels=len(LABELS), pooling=Pooling.FIRST, dense=True)
 """The head of transformers' classes, so that every baseline can load the tasks."""
-SMALL_HEAD = HeadSpec(num_labels=len(LABELS), pooling=Pooling.FIRST)
-"""One linear map: with a pooler, two thirds of a small LoRA task would be the pooler."""
 PROBE = ("Where is my parcel, and who can tell me more about it?",)
 MAX_LENGTH = 130
 """Tokens of the longest texts of the scenarios, with the two special tokens."""
@@ -40,10 +33,6 @@ LORA, TOP_LAYER, BOTTLENECK = (
     TopK(num_layers=1),
     Bottleneck(size=64),
 )
-CHUNK = 256
-"""Tasks per transaction: one transaction of all tasks would not fit the memory."""
-WRITERS = 8
-"""Blobs that are written at once; each write waits for the disk and hardly for the CPU."""
 DEVIATION = 0.02
 
 
@@ -60,16 +49,13 @@ class TaskPlan:
     """Whether the task owns all weights, and answers as the task of its method does."""
 
 
-def plans(
-    count: int, methods: Sequence[Method], *, prefix: str = "task", head: HeadSpec = HEAD
-) -> list[TaskPlan]:
+def plans(count: int, methods: Sequence[Method], *, prefix: str = "task") -> list[TaskPlan]:
     """Return the plans of `count` tasks, with the methods in turns."""
     return [
         TaskPlan(
             name=f"{prefix}-{number:05d}",
             method=methods[number % len(methods)],
             seed=number,
-            head=head,
         )
         for number in range(count)
     ]
@@ -109,35 +95,14 @@ def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
 
 
 def publish_missing(folder: Path, wanted: Iterable[TaskPlan], backbone: Backbone) -> int:
-    """Publish the tasks that the registry does not have yet; return their number.
-
-    Many versions share one transaction, although no call of the registry offers that: single
-    publications would cost one synchronous write of the index each.
-    """
+    """Publish the tasks that the registry does not have yet; return their number."""
     with Registry.open(folder) as registry:
         known = {summary.name for summary in registry.tasks()}
-    missing = iter([plan for plan in wanted if plan.name not in known])
-    count = 0
-    while chunk := list(islice(missing, CHUNK)):
-        _publish(folder, [draft(plan, backbone) for plan in chunk])
-        count += len(chunk)
-    return count
-
-
-def _publish(folder: Path, drafts: Sequence[VersionDraft]) -> None:
-    blobs = BlobStore.open(str(folder / "blobs"))
-    for it in drafts:
-        check_publication(it.manifest, it.blobs)
-    with ThreadPoolExecutor(WRITERS) as pool:
-        list(pool.map(blobs.put, (data for it in drafts for data in it.blobs.values())))
-    index = Index.open(URL.create("sqlite", database=str(folder / "index.sqlite3")))
-    try:
-        with index.writing() as change:
-            for it in drafts:
-                manifest = number_draft(it.manifest, change.take_version(it.manifest.task))
-                change.add_version(manifest, it.manifest.content_digest(), CREATED_AT)
-    finally:
-        index.close()
+        missing = [plan for plan in wanted if plan.name not in known]
+        for plan in missing:
+            made = draft(plan, backbone)
+            registry.publish(made.manifest, made.blobs)
+    return len(missing)
 
 
 def export_full_model(plan: TaskPlan, backbone: Backbone, folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Plots of the figures of the forward and the server, as SVG files for docs/results.
+"""Plots of the figures, as SVG files for docs/results.
 
 Each plot shows only the newest figures. A plot without figures is left out.
 """
@@ -9,31 +9,40 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from benchmarks.harness.palette import LOOKS, SERIES, Look
 from benchmarks.harness.recording import Figure
+from nunatak_training.sweeps.reporting import COLOURS as SERIES_COLOURS
+from nunatak_training.sweeps.reporting import MARKERS
 
 Figures = Mapping[str, Figure]
 NUM_LAYERS = 12
 """Layers of the fan-out's backbone, which has the shape of BERT base."""
 DTYPES = ("fp32", "bf16")
-ROOM = 16
-"""Number of tasks that fit in memory, in the measurement of more tasks than fit."""
-LAWS = {"uniform": "all asked alike", "zipf": "by Zipf's law"}
+WAYS = {
+    "full": "full fine-tune",
+    "top-3": "three top layers",
+    "lora-middle": "LoRA from the middle",
+    "head": "head alone",
+    "shared": "shared, chosen",
+}
+"""Ways to train the tasks of the race of five."""
 INK, SPARE = "black", "#8a8f96"
 COLOURS = {
-    "nunatak": LOOKS["nunatak"].colour,
-    "transformers": LOOKS["full_models"].colour,
-    "peft.adapter_names": LOOKS["peft_mixed"].colour,
-    "peft.set_adapter": LOOKS["peft_switch"].colour,
+    "nunatak": "#009e73",
+    "transformers": "#d55e00",
+    "peft.adapter_names": "#0072b2",
+    "peft.set_adapter": "#56b4e9",
     "ceiling": "white",
 }
 """Colours of systems by the start of the name, equal in all plots. The ceiling is no system."""
+SERIES = tuple(zip(SERIES_COLOURS, MARKERS, strict=True))
+"""Colours and marks of lines that do not stand for a system."""
 # Equal figures give equal bytes: no date, no random ids.
 mpl.rcParams |= {"svg.hashsalt": "figures", "svg.fonttype": "none"}
 
@@ -56,8 +65,7 @@ def drawings(figures: Figures) -> dict[str, Drawing]:
         "fanout-rivals.svg": draw_bars(figures, fan_out, "One 32-token text, 8 tasks, top 3 of 12"),
         "ragged-rivals.svg": draw_bars(figures, ragged, "32 texts, 32 LoRA tasks, MiniLM"),
         "flat.svg": draw_flat(figures),
-        "activations.svg": draw_activations(figures),
-        "cliff.svg": draw_cliff(figures),
+        "race.svg": draw_race(figures),
     }
     return {name: drawing for name, drawing in drawn.items() if drawing is not None}
 
@@ -115,22 +123,22 @@ def draw_curve(axes: Axes, top_layers: int, line: Sequence[tuple[int, Figure]]) 
     only layers, so the dashed line is scaled to begin at the first point of the line.
     """
     tasks = [num_tasks for num_tasks, _ in line]
-    look = SERIES[(top_layers - 1) % len(SERIES)]
+    colour, mark = SERIES[(top_layers - 1) % len(SERIES)]
     errors = decile_distances([figure for _, figure in line])
     values = [figure.value for _, figure in line]
     axes.errorbar(
         tasks,
         values,
         yerr=errors,
-        marker=look.marker,
+        marker=mark,
         ms=5,
         capsize=2,
-        color=look.colour,
+        color=colour,
         label=str(top_layers),
     )
     start = values[0] / bound(tasks[0], top_layers)
     bounds = [start * bound(it, top_layers) for it in tasks]
-    axes.plot(tasks, bounds, ls="--", lw=1, color=look.colour)
+    axes.plot(tasks, bounds, ls="--", lw=1, color=colour)
 
 
 def decile_distances(figures: Sequence[Figure]) -> list[list[float]]:
@@ -179,23 +187,6 @@ def colour_of(name: str) -> str:
     return next((it for known, it in COLOURS.items() if name.startswith(known)), SPARE)
 
 
-def draw_line(
-    axes: Axes, line: Sequence[tuple[int, Figure]], look: Look, *, label: str, dashes: str = "-"
-) -> None:
-    """Draw figures over a count, with the deciles of each figure."""
-    ordered = sorted(line, key=lambda point: point[0])
-    axes.errorbar(
-        [count for count, _ in ordered],
-        [figure.value for _, figure in ordered],
-        yerr=decile_distances([figure for _, figure in ordered]),
-        marker=look.marker,
-        color=look.colour,
-        ls=dashes,
-        capsize=2,
-        label=label,
-    )
-
-
 def draw_flat(figures: Figures) -> Drawing | None:
     """Cost of a batch over the number of its tasks."""
     found = points(figures, r"forward\.flat\.([a-z0-9.]+)\.n(\d+)")
@@ -205,8 +196,17 @@ def draw_flat(figures: Figures) -> Drawing | None:
     for (name, count), figure in found.items():
         lines[name].append((int(count), figure))
     drawing, axes = plt.subplots(figsize=(6.5, 4.8), layout="constrained")
-    for look, (name, line) in zip(SERIES, sorted(lines.items()), strict=False):
-        draw_line(axes, line, look, label=name)
+    for (colour, mark), (name, line) in zip(SERIES, sorted(lines.items()), strict=False):
+        ordered = sorted(line, key=lambda point: point[0])
+        axes.errorbar(
+            [count for count, _ in ordered],
+            [figure.value for _, figure in ordered],
+            yerr=decile_distances([figure for _, figure in ordered]),
+            marker=mark,
+            color=colour,
+            capsize=2,
+            label=name,
+        )
     axes.axhline(1.05, ls="--", color=INK, label="goal at 32 tasks: 1.05")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:.0f}")
@@ -217,59 +217,54 @@ def draw_flat(figures: Figures) -> Drawing | None:
     return drawing
 
 
-def draw_activations(figures: Figures) -> Drawing | None:
-    """Draw the peak memory of a forward over its tokens, for short and long rows.
+def f1_scores(figures: Figures) -> dict[str, dict[str, float]]:
+    """Return the test score of each way, by set."""
+    scores = dict[str, dict[str, float]]()
+    for (name, way), figure in points(figures, r"race\.five\.f1\.([a-z0-9_]+)\.(.+)").items():
+        scores.setdefault(name, {})[way] = figure.value
+    return scores
 
-    Each further line is thinner and has smaller marks, so lines that coincide remain visible.
+
+def mean_f1(figures: Figures) -> dict[str, float]:
+    """Return the mean of the sets, by way; empty without figures."""
+    scores = f1_scores(figures)
+    return {way: mean(of_set[way] for of_set in scores.values()) for way in WAYS if scores}
+
+
+def speeds(figures: Figures) -> dict[str, float | None]:
+    """Return the requests per second on MiniLM of five tasks of each way.
+
+    The speed of full models is that of the faster system that holds five with packed layers.
     """
-    found = points(figures, r"forward\.activations\.len(\d+)\.t(\d+)")
-    if not found:
-        return None
-    lines = defaultdict[int, list[tuple[int, float]]](list)
-    for (length, tokens), figure in found.items():
-        lines[int(length)].append((int(tokens), figure.value))
-    drawing, axes = plt.subplots(figsize=(6.5, 4.4), layout="constrained")
-    for place, (length, line) in enumerate(sorted(lines.items())):
-        look, left = SERIES[place % len(SERIES)], len(lines) - place
-        ordered = sorted(line)
-        axes.plot(
-            [tokens for tokens, _ in ordered],
-            [peak for _, peak in ordered],
-            marker=look.marker,
-            ms=2 + 4 * left,
-            lw=3 * left - 1.5,
-            color=look.colour,
-            label=f"rows of {length} tokens",
-        )
-    is_one = len({tuple(sorted(line)) for line in lines.values()}) == 1 < len(lines)
-    note = " (the lines coincide)" if is_one else ""
-    axes.set_xlabel("tokens of the batch")
-    axes.set_ylabel("peak of activations, MiB")
-    axes.set_title(f"Activation memory over the token budget, MiniLM, fp32{note}", fontsize=11)
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    drawing.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
-    return drawing
+    found = {name: it.value for name, it in figures.items()}
+    start = "race.five.minilm"
+    full = [
+        found.get(f"{start}.{system}.sequential_per_s", 0.0)
+        for system in ("packed_models", "nunatak_full")
+    ]
+    ours = {
+        way: found.get(f"{start}.nunatak.sequential_per_s.{way}")
+        for way in ("top-3", "lora-middle", "head")
+    }
+    return {"full": max(full) or None, **ours}
 
 
-def draw_cliff(figures: Figures) -> Drawing | None:
-    """Draw the wait of callers while requests name more tasks than fit in memory."""
-    found = points(figures, r"server\.cliff\.(uniform|zipf)\.a(\d+)\.(p50|p99)_ms")
+def draw_race(figures: Figures) -> Drawing | None:
+    """Draw requests per second over macro F1, one point for each way on MiniLM."""
+    scores = mean_f1(figures)
+    found = {way: it for way, it in speeds(figures).items() if it is not None and way in scores}
     if not found:
         return None
-    lines = defaultdict[tuple[str, str], list[tuple[int, Figure]]](list)
-    for (law, count, part), figure in found.items():
-        lines[part, law].append((int(count), figure))
     drawing, axes = plt.subplots(figsize=(6.5, 4.4), layout="constrained")
-    for look, ((part, law), line) in zip(SERIES, sorted(lines.items()), strict=False):
-        dashes = "-" if part == "p99" else ":"
-        draw_line(axes, line, look, label=f"{part}, {LAWS[law]}", dashes=dashes)
-    axes.axvline(ROOM, ls="--", color=SPARE, label=f"room for {ROOM} tasks")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:.0f}")
+    for way, per_s in found.items():
+        system = "transformers" if way == "full" else "nunatak"
+        axes.scatter([scores[way]], [per_s], color=COLOURS[system], marker="o", s=70)
+        name = "five full models, packed" if way == "full" else f"Nunatak, {WAYS[way]}"
+        axes.annotate(name, (scores[way], per_s), xytext=(0, 9), textcoords="offset points",
+                      ha="center", fontsize=9)  # fmt: skip
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("tasks that are asked")
-    axes.set_ylabel("milliseconds until the answer")
-    axes.set_title("More tasks than fit in memory, MiniLM, two cores")
-    drawing.legend(loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+    axes.margins(x=0.25, y=0.2)
+    axes.set_xlabel("macro F1, mean of five sets")
+    axes.set_ylabel("requests/s, five tasks each, one after another")
+    axes.set_title("Five classifiers about every text, MiniLM, fp32")
     return drawing

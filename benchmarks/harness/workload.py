@@ -24,8 +24,10 @@ from nunatak_model import (
     BranchSpec,
     Encoding,
     HeadSpec,
+    Row,
     build_branch,
     convert_branch,
+    forward,
     initial_parameters,
     load_backbone,
     pack_backbone,
@@ -57,6 +59,24 @@ class Task:
     def head(self) -> tuple[Tensor, Tensor]:
         """Weight [labels, width] and bias [labels]."""
         return self.parameters["head.output.weight"], self.parameters["head.output.bias"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A backbone in one number format."""
+
+    name: str
+    forms: Mapping[str, Backbone]
+    """The backbone by the end of its figures' names (see `served_forms`)."""
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone with torch's own operations."""
+        return self.forms[""]
+
+    def label(self, system: str) -> str:
+        """Return the name of a system in this number format."""
+        return f"{system}.{self.name}"
 
 
 def dtypes() -> dict[str, torch.dtype]:
@@ -173,3 +193,8 @@ def padded(encodings: Sequence[Encoding]) -> tuple[Tensor, Tensor]:
         ids[row, : encoding.num_tokens] = torch.tensor(encoding.token_ids)
         mask[row, : encoding.num_tokens] = 1
     return ids, mask
+
+
+def mixed(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
+    """One mixed forward; logits [rows, labels]."""
+    return torch.stack(forward(backbone, rows))

@@ -1,6 +1,6 @@
 """The papers' figures, from the results of a sweep, or from tasks that the program trains.
 
-    python -m benchmarks.papers.analyze curves sweep/ --out curves/
+    python -m benchmarks.papers.analyze robustness sweep/ --out robustness/
     python -m benchmarks.papers.analyze rsa sweep.yaml --task cola --seed 0 --out rsa/
 
 Each analysis writes a table (CSV and Markdown) and a plot into `--out`.
@@ -13,24 +13,21 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from benchmarks.papers.analysis.curves import analyze_curves
 from benchmarks.papers.analysis.findings import Findings, save_findings
 from benchmarks.papers.analysis.lowresource import analyze_lowresource
 from benchmarks.papers.analysis.robustness import analyze_robustness
 from benchmarks.papers.analysis.rsa import NUM_TOKENS
-from benchmarks.papers.analysis.trained import analyze_landscape, analyze_rsa, analyze_transfer
+from benchmarks.papers.analysis.trained import analyze_landscape, analyze_rsa
 from nunatak_contract.errors import NunatakError
 from nunatak_training.sweeps import ResultsFolder, Run, RunContext, RunRecord, plan_runs, read_grid
 
 OF_RESULTS: Mapping[str, tuple[str, Callable[[Sequence[RunRecord]], Findings]]] = {
-    "curves": ("dev loss and score while training goes on", analyze_curves),
     "robustness": ("scores over seeds at each learning rate, as box plots", analyze_robustness),
     "lowresource": ("gain of each method over full fine-tuning", analyze_lowresource),
 }
 OF_TRAINED = {
     "rsa": "similarity of each layer's representations before and after training",
     "landscape": "dev loss along the line from before training through the trained task",
-    "transfer": "train on one set or language, test on others",
 }
 
 
@@ -49,8 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         add_sweep_options(command)
         if name == "rsa":
             command.add_argument("--tokens", type=int, default=NUM_TOKENS, help="3 at least")
-        if name == "transfer":
-            command.add_argument("--test", type=named_file, action="append", required=True)
     options = parser.parse_args(arguments)
     try:
         findings = find(options)
@@ -70,18 +65,6 @@ def add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--device", default="cpu", help="cpu or cuda")
 
 
-def named_file(text: str) -> tuple[str, Path]:
-    """Read one `NAME=PATH`.
-
-    Raises:
-        argparse.ArgumentTypeError: the text does not have this form.
-    """
-    name, _, path = text.partition("=")
-    if not name or not path:
-        raise argparse.ArgumentTypeError(f"expected NAME=PATH, got {text!r}")
-    return name, Path(path)
-
-
 def find(options: argparse.Namespace) -> Findings:
     """Run the analysis.
 
@@ -93,13 +76,9 @@ def find(options: argparse.Namespace) -> Findings:
         _, analyze = OF_RESULTS[options.analysis]
         return analyze(ResultsFolder(options.results).records())
     runs, context = planned(options)
-    match options.analysis:
-        case "rsa":
-            return analyze_rsa(runs, context, num_tokens=options.tokens)
-        case "landscape":
-            return analyze_landscape(runs, context)
-        case _:
-            return analyze_transfer(runs, context, dict(options.test))
+    if options.analysis == "rsa":
+        return analyze_rsa(runs, context, num_tokens=options.tokens)
+    return analyze_landscape(runs, context)
 
 
 def planned(options: argparse.Namespace) -> tuple[tuple[Run, ...], RunContext]:

@@ -5,14 +5,13 @@ publishes all tasks with the same number of frozen layers, serves the tasks from
 reads the server's ledger of resident bytes.
 """
 
-import argparse
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness.recording import FIGURES, record
+from benchmarks.harness.recording import Sheet, figures_parser
 from nunatak_client import Client, MemoryReport
 from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import default_head, model_size, parameters_saved
@@ -34,13 +33,13 @@ SEED = 0
 
 def main() -> None:
     """Measure, compare with the formula, and record the share."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = figures_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--results", type=Path, required=True, help="results of the Elsa sweep")
     parser.add_argument("--sweep", type=Path, default=SWEEP, help="file of the sweep")
     parser.add_argument("--frozen", type=int, default=4)
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append to")
     arguments = parser.parse_args()
+    sheet = Sheet(command="make papers", file=arguments.figures, rounds=1)
     context = RunContext()
     grid = read_grid(arguments.sweep, {"data_root": str(arguments.data), "seeds": [SEED]})
     planned = plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
@@ -52,20 +51,10 @@ def main() -> None:
         memory = served_memory(folder, tasks, frozen=arguments.frozen)
     formula = mean_formula(runs, context, frozen=arguments.frozen)
     told = f"{len(runs)} full models, saved with {arguments.frozen} layers frozen"
-    record(
-        "paper.elsa.saved_deployed",
-        [memory.saved_share],
-        unit=f"of the bytes of {told}, in the running server",
-        command="make papers",
-        file=arguments.figures,
-    )
-    record(
-        "paper.elsa.saved_formula",
-        [formula],
-        unit=f"of the parameters of {told}, by the paper's formula",
-        command="make papers",
-        file=arguments.figures,
-    )
+    unit = f"of the bytes of {told}, in the running server"
+    sheet.record("paper.elsa.saved_deployed", [memory.saved_share], unit=unit)
+    unit = f"of the parameters of {told}, by the paper's formula"
+    sheet.record("paper.elsa.saved_formula", [formula], unit=unit)
     print(f"{memory.shared_bytes:,} bytes in place of {memory.dedicated_bytes:,}")
 
 

@@ -5,7 +5,6 @@ request belongs to one task, and the server makes mixed batches of them. For eac
 the served answers must equal the metric in its manifest.
 """
 
-import argparse
 import gzip
 import json
 import random
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.harness.recording import FIGURES, hardware, record
+from benchmarks.harness.recording import FIGURES, Sheet, figures_parser, hardware
 from nunatak_client import Client
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_loadtest.processes import ServerProcess
@@ -100,7 +99,7 @@ TASKS = (
 
 def main() -> None:
     """Train, serve and score all tasks; exit 1 if a served metric differs from the recorded one."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = figures_parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with one folder per set")
     parser.add_argument("--registry", type=Path, help="keep the trained tasks here")
     arguments = parser.parse_args()
@@ -112,8 +111,10 @@ def main() -> None:
         Result(task=task, outcome=outcome, served=served[task.name])
         for task, outcome in zip(TASKS, outcomes, strict=True)
     ]
-    for result in results:
-        report(result)
+    sheet = Sheet(command="make real", file=arguments.figures, rounds=1)
+    for it in results:
+        name, unit = f"real.{it.task.name}.{it.task.shown.replace(' ', '')}", it.task.metric.value
+        sheet.record(name, [it.served], unit=unit, goal=it.task.goal)
     PAGE.write_text(page(results), encoding="utf-8")
     print(page(results))
     if not all(result.agrees for result in results):
@@ -186,17 +187,6 @@ def dev_examples(folder: Path) -> list[tuple[str | tuple[str, str], str]]:
         )
         for row in rows
     ]
-
-
-def report(result: Result) -> None:
-    """Record the score as a figure."""
-    record(
-        f"real.{result.task.name}.{result.task.shown.replace(' ', '')}",
-        [result.served],
-        unit=result.task.metric.value,
-        goal=result.task.goal,
-        command="make real",
-    )
 
 
 def page(results: list[Result]) -> str:

@@ -15,7 +15,6 @@ from statistics import mean
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from benchmarks.harness.recording import Sheet, figures_parser
-from benchmarks.papers.adapter_speed import Race, train_ours, train_theirs
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import Full, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, load_backbone
@@ -36,7 +35,6 @@ SETS: Mapping[str, str] = {
 }
 """The sets, and what each asks."""
 FULL, SHARED, HEAD = "full", "shared", "head"
-CHECKED_SET, CHECKED_RATE, CHECKED_SEEDS = "trec", 1e-4, (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +115,6 @@ def main() -> None:
     )
     sheet = Sheet(command=command, file=options.figures, rounds=1)
     record(found, sheet, reason=options.reason)
-    checked = cut(load_task_data(options.data / CHECKED_SET), sizes)
-    check_against_trainer(checked, backbone, sizes, sheet)
 
 
 def runs_of(
@@ -199,26 +195,6 @@ def record(found: Mapping[str, list[list[Run]]], sheet: Sheet, *, reason: str | 
         goal="<= 0.01",
         reason=reason,
     )
-
-
-def check_against_trainer(data: TaskData, backbone: Backbone, sizes: Sizes, sheet: Sheet) -> None:
-    """Record how our full fine-tune differs from that of transformers' Trainer.
-
-    Both train a set with the same examples, settings and head, and keep the best epoch by dev
-    accuracy.
-    """
-    race = Race(
-        library="transformers",
-        method=Full(),
-        changes={"learning_rate": CHECKED_RATE, "epochs": sizes.epochs, "max_length": 64},
-    )
-    python, gaps = race.python(), list[float]()
-    for seed in CHECKED_SEEDS:
-        _, ours = train_ours(race, data, backbone, seed=seed)
-        _, theirs = train_theirs(race, data, python, seed=seed, grouped=False)
-        gaps.append(theirs - ours)
-    unit = f"dev accuracy of Trainer minus ours, full fine-tune of {CHECKED_SET}"
-    sheet.record(f"{PREFIX}.full_against_trainer", gaps, unit=unit)
 
 
 if __name__ == "__main__":

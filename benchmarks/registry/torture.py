@@ -16,7 +16,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness.recording import record
-from benchmarks.registry.render import write_page
 from doubles.backbones import tiny_backbone
 from doubles.drafts import publish_one
 from doubles.names import calls_with_name
@@ -50,7 +49,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=CAMPAIGNS, default=[*CAMPAIGNS])
     passed = [CAMPAIGNS[name]() for name in parser.parse_args().only]
-    write_page()
     return 0 if all(passed) else 1
 
 

@@ -25,18 +25,17 @@ import torch
 
 from benchmarks.harness.makers import HEAD as HEAD_OF_BERT
 from benchmarks.harness.makers import LABELS, TaskPlan
-from benchmarks.harness.recording import ROOT, Sheet, figures_parser, open_sheet
+from benchmarks.harness.open_loop import LoadClient, percentile
+from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.shapes import Shape
 from benchmarks.savings.clients import answers, client_of
-from benchmarks.savings.desk import FULL, Desk
+from benchmarks.savings.desk import FULL, WORK, Desk
 from benchmarks.savings.race import check_agreement
 from benchmarks.savings.systems import SERVING, Deployment, Started, System, interpreter_of, running
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import HeadOnly, Lora, Method, TopK
-from nunatak_loadtest.generator import LoadClient
-from nunatak_loadtest.samples import percentile
-from nunatak_loadtest.scenario import NormalLengths, Scenario
-from nunatak_loadtest.texts import text_source
+from nunatak_loadtest.scenarios import Scenario
+from nunatak_loadtest.traffic import Requests
 from nunatak_model import Backbone, default_head
 
 PREFIX = "race.five"
@@ -48,7 +47,7 @@ MIX = (TOP, MIDDLE, HEAD, TOP, HEAD)
 FULL_MODELS = (System.PACKED_MODELS, System.NUNATAK_FULL)
 """The systems that hold five full models with packed linear layers."""
 RACERS = (System.NUNATAK, *FULL_MODELS, System.FULL_MODELS, System.ONNXRUNTIME)
-TEXTS = Scenario(name="five", texts=NormalLengths(mean=32, deviation=8))
+TEXTS = Scenario(name="five", words=32, sigma=0.25)
 TEXT = "Where is my parcel, and who can tell me more?"
 EXPORTER = SERVING / "onnx_export.py"
 MIB = 2**20
@@ -120,14 +119,7 @@ def main() -> None:
     parser.add_argument("--prepare", action="store_true", help="make the tasks, measure nothing")
     options, sheet = open_sheet(parser)
     torch.set_num_threads(1)
-    desk = Desk(
-        work=ROOT / ".bench" / "savings",
-        out=ROOT / ".bench" / "savings",
-        sheet=sheet,
-        extent=FULL,
-        cores=None,
-        price_per_hour=0.0,
-    )
+    desk = Desk(work=WORK, sheet=sheet, extent=FULL, cores=None)
     is_exact = options.dtype == "float32"
     racers = [it for it in RACERS if is_exact or it is not System.ONNXRUNTIME]
     for name in options.shapes:
@@ -213,11 +205,11 @@ def run_round(
 async def take_turn(started: Started, tasks: Sequence[str], effort: Effort, *, seed: int) -> Turn:
     """Measure a running system."""
     # No text comes twice to a server, because a cache would answer it.
-    texts = text_source(TEXTS, random.Random(seed))
+    texts = Requests(TEXTS, tasks, seed=seed)
     async with client_of(started) as client:
 
         async def ask(asked: Sequence[str], requests: int, *, clients: int) -> Timed:
-            drawn = [texts.draw() for _ in range(requests)]
+            drawn = [texts.draw_text() for _ in range(requests)]
             return await timed(client, asked, drawn, clients=clients)
 
         await ask(tasks, CLIENTS, clients=CLIENTS)
@@ -256,11 +248,10 @@ async def timed(
         for _ in range(clients):
             group.create_task(ask_in_turn())
     seconds = time.perf_counter() - began
-    ordered = sorted(times_ms)
     return Timed(
         per_s=len(texts) / seconds,
-        p50_ms=percentile(ordered, 50),
-        p95_ms=percentile(ordered, 95),
+        p50_ms=percentile(times_ms, 50),
+        p95_ms=percentile(times_ms, 95),
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import linear_regression
 
 from benchmarks.savings.clients import client_of
-from benchmarks.savings.results import MemoryPoint
 from benchmarks.savings.systems import Deployment, Started, System, running
 from nunatak_client import Client
 
@@ -17,9 +16,8 @@ WITHOUT_CACHE = ("--trunk-cache-bytes", "0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """The measured points, and the straight line through them."""
+    """The straight line through the memory over the number of tasks."""
 
-    points: tuple[MemoryPoint, ...]
     base_bytes: float
     slope_bytes: float
 
@@ -28,16 +26,15 @@ def footprint(
     system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
 ) -> Footprint:
     """Measure the memory at `counts` tasks, two counts at least; fit the bytes per task."""
-    points = memory_points(system, deployment, counts, settling_s=settling_s)
-    tasks = [float(it.tasks) for it in points]
-    line = linear_regression(tasks, [float(it.pss_bytes) for it in points])
-    return Footprint(points=tuple(points), base_bytes=line.intercept, slope_bytes=line.slope)
+    found = pss_bytes(system, deployment, counts, settling_s=settling_s)
+    line = linear_regression([float(it) for it in counts], [float(it) for it in found])
+    return Footprint(base_bytes=line.intercept, slope_bytes=line.slope)
 
 
-def memory_points(
+def pss_bytes(
     system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
-) -> list[MemoryPoint]:
-    """Return PSS, RSS and USS at each of `counts` tasks, after one request to each task.
+) -> list[int]:
+    """Return the PSS at each of `counts` tasks, after one request to each task.
 
     Our server loads its tasks one after another. A baseline is started again for each count.
     """
@@ -50,37 +47,33 @@ def runtime_bytes(system: System, tiny: Deployment, *, settling_s: float) -> int
     """Return the PSS of a system almost without weights: interpreter, libraries, threads."""
     weights = (tiny.backbone / "model.safetensors").stat().st_size
     with running(system, tiny) as started:
-        return _asked(started, tiny.tasks, settling_s).pss_bytes - weights
+        return _asked(started, tiny.tasks, settling_s) - weights
 
 
-def _of_one_server(
-    deployment: Deployment, counts: Sequence[int], settling_s: float
-) -> list[MemoryPoint]:
-    points = list[MemoryPoint]()
+def _of_one_server(deployment: Deployment, counts: Sequence[int], settling_s: float) -> list[int]:
+    points = list[int]()
     with running(System.NUNATAK, deployment) as started:
         (address,) = set(started.addresses.values())
         with Client(address) as client:
             done = 0
             for count in counts:
-                for task in deployment.tasks[done:count]:
-                    client.preload(task)
                 tasks = deployment.tasks[done:count]
-                points.append(_asked(started, tasks, settling_s, count=count))
+                for task in tasks:
+                    client.preload(task)
+                points.append(_asked(started, tasks, settling_s))
                 done = count
     return points
 
 
-def _of_a_start(
-    system: System, deployment: Deployment, count: int, settling_s: float
-) -> MemoryPoint:
+def _of_a_start(system: System, deployment: Deployment, count: int, settling_s: float) -> int:
     first = deployment.first(count)
     with running(system, first) as started:
         return _asked(started, first.tasks, settling_s)
 
 
-def _asked(
-    started: Started, tasks: Sequence[str], settling_s: float, *, count: int | None = None
-) -> MemoryPoint:
+def _asked(started: Started, tasks: Sequence[str], settling_s: float) -> int:
+    """Ask each task once, and return the PSS of all processes of the system."""
+
     async def ask() -> None:
         async with client_of(started) as client:
             for task in tasks:
@@ -89,10 +82,5 @@ def _asked(
     asyncio.run(ask())
     # Our server returns memory freed by loads some seconds later. Every system gets this time.
     time.sleep(settling_s)
-    pss, rss, uss = started.memory()
-    return MemoryPoint(
-        tasks=len(tasks) if count is None else count,
-        pss_bytes=pss,
-        rss_bytes=rss,
-        uss_bytes=uss,
-    )
+    pss, _, _ = started.memory()
+    return pss

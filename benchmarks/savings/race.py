@@ -13,14 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from benchmarks.harness.open_loop import (
+    LAG_LIMIT_MS,
+    LoadClient,
+    Planned,
+    drive_open,
+    percentile,
+    plan,
+)
 from benchmarks.savings.clients import answers, client_of
-from benchmarks.savings.results import Rate, Round
 from benchmarks.savings.systems import Deployment, Started, System, running
-from nunatak_loadtest.generator import LoadClient, drive, drive_open
-from nunatak_loadtest.report import LAG_LIMIT_MS, Verdict
-from nunatak_loadtest.samples import Latency, Sample, percentile
-from nunatak_loadtest.scenario import Poisson, Scenario
-from nunatak_loadtest.traffic import Planned, Requests
+from nunatak_loadtest.scenarios import Scenario
+from nunatak_loadtest.traffic import Requests
 
 BURST = 64
 """Requests sent at once to find the highest rate of a system."""
@@ -53,13 +57,14 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """The results of one system in one round."""
+class Rate:
+    """A trial of a rate."""
 
-    best: Round
-    rates: tuple[Rate, ...]
-    common_ms: tuple[float, ...]
-    """Response times at the rate that is common to all systems."""
+    offered_per_s: float
+    goodput_per_s: float
+    p99_ms: float
+    requests: int
+    is_met: bool
 
 
 def run_round(
@@ -68,27 +73,24 @@ def run_round(
     scenario: Scenario,
     effort: Effort,
     *,
-    common_rate_per_s: float,
     seed: int,
-) -> Mapping[System, Turn]:
-    """Measure every system once, in shuffled order.
+) -> Mapping[System, float]:
+    """Return the highest rate of every system that keeps the objective, each run in its turn.
 
     Raises:
         DisagreementError: two systems answer differently.
     """
-    turns, said = dict[System, Turn](), dict[System, list[list[float]]]()
+    found, said = dict[System, float](), dict[System, list[list[float]]]()
     for system in random.Random(seed).sample(list(systems), len(systems)):
         with running(system, deployment) as started:
             text = "Where is my parcel, and who can tell me more?"
             said[system] = answers(started, deployment.tasks, text)
-            turns[system] = asyncio.run(
-                take_turn(started, scenario, effort, common_rate_per_s=common_rate_per_s, seed=seed)
-            )
-        best = turns[system].best
-        found = f"{best.goodput_per_s:.2f}/s, p99 {best.p99_ms:.0f} ms of {best.requests}"
-        print(f"  {system}: {found}", flush=True)
+            best = asyncio.run(highest_rate(started, scenario, effort, seed=seed))
+        found[system] = best.goodput_per_s
+        rate = f"{best.goodput_per_s:.2f}/s, p99 {best.p99_ms:.0f} ms of {best.requests}"
+        print(f"  {system}: {rate}", flush=True)
     check_agreement(said)
-    return turns
+    return found
 
 
 def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
@@ -109,37 +111,27 @@ def check_agreement(said: Mapping[System, list[list[float]]]) -> None:
             )
 
 
-async def take_turn(
-    started: Started, scenario: Scenario, effort: Effort, *, common_rate_per_s: float, seed: int
-) -> Turn:
-    """Find the highest rate that keeps the objective; then measure at the common rate."""
+async def highest_rate(started: Started, scenario: Scenario, effort: Effort, *, seed: int) -> Rate:
+    """Find the highest rate that keeps the objective; a rate of 0 if none that was tried does."""
     async with client_of(started) as client:
         tasks = tuple(started.addresses)
         most_per_s = await burst_rate(client, scenario, tasks, seed=seed)
-        trials = list[tuple[Rate, Round]]()
+        trials = list[Rate]()
         for number, share in enumerate(STEPS):
             rate_per_s = most_per_s * share
             trials.append(
                 await try_rate(client, scenario, tasks, effort, rate_per_s, seed=seed + number)
             )
-            if trials[-1][0].met:
+            if trials[-1].is_met:
                 break
-        if len(trials) > 1 and trials[-1][0].met:
-            between = (trials[-1][0].offered_per_s + trials[-2][0].offered_per_s) / 2
+        if len(trials) > 1 and trials[-1].is_met:
+            between = (trials[-1].offered_per_s + trials[-2].offered_per_s) / 2
             trials.append(
                 await try_rate(client, scenario, tasks, effort, between, seed=seed + len(STEPS))
             )
-        seconds = effort.seconds_to_believe(common_rate_per_s)
-        common = await ask_at(
-            client, scenario, tasks, common_rate_per_s, seconds=seconds, seed=seed + 100
-        )
-    kept = [result for rate, result in trials if rate.met]
-    nothing = Round(goodput_per_s=0.0, p50_ms=0.0, p99_ms=0.0, requests=0)
-    return Turn(
-        best=max(kept, key=lambda it: it.goodput_per_s, default=nothing),
-        rates=tuple(rate for rate, _ in trials),
-        common_ms=tuple(sorted(it.response_ms for it in common if it.error is None)),
-    )
+    nothing = Rate(offered_per_s=0, goodput_per_s=0, p99_ms=0, requests=0, is_met=False)
+    kept = (it for it in trials if it.is_met)
+    return max(kept, key=lambda it: it.goodput_per_s, default=nothing)
 
 
 async def burst_rate(
@@ -175,11 +167,11 @@ async def try_rate(
     rate_per_s: float,
     *,
     seed: int,
-) -> tuple[Rate, Round]:
+) -> Rate:
     """Try a rate for a short time; if the rate keeps the objective, try it for a longer time."""
     look_s, long_s = effort.look_s, effort.seconds_to_believe(rate_per_s)
     found = await hold(client, scenario, tasks, rate_per_s, seconds=look_s, seed=seed)
-    if found[0].met and long_s > look_s:
+    if found.is_met and long_s > look_s:
         found = await hold(client, scenario, tasks, rate_per_s, seconds=long_s, seed=seed + 50)
     return found
 
@@ -192,37 +184,19 @@ async def hold(
     *,
     seconds: float,
     seed: int,
-) -> tuple[Rate, Round]:
+) -> Rate:
     """Send requests at a rate for `seconds`, and compare the results with the objective."""
-    samples = await ask_at(client, scenario, tasks, rate_per_s, seconds=seconds, seed=seed)
-    latency = Latency.of(it.response_ms for it in samples if it.error is None)
-    p50_ms, p99_ms = (latency.p50_ms, latency.p99_ms) if latency else (0.0, 0.0)
-    lag_ms = percentile(sorted(it.lag_ms for it in samples), 99) if samples else 0.0
+    planned = plan(scenario, tasks, rate_per_s=rate_per_s, seconds=seconds, seed=seed)
+    samples = await drive_open(client, planned)
+    lag_ms = percentile([it.lag_ms for it in samples], 99) if samples else 0.0
     if lag_ms > LAG_LIMIT_MS:
         print(f"  the generator was {lag_ms:.0f} ms late at {rate_per_s:.0f}/s")
-    answered = sum(it.error is None for it in samples)
-    rate = Rate(
+    times_ms = [it.response_ms for it in samples if it.error is None]
+    in_time = sum(it <= scenario.p99_ms for it in times_ms)
+    return Rate(
         offered_per_s=rate_per_s,
-        answered_per_s=answered / seconds,
-        p50_ms=p50_ms,
-        p99_ms=p99_ms,
-        met=bool(samples) and Verdict.of(samples, scenario.objectives).met,
+        goodput_per_s=len(times_ms) / seconds,
+        p99_ms=percentile(times_ms, 99) if times_ms else 0.0,
+        requests=len(samples),
+        is_met=bool(samples) and in_time >= 0.99 * len(samples) and len(times_ms) == len(samples),
     )
-    best = Round(
-        goodput_per_s=rate.answered_per_s, p50_ms=p50_ms, p99_ms=p99_ms, requests=len(samples)
-    )
-    return rate, best
-
-
-async def ask_at(
-    client: LoadClient,
-    scenario: Scenario,
-    tasks: Sequence[str],
-    rate_per_s: float,
-    *,
-    seconds: float,
-    seed: int,
-) -> list[Sample]:
-    """Send the load of a scenario at a rate for `seconds`; return the samples."""
-    changed = scenario.model_copy(update={"arrivals": Poisson(rate_per_s=rate_per_s)})
-    return await drive(client, changed, tasks, seed=seed, seconds=seconds)

@@ -1,77 +1,170 @@
-"""The savings report: what one shared backbone saves in deployment, part by part, then the pages.
+"""What one shared backbone saves in deployment: memory and throughput of whole servers.
 
-Each part is measured alone and kept as JSON below `--out`. Arguments choose single parts. The part
-`page` draws the pages again, also for runs that `nunatak loadtest run --out` kept below `--out`.
-Each part appends its figures when it ends.
+Arguments choose parts. Each part appends its figures; `make figures` writes the page of them.
 """
 
-import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import torch
 
+from benchmarks.harness.makers import BOTTLENECK, HEAD, LORA, TOP_LAYER, TaskPlan, plans
 from benchmarks.harness.pinning import cores_of, keep_off
-from benchmarks.harness.recording import FIGURES, ROOT, Sheet
-from benchmarks.savings.desk import FULL, SMOKE, Desk
-from benchmarks.savings.page.writing import write_report
-from benchmarks.savings.parts import fan_out, many, memory, races, saved
+from benchmarks.harness.recording import Sheet, figures_parser
+from benchmarks.harness.shapes import Shape
+from benchmarks.savings.desk import FULL, SMOKE, WORK, Desk, Extent
+from benchmarks.savings.footprint import WITHOUT_CACHE, footprint, pss_bytes, runtime_bytes
+from benchmarks.savings.race import run_round
+from benchmarks.savings.systems import Deployment, System
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora, TopK
+from nunatak_loadtest.scenarios import scenario_named
+from nunatak_model import BranchSpec, model_size, parameter_shapes, parameters_saved
 
-OUT = FIGURES.parent / "savings"
-WORK = ROOT / ".bench" / "savings"
 EXTENTS = {"full": FULL, "smoke": SMOKE}
-
-
-def page(desk: Desk) -> None:
-    """Write HTML, Markdown, JSON and plots of all existing results."""
-    for path in write_report(desk.out, desk.out, price_per_hour=desk.price_per_hour):
-        print(path)
-
-
-PARTS: Mapping[str, Callable[[Desk], None]] = {
-    "saved": saved,
-    "memory": memory,
-    "fanout": fan_out,
-    "race": races,
-    "many": many,
-    "page": page,
-}
+MIXED = (LORA, TOP_LAYER, BOTTLENECK)
+FLOAT32_BYTES, TASKS_SHOWN = 4, 100
 
 
 def main() -> None:
-    """Measure, record and draw the requested parts."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure and record the requested parts."""
+    parser = figures_parser(__doc__, rounds=1)
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="|".join(PARTS))
     parser.add_argument("--extent", choices=EXTENTS, default="full")
-    parser.add_argument("--rounds", type=int, help="of what is measured in turns")
     parser.add_argument("--cores", default="0", help="of the systems, such as 0,1; `any`: no pin")
-    parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--work", type=Path, default=WORK)
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="file to append figures to")
-    parser.add_argument("--price", type=float, default=0.10, help="of the machine, per hour")
-    parser.add_argument("--resume", action="store_true", help="leave out what is there already")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    extent = EXTENTS[options.extent]
-    if options.rounds is not None:
-        extent = replace(extent, rounds=options.rounds)
     cores = cores_of(options.cores)
     keep_off(cores)
     for name in options.parts:
-        command = f"python -m benchmarks.savings.report {name} --rounds {extent.rounds}"
-        sheet = Sheet(command=command, file=options.figures, rounds=extent.rounds)
-        desk = Desk(
-            work=options.work,
-            out=options.out,
-            sheet=sheet,
-            extent=extent,
-            cores=cores,
-            price_per_hour=options.price,
-            resumes=options.resume,
-        )
-        PARTS[name](desk)
+        command = f"python -m benchmarks.savings.report {name} --rounds {options.rounds}"
+        sheet = Sheet(command=command, file=options.figures, rounds=options.rounds)
+        extent = EXTENTS[options.extent]
+        PARTS[name](Desk(work=options.work, sheet=sheet, extent=extent, cores=cores))
 
+
+def memory(desk: Desk) -> None:
+    """Memory over the number of tasks: ours, full models in one process, a process per task."""
+    for shape, counts in desk.extent.ours.items():
+        wanted = plans(max(counts), MIXED)
+        ours = desk.deployment(shape, "mixed", wanted, options=WITHOUT_CACHE)
+        slope = _record_line(desk, shape, System.NUNATAK, ours, counts)
+        shapes = (parameter_shapes(BranchSpec(method=it, head=HEAD), desk.backbone(shape).config)
+                  for it in MIXED)  # fmt: skip
+        sizes = [sum(torch.Size(it).numel() for it in them.values()) for them in shapes]
+        ratio = slope / (FLOAT32_BYTES * sum(sizes) / len(sizes))
+        unit = "PSS per further task over its parameter bytes"
+        desk.sheet.record(f"report.slope.{shape}", [ratio], unit=unit, goal="<= 1.1")
+        copies = desk.extent.copies[shape]
+        adapters = plans(max(copies), (LORA,))
+        apart = desk.deployment(shape, "lora", [], full_models=adapters, adapters=adapters)
+        few = tuple(it for it in desk.extent.processes if it <= max(copies))
+        systems = {System.PROCESSES_PRIVATE: few, System.PROCESSES_MAPPED: few} if few else {}
+        for system, numbers in (systems | {System.FULL_MODELS: copies}).items():
+            _record_line(desk, shape, system, _with_tasks(apart, adapters), numbers)
+
+
+def saved(desk: Desk) -> None:
+    """Measure the paper's table in deployment: the growth of our server against full models.
+
+    The formula counts parameters. The full models therefore have all their parameters in memory, as
+    after some traffic. A second figure compares with models whose files are mapped, and whose
+    embeddings are hardly read yet. Our server holds the backbone layers that its tasks read.
+    """
+    shape, extent = desk.extent.saved_shape, desk.extent
+    config = desk.backbone(shape).config
+    most = max(extent.saved_tasks)
+    tiny = plans(1, (LORA,))
+    nothing = desk.deployment(Shape.TINY, "runtime", tiny, options=WITHOUT_CACHE, full_models=tiny)
+    copies = plans(most, (TopK(num_layers=1),), prefix="copy")
+    apart = _with_tasks(desk.deployment(shape, "copies", [], full_models=copies), copies)
+    copied, mapped = (
+        _grown(system, apart, nothing, extent)
+        for system in (System.FULL_MODELS_PRIVATE, System.FULL_MODELS)
+    )
+    for frozen in extent.saved_frozen:
+        wanted = plans(most, (TopK(num_layers=config.num_layers - frozen),), prefix=f"n{frozen}")
+        options = (*WITHOUT_CACHE, "--backbone-layers", str(frozen))
+        ours = _grown(
+            System.NUNATAK,
+            desk.deployment(shape, f"n{frozen}", wanted, options=options),
+            nothing,
+            extent,
+        )
+        for count, server, models, lazy in zip(
+            extent.saved_tasks, ours, copied, mapped, strict=True
+        ):
+            size = model_size(config, HEAD)
+            formula = parameters_saved(size, num_tasks=count, num_frozen=frozen)
+            name = f"{shape}.t{count}.n{frozen}"
+            desk.sheet.record(
+                f"report.saved.{name}",
+                [1 - server / models],
+                unit=f"of the memory of full models; formula {formula:.3f}",
+                goal=f">= {formula - 0.02:.3f}",
+            )
+            unit = "of the memory of full models, mapped, of which each has answered one text"
+            desk.sheet.record(f"report.saved_mapped.{name}", [1 - server / lazy], unit=unit)
+
+
+def races(desk: Desk) -> None:
+    """Race all systems, in turns, for the throughput that keeps the p99 objective."""
+    extent, count = desk.extent, desk.extent.race_tasks
+    shape = Shape.MINILM if Shape.MINILM in extent.ours else Shape.TINY
+    first = desk.backbone(shape).config.num_layers - (2 if count > 2 else 1)
+    method = Lora(rank=8, first_layer=first, alpha=16.0, targets=QUERY_AND_VALUE)
+    wanted = plans(count, (method,), prefix="race")
+    deployment = desk.deployment(shape, "race", wanted, full_models=wanted, adapters=wanted)
+    for workload, goal in extent.race_goals.items():
+        scenario = scenario_named(workload)
+        rounds = [
+            run_round(extent.racers, deployment, scenario, extent.race_effort, seed=seed)
+            for seed in range(desk.sheet.rounds)
+        ]
+        name = f"report.throughput.{workload}"
+        found = {it: [of_round[it] for of_round in rounds] for it in extent.racers}
+        for system, values in found.items():
+            unit = f"requests/s with 99 of 100 within {scenario.p99_ms:g} ms"
+            desk.sheet.record(f"{name}.{system}_per_s", values, unit=unit)
+        ours, rounded = found[System.NUNATAK], found[System.NUNATAK_BFLOAT16]
+        best = max((it for it in extent.racers if not it.is_ours), key=lambda it: median(found[it]))
+        for identifier, above, below, unit, wished in (
+            (f"{name}.bfloat16", rounded, ours, "times that in float32", None),
+            (name, ours, found[best], f"times {best}, the best baseline", goal),
+        ):
+            ratios = [up / down for up, down in zip(above, below, strict=True) if down > 0]
+            if ratios:
+                desk.sheet.record(identifier, ratios, unit=unit, goal=wished)
+
+
+def _record_line(
+    desk: Desk, shape: Shape, system: System, deployment: Deployment, counts: tuple[int, ...]
+) -> float:
+    """Record the memory of a system, and return its bytes per further task."""
+    line = footprint(system, deployment, counts, settling_s=desk.extent.settling_s)
+    name, slope = f"report.memory.{shape}.{system}", line.slope_bytes
+    desk.sheet.record(f"{name}_mb_per_task", [slope / 1e6], unit="MB of PSS per further task")
+    whole = line.base_bytes + TASKS_SHOWN * slope
+    unit = f"GB of PSS with {TASKS_SHOWN} tasks, on the line through 1 to {max(counts)} tasks"
+    desk.sheet.record(f"{name}_gb_of_{TASKS_SHOWN}", [whole / 1e9], unit=unit)
+    return slope
+
+
+def _grown(
+    system: System, deployment: Deployment, nothing: Deployment, extent: Extent
+) -> list[int]:
+    """Return the bytes of a system at each number of tasks, without its runtime."""
+    alone = runtime_bytes(system, nothing, settling_s=extent.settling_s)
+    found = pss_bytes(system, deployment, extent.saved_tasks, settling_s=extent.settling_s)
+    return [it - alone for it in found]
+
+
+def _with_tasks(deployment: Deployment, wanted: list[TaskPlan]) -> Deployment:
+    return deployment.of(tuple(plan.name for plan in wanted))
+
+
+PARTS: Mapping[str, Callable[[Desk], None]] = {"saved": saved, "memory": memory, "race": races}
 
 if __name__ == "__main__":
     main()

@@ -48,11 +48,6 @@ class System(StrEnum):
     RAY_SERVE = "ray_serve"
 
     @property
-    def heading(self) -> str:
-        """The system's name for readers."""
-        return TITLES[self]
-
-    @property
     def is_ours(self) -> bool:
         """Whether the system is our server, and no baseline."""
         return self in {System.NUNATAK, System.NUNATAK_BFLOAT16, System.NUNATAK_FULL}
@@ -67,22 +62,6 @@ class System(StrEnum):
         """Whether each task has its own process."""
         return self in {System.PROCESSES_PRIVATE, System.PROCESSES_MAPPED}
 
-
-TITLES = {
-    System.NUNATAK: "Nunatak",
-    System.NUNATAK_BFLOAT16: "Nunatak, bfloat16",
-    System.NUNATAK_FULL: "Nunatak, one full model per task",
-    System.FULL_MODELS: "one process, one full model per task",
-    System.FULL_MODELS_PRIVATE: "one process, one full model per task, weights copied",
-    System.PACKED_MODELS: "one process, one full model per task, packed linears",
-    System.ONNXRUNTIME: "onnxruntime, one full model per task",
-    System.PROCESSES_PRIVATE: "one process per task",
-    System.PROCESSES_MAPPED: "one process per task, base model mapped",
-    System.PEFT_SWITCH: "peft, set_adapter under a lock",
-    System.PEFT_MIXED: "peft, adapter_names in batches",
-    System.LITSERVE: "LitServe, one full model per task",
-    System.RAY_SERVE: "Ray Serve, multiplexed full models",
-}
 
 FOREIGN_PACKAGES: Mapping[System, tuple[str, ...]] = {
     System.ONNXRUNTIME: ("onnxruntime_models", "onnxruntime==1.31.1", "onnx==1.23.2"),

@@ -36,7 +36,6 @@ from doubles.raw_request import GOOD_BODY, PREDICT, send_all
 from doubles.schema_cases import TRIALS, Target
 from doubles.slow_clients import Tally, normal_traffic, slow_process
 from doubles.tasks import publish_tiny_task
-from nunatak_contract.policies import Policy
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 
@@ -73,15 +72,13 @@ def main() -> None:
 
 
 @contextmanager
-def served(policy: Policy | None = None, **settings: object) -> Generator[str]:
-    """Run a server process with one tiny task, and a policy if given; yield its address."""
+def served(**settings: object) -> Generator[str]:
+    """Run a server process with one tiny task; yield its address."""
     with TemporaryDirectory() as name:
         registry, folder = Path(name) / "registry", Path(name) / "backbone"
         backbone = save_tiny_backbone(folder)
         with Registry.open(registry) as opened:
             publish_tiny_task(opened, load_backbone(backbone))
-            if policy is not None:
-                opened.policies.put(policy)
         with server_process(
             registry=registry, backbone=backbone, script=SCRIPT, log=Path(os.devnull), **settings
         ) as running:

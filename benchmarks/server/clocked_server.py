@@ -3,13 +3,10 @@
 Its argument is the kind of server; `computing` also needs the number of tokens:
 
     served      the server, configured by NUNATAK_* variables
-    idle        the same, but its forward passes take no time
-    bare        a route of the same framework that answers at once
-    computing   the same route, after a forward pass on a thread
+    computing   a route of the same framework that answers after a forward pass on a thread
 
-`idle` computes each combination of branches once, and then repeats these logits. `computing` reads
-no text and runs one row of the given number of tokens. The rest of its CPU time is the least that
-this framework needs.
+`computing` reads no text and runs one row of the given number of tokens. The rest of its CPU time
+is the least that this framework needs.
 
 The server prints its address when it accepts requests. For each line of its standard input, the
 server prints a line of JSON: the CPU seconds of the process, and the CPU seconds, the duration and
@@ -34,7 +31,6 @@ from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import (
     Backbone,
-    Branch,
     BranchSpec,
     Encoding,
     Row,
@@ -101,39 +97,19 @@ class Clock:
             print(json.dumps(counts), flush=True)
 
 
-def once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward pass that computes each combination of branches only once."""
-    known: dict[tuple[Branch, ...], Any] = {}
-
-    def run(backbone: Backbone, rows: Sequence[Row], **options: Any) -> Any:  # noqa: ANN401 - whatever it takes
-        branches = tuple(row.branch for row in rows)
-        if branches not in known:
-            known[branches] = function(backbone, rows, **options)
-        return known[branches]
-
-    return run
-
-
 def main() -> None:
     """Serve until killed."""
     clock = Clock()
     threading.Thread(target=clock.report, daemon=True).start()
     match sys.argv[1:]:
-        case ["bare"]:
-            serve_bare(at_once)
         case ["computing", num_tokens]:
             serve_bare(computing(clock.around(forward), int(num_tokens)))
-        case ["served" | "idle" as kind]:
+        case ["served"]:
             compute = sys.modules[BatchCompute.__module__]
-            around = once if kind == "idle" else clock.around
-            setattr(compute, FORWARD, around(getattr(compute, FORWARD)))
+            setattr(compute, FORWARD, clock.around(getattr(compute, FORWARD)))
             serve(ServerSettings(), announce=announce)
         case unknown:
             raise SystemExit(f"no such kind of server: {unknown}")
-
-
-async def at_once() -> None:
-    """Do nothing before the answer."""
 
 
 def computing(run: Callable[..., Any], num_tokens: int) -> Callable[[], Awaitable[None]]:

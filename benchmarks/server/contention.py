@@ -19,14 +19,20 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from multiprocessing import get_context
 
+from benchmarks.harness.open_loop import (
+    Planned,
+    Sample,
+    drive_closed,
+    drive_open,
+    percentile,
+    plan,
+)
 from benchmarks.harness.pinning import cores_of, keep_off
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.server.raw_client import REFUSED, Manner, RawClient, run_smoothly
 from benchmarks.server.tenants import publish, server
-from nunatak_loadtest.generator import drive, drive_open
-from nunatak_loadtest.samples import Sample, percentile
-from nunatak_loadtest.scenario import Closed, NormalLengths, Poisson, Scenario
-from nunatak_loadtest.traffic import Planned, plan
+from nunatak_loadtest.scenarios import Scenario
+from nunatak_loadtest.traffic import Requests
 from nunatak_model import DEFAULT_BACKBONE, load_backbone
 from nunatak_registry import Registry
 from nunatak_server.residency.memory import size_in_memory
@@ -40,7 +46,7 @@ AT_ONCE = 32
 HEAD_START_S = 1.0
 """Time for two clients to get ready to send."""
 NO_DEADLINE_MS, DEADLINE_MS = 60_000, 30_000
-TEXTS = NormalLengths(mean=14, deviation=0)
+TEXTS = Scenario(name="contention", words=14, sigma=0)
 """16 tokens, with the special tokens."""
 SEEDS = itertools.count(1)
 """Seeds of texts. Each seed gives new texts, so that no cache holds them."""
@@ -155,7 +161,7 @@ def overload(address: str, sheet: Sheet, seconds: float) -> None:
         ratios.append(good / seconds / peak)
         refused = [it for it in late if it.error == REFUSED]
         refusals_ms += [p99_ms(refused)] if refused else []
-        lag_ms = percentile(sorted(it.lag_ms for it in late), 99)
+        lag_ms = percentile([it.lag_ms for it in late], 99)
         print(
             f"{before:.0f}/s at most before, {peak:.0f}/s in the mean with after; "
             f"{outcomes(late)}; the client was {lag_ms:.0f} ms late (p99)"
@@ -164,10 +170,9 @@ def overload(address: str, sheet: Sheet, seconds: float) -> None:
     sheet.record("server.overload.refusal_ms", refusals_ms, unit="ms, p99 of 429", goal="<= 50")
 
 
-def poisson(tasks: Sequence[str], per_s: float, seconds: float) -> tuple[Planned, ...]:
+def poisson(tasks: Sequence[str], per_s: float, seconds: float) -> list[Planned]:
     """Plan `per_s` requests per second at random times, equally for all tasks."""
-    scenario = Scenario(name="poisson", arrivals=Poisson(rate_per_s=per_s), texts=TEXTS)
-    return plan(scenario, tasks, seed=next(SEEDS), seconds=seconds)
+    return plan(TEXTS, tasks, rate_per_s=per_s, seconds=seconds, seed=next(SEEDS))
 
 
 def send(
@@ -192,11 +197,11 @@ def saturate(
     address: str, tasks: Sequence[str], *, seconds: float, at_once: int = AT_ONCE
 ) -> float:
     """Return the answers per second with `at_once` requests of all tasks always in progress."""
-    scenario = Scenario(name="saturate", arrivals=Closed(users=at_once), texts=TEXTS)
+    draw = Requests(TEXTS, tasks, seed=next(SEEDS)).draw
 
     async def ask() -> list[Sample]:
         async with RawClient(address, deadline_ms=NO_DEADLINE_MS) as client:
-            return await drive(client, scenario, tasks, seed=next(SEEDS), seconds=seconds)
+            return await drive_closed(client, draw, users=at_once, seconds=seconds)
 
     samples = run_smoothly(ask())
     end_s = min(it.started_s for it in samples) + seconds
@@ -206,7 +211,7 @@ def saturate(
 
 def p99_ms(samples: Sequence[Sample]) -> float:
     """Return the p99 of the milliseconds since the due times."""
-    return percentile(sorted(it.response_ms for it in samples), 99)
+    return percentile([it.response_ms for it in samples], 99)
 
 
 def check(samples: Iterable[Sample]) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from nunatak_client import ApiError, ConnectionFailedError, InvalidResponseError, Timings
+from nunatak_client import ApiError, ConnectionFailedError, InvalidResponseError
 
 LENGTH = re.compile(rb"content-length: (\d+)")
 RETRY_AFTER = re.compile(rb"retry-after: (\d+)")
@@ -117,7 +117,7 @@ class RawClient:
         self._manner = manner
         self._silent_until = 0.0
 
-    async def ask(self, tasks: Sequence[str], text: str) -> Timings:
+    async def ask(self, tasks: Sequence[str], text: str) -> None:
         """Ask the only task of `tasks`.
 
         Raises:
@@ -137,7 +137,6 @@ class RawClient:
             raise ApiError(code=REFUSED, status=TOO_MANY_REQUESTS, detail="no room")
         if answer.status != OK:
             raise InvalidResponseError(f"the server answered {answer.status}")
-        return Timings()
 
     async def __aenter__(self) -> Self:
         return self

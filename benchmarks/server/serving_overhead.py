@@ -1,11 +1,9 @@
 """Overhead: the time, CPU time and throughput that serving costs on top of the forward pass.
 
 Time and CPU time: one caller sends one short new text at a time, on the embedded backbone, without
-a trunk cache. Two bare routes of the framework run in turns with the server. The first route
-answers at once. The second route first runs a forward pass of as many tokens on a thread. Code runs
-two to three times slower after a pause than in a tight loop, because caches and CPUs have gone
-cold. Only the second route has such pauses. For comparison with the first route, the server
-therefore also runs with a forward that takes no time.
+a trunk cache. A bare route of the framework runs in turns with the server, and also runs a forward
+pass of as many tokens on a thread. Code runs two to three times slower after such a pause than in a
+tight loop, because caches and CPUs have gone cold.
 
 Throughput: more callers than the server can answer run in turns with the mixed forward alone, which
 computes the same rows in batches of 64. The backbone has the shape of BERT base and random weights.
@@ -119,7 +117,7 @@ def one_caller(sheet: Sheet, num_requests: int) -> None:
     """Record the time and the CPU time of one request, without its forward."""
     texts, backbone = fresh_texts(), load_backbone(DEFAULT_BACKBONE)
     check_lengths(backbone)
-    kinds = (("served",), ("bare",), ("computing", str(NUM_TOKENS)), ("idle",))
+    kinds = (("served",), ("computing", str(NUM_TOKENS)))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         publish_tasks(folder, backbone)
         servers = [running.enter_context(clocked(*kind, registry=folder)) for kind in kinds]
@@ -128,20 +126,15 @@ def one_caller(sheet: Sheet, num_requests: int) -> None:
             for _ in range(sheet.rounds + 1)
         ]
     # The first round warms up.
-    served, bare, computing, idle = zip(*rounds[1:], strict=True)
+    served, computing = zip(*rounds[1:], strict=True)
     unit = "ms of CPU time per request"
     extra = [one.extra_ms for one in served]
     sheet.record("server.overhead.p50_ms", extra, unit="ms beyond the forward", goal="<= 3")
     for identifier, asked, goal in (
         ("server.overhead.cpu_ms", served, "<= 0.5"),
-        ("server.overhead.cpu_ms.bare_route", bare, None),
         ("server.overhead.cpu_ms.bare_route_computing", computing, None),
-        ("server.overhead.cpu_ms.no_forward", idle, None),
     ):
         sheet.record(identifier, [one.cpu_ms for one in asked], unit=unit, goal=goal)
-    ratios = [ours.cpu_ms / theirs.cpu_ms for ours, theirs in zip(idle, bare, strict=True)]
-    unit = "times a bare route, no forward in either"
-    sheet.record("server.overhead.cpu_ratio.no_forward", ratios, unit=unit)
     ratios = [ours.cpu_ms / theirs.cpu_ms for ours, theirs in zip(served, computing, strict=True)]
     unit = "times a bare route, a forward in both"
     sheet.record("server.overhead.cpu_ratio", ratios, unit=unit)

@@ -11,7 +11,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,15 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import torch
-
 from benchmarks.harness.makers import LABELS, TaskPlan, draft
 from benchmarks.harness.pinning import Cores, pinned
-from nunatak_artifact import load_task
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Method, TopK
-from nunatak_model import Backbone, Row, default_head, forward
+from nunatak_model import Backbone, default_head
 from nunatak_registry import Registry
 
 TOP_LAYER = TopK(num_layers=1)
@@ -36,8 +32,6 @@ TEXTS = tuple(f"{word} is my parcel, and who can tell me more about it?" for wor
 ))  # fmt: skip
 LOGITS = {"function_to_apply": "none", "top_k": len(LABELS)}
 READY = "Nunatak is ready on "
-
-Oracle = dict[tuple[str, int, str], dict[str, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,29 +111,6 @@ def publish(
     return registry.publish(made.manifest, made.blobs)
 
 
-def oracle_of(registry: Registry, versions: Sequence[TaskManifest], backbone: Backbone) -> Oracle:
-    """Return the logits of every version for every text, each computed alone."""
-    found: Oracle = {}
-    for manifest in versions:
-        branch = load_task(manifest, registry.read_blob(manifest), backbone).branch
-        encodings = backbone.tokenizer.encode(TEXTS, max_length=manifest.max_length)
-        for text, encoding in zip(TEXTS, encodings, strict=True):
-            with torch.inference_mode():
-                (logits,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
-            named = zip(LABELS, map(float, logits), strict=True)
-            found[manifest.task, manifest.version, text] = dict(named)
-    return found
-
-
-def is_wrong(asked: Asked, oracle: Oracle) -> bool:
-    """Return whether an answer is missing, or differs from the logits of the version it names."""
-    if asked.status != http.client.OK or asked.body["task"] != asked.task:
-        return True
-    expected = oracle[asked.task, asked.body["version"], asked.text]
-    given = {item["label"]: item["score"] for item in asked.body["outputs"]}
-    return any(not abs(given[label] - expected[label]) <= 1e-4 for label in LABELS)
-
-
 @contextlib.contextmanager
 def server(registry: str, *, task_memory_bytes: int, cores: Cores = None) -> Generator[str]:
     """Run `nunatak serve` in its own process, on these cores; yield the server's address."""
@@ -180,23 +151,3 @@ def ask_for(
 
     with ThreadPoolExecutor(callers) as pool:
         return [asked for answers in pool.map(repeat, range(callers)) for asked in answers]
-
-
-@contextlib.contextmanager
-def meanwhile(act: Callable[[int], None], *, interval_s: float) -> Generator[None]:
-    """Call `act` with 0, 1, 2, ... every `interval_s` seconds while the block runs."""
-    is_over = threading.Event()
-
-    def repeat() -> None:
-        count = 0
-        while not is_over.wait(interval_s):
-            act(count)
-            count += 1
-
-    with ThreadPoolExecutor(1) as pool:
-        acting = pool.submit(repeat)
-        try:
-            yield
-        finally:
-            is_over.set()
-        acting.result()

@@ -363,9 +363,11 @@ COMMAND: Mapping[str, Reason] = {
     ),
     "invalid_task_file": Reason("{path}: {place}: {problem}; docs/training.md shows the format"),
     "invalid_policy_file": Reason("{path}: {place}: {problem}; docs/verdicts.md shows the format"),
-    "process_not_found": Reason("no process {pid} on this machine; give the pid of the server"),
     "server_start_failed": Reason(
         "the server ended with code {exit_code} before it was ready; {where}"
+    ),
+    "loadtest_failed": Reason(
+        "Locust ended with code {exit_code} and without a report; its last error: {said}"
     ),
 }
 

@@ -1,386 +1,189 @@
-"""The result of a run as a value, and the two files that keep it."""
+"""The report of a run as a value, and as tables for a terminal."""
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator, Sequence
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    computed_field,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import Group
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
 
 from nunatak_client import MemoryReport, ServerInfo
-from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.memory import MemorySample
-from nunatak_loadtest.samples import (
-    RequestStatistics,
-    RunPart,
-    Sample,
-    over_time,
-    percentile,
-    span_s,
-)
-from nunatak_loadtest.scenario import (
-    Arrivals,
-    Closed,
-    FileTexts,
-    Gamma,
-    LogNormalLengths,
-    NormalLengths,
-    Objectives,
-    Poisson,
-    Scenario,
-    Zipf,
-    first_problem,
-)
+from nunatak_loadtest.scenarios import Scenario
 
-QUANTILES = (*(float(percent) for percent in range(100)), 99.5, 99.9, 100.0)
-LAG_LIMIT_MS = 5.0
-"""Limit of the generator's p99 lag. A slower generator would measure itself."""
-FEWEST_REQUESTS = 100
+LATE = "late"
+LATE_LIMIT_MS = 5
+"""Limit of the p99 of the lateness. A later generator sends another load than it was to send."""
+FEWEST_ANSWERS = 100
 """With fewer answers, the slowest of a hundred is not known."""
-MOST_WINDOWS = 20
-"""Most parts of a run on its time axis."""
+MOST_TASKS = 24
+"""Most rows of the tables of tasks."""
 
 
-class Job(BaseModel):
-    """One run: a scenario, a server and its tasks."""
-
+class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    server: str = "http://127.0.0.1:8080"
-    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
-    left_out: tuple[str, ...] = Field(
-        default=(), description="tasks of the server that read no single text"
-    )
+
+class Started(_Part):
+    """What a run asks, as known at its start."""
+
     scenario: Scenario
-    seed: int = 0
-
-    @property
-    def title(self) -> str:
-        """The load in words, from the values that the run used."""
-        scenario = self.scenario
-        popularity = scenario.popularity
-        liked = f" (Zipf {popularity.exponent:g})" if isinstance(popularity, Zipf) else ""
-        widths = " or ".join(f"{min(it.tasks, len(self.tasks))}" for it in scenario.widths)
-        return (
-            f"{describe(scenario.arrivals)} for {scenario.seconds:g} s; {widths} of "
-            f"{len(self.tasks)} tasks a request{liked}; {_texts(scenario)}"
-        )
-
-    @field_validator("tasks")
-    @classmethod
-    def _are_names(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
-        if not all(task.strip() for task in tasks):
-            raise ValueError("a task reference is name, name@alias or name/version, not blank")
-        if len(set(tasks)) != len(tasks):
-            raise ValueError("name each task only once")
-        return tasks
-
-    @classmethod
-    def checked(cls, **values: object) -> Self:
-        """Build a job from outside values.
-
-        Raises:
-            NunatakError: `invalid_settings`, a value is malformed or out of range.
-        """
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            raise NunatakError("invalid_settings", problem=first_problem(error)) from error
+    server: str
+    info: ServerInfo
+    tasks: tuple[str, ...] = Field(description="policies, in a scenario of verdicts")
+    left_out: tuple[str, ...] = Field(description="tasks of the server that read no single text")
+    repeats_texts: bool
+    seed: int
+    workers: int
 
 
-class ProcessPeak(BaseModel):
-    """Peak memory of the server process during the run, measured from outside."""
+class Timed(_Part):
+    """Requests of one name, failed ones included. Locust rounds percentiles to two digits."""
 
-    model_config = ConfigDict(frozen=True)
-
-    samples: int
-    rss_bytes: int
-    pss_bytes: int | None
-    uss_bytes: int | None
-
-    @classmethod
-    def of(cls, samples: Sequence[MemorySample]) -> Self | None:
-        """Summarise; `None` if the process could not be watched."""
-        if not samples:
-            return None
-        return cls(
-            samples=len(samples),
-            rss_bytes=max(sample.rss_bytes for sample in samples),
-            pss_bytes=_highest(sample.pss_bytes for sample in samples),
-            uss_bytes=_highest(sample.uss_bytes for sample in samples),
-        )
+    requests: int
+    failures: int
+    answers_per_s: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    max_ms: float
 
 
-class Verdict(BaseModel):
-    """The run compared with its objectives. A request without an answer misses every objective."""
-
-    model_config = ConfigDict(frozen=True)
-
-    attained_share: float = Field(description="of requests, answered within the objective's p99")
-    error_share: float
-    met: bool
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample], objectives: Objectives) -> Self:
-        """Compare samples with objectives. Without samples, no objective is met."""
-        in_time = sum(
-            sample.error is None and sample.response_ms <= objectives.p99_ms for sample in samples
-        )
-        errors = sum(sample.error is not None for sample in samples)
-        count = max(len(samples), 1)
-        return cls(
-            attained_share=in_time / count,
-            error_share=errors / count,
-            met=in_time >= 0.99 * count and errors <= objectives.error_share * count,
-        )
-
-
-class Generator(BaseModel):
-    """The punctuality of the generator."""
-
-    model_config = ConfigDict(frozen=True)
-
-    open_loop: bool
-    lag_p99_ms: float
-    valid: bool = Field(description="whether the generator was punctual; a closed loop always is")
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample], *, open_loop: bool) -> Self:
-        """Summarise the lags of requests."""
-        lags = sorted(sample.lag_ms for sample in samples)
-        lag_ms = percentile(lags, 99) if lags else 0.0
-        return cls(open_loop=open_loop, lag_p99_ms=lag_ms, valid=lag_ms <= LAG_LIMIT_MS)
-
-
-class WarmedUp(BaseModel):
-    """The windows before the measurement."""
-
-    model_config = ConfigDict(frozen=True)
-
-    window_medians_ms: tuple[float | None, ...] = ()
-    steady: bool | None = Field(
-        default=None, description="`None` if there were no earlier requests"
-    )
-
-
-class Asked(BaseModel):
-    """The load that was actually sent, for comparison with the scenario."""
-
-    model_config = ConfigDict(frozen=True)
-
-    tasks: int
-    top_task_share: float
-    top_tenth_share: float
-    cache_hit_share: float | None = Field(
-        description=(
-            "of trunk states that the server already had; `None` if the server does not report it"
-        )
-    )
-
-
-class LoadReport(BaseModel):
+class LoadReport(_Part):
     """All measurements of a run."""
 
-    model_config = ConfigDict(frozen=True)
+    started: Started
+    overall: Timed
+    by_name: dict[str, Timed]
+    failure_codes: dict[str, int]
+    attained_share: float = Field(description="of requests, answered within the objective's p99")
+    late_p99_ms: float = Field(description="from the due time to the sending; open loop")
+    server_ms: dict[str, float] = Field(description="means that the server's headers report")
+    cache_hit_share: float | None = Field(description="of trunk states that the server had already")
+    memory: tuple[MemorySample, ...]
+    doubts: tuple[str, ...] = Field(description="why the run does not count; empty if it does")
 
-    job: Job
-    server: ServerInfo
-    span_s: float
-    overall: RequestStatistics
-    quantiles_ms: tuple[float, ...] = Field(description="of answered requests, at `QUANTILES`")
-    tasks: dict[str, RequestStatistics]
-    verdict: Verdict
-    generator: Generator
-    warm_up: WarmedUp
-    asked: Asked
-    memory: MemoryReport | None = Field(description="`None` if the key may not read it")
-    process_peak: ProcessPeak | None
-    watched: tuple[MemorySample, ...] = ()
-    steps: tuple[RunPart, ...] = Field(default=(), description="of a closed loop with steps")
-    windows: tuple[RunPart, ...] = Field(default=(), description="the whole run, part by part")
-
-    @computed_field
     @property
-    def doubts(self) -> tuple[str, ...]:
-        """Why the run does not count; empty if it does."""
-        return tuple(_doubts(self))
+    def is_met(self) -> bool:
+        """Whether 99 of 100 requests were answered within the objective."""
+        return self.overall.requests > 0 and self.attained_share >= 0.99
+
+    @property
+    def ledger(self) -> MemoryReport | None:
+        """The last memory report of the server, if the key may read it."""
+        return next((it.ledger for it in reversed(self.memory) if it.ledger is not None), None)
 
 
-def _doubts(report: LoadReport) -> Iterator[str]:
-    overall, limit = report.overall, report.job.scenario.objectives.error_share
-    answered = overall.requests - overall.failures
-    if not report.generator.valid:
+def doubts_of(overall: Timed, late_ms: float) -> Iterator[str]:
+    """Why a run does not count: its p99 lateness, failures, or too few answers."""
+    if late_ms > LATE_LIMIT_MS:
         yield (
-            f"the load generator itself was {report.generator.lag_p99_ms:.1f} ms late (p99, at "
-            f"most {LAG_LIMIT_MS:g} ms may be); ask less often or from another machine"
+            f"requests left {late_ms:g} ms late (p99, at most {LATE_LIMIT_MS:g} ms may be): all "
+            "users waited for answers, or the generator is slow; ask less often or with more "
+            "processes"
         )
-    if overall.failures > limit * overall.requests:
+    if overall.failures:
         yield (
-            f"{overall.failures} of {overall.requests} requests failed (the scenario allows "
-            f"{limit:.1%}), and a quick failure makes a server look fast"
+            f"{overall.failures} of {overall.requests} requests failed, and a quick failure makes "
+            "a server look fast"
         )
-    if answered < FEWEST_REQUESTS:
-        yield (f"{answered} answers are too few for a p99 (at least {FEWEST_REQUESTS}); run longer")
+    answers = overall.requests - overall.failures
+    if answers < FEWEST_ANSWERS:
+        yield f"{answers} answers are too few for a p99 (at least {FEWEST_ANSWERS}); run longer"
 
 
-class KeptRun(BaseModel):
-    """A run as stored in its file; `kind` distinguishes it from other measurements."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: Literal["run"] = "run"
-    report: LoadReport
-
-
-def check_unwritten(folder: Path, scenario: Scenario) -> None:
-    """Check that a folder has no run of a scenario yet. Results are never overwritten.
-
-    Raises:
-        NunatakError: `invalid_settings`, the folder has one.
-    """
-    path = _path_of(folder, scenario)
-    if path.exists():
-        raise NunatakError(
-            "invalid_settings",
-            problem=f"{path} holds an earlier run, which is never overwritten; name another folder",
-        )
-
-
-def save_run(folder: Path, report: LoadReport, samples: Sequence[Sample]) -> Path:
-    """Write `run-NAME.json`, and next to it every request, as `run-NAME.samples.jsonl`.
-
-    Raises:
-        NunatakError: `invalid_settings`, the folder has a run of the scenario.
-    """
-    scenario = report.job.scenario
-    check_unwritten(folder, scenario)
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(sample.model_dump_json(exclude_none=True) + "\n" for sample in samples)
-    path = _path_of(folder, scenario)
-    path.with_suffix(".samples.jsonl").write_text(lines, encoding="utf-8")
-    path.write_text(KeptRun(report=report).model_dump_json(indent=1), encoding="utf-8")
-    return path
-
-
-def _path_of(folder: Path, scenario: Scenario) -> Path:
-    return folder / f"run-{scenario.name}.json"
-
-
-def build_report(
-    job: Job,
-    samples: Sequence[Sample],
-    *,
-    server: ServerInfo,
-    memory: tuple[MemoryReport, MemoryReport] | None,
-    watched: Sequence[MemorySample],
-    warm_up: WarmedUp | None = None,
-) -> LoadReport:
-    """Combine the measurements.
-
-    Args:
-        job: The scenario, the tasks and the server to load.
-        samples: The requests of the run.
-        server: The server's description of itself.
-        memory: The server's memory reports before and after the run, if the key may read them.
-        watched: Samples of the server process from outside.
-        warm_up: The warm-up before the samples.
-    """
-    span = span_s(samples)
-    by_task: dict[str, list[Sample]] = {task: [] for task in job.tasks}
-    for sample in samples:
-        for task in sample.tasks:
-            by_task[task].append(sample)
-    top, tenth = top_shares([len(asked) for asked in by_task.values()])
-    ordered = sorted(sample.response_ms for sample in samples if sample.error is None)
-    return LoadReport(
-        job=job,
-        server=server,
-        span_s=span,
-        overall=RequestStatistics.of(samples, span_s=span),
-        quantiles_ms=tuple(percentile(ordered, it) for it in QUANTILES) if ordered else (),
-        tasks={task: RequestStatistics.of(its, span_s=span) for task, its in by_task.items()},
-        verdict=Verdict.of(samples, job.scenario.objectives),
-        generator=Generator.of(samples, open_loop=not isinstance(job.scenario.arrivals, Closed)),
-        warm_up=warm_up or WarmedUp(),
-        asked=Asked(
-            tasks=sum(bool(its) for its in by_task.values()),
-            top_task_share=top,
-            top_tenth_share=tenth,
-            cache_hit_share=None if memory is None else _cache_hit_share(*memory),
-        ),
-        memory=None if memory is None else memory[1],
-        process_peak=ProcessPeak.of(watched),
-        watched=tuple(watched),
-        steps=over_time(samples, _steps(job.scenario.arrivals)),
-        windows=over_time(samples, _windows(samples)),
+def render(report: LoadReport) -> Group:
+    """Whether the run counts; then its requests, its objective and the memory."""
+    info, scenario = report.started.info, report.started.scenario
+    return Group(
+        *_doubts(report),
+        Text(f"{scenario.title or scenario.name}; {scenario.seconds:g} s"),
+        Text(f"{info.name} {info.version} on {info.device} ({info.dtype})"),
+        _request_table(report),
+        Text("\n".join(_remarks(report))),
+        *_memory_tables(report),
     )
 
 
-def _steps(arrivals: Arrivals) -> list[tuple[float, int | None]]:
-    match arrivals:
-        case Closed(steps=steps):
-            return [(float(step.seconds), step.users) for step in steps]
-        case _:
-            return []
+def _doubts(report: LoadReport) -> Iterator[Text]:
+    if report.doubts:
+        yield Text("THIS RUN DOES NOT COUNT", style="bold red")
+    for doubt in report.doubts:
+        yield Text(f"- {doubt}", style="red")
 
 
-def _windows(samples: Sequence[Sample]) -> list[tuple[float, int | None]]:
-    """Return equal parts, of a second at least, from the first request to the last."""
-    starts = [sample.started_s for sample in samples]
-    if not starts:
-        return []
-    sent_s = max(starts) - min(starts)
-    count = min(max(int(sent_s), 1), MOST_WINDOWS)
-    return [(sent_s / count, None)] * count
+def _request_table(report: LoadReport) -> Table:
+    table = Table(title="Requests", title_justify="left", title_style="bold")
+    table.add_column("of", overflow="fold")
+    for heading in ("answers/s", "p50 ms", "p95 ms", "p99 ms", "max ms", "failed"):
+        table.add_column(heading, justify="right")
+    most_asked = sorted(report.by_name.items(), key=lambda item: -item[1].requests)
+    for name, statistics in most_asked[:MOST_TASKS]:
+        table.add_row(name, *_figures(statistics))
+    if len(most_asked) > MOST_TASKS:
+        table.add_row(f"... and {len(most_asked) - MOST_TASKS} more", *[""] * 6)
+    table.add_section()
+    table.add_row("all", *_figures(report.overall), style="bold")
+    return table
 
 
-def describe(arrivals: Arrivals) -> str:
-    """Arrivals in a few words."""
-    match arrivals:
-        case Closed(users=users, steps=()):
-            return f"{users} users, each waiting for its answer,"
-        case Closed(steps=steps):
-            return f"{', '.join(str(step.users) for step in steps)} users in steps"
-        case Poisson(rate_per_s=rate):
-            return f"{rate:g} requests/s, Poisson arrivals,"
-        case Gamma(rate_per_s=rate, cv=cv):
-            return f"{rate:g} requests/s in bursts (Gamma, cv {cv:g})"
+def _figures(it: Timed) -> tuple[str, ...]:
+    times = (it.p50_ms, it.p95_ms, it.p99_ms, it.max_ms)
+    return (
+        f"{it.answers_per_s:.1f}",
+        *(f"{time:.0f}" for time in times),
+        f"{it.failures} of {it.requests}",
+    )
 
 
-def _texts(scenario: Scenario) -> str:
-    match scenario.texts:
-        case NormalLengths(mean=mean):
-            drawn = f"new texts of about {mean:g} words"
-        case LogNormalLengths(median=median):
-            drawn = f"new texts, half of them above {median:g} words"
-        case FileTexts(path=path):
-            return f"texts of {path}, which repeat"
-    share = scenario.repeated_share
-    return f"{drawn}, {share:.0%} of the requests repeat one" if share else drawn
+def _remarks(report: LoadReport) -> Iterator[str]:
+    if report.failure_codes:
+        counts = ", ".join(f"{code} ({count})" for code, count in report.failure_codes.items())
+        yield f"failures: {counts}"
+    limit, outcome = report.started.scenario.p99_ms, "met" if report.is_met else "missed"
+    yield f"objective: 99 of 100 requests within {limit:g} ms"
+    yield f"{report.attained_share:.1%} were: {outcome}"
+    if report.server_ms:
+        means = ", ".join(f"{name} {value:.1f}" for name, value in report.server_ms.items())
+        yield f"the server's own times, means: {means}"
+    if report.cache_hit_share is not None:
+        yield f"{report.cache_hit_share:.1%} of trunk states came from the server's cache"
+    if report.started.repeats_texts:
+        yield "the texts repeat, and the cache of the server knows those"
+    if report.started.left_out:
+        left_out = ", ".join(report.started.left_out)
+        yield f"left out, because they read no single text: {left_out}"
 
 
-def top_shares(counts: Sequence[float]) -> tuple[float, float]:
-    """Shares of requests: of the top task, and of the top tenth of all tasks (at least one)."""
-    ordered = sorted(counts, reverse=True)
-    total = math.fsum(ordered)
-    if total == 0:
-        return 0.0, 0.0
-    tenth = math.ceil(len(ordered) / 10)
-    return ordered[0] / total, math.fsum(ordered[:tenth]) / total
+def _memory_tables(report: LoadReport) -> Iterator[Table | Text]:
+    memory = report.ledger
+    if memory is None:
+        yield Text("no memory: that needs a key with the scope `read` for all tasks")
+        return
+    table = Table(title="Memory", title_justify="left", title_style="bold")
+    table.add_column("what", overflow="fold")
+    table.add_column("bytes", justify="right")
+    table.add_row(f"backbone {memory.backbone.name}", decimal(memory.backbone.bytes))
+    for task in memory.tasks[:MOST_TASKS]:
+        table.add_row(f"task {task.task}/{task.version} ({task.method})", decimal(task.bytes))
+    if len(memory.tasks) > MOST_TASKS:
+        rest = sum(task.bytes for task in memory.tasks[MOST_TASKS:])
+        table.add_row(f"... and {len(memory.tasks) - MOST_TASKS} more", decimal(rest))
+    table.add_section()
+    table.add_row("all of this, shared", decimal(memory.shared_bytes))
+    table.add_row("one full model per task instead", decimal(memory.dedicated_bytes))
+    table.add_row("saved", f"{memory.saved_share:.1%}")
+    table.add_section()
+    for name in ("pss_bytes", "rss_bytes"):
+        seen = _peak(report.memory, name)
+        source = "peak" if seen is not None else "as it reports"
+        figure = seen if seen is not None else getattr(memory.process, name)
+        heading = f"server process, {source} {name.removesuffix('_bytes').upper()}"
+        table.add_row(heading, "-" if figure is None else decimal(figure))
+    yield table
 
 
-def _cache_hit_share(before: MemoryReport, after: MemoryReport) -> float:
-    hits = after.trunk_cache.hits - before.trunk_cache.hits
-    asked = hits + after.trunk_cache.misses - before.trunk_cache.misses
-    return hits / asked if asked else 0.0
-
-
-def _highest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+def _peak(samples: Sequence[MemorySample], name: str) -> int | None:
+    found = (getattr(it, name) for it in samples)
+    return max((it for it in found if it is not None), default=None)

@@ -1,91 +1,90 @@
-"""The traffic of a scenario: requests and their times, drawn before the run from the seed alone."""
+"""The traffic of a scenario: due times, tasks and texts, drawn from a seed."""
 
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from importlib.resources import files
 from itertools import accumulate
+from pathlib import Path
 
-from nunatak_loadtest.scenario import (
-    Closed,
-    Gamma,
-    Poisson,
-    Popularity,
-    Scenario,
-    Uniform,
-    Zipf,
-)
-from nunatak_loadtest.texts import TextSource, text_source
+from nunatak_contract.errors import NunatakError
+from nunatak_loadtest.scenarios import Scenario
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """A request to tasks about a text; `due_s` is the due time in seconds after the start."""
-
-    due_s: float
-    tasks: tuple[str, ...]
-    text: str
+# The usual English vocabularies hold each of these words as one token.
+WORDS = tuple(files("nunatak_loadtest").joinpath("words.txt").read_text("utf-8").split())
 
 
 class Requests:
-    """An endless draw of requests: tasks by popularity, widths by weight, texts by length."""
+    """An endless draw of requests: tasks by popularity, texts by length or from a file.
 
-    def __init__(self, scenario: Scenario, tasks: Sequence[str], *, seed: int) -> None:
+    A server remembers texts. Drawn texts are of random words, so that hardly one comes twice.
+    """
+
+    def __init__(
+        self, scenario: Scenario, tasks: Sequence[str], *, seed: int, texts: Sequence[str] = ()
+    ) -> None:
         self._random = random.Random(seed)  # noqa: S311 - not a secret
+        self._scenario = scenario
         self._tasks = tuple(tasks)
-        self._cumulative = tuple(accumulate(task_weights(scenario.popularity, len(tasks))))
-        self._widths = [width.tasks for width in scenario.widths]
-        self._width_weights = [width.weight for width in scenario.widths]
-        self._texts: TextSource = text_source(scenario, self._random)
+        self._cumulative = tuple(accumulate(task_weights(scenario.zipf, len(tasks))))
+        self._texts = tuple(texts)
 
     def draw(self) -> tuple[tuple[str, ...], str]:
         """The next request: distinct tasks, and a text."""
-        (width,) = self._random.choices(self._widths, self._width_weights)
-        wanted = min(width, len(self._tasks))
-        if wanted == len(self._tasks):
-            return self._tasks, self._texts.draw()
+        return self._draw_tasks(), self.draw_text()
+
+    def draw_text(self) -> str:
+        """The next text."""
+        if self._texts:
+            return self._random.choice(self._texts)
+        drawn = self._random.lognormvariate(math.log(self._scenario.words), self._scenario.sigma)
+        count = min(max(round(drawn), 1), self._scenario.longest)
+        return " ".join(self._random.choices(WORDS, k=count))
+
+    def _draw_tasks(self) -> tuple[str, ...]:
+        wanted = self._scenario.width
+        if wanted >= len(self._tasks):
+            return self._tasks
         chosen = dict[str, None]()
         while len(chosen) < wanted:
             (task,) = self._random.choices(self._tasks, cum_weights=self._cumulative)
             chosen[task] = None
-        return tuple(chosen), self._texts.draw()
+        return tuple(chosen)
 
 
-def plan(
-    scenario: Scenario, tasks: Sequence[str], *, seed: int, seconds: float
-) -> tuple[Planned, ...]:
-    """All requests of an open-loop run; the same arguments give the same plan."""
-    requests = Requests(scenario, tasks, seed=seed)
-    due_times = arrival_times(scenario.arrivals, seconds=seconds, seed=seed)
-    drawn = ((due_s, *requests.draw()) for due_s in due_times)
-    return tuple(Planned(due_s=due_s, tasks=chosen, text=text) for due_s, chosen, text in drawn)
+def gaps(rate_per_s: float, cv: float, *, seed: int) -> Iterator[float]:
+    """The seconds between the due times of an open loop, without end."""
+    chance, shape = random.Random(seed), 1 / cv**2  # noqa: S311 - not a secret
+    while True:
+        yield chance.gammavariate(shape, 1 / (shape * rate_per_s))
 
 
-def arrival_times(
-    arrivals: Closed | Poisson | Gamma, *, seconds: float, seed: int
-) -> Iterator[float]:
-    """The due times of requests. A closed loop has no due times."""
-    match arrivals:
-        case Closed():
-            return
-        case Poisson(rate_per_s=rate):
-            shape = 1.0
-        case Gamma(rate_per_s=rate, cv=cv):
-            shape = 1 / cv**2
-    chance = random.Random(seed)  # noqa: S311 - not a secret
-    scale = 1 / (shape * rate)
-    now = chance.gammavariate(shape, scale)
-    while now < seconds and math.isfinite(now):
-        yield now
-        now += chance.gammavariate(shape, scale)
-
-
-def task_weights(popularity: Popularity, num_tasks: int) -> tuple[float, ...]:
+def task_weights(zipf: float, num_tasks: int) -> tuple[float, ...]:
     """The share of requests of each task, the largest first; the shares add up to one."""
-    match popularity:
-        case Uniform():
-            raw = [1.0] * num_tasks
-        case Zipf(exponent=exponent):
-            raw = [rank**-exponent for rank in range(1, num_tasks + 1)]
+    raw = [rank**-zipf for rank in range(1, num_tasks + 1)]
     total = math.fsum(raw)
     return tuple(weight / total for weight in raw)
+
+
+def read_texts(path: Path) -> tuple[str, ...]:
+    """Read one text per line; blank lines do not count.
+
+    Raises:
+        NunatakError: `invalid_settings`, the file cannot be read or holds no text.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise NunatakError(
+            "invalid_settings", problem=f"cannot read texts from {path}: {error.strerror}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise NunatakError(
+            "invalid_settings", problem=f"texts must be UTF-8, but {path} is not: {error}"
+        ) from error
+    texts = tuple(line.strip() for line in lines if line.strip())
+    if not texts:
+        raise NunatakError(
+            "invalid_settings", problem=f"{path} must hold one text per line, but it holds none"
+        )
+    return texts

@@ -1,4 +1,4 @@
-"""A real server on a real port that answers every prediction at once, except during one freeze."""
+"""A real server on a real port that answers everything at once, except during one freeze."""
 
 import asyncio
 import contextlib
@@ -7,11 +7,15 @@ import threading
 import time
 from collections.abc import Generator
 
+from doubles.measured import MEMORY, SERVER
+
 ANSWER = json.dumps({"task": "tone", "version": 1, "outputs": [{"label": "calm", "score": 0.9}]})
-RESPONSE = (
-    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-    f"content-length: {len(ANSWER)}\r\n\r\n{ANSWER}"
-).encode()
+FACTS = {"/info": SERVER.model_dump_json(), "/v1/memory": MEMORY.model_dump_json()}
+
+
+def reply(body: str) -> bytes:
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    return f"{head}\r\n\r\n{body}".encode()
 
 
 class _Stub:
@@ -42,20 +46,24 @@ class _Stub:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
                     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                    method, path, *_ = head.split()
+                    if method == "get":
+                        writer.write(reply(FACTS[path]))
+                        continue
                     await reader.readexactly(int(head.partition("content-length:")[2].split()[0]))
                     if self._is_fresh:
                         # Blocks the event loop, so that no caller gets an answer, as from a stopped
                         # process.
                         self.loop.call_later(self._freeze_at_s, time.sleep, self._freeze_s)
                         self._is_fresh = False
-                    writer.write(RESPONSE)
+                    writer.write(reply(ANSWER))
         finally:
             writer.close()
 
 
 @contextlib.contextmanager
 def freezing_server(*, freeze_at_s: float, freeze_s: float) -> Generator[str]:
-    """Yield the server's address; the freeze begins `freeze_at_s` after the first request."""
+    """Yield the server's address; the freeze begins `freeze_at_s` after the first prediction."""
     stub = _Stub(freeze_at_s=freeze_at_s, freeze_s=freeze_s)
     thread = threading.Thread(target=stub.loop.run_until_complete, args=(stub.run(),))
     thread.start()

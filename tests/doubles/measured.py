@@ -1,61 +1,6 @@
-"""Results in the form of a measurement, with simple numbers."""
+"""What a server reports about itself, with simple numbers."""
 
-from benchmarks.savings.results import MemoryLine, MemoryPoint, Origin, Race, Racer, Rate, Round
 from nunatak_client import MemoryReport, ServerInfo
-from nunatak_loadtest.report import QUANTILES
-
-ORIGIN = Origin(command="measure", commit="abc", date="2026-01-01", hardware="2 cores")
-OURS, THEIRS = (300e6, 1e6), (200e6, 101e6)
-
-
-def line(
-    system: str, base_bytes: float, slope_bytes: float, *, counts: tuple[int, ...]
-) -> MemoryLine:
-    points = tuple(
-        MemoryPoint(
-            tasks=it, pss_bytes=int(base_bytes + slope_bytes * it), rss_bytes=0, uss_bytes=0
-        )
-        for it in counts
-    )
-    return MemoryLine(
-        origin=ORIGIN,
-        backbone="minilm",
-        system=system,
-        title=system,
-        is_ours=system == "nunatak",
-        points=points,
-        base_bytes=base_bytes,
-        slope_bytes=slope_bytes,
-        parameter_bytes_per_task=1e6,
-        full_model_bytes=91e6,
-    )
-
-
-def race(*rates: tuple[str, tuple[float, ...]]) -> Race:
-    """A race with the goodput of every round by system."""
-    racers = tuple(
-        Racer(
-            system=name,
-            title=name,
-            is_ours=name == "nunatak",
-            rates=(
-                Rate(offered_per_s=1, answered_per_s=1, p50_ms=1, p99_ms=3, met=True),
-                Rate(offered_per_s=9, answered_per_s=8, p50_ms=9, p99_ms=400, met=False),
-            ),
-            quantiles_ms=tuple(1.0 + percent for percent in QUANTILES),
-            rounds=tuple(Round(goodput_per_s=it, p50_ms=1, p99_ms=2, requests=10) for it in values),
-        )
-        for name, values in rates
-    )
-    return Race(
-        origin=ORIGIN,
-        workload="single",
-        title="Single",
-        objective_p99_ms=200,
-        dtype="float32",
-        racers=racers,
-    )
-
 
 SERVER = ServerInfo(
     name="nunatak",

@@ -1,15 +1,19 @@
-"""The findings of an analysis: a table and a drawing, and their three files."""
+"""The findings of an analysis, a table and a drawing, and the finished runs that it is about."""
 
 # matplotlib leaves the keyword arguments of its methods untyped.
 # pyright: reportUnknownMemberType=false
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from nunatak_contract.errors import NunatakError
 from nunatak_registry.cards import markdown_table
+from nunatak_training.sweeps.results import RunRecord
+from nunatak_training.sweeps.tables import Cell, cells_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +45,19 @@ def save_findings(findings: Findings, folder: Path) -> tuple[Path, ...]:
 
 def _shown(cell: str | float) -> str:
     return cell if isinstance(cell, str) else f"{cell:.4g}"
+
+
+def finished_cells(records: Sequence[RunRecord]) -> list[Cell]:
+    """Return the settings with a finished run, in the order of the records.
+
+    Raises:
+        NunatakError: `invalid_sweep`, no run has finished.
+    """
+    cells = [cell for cell in cells_of(records) if cell.outcomes]
+    if not cells:
+        raise NunatakError(
+            "invalid_sweep",
+            where="results",
+            problem=f"expected a run that finished, got {len(records)} that failed",
+        )
+    return cells

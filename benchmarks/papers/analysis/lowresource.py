@@ -14,8 +14,7 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from benchmarks.papers.analysis.findings import Findings
-from benchmarks.papers.analysis.finished import finished_cells
+from benchmarks.papers.analysis.findings import Findings, finished_cells
 from benchmarks.papers.analysis.lines import colours_of
 from nunatak_contract.errors import NunatakError
 from nunatak_training.sweeps.reporting import legend_below

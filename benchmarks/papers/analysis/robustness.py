@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 
-from benchmarks.papers.analysis.findings import Findings
-from benchmarks.papers.analysis.finished import finished_cells
+from benchmarks.papers.analysis.findings import Findings, finished_cells
 from benchmarks.papers.analysis.lines import colours_of
 from nunatak_training.sweeps.reporting import legend_below, panels_by_task
 from nunatak_training.sweeps.results import RunRecord

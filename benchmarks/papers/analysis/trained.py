@@ -3,8 +3,7 @@
 # matplotlib leaves the keyword arguments of its methods untyped.
 # pyright: reportUnknownMemberType=false
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
@@ -12,12 +11,10 @@ from benchmarks.papers.analysis.findings import Findings
 from benchmarks.papers.analysis.landscape import landscape
 from benchmarks.papers.analysis.lines import draw_lines
 from benchmarks.papers.analysis.rsa import NUM_TOKENS, layer_similarities
-from benchmarks.papers.analysis.transfer import transfer
 from nunatak_model import Backbone, Encoding, build_branch
-from nunatak_training.data import ExampleSet, TaskData, load_test_set
 from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps.planning import Run
-from nunatak_training.sweeps.reporting import LOOKS, legend_below, whole_numbers
+from nunatak_training.sweeps.reporting import whole_numbers
 from nunatak_training.sweeps.running import RunContext
 from nunatak_training.sweeps.tables import run_text
 
@@ -83,45 +80,6 @@ def draw_losses(points: Sequence[tuple[str, float, float]]) -> Figure:
     across = "a (0: before training, 1: trained)"
     drawing, _ = draw_lines(points, across=across, up="dev loss at t0 + a (t1 - t0)")
     return drawing
-
-
-def analyze_transfer(
-    runs: Sequence[Run], context: RunContext, tests: Mapping[str, Path]
-) -> Findings:
-    """Measure the scores on other sets, next to the scores on the dev examples.
-
-    Raises:
-        NunatakError: a test set is missing or broken, or has labels that training has not.
-        NunatakError: a run cannot be trained.
-        NunatakError: the method of a run does not fit the backbone.
-    """
-    drawing = Figure(figsize=(7, 4.8), layout="constrained")
-    axes = drawing.subplots()
-    axes.set_prop_cycle(LOOKS)
-    axes.set_ylabel("score")
-    rows: list[tuple[str | float, ...]] = []
-    # All sets are read first: a typo in a file name must not cost the training.
-    sets_of = [_test_sets(tests, context.data(run.origin.source).data) for run in runs]
-    for run, sets in zip(runs, sets_of, strict=True):
-        trained = context.fit(run)
-        found = transfer(trained, sets, context.backbone(run.origin.backbone))
-        scores = {"own dev": found.own, **found.others}
-        axes.plot(list(scores), list(scores.values()), ls="", label=run_text(run.description))
-        rows += [
-            (run_text(run.description), name, found.metric, score, score - found.own)
-            for name, score in scores.items()
-        ]
-    legend_below(drawing, [axes])
-    return Findings(
-        name="transfer",
-        header=("run", "set", "metric", "score", "against own dev"),
-        rows=tuple(rows),
-        drawing=drawing,
-    )
-
-
-def _test_sets(tests: Mapping[str, Path], data: TaskData) -> dict[str, ExampleSet]:
-    return {name: load_test_set(path, data) for name, path in tests.items()}
 
 
 def _aligned(trained: TrainedTask, backbone: Backbone, *, num_tokens: int) -> list[Encoding]:

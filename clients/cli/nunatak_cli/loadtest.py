@@ -3,6 +3,7 @@
 # ruff: noqa: PLC0415 - a command imports the load test when it runs, not for --help
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -11,18 +12,17 @@ import typer
 from nunatak_cli.options import JsonOption, example
 from nunatak_cli.output import console, error_console, print_json
 from nunatak_contract.errors import needs_extra
+from nunatak_loadtest.scenarios import SCENARIOS, scenario_named
 
-ScenarioArgument = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="Name of a scenario, or path of a TOML file.")
-]
+ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="Name of a scenario.")]
 ServerOption = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 TasksOption = Annotated[
     list[str] | None,
     typer.Option(
         "--task",
         metavar="REF",
-        help="Task: name, name@alias or name/version. Repeatable. Absent: all tasks of the server "
-        "that read a single text.",
+        help="Task: name, name@alias or name/version; a policy for the scenario of verdicts. "
+        "Repeatable. Absent: all tasks of the server that read a single text.",
         show_default=False,
     ),
 ]
@@ -58,11 +58,23 @@ TextFileOption = Annotated[
         metavar="PATH", help="Texts to send, one per line; replaces the scenario's texts."
     ),
 ]
+ProcessesOption = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Processes that send requests, for high rates.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Write the report, Locust's page and its CSV files to this folder, which must not "
+        "hold a report of the scenario yet.",
+    ),
+]
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 
 EXAMPLES = {
     "run": "nunatak loadtest run single --server http://127.0.0.1:8080 --out ./measured",
     "scenarios": "nunatak loadtest scenarios",
+    "locustfile": 'locust -f "$(nunatak loadtest locustfile)" --host http://127.0.0.1:8080',
 }
 
 
@@ -74,9 +86,19 @@ def loadtest_app() -> typer.Typer:
         no_args_is_help=True,
         epilog=example(EXAMPLES["run"]),
     )
-    for name, command in {"run": run, "scenarios": scenarios}.items():
+    for name, command in {"run": run, "scenarios": scenarios, "locustfile": locustfile}.items():
         app.command(name, epilog=example(EXAMPLES[name]))(command)
     return app
+
+
+def find_locust() -> None:
+    """Check that Locust is there without importing it, because its import patches the process.
+
+    Raises:
+        ModuleNotFoundError: it is not.
+    """
+    if find_spec("locust") is None:
+        raise ModuleNotFoundError(name="locust")
 
 
 def run(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -88,46 +110,48 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
     rate: RateOption = None,
     duration: DurationOption = None,
     text_file: TextFileOption = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write the result and every request to this folder, which must not hold a result "
-            "of the scenario yet.",
-        ),
-    ] = None,
+    processes: ProcessesOption = 1,
+    out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Send the requests of a scenario to a server; exit 1 if a request fails."""
     with needs_extra("loadtest"):
-        from nunatak_loadtest import check_unwritten, load_scenario, make_job, render, save_run
-        from nunatak_loadtest import run as run_job
-    chosen = load_scenario(scenario).changed(
-        users=users, rate_per_s=rate, duration_s=duration, text_file=text_file
-    )
-    if out is not None:
-        check_unwritten(out, chosen)
-    job = make_job(chosen, server=server, tasks=task)
+        find_locust()
+        from nunatak_loadtest.process import run_locust
+        from nunatak_loadtest.report import render
+    title = scenario_named(scenario).title
     if not as_json:
-        error_console().print(f"{chosen.name}: {job.title} ...")
-    result, samples = run_job(job)
-    if out is not None:
-        save_run(out, result, samples)
+        error_console().print(f"{scenario}: {title} ...")
+    report = run_locust(
+        scenario,
+        server=server,
+        tasks=task or (),
+        users=users,
+        rate_per_s=rate,
+        seconds=duration,
+        text_file=text_file,
+        processes=processes,
+        out=out,
+    )
     if as_json:
-        print_json(json.loads(result.model_dump_json()))
+        print_json(json.loads(report.model_dump_json()))
     else:
-        console().print(render(result))
-    if result.overall.failures or not result.overall.requests:
+        console().print(render(report))
+    if report.overall.failures or not report.overall.requests:
         raise typer.Exit(1)
 
 
 def scenarios(*, as_json: JsonOption = False) -> None:
     """List the scenarios that come with the package."""
-    with needs_extra("loadtest"):
-        from nunatak_loadtest import load_scenario, scenario_names
-    found = [load_scenario(name) for name in scenario_names()]
     if as_json:
-        print_json({each.name: json.loads(each.model_dump_json()) for each in found})
+        print_json({each.name: json.loads(each.model_dump_json()) for each in SCENARIOS})
         return
-    for each in found:
+    for each in SCENARIOS:
         console().print(f"{each.name:<10} {each.title}")
+
+
+def locustfile() -> None:
+    """Print the path of the locustfile, for Locust's web page and for several machines."""
+    with needs_extra("loadtest"):
+        from nunatak_loadtest.process import LOCUSTFILE
+    print(LOCUSTFILE)  # noqa: T201 - a path that a shell reads stays on one line

@@ -1,4 +1,4 @@
-"""A load test of a real server: its tasks, its key, and its texts."""
+"""A load test of a real server: its tasks, its key, its texts and its processes."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,22 +8,16 @@ import pytest
 
 from doubles.access import add_key
 from doubles.backbones import tiny_backbone
+from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind, Reads
-from nunatak_loadtest import Scenario, make_job, run
-from nunatak_loadtest.scenario import Poisson, WarmUp
+from nunatak_loadtest.process import run_locust
+from nunatak_loadtest.report import LoadReport
 from nunatak_registry import Registry
 from nunatak_server.access.files import change_keys
 from nunatak_server.access.keys import Scope
-
-SCENARIO = Scenario(
-    name="short",
-    arrivals=Poisson(rate_per_s=40),
-    duration_s=0.5,
-    warm_up=WarmUp(window_s=0.1, longest_s=0.1),
-)
 
 
 @contextmanager
@@ -38,6 +32,7 @@ def serving(folder: Path, **settings: object) -> Generator[str]:
         publish_tiny_task(registry, backbone, task="answers", kind=HeadKind.QUESTION_ANSWERING)
         publish_tiny_task(registry, backbone, task="pairs", reads=Reads.PAIR)
         publish_tiny_task(registry, backbone, task="ranks", kind=HeadKind.RANKING)
+        registry.policies.put(make_policy(make_rule(when("tone", "calm", threshold=2.0))))
         with running_server(backbone, registry, make_settings(**settings)) as address:
             yield address
 
@@ -48,14 +43,60 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
         yield url
 
 
-def test_only_tasks_that_read_a_single_text_take_part(address: str) -> None:
-    job = make_job(SCENARIO, server=address, tasks=None)
+def short(
+    server: str, scenario: str = "smoke", *, seconds: float = 1, **options: object
+) -> LoadReport:
+    return run_locust(scenario, server=server, seconds=seconds, **options)  # pyright: ignore[reportArgumentType]
 
-    assert job.tasks == ("names", "tone")
-    assert job.left_out == ("answers", "pairs", "ranks")
-    report, _ = run(job)
+
+@pytest.fixture(scope="module")
+def predicted(address: str) -> LoadReport:
+    """The report of a run that asks each task for itself."""
+    return short(address)
+
+
+def test_fan_out_asks_as_many_tasks_as_read_a_single_text(address: str, tmp_path: Path) -> None:
+    report = short(address, "fanout8", out=tmp_path)
+
+    assert report.started.tasks == ("names", "tone")
+    assert report.started.left_out == ("answers", "pairs", "ranks")
+    assert set(report.by_name) == {"2 tasks"}
     assert report.overall.requests > 0
     assert report.overall.failures == 0
+    assert {"run-fanout8.json", "run-fanout8.html", "run-fanout8_stats.csv"} <= {
+        it.name for it in tmp_path.iterdir()
+    }
+    with raises("invalid_settings", match="never overwritten"):
+        short(address, "fanout8", out=tmp_path)
+
+
+def test_each_task_and_each_policy_has_its_own_statistics(
+    address: str, predicted: LoadReport
+) -> None:
+    decided = short(address, "verdicts", tasks=["guard"])
+
+    assert set(predicted.by_name) == {"names", "tone"}
+    assert predicted.server_ms.keys() == {"x-queue-ms", "x-tokenize-ms", "x-compute-ms"}
+    assert set(decided.by_name) == {"guard"}
+    assert predicted.overall.failures == decided.overall.failures == 0
+
+
+def test_no_text_of_a_run_is_known_from_an_earlier_run(address: str, predicted: LoadReport) -> None:
+    again = short(address)
+
+    assert again.overall.requests > 0
+    assert [predicted.cache_hit_share, again.cache_hit_share] == [0, 0]
+    assert again.started.seed != predicted.started.seed
+
+
+@pytest.mark.slow
+def test_processes_share_the_rate_and_send_their_statistics_along(address: str) -> None:
+    report = short(address, rate_per_s=30.0, seconds=3, processes=2)
+
+    assert report.started.workers == 2
+    assert 20 < report.overall.answers_per_s < 45
+    assert report.overall.failures == 0
+    assert report.server_ms
 
 
 @pytest.mark.parametrize(
@@ -68,36 +109,20 @@ def test_only_tasks_that_read_a_single_text_take_part(address: str) -> None:
 )
 def test_a_task_that_reads_no_single_text_is_refused(address: str, task: str, reads: str) -> None:
     with raises("invalid_settings", match=f"task '{task}' reads {reads}"):
-        make_job(SCENARIO, server=address, tasks=["tone", task])
+        short(address, tasks=["tone", task])
 
 
-def test_no_text_of_a_run_is_known_from_an_earlier_run(address: str) -> None:
-    hits = list[float | None]()
-    for _ in range(2):
-        report, _ = run(make_job(SCENARIO, server=address, tasks=["tone"]))
-        hits.append(report.asked.cache_hit_share)
-
-    assert hits == [0, 0]
-
-
-def test_a_run_with_a_seed_can_be_repeated(address: str) -> None:
-    seeded = SCENARIO.model_copy(update={"seed": 7})
-
-    assert {make_job(seeded, server=address, tasks=["tone"]).seed for _ in range(2)} == {7}
-
-
-@pytest.mark.parametrize(
-    ("tasks", "has_memory"), [(["*"], True), (["tone"], False)], ids=["all-tasks", "one-task"]
-)
-def test_a_key_that_predicts_and_reads_is_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, tasks: list[str], has_memory: bool
+def test_a_key_that_predicts_and_reads_some_tasks_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, predicted: LoadReport
 ) -> None:
     keys = tmp_path / "keys.json"
     change_keys(keys, lambda found: found)
-    header = add_key(keys, "load", scopes=[Scope.PREDICT, Scope.READ], tasks=tasks)
+    header = add_key(keys, "load", scopes=[Scope.PREDICT, Scope.READ], tasks=["tone"])
     monkeypatch.setenv("NUNATAK_API_KEY", header["authorization"].removeprefix("Bearer "))
     with serving(tmp_path / "registry", api_keys_file=keys) as address:
-        report, _ = run(make_job(SCENARIO, server=address, tasks=["tone"]))
+        report = short(address, tasks=["tone"])
 
+    assert report.overall.requests > 0
     assert report.overall.failures == 0
-    assert (report.memory is not None) == has_memory
+    assert report.ledger is None
+    assert predicted.ledger is not None

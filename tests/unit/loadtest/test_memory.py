@@ -1,6 +1,5 @@
 """Laws of watching a process from outside."""
 
-import itertools
 import os
 import socket
 import subprocess
@@ -8,43 +7,25 @@ import sys
 
 import pytest
 
-from doubles.refusals import raises
-from nunatak_loadtest.memory import MemorySampler, listening_pid
+from nunatak_loadtest.memory import listening_pid, process_bytes
 
 
-def test_first_and_last_sample_are_always_taken() -> None:
-    ticks = itertools.count()
-    sampler = MemorySampler(os.getpid(), interval_s=3600, clock=lambda: float(next(ticks)))
+def test_memory_of_a_process_is_in_its_order_of_size() -> None:
+    found = process_bytes(os.getpid())
 
-    with sampler:
-        pass
-
-    assert [sample.at_s for sample in sampler.samples] == [0, 1]
-
-
-def test_sample_holds_the_process_in_its_order_of_size() -> None:
-    with MemorySampler(os.getpid(), interval_s=3600) as sampler:
-        pass
-
-    sample = sampler.samples[0]
-    assert sample.rss_bytes > 1024**2
-    if sample.uss_bytes is not None and sample.pss_bytes is not None:
-        assert sample.uss_bytes <= sample.pss_bytes <= sample.rss_bytes
+    rss, pss, uss = (found[f"{name}_bytes"] for name in ("rss", "pss", "uss"))
+    assert rss is not None
+    assert rss > 1024**2
+    if uss is not None and pss is not None:
+        assert uss <= pss <= rss
 
 
-def test_process_that_ends_leaves_its_samples() -> None:
+def test_process_that_is_gone_or_unknown_has_no_memory() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        sampler = MemorySampler(process.pid, interval_s=3600)
-        sampler.start()
         process.communicate(b"\n")
-    sampler.stop()
 
-    assert len(sampler.samples) == 1
-
-
-def test_missing_process_is_an_error() -> None:
-    with raises("process_not_found"):
-        MemorySampler(2**22 + 1)
+    assert process_bytes(process.pid) == {}
+    assert process_bytes(None) == {}
 
 
 def test_server_of_this_machine_is_found_by_its_port() -> None:

@@ -1,98 +1,68 @@
-"""Laws of scenarios, jobs and their files."""
-
-from pathlib import Path
+"""Laws of scenarios: their users over time, and the changes that options make."""
 
 import pytest
 
 from doubles.refusals import raises
-from nunatak_loadtest import Job, Scenario, load_scenario, scenario_names
-from nunatak_loadtest.scenario import Closed, FileTexts, Gamma, Poisson, Zipf, parse_scenario
-
-
-@pytest.mark.parametrize("name", scenario_names())
-def test_every_scenario_of_the_package_is_one_and_says_what_it_is(name: str) -> None:
-    scenario = load_scenario(name)
-
-    assert scenario.name == name
-    assert scenario.title
-
-
-def test_kinds_choose_the_parts() -> None:
-    assert load_scenario("bursty").arrivals == Gamma(rate_per_s=30, cv=4)
-    assert load_scenario("zipf").popularity == Zipf(exponent=1.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        pytest.param("name = ", "no TOML", id="no-toml"),
-        pytest.param("name = 'x'\nspeed = 3", "speed", id="unknown-name"),
-        pytest.param("name = 'x'\nduration_s = 0", "duration_s", id="no-time"),
-        pytest.param("name = 'x'\n[arrivals]\nkind = 'poisson'", "rate_per_s", id="no-rate"),
-        pytest.param("name = 'x'\n[arrivals]\nkind = 'tide'", "arrivals", id="unknown-kind"),
-        pytest.param("name = 'x'\nwidths = []", "widths", id="no-width"),
-        pytest.param(
-            "name = 'x'\nnum_tasks = 2\nwidths = [{ tasks = 3 }]", "3 tasks", id="too-wide"
-        ),
-    ],
+from nunatak_loadtest.scenarios import (
+    FEWEST_USERS,
+    MOST_USERS,
+    SCENARIOS,
+    Scenario,
+    scenario_named,
 )
-def test_scenario_that_nobody_can_follow_is_refused_by_name(text: str, named: str) -> None:
-    with raises("invalid_settings", match=named):
-        parse_scenario(text, source="mine.toml")
+
+STEPS = Scenario(name="x", steps=((1, 10), (4, 5)), warm_up_s=2)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda it: it.name)
+def test_every_scenario_has_users_until_its_end_and_says_what_it_is(scenario: Scenario) -> None:
+    end_s = scenario.warm_up_s + scenario.seconds
+
+    assert scenario.title
+    assert scenario_named(scenario.name) is scenario
+    assert scenario.users_at(0)
+    assert scenario.users_at(end_s - 0.01)
+    assert scenario.users_at(end_s) is None
 
 
 def test_unknown_scenario_names_the_known_ones() -> None:
     with raises("invalid_settings", match="smoke"):
-        load_scenario("absent")
+        scenario_named("absent")
 
 
-def test_own_scenario_is_read_from_its_path(tmp_path: Path) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text("name = 'mine'")
-
-    assert load_scenario(str(file)) == Scenario(name="mine")
-    with raises("invalid_settings", match=r"absent\.toml"):
-        load_scenario(str(tmp_path / "absent.toml"))
-
-
-def test_changes_replace_parts_of_the_scenario(tmp_path: Path) -> None:
-    scenario = Scenario(name="base")
-
-    assert scenario.changed() == scenario
-    assert scenario.changed(users=3).arrivals == Closed(users=3)
-    assert scenario.changed(rate_per_s=3).arrivals == Poisson(rate_per_s=3)
-    assert scenario.changed(duration_s=3).seconds == 3
-    assert scenario.changed(text_file=tmp_path / "t").texts == FileTexts(path=str(tmp_path / "t"))
-    with raises("invalid_settings"):
-        scenario.changed(users=3, rate_per_s=3)
-
-
-def test_another_rate_keeps_the_bursts_of_a_scenario() -> None:
-    bursty = load_scenario("bursty")
-
-    assert bursty.changed(rate_per_s=7).arrivals == Gamma(rate_per_s=7, cv=4)
-
-
-def test_steps_have_their_own_duration() -> None:
-    steps = load_scenario("steps")
-
-    assert steps.seconds == 60
-    with raises("invalid_settings", match="take 60 s together"):
-        steps.changed(duration_s=5)
-    assert steps.changed(users=2, duration_s=5).seconds == 5
-
-
-@pytest.mark.parametrize("name", scenario_names())
-def test_no_scenario_of_the_package_repeats_texts_or_draws_equal_texts_in_two_runs(
-    name: str,
+@pytest.mark.parametrize(("second", "users"), [(0, 1), (11.9, 1), (12, 4), (16.9, 4), (17, None)])
+def test_steps_follow_each_other_and_the_first_is_warmed_up(
+    second: float, users: int | None
 ) -> None:
-    scenario = load_scenario(name)
-
-    assert not scenario.repeats_texts
-    assert scenario.seed is None
+    assert STEPS.users_at(second) == users
 
 
-@pytest.mark.parametrize("tasks", [(), (" ",), ("tone", "tone")])
-def test_job_without_distinct_tasks_is_refused(tasks: tuple[str, ...]) -> None:
-    with raises("invalid_settings"):
-        Job.checked(tasks=tasks, scenario=Scenario(name="x"))
+@pytest.mark.parametrize(
+    ("rate", "users"), [(0.5, FEWEST_USERS), (100, 400), (100_000, MOST_USERS)]
+)
+def test_an_open_loop_has_users_for_its_rate_within_limits(rate: float, users: int) -> None:
+    assert Scenario(name="x", rate_per_s=rate).users_at(0) == users
+
+
+def test_users_close_the_loop_and_a_rate_opens_it_and_keeps_the_bursts() -> None:
+    bursty = scenario_named("bursty")
+
+    closed, faster = bursty.changed(users=3), bursty.changed(rate_per_s=5)
+
+    assert (closed.rate_per_s, closed.users_at(0), closed.seconds) == (None, 3, 60)
+    assert (faster.rate_per_s, faster.cv, faster.seconds) == (5, 4, 60)
+    assert STEPS.changed(users=3).seconds == 15
+
+
+def test_a_short_run_warms_up_no_longer_than_it_measures() -> None:
+    short = scenario_named("single").changed(seconds=2)
+
+    assert (short.seconds, short.warm_up_s) == (2, 2)
+
+
+def test_options_that_exclude_each_other_are_refused() -> None:
+    with raises("invalid_settings", match="not both"):
+        STEPS.changed(users=3, rate_per_s=5)
+    with raises("invalid_settings", match="steps of scenario 'x' take 15 s"):
+        STEPS.changed(seconds=3)
+    assert STEPS.changed(users=3, seconds=3).seconds == 3

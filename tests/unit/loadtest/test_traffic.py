@@ -1,95 +1,119 @@
-"""Laws of the requests and their times."""
+"""Laws of the drawn requests and their times."""
 
+import itertools
 from collections import Counter
-from itertools import pairwise
+from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nunatak_loadtest import Scenario
-from nunatak_loadtest.report import top_shares
-from nunatak_loadtest.scenario import Arrivals, Closed, Gamma, Poisson, Uniform, Width, Zipf
-from nunatak_loadtest.traffic import Requests, arrival_times, plan, task_weights
+from doubles.refusals import raises
+from nunatak_loadtest.scenarios import Scenario
+from nunatak_loadtest.traffic import Requests, gaps, read_texts, task_weights
 
 TASKS = tuple(f"task{number}" for number in range(16))
+PLAIN = Scenario(name="x")
 
 
-@pytest.mark.parametrize(
-    ("arrivals", "cv"),
-    [
-        pytest.param(Poisson(rate_per_s=50), 1.0, id="poisson"),
-        pytest.param(Gamma(rate_per_s=50, cv=4), 4.0, id="gamma"),
-        pytest.param(Gamma(rate_per_s=50, cv=0.25), 0.25, id="steady"),
-    ],
-)
-def test_gaps_have_their_mean_and_coefficient_of_variation(arrivals: Arrivals, cv: float) -> None:
-    times = list(arrival_times(arrivals, seconds=400, seed=1))
-    gaps = [after - before for before, after in pairwise(times)]
+@pytest.mark.parametrize("cv", [1.0, 4.0, 0.25], ids=["poisson", "bursts", "steady"])
+def test_gaps_have_their_mean_and_coefficient_of_variation(cv: float) -> None:
+    found = list(itertools.islice(gaps(50, cv, seed=1), 20_000))
 
-    assert abs(mean(gaps) * 50 - 1) < 0.1
-    assert abs(stdev(gaps) / mean(gaps) / cv - 1) < 0.1
+    assert abs(mean(found) * 50 - 1) < 0.1
+    assert abs(stdev(found) / mean(found) / cv - 1) < 0.1
 
 
-def test_arrivals_rise_within_their_time_and_closed_loops_have_none() -> None:
-    times = list(arrival_times(Poisson(rate_per_s=100), seconds=5, seed=0))
+def test_requests_are_a_function_of_their_seed() -> None:
+    one, same, other = (
+        [requests.draw() for _ in range(20)]
+        for requests in (Requests(PLAIN, TASKS, seed=seed) for seed in (1, 1, 2))
+    )
 
-    assert times == sorted(times)
-    assert times[0] > 0
-    assert times[-1] < 5
-    assert not list(arrival_times(Closed(), seconds=5, seed=0))
-
-
-def test_plan_is_a_function_of_its_seed() -> None:
-    scenario = Scenario(name="x", arrivals=Poisson(rate_per_s=100))
-
-    first = plan(scenario, TASKS, seed=1, seconds=2)
-
-    assert first == plan(scenario, TASKS, seed=1, seconds=2)
-    assert first != plan(scenario, TASKS, seed=2, seconds=2)
+    assert one == same
+    assert one != other
 
 
 # Shares of the top task and of the top tenth of 200 tasks, for the settings of S-LoRA and Punica.
 @pytest.mark.parametrize(
-    ("exponent", "top", "tenth"), [(0.8, 0.10, 0.47), (1.0, 0.17, 0.61), (1.2, 0.26, 0.74)]
+    ("zipf", "top", "tenth"), [(0.8, 0.10, 0.47), (1.0, 0.17, 0.61), (1.2, 0.26, 0.74)]
 )
-def test_zipf_has_the_published_shares(exponent: float, top: float, tenth: float) -> None:
-    shares = top_shares(task_weights(Zipf(exponent=exponent), 200))
+def test_zipf_has_the_published_shares(zipf: float, top: float, tenth: float) -> None:
+    weights = task_weights(zipf, 200)
 
-    assert shares == pytest.approx((top, tenth), abs=0.01)
+    assert weights[0] == pytest.approx(top, abs=0.01)
+    assert sum(weights[:20]) == pytest.approx(tenth, abs=0.01)
 
 
-@given(num_tasks=st.integers(1, 300), exponent=st.floats(0.1, 3))
-def test_weights_are_shares_from_most_to_least(num_tasks: int, exponent: float) -> None:
-    weights = task_weights(Zipf(exponent=exponent), num_tasks)
+@given(num_tasks=st.integers(1, 300), zipf=st.floats(0.1, 3))
+def test_weights_are_shares_from_most_to_least(num_tasks: int, zipf: float) -> None:
+    weights = task_weights(zipf, num_tasks)
 
     assert sum(weights) == pytest.approx(1)
     assert list(weights) == sorted(weights, reverse=True)
-    assert set(task_weights(Uniform(), num_tasks)) == {1 / num_tasks}
-
-
-def test_nothing_asked_has_no_top() -> None:
-    assert top_shares([0, 0]) == (0, 0)
+    assert task_weights(0, num_tasks) == pytest.approx([1 / num_tasks] * num_tasks)
 
 
 def test_tasks_are_asked_by_their_popularity() -> None:
-    requests = Requests(Scenario(name="x", popularity=Zipf(exponent=1.0)), TASKS, seed=3)
+    requests = Requests(Scenario(name="x", zipf=1), TASKS, seed=3)
     counts = Counter(tasks[0] for tasks, _ in (requests.draw() for _ in range(4000)))
 
-    weights = task_weights(Zipf(exponent=1.0), 16)
+    weights = task_weights(1, 16)
     assert counts["task0"] / 4000 == pytest.approx(weights[0], abs=0.03)
     assert counts["task15"] / 4000 == pytest.approx(weights[15], abs=0.03)
 
 
-@pytest.mark.parametrize("popularity", [Uniform(), Zipf(exponent=2.0)])
-def test_request_asks_distinct_tasks_in_the_mix_of_widths(popularity: Uniform | Zipf) -> None:
-    widths = (Width(tasks=1, weight=3), Width(tasks=8, weight=1), Width(tasks=40, weight=1))
-    requests = Requests(Scenario(name="x", widths=widths, popularity=popularity), TASKS, seed=0)
+@pytest.mark.parametrize(("width", "asked"), [(1, 1), (8, 8), (40, 16)])
+@pytest.mark.parametrize("zipf", [0.0, 2.0])
+def test_request_asks_distinct_tasks_and_no_more_than_there_are(
+    width: int, asked: int, zipf: float
+) -> None:
+    requests = Requests(Scenario(name="x", width=width, zipf=zipf), TASKS, seed=0)
 
-    asked = [tasks for tasks, _ in (requests.draw() for _ in range(1000))]
+    for _ in range(100):
+        tasks, _ = requests.draw()
+        assert len(set(tasks)) == len(tasks) == asked
 
-    assert all(len(set(tasks)) == len(tasks) for tasks in asked)
-    counts = Counter(map(len, asked))
-    assert set(counts) == {1, 8, 16}, "more tasks than there are means all of them"
-    assert counts[1] / 1000 == pytest.approx(0.6, abs=0.06)
+
+def test_drawn_texts_have_their_lengths_and_do_not_repeat() -> None:
+    scenario = Scenario(name="x", words=20, sigma=0.6, longest=128)
+    requests = Requests(scenario, TASKS, seed=0)
+
+    texts = [requests.draw_text() for _ in range(5000)]
+
+    lengths = sorted(len(text.split()) for text in texts)
+    assert lengths[2500] == pytest.approx(20, abs=1)
+    assert lengths[0] >= 1
+    assert lengths[-1] <= 128
+    assert len(set(texts)) > 4990
+
+
+def test_without_deviation_all_texts_are_equally_long() -> None:
+    requests = Requests(Scenario(name="x", words=14, sigma=0), TASKS, seed=0)
+
+    assert {len(requests.draw_text().split()) for _ in range(50)} == {14}
+
+
+def test_texts_of_a_file_are_its_lines_without_blank_ones(tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_text("one two\n\n  three \n", encoding="utf-8")
+
+    texts = read_texts(file)
+
+    assert texts == ("one two", "three")
+    requests = Requests(PLAIN, TASKS, seed=0, texts=texts)
+    assert {requests.draw_text() for _ in range(50)} == set(texts)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot read texts"), (b"\n \n", "holds none"), (b"\xff", "must be UTF-8")],
+)
+def test_file_without_texts_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+    file = tmp_path / "texts.txt"
+    if content is not None:
+        file.write_bytes(content)
+
+    with raises("invalid_settings", match=said):
+        read_texts(file)

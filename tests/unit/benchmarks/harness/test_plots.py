@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from benchmarks.forward.render import write_forward
 from benchmarks.harness.plots import bound, draw_all, drawings
 from benchmarks.harness.recording import Figure, latest, record
+from benchmarks.render_figures import overview, write
 
 
 @pytest.fixture
@@ -55,28 +55,22 @@ def test_the_bound_of_a_curve_begins_where_the_curve_does(tmp_path: Path) -> Non
     plt.close(drawing)
 
 
-@pytest.mark.parametrize(("peak", "notes"), [(1.0, 1), (3.0, 0)])
-def test_lines_that_coincide_are_said_to(tmp_path: Path, peak: float, notes: int) -> None:
-    file = tmp_path / "figures.jsonl"
-    for length, value in ((16, 1.0), (128, peak)):
-        name = f"forward.activations.len{length}.t256"
-        record(name, [value], unit="MiB", command="c", file=file)
-
-    drawing = drawings(latest(file))["activations.svg"]
-
-    assert drawing.axes[0].get_title().count("coincide") == notes
-    widths = [line.get_linewidth() for line in drawing.axes[0].get_lines()]
-    assert widths == sorted(set(widths), reverse=True)
-    plt.close(drawing)
-
-
 def test_the_page_has_a_line_for_figures_and_none_for_points_of_plots(
     figures: dict[str, Figure], tmp_path: Path
 ) -> None:
-    write_forward(figures, tmp_path)
+    write(figures, tmp_path)
 
     text = (tmp_path / "forward.md").read_text()
     assert "| `forward.flat.lora` | 1.5 of |" in text
     assert "](plots/flat.svg)" in text
     assert "`forward.flat.lora.n4`" not in text
     assert "`forward.fanout.curve" not in text
+    assert "| `forward.flat.lora` | 1.5 | of |" in (tmp_path / "README.md").read_text()
+
+
+def test_a_figure_of_no_section_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "figures.jsonl"
+    record("lost.figure", [1.0], unit="of", command="c", file=file)
+
+    with pytest.raises(ValueError, match=r"lost\.figure"):
+        overview(latest(file))

@@ -23,18 +23,17 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["curves", "robustness"])
 def test_analysis_of_results_writes_table_and_plot(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = ResultsFolder(tmp_path / "results")
     for run in toy_runs(folder):
         results.add(record_of(run, 0.5))
 
-    main([name, str(tmp_path / "results"), "--out", str(tmp_path / "out")])
+    main(["robustness", str(tmp_path / "results"), "--out", str(tmp_path / "out")])
 
-    assert (tmp_path / "out" / f"{name}.md").read_text() in capsys.readouterr().out
-    assert (tmp_path / "out" / f"{name}.png").exists()
+    assert (tmp_path / "out" / "robustness.md").read_text() in capsys.readouterr().out
+    assert (tmp_path / "out" / "robustness.png").exists()
 
 
 @pytest.mark.parametrize("name", ["rsa", "landscape"])
@@ -51,7 +50,7 @@ def test_analysis_of_trained_tasks_trains_the_runs_of_the_file(
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("curves", "nowhere"), r"error \[invalid_sweep\]"),
+        (("robustness", "nowhere"), r"error \[invalid_sweep\]"),
         (("rsa", "{file}", "--task", "gone"), "expected one of toy, other, got 'gone'"),
     ],
 )
@@ -62,14 +61,3 @@ def test_what_cannot_be_analyzed_is_refused_in_one_line(
 
     with pytest.raises(SystemExit, match=problem):
         main([*given, "--out", str(tmp_path)])
-
-
-def test_transfer_takes_named_files(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = str(folder / "small.yaml")
-
-    with pytest.raises(SystemExit):
-        main(["transfer", file, "--out", str(tmp_path), "--test", "nothing"])
-
-    assert "expected NAME=PATH, got 'nothing'" in capsys.readouterr().err

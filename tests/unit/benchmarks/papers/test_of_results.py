@@ -2,20 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean
 
 import numpy as np
 import pytest
 from pydantic import JsonValue
 
-from benchmarks.papers.analysis.curves import analyze_curves, curve, summary
 from benchmarks.papers.analysis.findings import Findings, save_findings
 from benchmarks.papers.analysis.lowresource import analyze_lowresource, average_gains, gains
 from benchmarks.papers.analysis.robustness import analyze_robustness, box
 from doubles.backbones import save_tiny_backbone
 from doubles.refusals import raises
 from doubles.sweeps import record_of, toy_folder, toy_runs
-from nunatak_training.sweeps import Finished, Run, RunRecord, cells_of
+from nunatak_training.sweeps import Run, RunRecord, cells_of
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -88,39 +86,7 @@ def test_box_is_the_quantiles_of_the_seeds() -> None:
     assert found.third_quartile == pytest.approx(float(np.percentile(scores, 75)))
 
 
-def test_curve_counts_the_steps_that_were_taken(runs: tuple[Run, ...]) -> None:
-    record = record_of(runs[0], 0.2, 0.4)
-    assert isinstance(record.outcome, Finished)
-    epochs = tuple(it.model_copy(update={"step": 7 * it.epoch}) for it in record.outcome.epochs)
-    outcome = record.outcome.model_copy(update={"epochs": epochs})
-
-    (cell,) = cells_of([record.model_copy(update={"outcome": outcome})])
-
-    assert [it.step for it in curve(cell)] == [7, 14]
-
-
-def test_curve_without_steps_counts_examples_and_takes_the_mean_of_the_seeds(
-    runs: tuple[Run, ...],
-) -> None:
-    (cell,) = cells_of([record_of(runs[0], 0.2, 0.4), record_of(runs[1], 0.4, 0.8, 0.9)])
-    batch = runs[0].description.recipe.batch_size
-
-    points = curve(cell)
-
-    assert [it.dev_score for it in points] == pytest.approx([0.3, 0.6])
-    assert [it.step for it in points] == [-(-8 // batch), 2 * -(-8 // batch)]
-
-
-def test_summary_is_mean_and_best_over_all_evaluations(runs: tuple[Run, ...]) -> None:
-    (cell,) = cells_of([record_of(runs[0], 0.2, 0.4), record_of(runs[1], 0.4, 0.8)])
-
-    found = summary(cell)
-
-    assert found.mean_score == pytest.approx(mean([0.2, 0.4, 0.4, 0.8]))
-    assert found.best_score == pytest.approx(mean([0.4, 0.8]))
-
-
-@pytest.mark.parametrize("analyze", [analyze_curves, analyze_robustness, analyze_lowresource])
+@pytest.mark.parametrize("analyze", [analyze_robustness, analyze_lowresource])
 def test_findings_are_a_table_twice_and_a_plot_and_leave_failures_out(
     runs: tuple[Run, ...], tmp_path: Path, analyze: Callable[[Sequence[RunRecord]], Findings]
 ) -> None:
@@ -183,7 +149,7 @@ def test_gain_is_over_full_fine_tuning_of_the_same_backbone(
     assert set(average_gains(found)) == {("backbone", "lora 8", 24), ("wide", "lora 8", 24)}
 
 
-@pytest.mark.parametrize("analyze", [analyze_curves, analyze_robustness, analyze_lowresource])
+@pytest.mark.parametrize("analyze", [analyze_robustness, analyze_lowresource])
 def test_results_of_which_no_run_finished_are_refused(
     runs: tuple[Run, ...], analyze: Callable[[Sequence[RunRecord]], Findings]
 ) -> None:

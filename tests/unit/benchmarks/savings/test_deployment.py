@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.harness.makers import TaskPlan, draft, export_adapter, plans, publish_missing
 from benchmarks.savings.clients import PlainClient
-from benchmarks.savings.fanout import bound
 from benchmarks.savings.race import DisagreementError, check_agreement
 from benchmarks.savings.systems import System
 from doubles.backbones import tiny_backbone
@@ -103,10 +102,3 @@ def test_bfloat16_may_differ_by_its_rounding_and_loosens_nothing_for_others() ->
         check_agreement({**rounded, System.PEFT_MIXED: [[0.31, 0.69]]})
     with pytest.raises(DisagreementError, match="bfloat16"):
         check_agreement({**rounded, System.NUNATAK_BFLOAT16: [[0.4, 0.6]]})
-
-
-@pytest.mark.parametrize(("tasks", "own", "times"), [(1, 2, 1.0), (8, 1, 48 / 13), (8, 6, 1.0)])
-def test_fan_out_is_bound_by_the_layers_that_tasks_share(
-    tasks: int, own: int, times: float
-) -> None:
-    assert bound(tasks, 6, own) == pytest.approx(times)

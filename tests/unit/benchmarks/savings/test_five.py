@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.makers import TaskPlan, draft
+from benchmarks.harness.plots import speeds
 from benchmarks.harness.recording import Figure, Sheet, latest
 from benchmarks.papers import shared_quality
 from benchmarks.papers.shared_quality import SETS, TRIES, Run, chosen
+from benchmarks.render_figures import write
 from benchmarks.savings.five import HEAD, MIDDLE, RACERS, TOP, Timed, Turn, record, timed
-from benchmarks.savings.five_page import page, speeds, write_race
 from benchmarks.savings.systems import System
 from doubles.backbones import tiny_backbone
-from nunatak_client import Timings
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import HeadOnly, Lora, Method, TopK
 
@@ -28,7 +28,7 @@ class Counting:
     def __init__(self) -> None:
         self.texts, self.open, self.most = list[str](), 0, 0
 
-    async def ask(self, tasks: Sequence[str], text: str) -> Timings:
+    async def ask(self, tasks: Sequence[str], text: str) -> None:
         """Answer after the other clients had their turns."""
         self.texts.append(text)
         self.open += 1
@@ -36,7 +36,6 @@ class Counting:
         for _ in range(10):
             await asyncio.sleep(0)
         self.open -= 1
-        return Timings()
 
 
 def turn(*, per_s: float, p95_ms: float, mib: float) -> Turn:
@@ -114,24 +113,12 @@ def test_dev_examples_choose_and_test_examples_score(figures: dict[str, Figure])
 def test_the_page_shows_every_system_every_way_and_what_is_missed(
     figures: dict[str, Figure], tmp_path: Path
 ) -> None:
-    write_race(figures, tmp_path)
+    write(figures, tmp_path)
 
     text = (tmp_path / "race.md").read_text()
-    assert all(system.heading in text for system in RACERS)
-    assert "the layers" in text
-    assert "**missed**" in text
-    assert "plots/race.svg" in text
+    assert all(f"| {system} |" in text for system in RACERS)
+    assert "misses: the layers" in text
+    assert "**no**" in text
+    assert "| **mean** | **0.7** |" in text
     assert (tmp_path / "plots" / "race.svg").exists()
     assert speeds(figures) == {"full": 3.0, "top-3": 6.0, "lora-middle": 6.0, "head": 6.0}
-
-
-def test_without_figures_there_is_no_page(tmp_path: Path) -> None:
-    write_race({}, tmp_path)
-
-    assert not (tmp_path / "race.md").exists()
-
-
-def test_a_page_of_speeds_alone_leaves_the_quality_out(figures: dict[str, Figure]) -> None:
-    speeds_alone = {name: it for name, it in figures.items() if ".f1" not in name}
-
-    assert "macro F1" not in page(speeds_alone, has_plot=False)

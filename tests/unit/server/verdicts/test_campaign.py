@@ -1,4 +1,4 @@
-"""The short form of the campaign of `benchmarks.server.verdicts`, and its controls.
+"""A campaign of verdicts while tasks and policies change, and its controls.
 
 The controls show that the campaign finds wrong decisions.
 """

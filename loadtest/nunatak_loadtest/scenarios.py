@@ -1,0 +1,197 @@
+"""Scenarios: the requests of a load test, their rate or users, and the objective."""
+
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nunatak_contract.errors import NunatakError
+
+Positive = Annotated[float, Field(gt=0)]
+PATIENCE_S = 4.0
+"""An open loop has users for this many seconds of requests without any answer."""
+FEWEST_USERS, MOST_USERS = 16, 2000
+"""Limits of the users of an open loop, in all processes together."""
+
+
+class Asks(StrEnum):
+    """The route of the requests."""
+
+    PREDICT = "predict"
+    FAN_OUT = "fan-out"
+    VERDICT = "verdict"
+
+
+class Scenario(BaseModel):
+    """One load. With a rate the loop is open; otherwise users wait for their answers.
+
+    The gaps of an open loop have a Gamma distribution. Its coefficient of variation is `cv`; 1 is
+    Poisson, and more gives bursts (S-LoRA, arXiv 2311.03285, sec. 7). The words of a text are
+    log-normal around `words`, at most `longest`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: str = ""
+    asks: Asks = Asks.PREDICT
+    width: Annotated[int, Field(ge=1)] = 1
+    """Tasks of a request of a fan-out, or all tasks if there are fewer."""
+    most_tasks: Annotated[int, Field(ge=1)] | None = None
+    """Tasks of the server that take part at most."""
+    zipf: Annotated[float, Field(ge=0, le=5)] = 0.0
+    """The task of rank r gets requests in proportion to `r ** -zipf`; 0: all alike."""
+    rate_per_s: Positive | None = None
+    cv: Positive = 1.0
+    steps: tuple[tuple[int, float], ...] = ((8, 30.0),)
+    """Users and seconds of each step; an open loop uses the seconds alone."""
+    warm_up_s: Annotated[float, Field(ge=0)] = 0.0
+    words: Positive = 32.0
+    sigma: Annotated[float, Field(ge=0)] = 0.25
+    longest: Annotated[int, Field(ge=1)] = 128
+    p99_ms: Positive = 200.0
+    """Objective: 99 of 100 requests are answered within this time."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the measurement, without the warm-up."""
+        return sum(seconds for _, seconds in self.steps)
+
+    def users_at(self, second: float) -> int | None:
+        """Users at a time of the run, the warm-up included; None after the end."""
+        if self.rate_per_s is not None:
+            is_over = second >= self.warm_up_s + self.seconds
+            wanted = round(self.rate_per_s * PATIENCE_S)
+            return None if is_over else min(max(wanted, FEWEST_USERS), MOST_USERS)
+        end = self.warm_up_s
+        for users, seconds in self.steps:
+            end += seconds
+            if second < end:
+                return users
+        return None
+
+    def changed(
+        self,
+        *,
+        users: int | None = None,
+        rate_per_s: float | None = None,
+        seconds: float | None = None,
+    ) -> Self:
+        """The scenario with other users, another rate or duration; bursts stay bursts.
+
+        Raises:
+            NunatakError: `invalid_settings`, users and rate exclude each other, or the scenario has
+                steps of their own duration.
+        """
+        if users is not None and rate_per_s is not None:
+            raise NunatakError(
+                "invalid_settings",
+                problem="give either users (who wait for answers) or a rate, not both",
+            )
+        if seconds is not None and users is None and len(self.steps) > 1 and rate_per_s is None:
+            raise NunatakError(
+                "invalid_settings",
+                problem=f"the steps of scenario {self.name!r} take {self.seconds:g} s together, so "
+                "it takes no other duration; leave the duration out, or give users or a rate",
+            )
+        changes = dict[str, object]()
+        if users is not None:
+            changes |= {"rate_per_s": None, "steps": ((users, self.seconds),)}
+        if rate_per_s is not None:
+            changes |= {"rate_per_s": rate_per_s, "steps": ((0, self.seconds),)}
+        if seconds is not None:
+            changes |= {
+                "steps": ((users or max(it for it, _ in self.steps), seconds),),
+                "warm_up_s": min(self.warm_up_s, seconds),
+            }
+        return self.model_copy(update=changes)
+
+
+MINUTE = ((8, 60.0),)
+SCENARIOS = (
+    Scenario(name="users", title="Eight users, each waiting for its answer, ask all tasks alike"),
+    Scenario(
+        name="steps",
+        title="Users come in steps: 1, 4, 16, 64",
+        steps=((1, 15), (4, 15), (16, 15), (64, 15)),
+    ),
+    Scenario(
+        name="single",
+        title="Up to sixteen tasks, one per text of ragged length, independent arrivals",
+        most_tasks=16,
+        rate_per_s=40,
+        steps=MINUTE,
+        warm_up_s=5,
+        words=20,
+        sigma=0.6,
+    ),
+    Scenario(
+        name="fanout8",
+        title="Eight of up to sixteen tasks about every text, independent arrivals",
+        asks=Asks.FAN_OUT,
+        width=8,
+        most_tasks=16,
+        rate_per_s=10,
+        steps=MINUTE,
+        warm_up_s=5,
+        # Eight forward passes of a long text take longer than 200 ms on one core by themselves.
+        p99_ms=500,
+    ),
+    Scenario(
+        name="bursty",
+        title="Bursts: Gamma arrivals with a coefficient of variation of 4",
+        rate_per_s=30,
+        cv=4,
+        steps=MINUTE,
+        warm_up_s=5,
+    ),
+    Scenario(
+        name="long",
+        title="Long texts of about a hundred words",
+        rate_per_s=15,
+        steps=MINUTE,
+        warm_up_s=5,
+        words=100,
+        sigma=0.2,
+    ),
+    Scenario(
+        name="zipf",
+        title="A few tasks get most requests (Zipf 1.0)",
+        zipf=1,
+        rate_per_s=40,
+        steps=MINUTE,
+        warm_up_s=5,
+    ),
+    Scenario(
+        name="verdicts",
+        title="Verdicts of a policy about every text, independent arrivals",
+        asks=Asks.VERDICT,
+        rate_per_s=10,
+        steps=MINUTE,
+        warm_up_s=5,
+    ),
+    Scenario(
+        name="smoke",
+        title="A few seconds of independent arrivals: does everything work?",
+        rate_per_s=20,
+        steps=((8, 5.0),),
+        warm_up_s=1,
+    ),
+)
+
+
+def scenario_named(name: str) -> Scenario:
+    """Return a scenario by its name.
+
+    Raises:
+        NunatakError: `invalid_settings`, there is no scenario of this name.
+    """
+    for scenario in SCENARIOS:
+        if scenario.name == name:
+            return scenario
+    known = ", ".join(it.name for it in SCENARIOS)
+    raise NunatakError(
+        "invalid_settings",
+        problem=f"no scenario {name!r}; expected one of {known}. A locustfile of your own makes "
+        "others",
+    )
