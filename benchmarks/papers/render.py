@@ -101,10 +101,11 @@ def savings() -> str:
         return ""
     deployed, formula = figures[DEPLOYED], figures[FORMULA]
     return (
-        f"\nSaved: {formula.value:.4f} {formula.unit}. The ledger of a running server adds the\n"
-        f"same parameters: {deployed.value:.4f}. With `--backbone-layers` the server holds only the\n"
-        "layers that these tasks read, as the formula assumes. Without it, the upper layers of the\n"
-        "backbone add once. [Memory of processes](savings/report.md) is measured on another model.\n"
+        f"\nSaved: {formula.value:.4f} {formula.unit}.\n"
+        f"The ledger of a running server adds the same parameters: {deployed.value:.4f}.\n"
+        "With `--backbone-layers` the server holds only the layers that these tasks read,\n"
+        "as the formula assumes. Without it, the upper layers of the backbone add once.\n"
+        "[Memory of processes](savings/report.md) is measured on another model.\n"
     )
 
 
