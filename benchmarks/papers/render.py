@@ -17,7 +17,7 @@ from benchmarks.harness.recording import FIGURES, latest, record
 from benchmarks.papers.analysis.lowresource import analyze_lowresource
 from benchmarks.papers.analysis.robustness import analyze_robustness
 from benchmarks.papers.analysis.trained import draw_losses, draw_similarities
-from benchmarks.papers.elsa_table import FIRST_TARGET, LEFT_OUT, TARGET, draw_relative, elsa_table
+from benchmarks.papers.elsa_table import TARGET, draw_relative, elsa_table
 from benchmarks.papers.graddrop_table import draw_curves, graddrop_cells, graddrop_markdown
 from nunatak_registry.cards import markdown_table
 from nunatak_training.sweeps import (
@@ -86,12 +86,10 @@ def elsa_part(records: Sequence[RunRecord]) -> str:
         return cells_markdown(cells_of(records))
     alt = "Score relative to full fine-tuning over frozen layers, of each task"
     image = _plot(draw_relative(table), "papers-elsa.svg", alt)
-    point, first = table.operating_point(), table.operating_point(FIRST_TARGET, without=LEFT_OUT)
-    num_layers = table.num_layers
+    point = _layers(table.operating_point(), table.num_layers)
     return (
         f"{table.markdown()}\n{image}\n"
-        f"Operating point at {TARGET:.0%} of full fine-tuning: {_layers(point, num_layers)}; at "
-        f"{FIRST_TARGET:.0%} without {LEFT_OUT}: {_layers(first, num_layers)}.\n"
+        f"Operating point at {TARGET:.0%} of full fine-tuning, mean of all sets: {point}.\n"
         f"{savings()}"
     )
 
@@ -103,9 +101,11 @@ def savings() -> str:
         return ""
     deployed, formula = figures[DEPLOYED], figures[FORMULA]
     return (
-        f"\nSaved: {deployed.value:.4f} {deployed.unit}; {formula.value:.4f} {formula.unit}.\n"
+        f"\nSaved: {formula.value:.4f} {formula.unit}.\n"
+        f"The ledger of a running server adds the same parameters: {deployed.value:.4f}.\n"
         "With `--backbone-layers` the server holds only the layers that these tasks read,\n"
         "as the formula assumes. Without it, the upper layers of the backbone add once.\n"
+        "[Memory of processes](savings/report.md) is measured on another model.\n"
     )
 
 
