@@ -6,8 +6,8 @@ token. Language models and people read many of these characters. A guard must kn
 - Hidden characters that spell a text: tag characters and variation selectors (Unicode 16,
   sections 23.4 and 23.9). Variation selectors of emoji, symbols, digits and ideographs, and the
   three flags with tag characters are ordinary writing.
-- Characters for private use, combining letters, and runs of invisible characters, whose kinds can
-  spell a text as bits do. No ordinary writing has as many invisible characters in a row.
+- Characters for private use, combining letters, and runs of invisible or control characters, whose
+  kinds can spell a text as bits do. No ordinary writing has as many of them in a row.
 - Letters and digits in an unknown token, also those that symbols show, such as squared letters and
   Braille, and characters that are newer than this Python's tables.
 - A space, a control character or a lost character between letters that the tokenizer joins to one
@@ -34,13 +34,10 @@ COMBINING_LETTERS: Final = "\u0363-\u036f\u1dd3-\u1df4\u2de0-\u2dff\ua674-\ua67b
 INVISIBLE: Final = "\u00ad\u034f\u061c\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
 BREAK: Final = "\x01-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\ufffd"
 """Characters that part words for people and language models, though some tokenizers drop them."""
-HIDDEN: Final = re.compile(
-    rf"[{SELECTOR}\U000e0000-\U000e007f{PRIVATE}{COMBINING_LETTERS}]+|[{INVISIBLE}]{{8,}}"
-)
+SPELLING: Final = f"{SELECTOR}\U000e0000-\U000e007f{PRIVATE}{COMBINING_LETTERS}"
+HIDDEN: Final = re.compile(f"[{SPELLING}]+|[{INVISIBLE}{BREAK}]{{8,}}")
 """Characters that may hide a text."""
-ANY: Final = re.compile(
-    rf"[{SELECTOR}\U000e0000-\U000e007f{PRIVATE}{COMBINING_LETTERS}{INVISIBLE}{BREAK}]"
-)
+ANY: Final = re.compile(f"[{SPELLING}{INVISIBLE}{BREAK}]")
 """One character that needs a closer look. Most texts have none, so most texts cost one search."""
 BREAKS: Final = re.compile(f"[{BREAK}]")
 SELECTORS: Final = re.compile(f"[{SELECTOR}]")

@@ -34,6 +34,7 @@ UNREAD = {
     "supplementary private use": ("Hello \U000f0041\U00100041", 2),
     "combining letters": ("Hello\u0363\u0364 there\u2de0", 3),
     "bits": ("Hello there." + BITS, len(BITS)),
+    "control characters": ("Hello " + "\x81\x82" * 8 + " there.", 16),
     "Braille": ("\u280a\u281b \u281d", 3),
     "newer letters": ("\U0001ccde \U0001ccdc\U0001cce3", 3),
     "tags beside a character that stays": ("Hello \U000e0002" + TAGS, len(TAGS) + 1),
