@@ -87,7 +87,7 @@ FIELDS: dict[str, Place] = {
     "system-parts": lambda it: {"messages": [said(HARMLESS)], "system": [part(it)]},
     "prediction": lambda it: {"prompt": HARMLESS, "prediction": {"type": "content", "content": it}},
     "metadata": lambda it: {"prompt": HARMLESS, "metadata": {"note": it}},
-    "documents": lambda it: {"messages": [said(HARMLESS)], "documents": [{"text": it}]},
+    "documents": lambda it: {"messages": [said(HARMLESS)], "documents": [{HARMLESS: it}]},
     "schema": lambda it: {"prompt": HARMLESS, "response_format": {"anyOf": [{"title": it}]}},
     "user": lambda it: {"prompt": HARMLESS, "user": it},
 }

@@ -44,6 +44,13 @@ UNREAD: Mapping[str, Trick] = {
         letter + chr(0xE0100 + ord(hidden) - 16)
         for letter, hidden in zip(harmless(60), text, strict=False)
     ),
+    "private use": lambda text: "Hello there. " + "".join(chr(0xE000 + ord(it)) for it in text),
+    "invisible bits": lambda text: (
+        "Hello there. "
+        + "".join("\u2062\u2064"[int(it)] for byte in text.encode() for it in f"{byte:08b}")
+    ),
+    "Braille": lambda text: "".join(chr(0x2800 + ord(it)) for it in text if it.isascii()),
+    "form feeds": lambda text: text.replace(" ", "\x0c"),
     "glued words": lambda text: text.replace(" ", "") + "x" * 100,
     "zero-width spaces for spaces": lambda text: text.replace(" ", "\u200b"),
     "words with emoji": lambda text: "\U0001f642 ".join(text.split()) + "\U0001f642",

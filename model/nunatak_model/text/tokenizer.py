@@ -181,7 +181,7 @@ class TextTokenizer:
     def _num_unread(self, item: TextInput, *token_ids: Sequence[int]) -> int:
         """Return the number of characters of a text or pair that no token stands for."""
         texts = (item,) if isinstance(item, str) else item
-        count = sum(num_hidden(text, self._normalizer) for text in texts if not text.isascii())
+        count = sum(num_hidden(text, self._normalizer) for text in texts)
         unknown = self.unknown_id
         if unknown is None or not any(unknown in ids for ids in token_ids):
             return count

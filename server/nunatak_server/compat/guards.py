@@ -2,7 +2,8 @@
 
 A gateway sends a call as JSON of its provider. Every string of the call is a text to judge, unless
 the string is a setting that no model reads as text. So a new field of a provider is judged, and
-not skipped. Objects that hold other content than text are unread parts, which a policy must name.
+not skipped. Data that a model reads whole has no settings. Objects that hold other content than
+text are unread parts, which a policy must name.
 """
 
 import re
@@ -39,6 +40,10 @@ OPAQUE: Final = _names("encrypted_content signature")
 OPAQUE_VALUE: Final = re.compile(r"[\w+/=-]+", re.ASCII)
 TEXT_FIELDS: Final = _names("content input prompt text")
 """Names of fields in which a model could read a number as text."""
+DATA_FIELDS: Final = _names("documents json response tool_results variables")
+"""Names of fields whose content a model reads whole, with names and numbers: data of tools."""
+DATA: Final = "*"
+"""The name that stands for each field in data."""
 SHORT_VALUE: Final = re.compile(r"[\w.:/+=-]{1,64}", re.ASCII)
 FIELD_NAME: Final = re.compile(r"[\w.:/$-]{1,64}", re.ASCII)
 TEXT_TYPES: Final = _names(
@@ -92,12 +97,15 @@ class CallContent:
             case str():
                 return self._text(value, name)
             case dict():
-                return {self._name(it): self._field(it, inner) for it, inner in value.items()}
+                fields = value.items()
+                return {self._name(it, name): self._field(it, inner, name) for it, inner in fields}
             case list():
                 pieces = tuple(it for item in value if (it := _text_of(item, name)))
                 if len(pieces) > 1:
                     self.joined["\n".join(pieces)] = pieces
                 return [self._item(item, name) for item in value]
+            case int() | float() if name == DATA and not isinstance(value, bool):
+                return value if (text := self._text(str(value), name)) == str(value) else text
             case int() | float() if name in TEXT_FIELDS and not isinstance(value, bool):
                 self.unread[UnjudgedPart.OTHER] = None
                 return value
@@ -110,15 +118,16 @@ class CallContent:
             return self.changes.get(text, text)
         return text
 
-    def _name(self, name: str) -> str:
+    def _name(self, name: str, parent: str) -> str:
         """Return a name, changed like a text if it may be one: a prompt may hold whole objects."""
-        return name if FIELD_NAME.fullmatch(name) else self._text(name, "")
+        is_plain = parent != DATA and FIELD_NAME.fullmatch(name)
+        return name if is_plain else self._text(name, "")
 
-    def _field(self, name: str, value: JsonValue) -> JsonValue:
+    def _field(self, name: str, value: JsonValue, parent: str) -> JsonValue:
         if name in PARTS and _has_content(value) and not _is_setting(value, name):
             self.unread[PARTS[name]] = None
             return value
-        return self.read(value, name)
+        return self.read(value, DATA if parent == DATA or name in DATA_FIELDS else name)
 
     def _item(self, value: JsonValue, name: str) -> JsonValue:
         match value:

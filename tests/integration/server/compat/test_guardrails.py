@@ -25,6 +25,7 @@ from nunatak_contract.enums import (
 )
 from nunatak_model import Backbone
 from nunatak_registry import Registry
+from nunatak_server.compat.guards import CallContent
 
 NEVER, ALWAYS = 1.0, 1e-9
 LITELLM = "/v1/verdicts/{}/beta/litellm_basic_guardrail_api"
@@ -52,6 +53,32 @@ def policies(registry: Registry, backbone: Backbone) -> None:
         make_policy(mask, name="mask"),
     ):
         registry.policies.put(policy)
+
+
+DATA = {"status": "call-ann", "555-0142": 5550717, "done": True}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"contents": [{"parts": [{"functionResponse": {"name": "f", "response": DATA}}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"toolResult": {"content": [{"json": DATA}]}}]}
+            ]
+        },
+        {"prompt": {"id": "p", "variables": DATA}},
+        {"documents": [DATA]},
+    ],
+)
+def test_every_name_and_value_of_data_that_a_model_reads_is_judged(call: Any) -> None:  # noqa: ANN401 - JSON
+    texts = {"status", "call-ann", "555-0142", "5550717", "done"}
+    content = CallContent()
+
+    assert content.read(call) == call
+    assert texts <= content.texts.keys() <= texts | {"f"}
+    changed = str(CallContent(changes=dict.fromkeys(texts, "[X]")).read(call))
+    assert not any(it in changed for it in texts)
 
 
 async def masked(client: httpx.AsyncClient, text: str) -> str:
