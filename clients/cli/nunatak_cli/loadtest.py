@@ -74,7 +74,7 @@ DEFAULT_SERVER = "http://127.0.0.1:8080"
 EXAMPLES = {
     "run": "nunatak loadtest run single --server http://127.0.0.1:8080 --out ./measured",
     "scenarios": "nunatak loadtest scenarios",
-    "locustfile": 'locust -f "$(nunatak loadtest locustfile)" --host http://127.0.0.1:8080',
+    "locustfile": "nunatak loadtest locustfile",
 }
 
 

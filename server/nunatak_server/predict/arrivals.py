@@ -15,7 +15,7 @@ from nunatak_server.predict.types import (
 )
 
 
-class Part:
+class RequestPart:
     """References of a stream that are answered together. Each reference arrives once."""
 
     def __init__(

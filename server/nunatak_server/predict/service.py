@@ -31,7 +31,7 @@ from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.facts import KnownFacts
 from nunatak_server.inputs import count_documents
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
-from nunatak_server.predict.arrivals import Arrivals, Part, hold_refusals
+from nunatak_server.predict.arrivals import Arrivals, RequestPart, hold_refusals
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.types import (
@@ -254,7 +254,7 @@ class PredictionService:
         permit: Permit,
         deadline: float,
         pace: Pace,
-        part: Part | None = None,
+        part: RequestPart | None = None,
     ) -> list[TaskOutcome]:
         """Return the outcome of each task, in the order of the references.
 
@@ -295,7 +295,7 @@ class PredictionService:
         with self._admitted(request) as permit:
             deadline = self._clock() + request.deadline_s
             arrivals = Arrivals()
-            parts = [Part(it, arrive=arrivals.put) for it in self._split(request)]
+            parts = [RequestPart(it, arrive=arrivals.put) for it in self._split(request)]
             sources = [self._answer_part(part, permit, deadline, pace) for part in parts]
             async with aclosing(arrivals.take(len(request.references), sources)) as taken:
                 async for outcome in taken:
@@ -317,7 +317,9 @@ class PredictionService:
             if not is_known[text]:
                 yield replace(request, references=(text,))
 
-    async def _answer_part(self, part: Part, permit: Permit, deadline: float, pace: Pace) -> None:
+    async def _answer_part(
+        self, part: RequestPart, permit: Permit, deadline: float, pace: Pace
+    ) -> None:
         """Answer some tasks of a request. Each task arrives, also after a failure."""
         try:
             for outcome in await self._answer(part.request, permit, deadline, pace, part):

@@ -39,7 +39,10 @@ from nunatak_registry import Registry
 from nunatak_training.sweeps import Failed, ResultsFolder
 
 LABELS = (MARKUP, "[link=https:evil]", "[/]")
-PRINTS_NONE = {("loadtest", "scenarios"): "prints what the package itself brings"}
+PRINTS_NONE = {
+    ("loadtest", "scenarios"): "prints what the package itself brings",
+    ("loadtest", "locustfile"): "prints a path of the package itself",
+}
 
 Case = tuple[str, ...]
 

@@ -32,7 +32,7 @@ def serving(folder: Path, **settings: object) -> Generator[str]:
         publish_tiny_task(registry, backbone, task="answers", kind=HeadKind.QUESTION_ANSWERING)
         publish_tiny_task(registry, backbone, task="pairs", reads=Reads.PAIR)
         publish_tiny_task(registry, backbone, task="ranks", kind=HeadKind.RANKING)
-        registry.policies.put(make_policy(make_rule(when("tone", "calm", threshold=2.0))))
+        registry.policies.put(make_policy(make_rule(when("tone", "calm", threshold=1.0))))
         with running_server(backbone, registry, make_settings(**settings)) as address:
             yield address
 

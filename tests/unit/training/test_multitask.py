@@ -277,7 +277,7 @@ def test_bad_data_of_one_task_writes_nothing(base: Backbone, tmp_path: Path) -> 
     tasks = {**settings.tasks, "bad": SharedTask(data=tmp_path / "bad")}
     broken = MultitaskSettings(tasks=tasks, recipe=settings.recipe, output=settings.output)
 
-    with raises("unknown_label"):
+    with raises("invalid_row"):
         train_backbone(broken, base)
 
     assert not settings.output.exists()
