@@ -105,10 +105,16 @@ class Shadows:
             self._validation.warm(run.shadow)
             self._drop(run)
             return ()
-        rows = [
-            pending_row(row, lease.task, deadline=run.deadline, now=self._clock(), is_shadow=True)
-            for row in run.rows
-        ]
+        row_of = partial(
+            pending_row,
+            task=run.shadow.task,
+            version=run.shadow.version,
+            branch=lease.task.branch,
+            deadline=run.deadline,
+            now=self._clock(),
+            is_shadow=True,
+        )
+        rows = list(map(row_of, run.rows))
         running = asyncio.create_task(self._follow(run, answered, rows))
         self._running.add(running)
         # A callback, because a task that is cancelled before it begins never runs its own clean-up.

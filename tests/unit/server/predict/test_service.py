@@ -70,7 +70,7 @@ async def test_rows_of_one_text_form_one_group_with_one_trunk(
     first, second, third, fourth, later, _ = bench.engine.rows
     assert (first.task, second.task, third.task, fourth.task) == ("one", "one", "two", "two")
     assert first.group == third.group != second.group == fourth.group
-    assert first.trunk_key == third.trunk_key == later.trunk_key
+    assert first.encoding == third.encoding == later.encoding
     assert later.group not in {first.group, second.group}
     assert (first.trunk_tokens, first.branch_tokens) == (3, 3)
 

@@ -161,7 +161,7 @@ async def test_no_header_makes_the_tasks_of_a_policy_late_that_allows_on_failure
     found = await judge.judge(wanted)
 
     assert (found.action, found.is_by_failure) == (BLOCK, False)
-    assert {row.spec.priority for row in engine.rows} == {Priority.NORMAL}
+    assert {row.priority for row in engine.rows} == {Priority.NORMAL}
     assert wanted.request_for(policy).deadline_s == (deadline_ms or 60_000) / 1000
 
 
