@@ -15,7 +15,8 @@ from pydantic import JsonValue
 
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_contract.errors import NunatakError
-from nunatak_server.http.endpoints import RequestOptions, ask_policy
+from nunatak_server.http.endpoints import runtime_of
+from nunatak_server.predict.types import Handling
 from nunatak_server.verdicts.judge import Judgement
 
 
@@ -141,7 +142,7 @@ async def judge_call(
     request: Request,
     policy: str,
     content: CallContent,
-    handling: RequestOptions,
+    handling: Handling,
     *,
     replaceable: Collection[str],
 ) -> tuple[Judgement, Mapping[str, str]]:
@@ -155,7 +156,7 @@ async def judge_call(
             or a text to mask that is not replaceable.
     """
     asked = tuple({**content.texts, **dict.fromkeys(content.joined)})
-    judgement = await ask_policy(request, policy, asked, handling=handling)
+    judgement = await runtime_of(request).judge.judge(policy, asked, handling=handling)
     published = judgement.published.policy
     if published.mode is PolicyMode.DRY_RUN or judgement.action is VerdictAction.BLOCK:
         return judgement, {}

@@ -153,9 +153,9 @@ class PredictionService:
         Raises:
             NunatakError: the request as a whole cannot be answered.
         """
-        pace = self._turns.pace(request.caller)
+        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.deadline_s
+            deadline = self._clock() + request.handling.deadline_s
             outcomes = await self._answer(request, permit, deadline, pace)
             results = await self._conclude(request, outcomes, deadline, pace)
         for result in results:
@@ -188,9 +188,9 @@ class PredictionService:
             NunatakError: the request cannot be answered.
             NunatakError: `layer_not_held`, the upper layers of the backbone are not in memory.
         """
-        pace = self._turns.pace(request.caller)
+        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.deadline_s
+            deadline = self._clock() + request.handling.deadline_s
             asked, tokenize_s = await self._preprocessor.read_texts(request, permit)
             tokens = RowTokens()
             for row in asked.rows:
@@ -218,7 +218,9 @@ class PredictionService:
                 tasks = frozenset((BACKBONE,))
             else:
                 tasks = frozenset(map(TaskReference.task_in, request.references))
-            with self._admission.admit(request.caller, request.priority, tasks=tasks) as permit:
+            with self._admission.admit(
+                request.handling.caller, request.handling.priority, tasks=tasks
+            ) as permit:
                 yield permit
         except NunatakError as error:
             self._metrics.observe_request(BACKBONE if is_embedding else None, error.code)
@@ -291,9 +293,9 @@ class PredictionService:
         ]
 
     async def _stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
-        pace = self._turns.pace(request.caller)
+        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.deadline_s
+            deadline = self._clock() + request.handling.deadline_s
             arrivals = Arrivals()
             parts = [Part(it, arrive=arrivals.put) for it in self._split(request)]
             sources = [self._answer_part(part, permit, deadline, pace) for part in parts]
@@ -309,7 +311,9 @@ class PredictionService:
 
     def _split(self, request: PredictionRequest) -> Iterator[PredictionRequest]:
         """Yield the cached references together, and each reference that needs a look-up alone."""
-        is_known = {it: self._preprocessor.is_known(it, request.tasks) for it in request.references}
+        is_known = {
+            it: self._preprocessor.is_known(it, request.handling.tasks) for it in request.references
+        }
         known = tuple(text for text in request.references if is_known[text])
         if known:
             yield replace(request, references=known)

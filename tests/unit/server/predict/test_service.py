@@ -12,8 +12,8 @@ from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch, build_branch
 from nunatak_registry import StoreUnavailableError
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import (
+    Handling,
     PredictionRequest,
     TaskFailure,
     TaskPrediction,
@@ -234,10 +234,7 @@ async def test_rows_carry_who_sent_them_and_how_urgent_they_are(
     request = PredictionRequest(
         references=("one@prod",),
         inputs=("a",),
-        options=PredictionOptions(),
-        deadline_s=60,
-        caller="gold",
-        priority=Priority.HIGH,
+        handling=Handling(default_deadline_s=60, caller="gold", priority=Priority.HIGH),
     )
     bench.store.manifests[TaskReference(task="one", alias="prod")] = bench.store.manifests[
         TaskReference(task="one")

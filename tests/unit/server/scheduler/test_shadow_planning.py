@@ -14,7 +14,6 @@ from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import BatchPlan, TurnRules, add_shadows, plan_batch
 
-
 TEXT = text_of("text")
 
 
