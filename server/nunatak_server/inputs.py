@@ -18,7 +18,6 @@ class InputKind(StrEnum):
 
 
 def input_kind(item: Input) -> InputKind:
-    """Return the kind of an input."""
     match item:
         case str():
             return InputKind.TEXT
@@ -68,7 +67,6 @@ def find_misfit(
 
 
 def strings_in(item: Input) -> tuple[str, ...]:
-    """Return every string of an input."""
     match item:
         case str():
             return (item,)
@@ -81,7 +79,6 @@ def strings_in(item: Input) -> tuple[str, ...]:
 
 
 def count_documents(inputs: Sequence[Input]) -> int:
-    """Return the number of documents of all queries."""
     return sum(len(item.documents) for item in inputs if isinstance(item, Query))
 
 

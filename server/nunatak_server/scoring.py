@@ -165,7 +165,6 @@ class Scorer:
     def _answer(
         self, name: str, read: ReadInputs, kept: Sequence[int], rows: Sequence[InputLogits]
     ) -> TaskPrediction:
-        """Return the answer of one task about the inputs at `kept`."""
         manifest = self._tasks[name].manifest
         head = manifest.head
         inputs = [read.inputs[index] for index in kept]
@@ -276,11 +275,7 @@ def open_scorer(
     settings: ServerSettings,
     options: PredictionOptions,
 ) -> Scorer:
-    """Load the backbone of the settings and these versions of tasks, with a server's checks.
-
-    Raises:
-        NunatakError: the backbone cannot be loaded, or a version cannot be read, trusted or served.
-    """
+    """Load the backbone of the settings and these versions of tasks, with a server's checks."""
     if settings.compute_threads:
         torch.set_num_threads(settings.compute_threads)
     backbone = load_serving_backbone(settings)

@@ -52,9 +52,7 @@ class Encoder(Protocol):
         """Return whether a single text holds special tokens."""
         ...
 
-    def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
-        """Tokenize and truncate each input."""
-        ...
+    def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]: ...
 
     def encode_all(
         self, inputs: Sequence[TextInput], *, max_length: int, stride: int
@@ -100,12 +98,10 @@ class Extent:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a part of the input is not read."""
         return self.num_left_out > 0
 
 
 def extent_of(encodings: Encodings) -> Extent:
-    """Return the lengths of an input that its encodings cover."""
     parts = [encoding.part for encoding in encodings]
     total = sum(encoding.num_tokens for encoding in encodings)
     return Extent(
@@ -214,7 +210,6 @@ class Tokenization:
     async def encode(
         self, inputs: Sequence[Input], *, readings: Iterable[Reading], caller: str
     ) -> Mapping[Reading, list[Encodings]]:
-        """Encode every input once for each distinct reading."""
         distinct = tuple(dict.fromkeys(readings))
         texts = [texts_to_read(item) for item in inputs]
         pieces = [

@@ -63,7 +63,6 @@ class OpenAIProblem(Message):
 
 
 def as_openai(problem: Problem) -> dict[str, Any]:
-    """Return a problem as an OpenAI error."""
     match problem["status"]:
         case 429:
             kind = "rate_limit_error"
@@ -124,7 +123,6 @@ VLLM_TYPES: Final = {
 
 
 def as_vllm(problem: Problem) -> dict[str, Any]:
-    """Return a problem as an error of vLLM."""
     status = problem["status"]
     other = "InternalServerError" if status >= 500 else "BadRequestError"
     kind = VLLM_TYPES.get(status, other)
@@ -166,7 +164,6 @@ def as_portkey(problem: Problem) -> dict[str, Any]:
 
 
 def as_litellm(problem: Problem) -> dict[str, Any]:
-    """Return a problem as the reason of LiteLLM's block."""
     return {"action": "BLOCKED", "blocked_reason": explained(problem), "texts": None}
 
 
@@ -187,7 +184,6 @@ class Failures:
     """The statuses that stay errors of a guard, because no call can cause them."""
 
     def response(self, problem: Problem, *, headers: Mapping[str, str]) -> Response:
-        """Return the answer to a request with a problem."""
         protects = self.verdict is not None and problem["status"] not in self.errors
         shape = self.verdict if self.verdict is not None and protects else self.shape
         return Response(
@@ -228,7 +224,6 @@ class TranslatedRoute(StrictRoute):
     """A route whose failures have the shape of its protocol."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the handler of the base class."""
         handle = super().get_route_handler()
 
         async def handle_in_shape(request: Request) -> Response:
@@ -279,7 +274,6 @@ def _ends_the_request(error: BaseException) -> bool:
 def router_of(
     protocol: str, *, prefix: str = "", route_class: type[TranslatedRoute] = TranslatedRoute
 ) -> Router:
-    """Return the router of a protocol in the table."""
     model = FAILURES[protocol].model
     described: dict[int | str, dict[str, Any]] = {}
     if model is not None:

@@ -191,7 +191,6 @@ def _is_setting(value: JsonValue, name: str) -> bool:
 
 
 def _text_of(item: JsonValue, name: str) -> str | None:
-    """Return the text of an item of a list, if the item is one text."""
     match item:
         case str() if not _is_setting(item, name):
             text = item

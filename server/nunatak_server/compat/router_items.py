@@ -39,9 +39,6 @@ async def ask_each(
     Returns:
         For each item an answer and the item's place in the answer, or the item's error; the headers
         of the answer to all items.
-
-    Raises:
-        NunatakError: the failure is no failure of an item.
     """
 
     async def ask_alone(item: ItemT) -> AnswerT | str:

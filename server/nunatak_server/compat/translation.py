@@ -26,7 +26,6 @@ async def find_task(request: Request, task: str, version: str | None) -> TaskMan
     """Return the manifest of the version that a path means.
 
     Raises:
-        NunatakError: no such task, version or alias, or the store cannot be read.
         NunatakError: `backbone_mismatch`, the server has no backbone for the version.
     """
     reference = TaskReference.parse(reference_text(task, version))
@@ -47,9 +46,6 @@ async def embed_texts(
     """Embed texts with a backbone, or else the default backbone.
 
     Returns vectors and the headers of the answer.
-
-    Raises:
-        NunatakError: the service cannot answer.
     """
     runtime = runtime_of(request)
     embeddings = await runtime.service.embed(
@@ -66,7 +62,6 @@ async def embed_texts(
 
 
 def texts_of(texts: str | list[str]) -> tuple[str, ...]:
-    """Return one text or several as several."""
     return (texts,) if isinstance(texts, str) else tuple(texts)
 
 

@@ -43,7 +43,6 @@ class PoolingRequest(Message):
 
     @property
     def options(self) -> PredictionOptions:
-        """The options for the service."""
         function = FunctionToApply.NONE if self.use_activation is False else None
         return PredictionOptions(
             scores=ScoreOptions(function=function),

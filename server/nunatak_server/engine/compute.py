@@ -114,7 +114,6 @@ class BatchCompute:
 
     @property
     def fast_kernels(self) -> tuple[str, ...]:
-        """The names of the fast kernels in use."""
         return self._in_use.backbone.fast_kernels
 
     def _answers(

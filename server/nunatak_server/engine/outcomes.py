@@ -39,9 +39,7 @@ class BatchReport:
 class BatchObserver(Protocol):
     """Receives the report of each batch, on the engine thread."""
 
-    def observe_batch(self, report: BatchReport) -> None:
-        """Record one batch."""
-        ...
+    def observe_batch(self, report: BatchReport) -> None: ...
 
 
 class BatchObservers:
@@ -51,7 +49,6 @@ class BatchObservers:
         self._observers = observers
 
     def observe_batch(self, report: BatchReport) -> None:
-        """Record one batch with each observer."""
         for observer in self._observers:
             observer.observe_batch(report)
 
@@ -63,7 +60,6 @@ def report_of(
     started_at: float,
     compute_s: float,
 ) -> BatchReport:
-    """Return the report of a batch from its plan."""
     num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
     num_branch_rows = sum(row.branch_tokens > 0 for row in plan.batch)
     longest_trunk = max((row.trunk_tokens for row in plan.batch), default=0)
@@ -96,9 +92,7 @@ class Compute(Protocol):
 
     def __call__(
         self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
-    ) -> list[list[float]]:
-        """Return the logits of each row."""
-        ...
+    ) -> list[list[float]]: ...
 
 
 def compute_rows(
@@ -132,7 +126,6 @@ def compute_rows(
 
 
 def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOutcome:
-    """Return the answer or the error of a row."""
     if isinstance(logits, NunatakError):
         return logits
     if not all(map(math.isfinite, logits)):

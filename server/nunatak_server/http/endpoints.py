@@ -48,12 +48,10 @@ VersionQuery = Annotated[str | None, Query(description="a version, in place of t
 
 
 def runtime_of(request: Request) -> Runtime:
-    """Return the application's runtime."""
     return state_of(request.scope).runtime
 
 
 def catalog_of(request: Request) -> VisibleCatalog:
-    """Return the catalog of the caller's tasks."""
     return VisibleCatalog(runtime_of(request).catalog, caller_of(request.scope))
 
 
@@ -92,15 +90,12 @@ class Router(APIRouter):
     """Adds each endpoint with the permission that its callers need, under one or more paths."""
 
     def ask(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as the framework's own methods
-        """Add an endpoint that computes an answer."""
         return self._add(paths, "POST", needs(Scope.PREDICT), answer, options)
 
     def read(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as above
-        """Add an endpoint that tells facts."""
         return self._add(paths, "GET", needs(Scope.READ), answer, options)
 
     def show(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as above
-        """Add an endpoint that tells everyone a fact."""
         return self._add(paths, "GET", PUBLIC, answer, options)
 
     def _add(
@@ -134,11 +129,7 @@ async def ask_task(
     options: PredictionOptions,
     handling: Handling,
 ) -> tuple[TaskPrediction, dict[str, str]]:
-    """Ask one task through the service; return its answer and the headers of the answer.
-
-    Raises:
-        NunatakError: or any other error of Nunatak: the task cannot answer.
-    """
+    """Ask one task through the service; return its answer and the headers of the answer."""
     wanted = PredictionRequest(
         references=(reference,), inputs=inputs, options=options, handling=handling
     )
@@ -155,5 +146,4 @@ async def ask_task(
 
 
 def reference_text(task: str, version: str | None) -> str:
-    """Return the reference in a path and a query together."""
     return task if version is None else f"{task}/{version}"

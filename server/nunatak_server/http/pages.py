@@ -55,7 +55,6 @@ class DescribedApp(FastAPI):
     """
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI schema."""
         if self.openapi_schema is None:
             self.openapi_schema = completed(super().openapi())
         return self.openapi_schema
@@ -94,7 +93,6 @@ def _completed(operation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grammar(places: set[tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """Return the grammar of the name parameters of a path."""
     # A task next to an alias or a required version cannot name an alias itself.
     is_alone = places.isdisjoint({("alias", "path"), ("alias", "query"), ("version", "path")})
     return {"task": REFERENCE if is_alone else NAME, "alias": NAME, "version": VERSION}

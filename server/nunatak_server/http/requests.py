@@ -78,7 +78,6 @@ def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
 
 
 def options_of(parameters: Parameters) -> PredictionOptions:
-    """Return parameters as options of the service."""
     return PredictionOptions(
         scores=ScoreOptions(function=parameters.function_to_apply, top_k=parameters.top_k),
         entities=EntityOptions(

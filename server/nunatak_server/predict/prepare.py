@@ -87,7 +87,6 @@ class _ReadInputs:
     """Tasks that read alike and split at one depth have equal rows."""
 
     async def ask(self, reference: str, chosen: Chosen) -> AskedTask:
-        """Return the rows of the chosen version and of its shadow."""
         manifest, shadow, request = chosen.manifest, chosen.shadow, self.request
         return AskedTask(
             reference=reference,
@@ -103,7 +102,6 @@ class _ReadInputs:
         )
 
     def encodings_of(self, manifest: TaskManifest) -> list[Encodings]:
-        """Return the encodings of each input, as a version reads them."""
         return self.encodings[self.readings[key_of(manifest)]]
 
     def extents_of(self, manifest: TaskManifest) -> tuple[Extent, ...]:
@@ -191,7 +189,6 @@ class Preprocessor:
         permit counts `MIN_COST` for each row before the row is made.
 
         Raises:
-            NunatakError: the queue has no space for the rows.
             DeadlineExceededError: the deadline of the request passed first.
             TooManyTokensError: every task refuses a text as too long.
         """

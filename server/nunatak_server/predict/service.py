@@ -135,11 +135,7 @@ class PredictionService:
         return self._readiness.takes_requests and self._admission.has_plenty(num_bytes)
 
     def check_capacity(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
-        """Refuse a request without room, before its body is read, and count the refusal.
-
-        Raises:
-            NunatakError: the server accepts no requests, or has no room now.
-        """
+        """Refuse a request without room, before its body is read, and count the refusal."""
         try:
             self._readiness.check()
             self._admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
@@ -148,11 +144,7 @@ class PredictionService:
             raise
 
     async def predict(self, request: PredictionRequest) -> Predictions:
-        """Answer a request, with an answer or a failure for each of its tasks.
-
-        Raises:
-            NunatakError: the request as a whole cannot be answered.
-        """
+        """Answer a request, with an answer or a failure for each of its tasks."""
         pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
             deadline = self._clock() + request.handling.deadline_s
@@ -170,9 +162,6 @@ class PredictionService:
 
         If the whole request is refused or late, the first step raises. Later failures are results.
         Closing the generator cancels the open tasks.
-
-        Raises:
-            NunatakError: the request as a whole cannot be answered.
         """
         async with aclosing(hold_refusals(self._stream(request))) as results:
             async for streamed in results:
@@ -185,7 +174,6 @@ class PredictionService:
         before, the embedding needs only the layers above.
 
         Raises:
-            NunatakError: the request cannot be answered.
             NunatakError: `layer_not_held`, the upper layers of the backbone are not in memory.
         """
         pace = self._turns.pace(request.handling.caller)
@@ -434,7 +422,6 @@ async def _vectors(
 
 
 async def _timings_of(outcomes: Sequence[TaskOutcome], pace: Pace) -> StageTimes:
-    """Return the timings of tasks that were prepared together."""
     timings = StageTimes(tokenize_s=outcomes[0].tokenize_s if outcomes else 0.0)
     for outcome in outcomes:
         timings = timings.with_rows(outcome.rows)

@@ -55,7 +55,6 @@ class Handling:
 
     @property
     def deadline_s(self) -> float:
-        """The deadline that counts."""
         return self.default_deadline_s if self.own_deadline_s is None else self.own_deadline_s
 
 
@@ -111,12 +110,10 @@ class AskedBackbone:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens read of all texts."""
         return sum(row.encoding.num_tokens for row in self.rows)
 
     @property
     def is_cut(self) -> bool:
-        """Whether a part of a text is not read."""
         return any(row.encoding.part.num_left_out for row in self.rows)
 
 

@@ -37,7 +37,6 @@ class Comparison:
 
     @property
     def max_drift(self) -> float:
-        """The largest difference."""
         return max(self.drifts, default=0.0)
 
 
@@ -218,11 +217,9 @@ class Reports:
             tally.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
 
     def add_errors(self, pair: Pair, num_inputs: int) -> None:
-        """Count inputs on which the shadow failed."""
         self._tally(pair).errors += num_inputs
 
     def add_dropped(self, pair: Pair, num_inputs: int) -> None:
-        """Count inputs on which the shadow did not run."""
         self._tally(pair).dropped += num_inputs
 
     def _tally(self, pair: Pair) -> _Tally:

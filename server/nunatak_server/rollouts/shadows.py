@@ -122,7 +122,6 @@ class Shadows:
         return rows
 
     def drop(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
-        """Count inputs on which the shadow does not run."""
         self._reports.add_dropped(pair_of(answered, shadow), num_inputs)
         self._metrics.observe_dropped(answered.task, num_inputs)
 
@@ -131,7 +130,6 @@ class Shadows:
         return self._reports.report(pair_of(answered, shadow))
 
     async def aclose(self) -> None:
-        """Cancel the runs in progress."""
         running = list(self._running)
         for task in running:
             task.cancel()

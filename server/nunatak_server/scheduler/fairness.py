@@ -31,7 +31,6 @@ MAX_PAST_DEADLINES: Final = 64
 
 
 def flow_of(row: WaitingRow) -> Flow:
-    """Return the flow of a row."""
     return row.caller, row.priority, row.task
 
 
@@ -54,7 +53,6 @@ class Queues(Generic[RowT]):
         self.add(rows)
 
     def __len__(self) -> int:
-        """Return the number of waiting rows."""
         return len(self._rows)
 
     def __contains__(self, row: RowT) -> bool:

@@ -64,7 +64,6 @@ def backbone_answer(outcome: RowOutcome) -> RowAnswer:
     Raises:
         NunatakError: `backbone_unhealthy`, the forward pass of the row fails, or its outputs are
             not finite.
-        NunatakError: the row was not computed.
     """
     match outcome:
         case RowAnswer():
@@ -190,7 +189,6 @@ class RowTokens:
         self._paid_shares: dict[int, float] = {}
 
     def add(self, task: str, row: RowSpec) -> None:
-        """Count a row of a task."""
         paid = self._paid_shares.get(row.group, 0.0)
         extra = max(0.0, work_added(row, paid_share=paid) - MIN_COST)
         self._paid_shares[row.group] = max(paid, row.trunk_share)

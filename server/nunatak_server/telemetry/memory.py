@@ -170,7 +170,6 @@ class StateCollector(Collector):
         self._task_label = task_label
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics of the state."""
         yield from self._process()
         yield from self._tiers()
         yield self._tasks()

@@ -137,7 +137,6 @@ class Metrics:
         )
 
     def include(self, collector: Collector) -> None:
-        """Render the metrics of `collector` with the others."""
         self._registry.register(collector)
 
     def observe_http(self, *, route: str, method: str, status: int, seconds: float) -> None:
@@ -169,12 +168,10 @@ class Metrics:
             self._task_queue(label).inc(version.slowest.queue_s)
 
     def observe_stages(self, *, queue_s: float, tokenize_s: float) -> None:
-        """Record the times of the stages of one request."""
         self._queue.observe(queue_s)
         self._tokenize.observe(tokenize_s)
 
     def observe_batch(self, report: BatchReport) -> None:
-        """Record one batch."""
         self._compute.observe(report.compute_s)
         self._batch_rows.observe(report.num_rows)
         self._batch_tokens.observe(report.num_tokens)
@@ -183,7 +180,6 @@ class Metrics:
         self._padding_saved.inc(report.num_padding_saved)
 
     def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
-        """Record one attempt to load a version of a task."""
         label = self._task_label(task)
         loaded, failed = self._loads(label, OK), self._loads(label, "failed")
         (loaded if succeeded else failed).inc()
@@ -195,7 +191,6 @@ class Metrics:
             self._long_inputs(label, on_long.value)
 
     def observe_load_wait(self, seconds: float) -> None:
-        """Record the time that one request waited for a load."""
         self._load_wait.observe(seconds)
 
     def observe_long_input(self, task: str, on_long: OnLong) -> None:
@@ -253,7 +248,6 @@ class TrunkCacheCollector(Collector):
         self._stats = stats
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all present metrics of the cache."""
         stats = self._stats()
         counters = (
             ("hits", "Trunk states that were read", stats.hits),

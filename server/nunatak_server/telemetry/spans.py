@@ -117,7 +117,6 @@ class SpanTracing:
             self._batches.popitem(last=False)
 
     def close(self) -> None:
-        """Send the spans that have not been sent."""
         self._provider.shutdown()
 
     def _version(self, record: VersionWork, request: Span) -> None:

@@ -68,7 +68,6 @@ class Judgement:
 
     @property
     def decided(self) -> VerdictAction:
-        """The strongest action of all texts."""
         return strongest(it.action for it in self.decisions)
 
     @property
@@ -144,7 +143,6 @@ class Judge:
 
         Raises:
             NunatakError: `policy_not_found` and others of `KnownFacts.policy`.
-            NunatakError: the request is refused for its texts, or has no room in the queue.
         """
         published = await self._facts.policy(policy, handling.caller, tasks=handling.tasks)
         judgement = await self._ask(published, texts, handling, stops_early=stops_early)

@@ -185,7 +185,9 @@ async def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Bac
 
         found = await bench.service.embed(URGENT)
         with pytest.raises(DeadlineTooShortError):
-            await bench.service.embed(replace(URGENT, priority=Priority.NORMAL))
+            await bench.service.embed(
+                replace(URGENT, handling=replace(URGENT.handling, priority=Priority.NORMAL))
+            )
 
     assert found.vectors == (VECTOR, VECTOR)
 
