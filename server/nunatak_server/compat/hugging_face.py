@@ -81,11 +81,7 @@ router = router_of("Hugging Face", prefix="/hf")
 
 @router.ask("/tasks/{task}", "/tasks/{task}/{version}", answer=Any)
 async def ask(
-    request: Request,
-    handling: Routed,
-    task: str,
-    body: HfRequest,
-    version: str | None = None,
+    request: Request, handling: Routed, task: str, body: HfRequest, version: str | None = None
 ) -> Response:
     """Ask a task; the head of the task decides the shape of the answer."""
     result, headers = await ask_task(
@@ -99,11 +95,7 @@ async def ask(
 
 
 @router.ask("/backbone", answer=list[float])
-async def compare(
-    request: Request,
-    handling: Unrouted,
-    body: SimilarityRequest,
-) -> Response:
+async def compare(request: Request, handling: Unrouted, body: SimilarityRequest) -> Response:
     """Return the cosine similarity of the first sentence with each of the others."""
     found, headers = await embed_texts(
         request,

@@ -36,12 +36,7 @@ router = router_of("KServe 1")
 
 
 @router.ask("/v1/models/{task}:predict", answer=KServeResponse)
-async def predict(
-    request: Request,
-    handling: Routed,
-    task: str,
-    body: KServeRequest,
-) -> Response:
+async def predict(request: Request, handling: Routed, task: str, body: KServeRequest) -> Response:
     """Ask a task; `{task}` is `name` or `name@alias`."""
     result, headers = await ask_task(
         request, task, inputs_of(body.instances), options=DEFAULT_OPTIONS, handling=handling

@@ -57,10 +57,7 @@ router = router_of("LiteLLM")
 
 @router.ask("/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api", answer=LiteLLMResponse)
 async def litellm(
-    request: Request,
-    handling: Routed,
-    policy: str,
-    body: LiteLLMRequest,
+    request: Request, handling: Routed, policy: str, body: LiteLLMRequest
 ) -> Response:
     """Judge the texts of a request or response for LiteLLM's `generic_guardrail_api`."""
     content, texts = CallContent(), body.texts or []

@@ -227,11 +227,7 @@ async def model_ready(request: Request, task: str, version: str | None = None) -
     responses=WITH_BINARY,
 )
 async def infer(
-    request: Request,
-    handling: Routed,
-    task: str,
-    body: InferRequest,
-    version: str | None = None,
+    request: Request, handling: Routed, task: str, body: InferRequest, version: str | None = None
 ) -> Response:
     """Ask a task."""
     columns = _columns(body.inputs)

@@ -74,11 +74,7 @@ router = router_of("OpenAI")
 
 
 @router.ask("/v1/embeddings", answer=EmbeddingsResponse)
-async def embeddings(
-    request: Request,
-    handling: Unrouted,
-    body: EmbeddingsRequest,
-) -> Response:
+async def embeddings(request: Request, handling: Unrouted, body: EmbeddingsRequest) -> Response:
     """Embed texts with the backbone: pooled, at length one."""
     backbone = runtime_of(request).backbones.named(body.model)
     width = backbone.config.hidden_width
@@ -145,11 +141,7 @@ class ModerationsResponse(Message):
 
 
 @router.ask("/v1/moderations", answer=ModerationsResponse)
-async def moderations(
-    request: Request,
-    handling: Routed,
-    body: ModerationsRequest,
-) -> Response:
+async def moderations(request: Request, handling: Routed, body: ModerationsRequest) -> Response:
     """Judge texts by the policy `model`; the categories of its rules are OpenAI's."""
     texts = texts_of(body.input)
     judgement = await runtime_of(request).judge.judge(

@@ -52,10 +52,7 @@ router = router_of("Portkey")
     "/v1/verdicts/{policy}/portkey", answer=PortkeyResponse, response_model_exclude_none=True
 )
 async def portkey(
-    request: Request,
-    handling: Routed,
-    policy: str,
-    body: PortkeyRequest,
+    request: Request, handling: Routed, policy: str, body: PortkeyRequest
 ) -> Response:
     """Judge every text of a request or response for Portkey's webhook guardrail."""
     name = "request" if body.eventType == "beforeRequestHook" else "response"

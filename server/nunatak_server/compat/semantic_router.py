@@ -42,12 +42,7 @@ from nunatak_server.http.replies import reply
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.entities import EntityGroup, EntityOptions
 from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import (
-    DocumentScore,
-    LabelScore,
-    RankingOptions,
-    apply_function,
-)
+from nunatak_server.outputs.scores import DocumentScore, LabelScore, RankingOptions, apply_function
 from nunatak_server.predict.types import Handling, TaskPrediction
 from nunatak_server.tokenization import Extent
 
@@ -55,11 +50,7 @@ router = router_of("vLLM semantic-router", prefix="/srun")
 
 
 @router.ask("/v1/classify", answer=dict[str, Any])
-async def classify(
-    request: Request,
-    handling: Routed,
-    body: ClassifyRequest,
-) -> Response:
+async def classify(request: Request, handling: Routed, body: ClassifyRequest) -> Response:
     """Run the head of a task; a failed input carries its own error."""
     started = time.perf_counter()
     fields, headers = await _classify(request, body, handling)
@@ -67,11 +58,7 @@ async def classify(
 
 
 @router.ask("/v1/rerank", answer=dict[str, Any])
-async def rerank(
-    request: Request,
-    handling: Routed,
-    body: RerankRequest,
-) -> Response:
+async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Response:
     """Order documents for a query, best first."""
     started = time.perf_counter()
     fields, headers = await _rerank(request, body, handling)
@@ -79,11 +66,7 @@ async def rerank(
 
 
 @router.ask("/v1/embeddings", answer=dict[str, Any])
-async def embeddings(
-    request: Request,
-    handling: Unrouted,
-    body: EmbeddingsRequest,
-) -> Response:
+async def embeddings(request: Request, handling: Unrouted, body: EmbeddingsRequest) -> Response:
     """Embed texts with the backbone; a failed text carries its own error."""
     started = time.perf_counter()
     fields, headers = await embed(request, body, handling)
@@ -91,11 +74,7 @@ async def embeddings(
 
 
 @router.ask("/v1/bundle", answer=dict[str, Any])
-async def bundle(
-    request: Request,
-    handling: Routed,
-    body: BundleRequest,
-) -> Response:
+async def bundle(request: Request, handling: Routed, body: BundleRequest) -> Response:
     """Answer several requests; each has the status that it would have alone."""
     started = time.perf_counter()
     handling = with_deadline(handling, body.options.deadline_ms)

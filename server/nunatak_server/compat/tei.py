@@ -151,19 +151,11 @@ async def rerank(
 
 
 @router.ask("/backbone", "/backbone/embed", answer=list[list[float]])
-async def embed(
-    request: Request,
-    handling: Unrouted,
-    body: TeiEmbedRequest,
-) -> Response:
+async def embed(request: Request, handling: Unrouted, body: TeiEmbedRequest) -> Response:
     """Embed texts, always as a list of vectors."""
     texts = texts_of(body.inputs)
     found, headers = await embed_texts(
-        request,
-        texts,
-        truncates=body.truncate,
-        normalises=body.normalize,
-        handling=handling,
+        request, texts, truncates=body.truncate, normalises=body.normalize, handling=handling
     )
     return reply(found.vectors, headers=headers)
 

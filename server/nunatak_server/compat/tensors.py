@@ -124,8 +124,7 @@ def _texts_in(raw: bytes) -> list[str]:
         place = start + size
         if place > len(raw):
             raise NunatakError(
-                "invalid_request",
-                problem="an element of a binary tensor is longer than the tensor",
+                "invalid_request", problem="an element of a binary tensor is longer than the tensor"
             )
         try:
             texts.append(raw[start:place].decode())

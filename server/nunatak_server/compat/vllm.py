@@ -203,11 +203,7 @@ router = router_of("vLLM, Jina and Cohere")
 @router.ask(
     "/classify", answer=ClassifyResponse | list[UnnamedItem], response_model_exclude_none=True
 )
-async def classify(
-    request: Request,
-    handling: Routed,
-    body: ClassifyBody,
-) -> Response:
+async def classify(request: Request, handling: Routed, body: ClassifyBody) -> Response:
     """Classify texts. The request `{"inputs": text}` asks the one task of the key."""
     if isinstance(body, UnnamedRequest):
         return await _answer_unnamed(request, body.inputs, handling)
@@ -221,11 +217,7 @@ async def classify(
 
 
 @router.ask("/score", "/v1/score", answer=ScoreResponse)
-async def score(
-    request: Request,
-    handling: Routed,
-    body: ScoreBody,
-) -> Response:
+async def score(request: Request, handling: Routed, body: ScoreBody) -> Response:
     """Score pairs of texts with a ranking task."""
     result, headers = await ask_task(
         request, body.model, _queries(*_sides(body)), options=body.options, handling=handling
@@ -240,11 +232,7 @@ async def score(
 @router.ask(
     "/rerank", "/v1/rerank", "/v2/rerank", answer=RerankResponse, response_model_exclude_none=True
 )
-async def rerank(
-    request: Request,
-    handling: Routed,
-    body: RerankRequest,
-) -> Response:
+async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Response:
     """Order documents for a query, best first."""
     documents = tuple(it if isinstance(it, str) else it.text for it in body.documents)
     query = Query(query=body.query, documents=documents)

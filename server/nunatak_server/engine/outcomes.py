@@ -54,11 +54,7 @@ class BatchObservers:
 
 
 def report_of(
-    plan: BatchPlan[PendingRow],
-    *,
-    number: int,
-    started_at: float,
-    compute_s: float,
+    plan: BatchPlan[PendingRow], *, number: int, started_at: float, compute_s: float
 ) -> BatchReport:
     num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
     num_branch_rows = sum(row.branch_tokens > 0 for row in plan.batch)

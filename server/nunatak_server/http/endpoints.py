@@ -74,9 +74,7 @@ async def handling_of(
 
 
 async def unrouted_handling_of(
-    request: Request,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
+    request: Request, deadline_ms: DeadlineHeader = None, priority: PriorityHeader = Priority.NORMAL
 ) -> Handling:
     """Return how to handle a request that no canary concerns."""
     return await handling_of(request, deadline_ms, priority, None)

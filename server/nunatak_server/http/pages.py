@@ -36,10 +36,7 @@ _NAME: Final = NAME_PATTERN.strip("^$")
 _TOO_LONG: Final = f"[^@/]{{{MAX_NAME_LENGTH + 1}}}"
 _NOT_TOO_LONG: Final = f"(?!{_TOO_LONG}|[^@]*@{_TOO_LONG})"
 NAME: Final = {"type": "string", "pattern": NAME_PATTERN, "maxLength": MAX_NAME_LENGTH}
-REFERENCE: Final = {
-    "type": "string",
-    "pattern": f"^{_NOT_TOO_LONG}{_NAME}(?:@{_NAME})?$",
-}
+REFERENCE: Final = {"type": "string", "pattern": f"^{_NOT_TOO_LONG}{_NAME}(?:@{_NAME})?$"}
 VERSION: Final = {"type": "string", "pattern": f"^{integers_up_to(MAX_VERSION)}$"}
 WHOLE_REFERENCE: Final = {
     "type": "string",

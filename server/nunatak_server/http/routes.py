@@ -63,11 +63,7 @@ async def predict(
 
 @router.ask("/v1/tasks/{task}/{version}/predict", answer=PredictResponse)
 async def predict_version(
-    request: Request,
-    handling: Unrouted,
-    task: str,
-    version: str,
-    body: PredictRequest,
+    request: Request, handling: Unrouted, task: str, version: str, body: PredictRequest
 ) -> Response:
     """Ask one version of a task."""
     return await _predict(request, reference_text(task, version), body, handling)
@@ -75,10 +71,7 @@ async def predict_version(
 
 @router.ask("/v1/predict", answer=PredictManyResponse, responses=LINES)
 async def predict_many(
-    request: Request,
-    handling: Routed,
-    body: PredictManyRequest,
-    accept: AcceptHeader = None,
+    request: Request, handling: Routed, body: PredictManyRequest, accept: AcceptHeader = None
 ) -> Response:
     """Ask several tasks about the same inputs; each answers or fails separately.
 
@@ -105,12 +98,7 @@ async def predict_many(
 
 
 @router.ask("/v1/verdicts/{policy}", answer=wire.PolicyVerdict)
-async def judge(
-    request: Request,
-    handling: Routed,
-    policy: str,
-    body: VerdictRequest,
-) -> Response:
+async def judge(request: Request, handling: Routed, policy: str, body: VerdictRequest) -> Response:
     """Let a policy decide about texts: allow, flag, mask or block.
 
     The answer comes as soon as a block is certain; the other tasks are then not asked any further.
@@ -162,11 +150,7 @@ async def _predict(
     request: Request, reference: str, body: PredictRequest, handling: Handling
 ) -> Response:
     result, headers = await ask_task(
-        request,
-        reference,
-        inputs_of(body.inputs),
-        options=_options(body),
-        handling=handling,
+        request, reference, inputs_of(body.inputs), options=_options(body), handling=handling
     )
     return reply(prediction_fields(result, body.inputs), headers=headers)
 

@@ -10,14 +10,7 @@ request fails only by its common parts: the texts, admission, the deadline.
 import asyncio
 import contextlib
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Collection,
-    Generator,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial

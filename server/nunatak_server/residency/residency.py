@@ -18,12 +18,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_registry import TaskNotFoundError, Traffic, VersionNotFoundError
 from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
-from nunatak_server.residency.resident_set import (
-    ResidentSet,
-    ResidentStats,
-    key_of,
-    versions_of,
-)
+from nunatak_server.residency.resident_set import ResidentSet, ResidentStats, key_of, versions_of
 
 logger = logging.getLogger(__name__)
 

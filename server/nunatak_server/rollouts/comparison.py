@@ -41,12 +41,7 @@ class Comparison:
 
 
 def compare_outputs(
-    head: HeadRecord,
-    output: Output,
-    shadow_head: HeadRecord,
-    shadow: Output,
-    *,
-    tolerance: float,
+    head: HeadRecord, output: Output, shadow_head: HeadRecord, shadow: Output, *, tolerance: float
 ) -> Comparison:
     """Compare two outputs made with `FULL_OPTIONS` by heads of one kind and problem.
 

@@ -15,12 +15,7 @@ from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import OutOfMemoryError, TaskError
 from nunatak_server.outputs.entities import Join
-from nunatak_server.outputs.outputs import (
-    MAX_LOGITS_ON_LOOP,
-    Output,
-    outputs_of,
-    work_of,
-)
+from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, Output, outputs_of, work_of
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.rollouts.choice import CandidateValidation
@@ -150,9 +145,7 @@ class Shadows:
             return
         await asyncio.wait([row.future for row in rows])
         await self._conclude(
-            run,
-            [row.future.result() for row in answered],
-            [row.future.result() for row in rows],
+            run, [row.future.result() for row in answered], [row.future.result() for row in rows]
         )
 
     async def _conclude(

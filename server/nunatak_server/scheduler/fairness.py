@@ -164,11 +164,7 @@ class FairQueue(Generic[RowT]):
     """The order in which one batch takes rows."""
 
     def __init__(
-        self,
-        queues: Queues[RowT],
-        *,
-        virtual_times: VirtualTimes,
-        weights: Mapping[str, float],
+        self, queues: Queues[RowT], *, virtual_times: VirtualTimes, weights: Mapping[str, float]
     ) -> None:
         """Order the rows of `queues`, which stay there.
 

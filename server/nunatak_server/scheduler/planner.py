@@ -25,13 +25,7 @@ from typing import Final, Generic
 
 from nunatak_model import Encoding
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.fairness import (
-    FairQueue,
-    Flow,
-    Queues,
-    VirtualTimes,
-    flow_of,
-)
+from nunatak_server.scheduler.fairness import FairQueue, Flow, Queues, VirtualTimes, flow_of
 from nunatak_server.scheduler.rows import MIN_COST, RowT, work_added
 
 OLDEST_EVERY: Final = 8
@@ -328,11 +322,7 @@ class Draft(Generic[RowT]):
 
 
 def _fill(
-    draft: Draft[RowT],
-    turns: FairQueue[RowT],
-    queues: Queues[RowT],
-    *,
-    begins_with_oldest: bool,
+    draft: Draft[RowT], turns: FairQueue[RowT], queues: Queues[RowT], *, begins_with_oldest: bool
 ) -> None:
     row = next(iter(queues), None) if begins_with_oldest else turns.next_row(draft.seen)
     while row is not None:
@@ -353,11 +343,7 @@ def _fill(
 
 
 def add_shadows(
-    plan: BatchPlan[RowT],
-    shadows: Iterable[RowT],
-    *,
-    limits: BatchLimits,
-    rules: TurnRules[RowT],
+    plan: BatchPlan[RowT], shadows: Iterable[RowT], *, limits: BatchLimits, rules: TurnRules[RowT]
 ) -> BatchPlan[RowT]:
     """Fill the free places of a batch with shadow rows, in their order.
 

@@ -65,10 +65,7 @@ class Metrics:
         )
         self._requests = cache(requests.labels)
         callers = Counter(
-            "nunatak_caller_requests",
-            "Requests by caller",
-            ["caller", "status"],
-            registry=registry,
+            "nunatak_caller_requests", "Requests by caller", ["caller", "status"], registry=registry
         )
         self._caller_requests = cache(callers.labels)
         caller_tokens = Counter(
@@ -83,9 +80,7 @@ class Metrics:
             "task_tokens", "Tokens of the rows computed for a task", registry
         )
         self._task_queue = _by_task(
-            "task_queue_seconds",
-            "Time that requests of a task waited",
-            registry,
+            "task_queue_seconds", "Time that requests of a task waited", registry
         )
         self._queue = _seconds("queue", "Time that the rows of a request waited", registry)
         self._tokenize = _seconds("tokenize", "Time to tokenize a request", registry)
