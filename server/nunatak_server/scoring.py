@@ -22,10 +22,8 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Encoding, Row
 from nunatak_registry import Registry
 from nunatak_server.backbones import load_serving_backbone
-from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.engine.outcomes import Compute
+from nunatak_server.engine.compute import BatchCompute, Compute
 from nunatak_server.errors import TaskUnhealthyError
-from nunatak_server.inputs import find_misfit, texts_to_read
 from nunatak_server.outputs.outputs import (
     PredictionOptions,
     on_long_of,
@@ -43,6 +41,8 @@ from nunatak_server.tokenization import (
     encode_alike,
     extent_of,
     find_cut,
+    find_misfit,
+    texts_to_read,
 )
 
 InputLogits = list[list[float]]

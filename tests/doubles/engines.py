@@ -11,8 +11,8 @@ from doubles.serving import ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import BetweenLayers, Branch, Encoding, Row, build_branch
+from nunatak_server.engine.compute import Compute
 from nunatak_server.engine.engine import Engine
-from nunatak_server.engine.outcomes import Compute
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome

@@ -5,7 +5,7 @@ from pathlib import Path
 import house
 
 MAX_LINES_OF_A_FILE = 500
-MAX_FILES_OF_ONE_PREDICT = 59
+MAX_FILES_OF_ONE_PREDICT = 58
 MAX_SHARED_CLASS_NAMES = 3
 
 

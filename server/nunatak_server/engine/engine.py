@@ -25,7 +25,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from nunatak_contract.errors import NunatakError
-from nunatak_server.engine.outcomes import (
+from nunatak_server.engine.compute import (
     BatchObserver,
     Compute,
     compute_rows,

@@ -20,7 +20,6 @@ from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.facts import KnownFacts
 from nunatak_server.failures import within
-from nunatak_server.inputs import find_misfit
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import on_long_of, reading_of
 from nunatak_server.predict.types import (
@@ -52,6 +51,7 @@ from nunatak_server.tokenization import (
     Tokenization,
     extent_of,
     find_cut,
+    find_misfit,
 )
 from nunatak_server.turns import Pace
 

@@ -22,7 +22,6 @@ from nunatak_model import embedding_branch
 from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.facts import KnownFacts
-from nunatak_server.inputs import count_documents
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
 from nunatak_server.predict.arrivals import Arrivals, Part, hold_refusals
 from nunatak_server.predict.ask import Dispatcher, RowSink
@@ -53,7 +52,7 @@ from nunatak_server.scheduler.admission import Admission, Permit
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord, VersionWork
-from nunatak_server.tokenization import Tokenization, check_texts
+from nunatak_server.tokenization import Tokenization, check_texts, count_documents
 from nunatak_server.turns import Pace, Turns
 
 MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 
 from nunatak_contract.enums import OnLong
 from nunatak_model import TrunkCacheStats
-from nunatak_server.engine.outcomes import BatchReport
+from nunatak_server.engine.compute import BatchReport
 from nunatak_server.telemetry.memory import ServerState, StateCollector
 from nunatak_server.telemetry.records import OK, PredictionRecord
 
