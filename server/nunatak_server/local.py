@@ -15,7 +15,7 @@ from nunatak_registry import Registry
 from nunatak_server.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
-from nunatak_server.predict.types import PredictionRequest, Predictions
+from nunatak_server.predict.types import Handling, PredictionRequest, Predictions
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 
@@ -67,7 +67,7 @@ class LocalPredictor:
             references=tuple(tasks),
             inputs=tuple(inputs),
             options=options,
-            deadline_s=self._settings.default_deadline_ms / 1000,
+            handling=Handling(default_deadline_s=self._settings.default_deadline_ms / 1000),
         )
         return self._runner.run(self._predict(request))
 

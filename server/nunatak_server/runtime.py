@@ -30,9 +30,8 @@ from nunatak_model import (
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server.backbones import Backbones
 from nunatak_server.catalog import Catalog
-from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.engine.compute import BatchCompute, BatchObservers
 from nunatak_server.engine.engine import Engine
-from nunatak_server.engine.outcomes import BatchObservers
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.facts import KnownFacts
 from nunatak_server.following import HoldRenewal, Membership, RegistryWatch, run_together

@@ -22,10 +22,8 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Encoding, Row
 from nunatak_registry import Registry
 from nunatak_server.backbones import load_serving_backbone
-from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.engine.outcomes import Compute
+from nunatak_server.engine.compute import BatchCompute, Compute
 from nunatak_server.errors import TaskUnhealthyError
-from nunatak_server.inputs import find_misfit, texts_to_read
 from nunatak_server.outputs.outputs import (
     PredictionOptions,
     on_long_of,
@@ -43,6 +41,8 @@ from nunatak_server.tokenization import (
     encode_alike,
     extent_of,
     find_cut,
+    find_misfit,
+    texts_to_read,
 )
 
 InputLogits = list[list[float]]
@@ -165,7 +165,6 @@ class Scorer:
     def _answer(
         self, name: str, read: ReadInputs, kept: Sequence[int], rows: Sequence[InputLogits]
     ) -> TaskPrediction:
-        """Return the answer of one task about the inputs at `kept`."""
         manifest = self._tasks[name].manifest
         head = manifest.head
         inputs = [read.inputs[index] for index in kept]
@@ -276,11 +275,7 @@ def open_scorer(
     settings: ServerSettings,
     options: PredictionOptions,
 ) -> Scorer:
-    """Load the backbone of the settings and these versions of tasks, with a server's checks.
-
-    Raises:
-        NunatakError: the backbone cannot be loaded, or a version cannot be read, trusted or served.
-    """
+    """Load the backbone of the settings and these versions of tasks, with a server's checks."""
     if settings.compute_threads:
         torch.set_num_threads(settings.compute_threads)
     backbone = load_serving_backbone(settings)

@@ -1,4 +1,4 @@
-"""Tokenization: the text checks, and the encoding of texts.
+"""From inputs to tokens: the kinds of inputs, the text checks, and the encoding of texts.
 
 Short texts are encoded on the event loop, all others on a thread pool. Work for the pool is cut
 into chunks, and `FairSemaphore` gives callers their chunks in turn: long texts of one caller delay
@@ -9,16 +9,103 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Final, Protocol
 
+from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.inputs import Input
-from nunatak_model import Encoding, TextInput
+from nunatak_contract.inputs import Input, Query, Question, TextInput
+from nunatak_model import Encoding
 from nunatak_server.errors import TooManyTokensError
-from nunatak_server.inputs import strings_in, texts_to_read
 from nunatak_server.turns import FairSemaphore
+
+
+class InputKind(StrEnum):
+    """The kind of one input."""
+
+    TEXT = "text"
+    PAIR = "pair"
+    QUESTION = "question"
+    QUERY = "query"
+
+
+def input_kind(item: Input) -> InputKind:
+    match item:
+        case str():
+            return InputKind.TEXT
+        case tuple():
+            return InputKind.PAIR
+        case Question():
+            return InputKind.QUESTION
+        case Query():
+            return InputKind.QUERY
+
+
+def input_kinds_of(head: HeadKind, reads: Reads | None) -> tuple[InputKind, ...]:
+    """Return the kinds of input that a task answers; `reads` comes from the task's manifest."""
+    match head:
+        case HeadKind.SEQUENCE_CLASSIFICATION:
+            match reads:
+                case Reads.SINGLE:
+                    return (InputKind.TEXT,)
+                case Reads.PAIR:
+                    return (InputKind.PAIR,)
+                case None:
+                    return InputKind.TEXT, InputKind.PAIR
+        case HeadKind.TOKEN_CLASSIFICATION:
+            return (InputKind.TEXT,)
+        case HeadKind.QUESTION_ANSWERING:
+            return (InputKind.QUESTION,)
+        case HeadKind.RANKING:
+            return (InputKind.QUERY,)
+
+
+def find_misfit(
+    inputs: Sequence[Input], head: HeadKind, reads: Reads | None
+) -> NunatakError | None:
+    """Return why a task cannot answer the inputs, or None if it can."""
+    wanted = input_kinds_of(head, reads)
+    for position, item in enumerate(inputs):
+        kind = input_kind(item)
+        if kind not in wanted:
+            return NunatakError(
+                "wrong_input_kind",
+                position=position,
+                kind=kind,
+                head=head.replace("_", " "),
+                wanted=" or a ".join(wanted),
+            )
+    return None
+
+
+def strings_in(item: Input) -> tuple[str, ...]:
+    match item:
+        case str():
+            return (item,)
+        case tuple():
+            return item
+        case Question():
+            return item.question, item.context
+        case Query():
+            return item.query, *item.documents
+
+
+def count_documents(inputs: Sequence[Input]) -> int:
+    return sum(len(item.documents) for item in inputs if isinstance(item, Query))
+
+
+def texts_to_read(item: Input) -> tuple[TextInput, ...]:
+    """Return the texts or pairs to encode for an input: one, or one for each document."""
+    match item:
+        case Question():
+            return ((item.question, item.context),)
+        case Query():
+            return tuple((item.query, document) for document in item.documents)
+        case _:
+            return (item,)
+
 
 MAX_DEFAULT_STRIDE = 128
 """Default stride of contexts, from BERT's reference implementation for SQuAD (Devlin et al.
@@ -52,9 +139,7 @@ class Encoder(Protocol):
         """Return whether a single text holds special tokens."""
         ...
 
-    def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]:
-        """Tokenize and truncate each input."""
-        ...
+    def encode(self, inputs: Sequence[TextInput], *, max_length: int) -> list[Encoding]: ...
 
     def encode_all(
         self, inputs: Sequence[TextInput], *, max_length: int, stride: int
@@ -100,12 +185,10 @@ class Extent:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a part of the input is not read."""
         return self.num_left_out > 0
 
 
 def extent_of(encodings: Encodings) -> Extent:
-    """Return the lengths of an input that its encodings cover."""
     parts = [encoding.part for encoding in encodings]
     total = sum(encoding.num_tokens for encoding in encodings)
     return Extent(
@@ -214,7 +297,6 @@ class Tokenization:
     async def encode(
         self, inputs: Sequence[Input], *, readings: Iterable[Reading], caller: str
     ) -> Mapping[Reading, list[Encodings]]:
-        """Encode every input once for each distinct reading."""
         distinct = tuple(dict.fromkeys(readings))
         texts = [texts_to_read(item) for item in inputs]
         pieces = [

@@ -93,7 +93,6 @@ class Turns:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nunatak-outputs")
 
     def pace(self, caller: str) -> "Pace":
-        """Return the pace of one request."""
         return Pace(self, caller)
 
     async def pause(self, caller: str) -> None:

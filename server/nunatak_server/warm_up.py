@@ -21,7 +21,7 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_model.layer import OwnLayer
-from nunatak_server.scheduler.rows import PendingRow, RowSpec
+from nunatak_server.scheduler.rows import PendingRow
 
 WARM_UP_TEXT = "ready " * 128
 WARM_UP_METHODS: tuple[Method, ...] = (
@@ -87,15 +87,13 @@ def warm_up_batches(
 
 def _row(backbone: Backbone, encoding: Encoding, branch: Branch, token_cost: float) -> PendingRow:
     return PendingRow(
-        spec=RowSpec(
-            encoding=encoding,
-            group=-1,
-            trunk_tokens=encoding.num_tokens,
-            branch_tokens=0,
-            trunk_share=1.0,
-            backbone=backbone.digest,
-            token_cost=token_cost,
-        ),
+        encoding=encoding,
+        group=-1,
+        trunk_tokens=encoding.num_tokens,
+        branch_tokens=0,
+        trunk_share=1.0,
+        backbone=backbone.digest,
+        token_cost=token_cost,
         task="warm-up",
         version=0,
         branch=branch,

@@ -11,11 +11,11 @@ from doubles.serving import ManualClock, RecordingObserver
 from doubles.tasks import random_parameters, spec_of
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import BetweenLayers, Branch, Encoding, Row, build_branch
+from nunatak_server.engine.compute import Compute
 from nunatak_server.engine.engine import Engine
-from nunatak_server.engine.outcomes import Compute
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome, RowSpec
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 LIMITS = BatchLimits(max_tokens=64, max_rows=4)
 POISON = 666
@@ -122,15 +122,13 @@ def make_row(
 ) -> PendingRow:
     future: asyncio.Future[RowOutcome] = asyncio.get_running_loop().create_future()
     return PendingRow(
-        spec=RowSpec(
-            encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
-            group=next(_counter) if group is None else group,
-            trunk_tokens=2,
-            branch_tokens=0,
-            trunk_share=0.0,
-            backbone=backbone,
-            token_cost=1.0,
-        ),
+        encoding=Encoding(token_ids=(token, 2), type_ids=(0, 0)),
+        group=next(_counter) if group is None else group,
+        trunk_tokens=2,
+        branch_tokens=0,
+        trunk_share=0.0,
+        backbone=backbone,
+        token_cost=1.0,
         task=task,
         version=1,
         branch=branch,

@@ -10,9 +10,9 @@ from doubles.serving import FakeStore, make_facts, make_residency
 from nunatak_model import Backbone, Branch
 from nunatak_server.backbones import Backbones
 from nunatak_server.errors import TaskUnhealthyError
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.predict.types import (
+    Handling,
     PredictionRequest,
     Predictions,
 )
@@ -68,7 +68,9 @@ class Bench:
 
     async def ask(self, *tasks: str, deadline_s: float = 60) -> Predictions:
         request = PredictionRequest(
-            references=tasks, inputs=("a", "b"), options=PredictionOptions(), deadline_s=deadline_s
+            references=tasks,
+            inputs=("a", "b"),
+            handling=Handling(default_deadline_s=deadline_s),
         )
         return await self.service.predict(request)
 

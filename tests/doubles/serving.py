@@ -27,7 +27,7 @@ from nunatak_server.access.keys import TaskList
 from nunatak_server.app import create_app
 from nunatak_server.backbones import Backbones
 from nunatak_server.catalog import Found
-from nunatak_server.engine.outcomes import BatchReport
+from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.facts import KnownFacts, LookUp
 from nunatak_server.residency.loads import PATIENCE_S, Loader

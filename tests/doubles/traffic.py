@@ -11,10 +11,9 @@ from nunatak_model import Backbone
 from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.backbones import Backbones
 from nunatak_server.facts import KnownFacts
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.ask import RowSink
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
-from nunatak_server.predict.types import PredictionRequest
+from nunatak_server.predict.types import Handling, PredictionRequest
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
@@ -106,12 +105,12 @@ def add_versions(
     return own, candidate
 
 
-def ask_for(*tasks: str, routing_key: str | None = None) -> PredictionRequest:
+def ask_for(
+    *tasks: str, routing_key: str | None = None, deadline_s: float = 60
+) -> PredictionRequest:
     """Return a request about two texts."""
     return PredictionRequest(
         references=tasks,
         inputs=("a", "b"),
-        options=PredictionOptions(),
-        deadline_s=60,
-        routing_key=routing_key,
+        handling=Handling(default_deadline_s=deadline_s, routing_key=routing_key),
     )

@@ -9,7 +9,7 @@ import asyncio
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from zlib import crc32
 
@@ -19,7 +19,7 @@ from doubles.engines import Withdrawing
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import FakeStore, make_facts
 from doubles.tasks import random_parameters, spec_of
-from doubles.traffic import TrafficBench, ask_for, make_traffic_bench
+from doubles.traffic import TrafficBench, make_traffic_bench
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import TopK
@@ -28,9 +28,10 @@ from nunatak_model import build_branch
 from nunatak_registry import CorruptBlobError, PublishedPolicy
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.predict.service import PredictionService
+from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
-from nunatak_server.verdicts.judge import Judge, Judgement, JudgeRequest
+from nunatak_server.verdicts.judge import Judge, Judgement
 
 TASKS: tuple[str, ...] = ("attack", "tone", "topic", "spam")
 AT_ONCE = 16
@@ -72,12 +73,12 @@ class DrawnEngine(Withdrawing):
             if fault is not None:
                 row.future.set_result(TaskUnhealthyError(row.task, row.version, "is sick"))
                 continue
-            says_yes = drawn(row.task, row.version, row.spec.caller)
+            says_yes = drawn(row.task, row.version, row.caller)
             logits = [0.0, 9.0] if says_yes else [9.0, 0.0]
             row.future.set_result(
                 RowAnswer(logits=logits, queue_s=0.0, compute_s=0.0, batch_rows=len(rows))
             )
-            self.answers.setdefault(row.spec.caller, {})[row.task] = (row.version, says_yes)
+            self.answers.setdefault(row.caller, {})[row.task] = (row.version, says_yes)
 
 
 def drawn(task: str, version: int, caller: str) -> bool:
@@ -159,10 +160,8 @@ class Campaign:
         """Judge one text, and compare the verdict with the oracle."""
         before = dict(self.versions)
         num_policies = len(self.policies)
-        request = replace(ask_for(), inputs=("a",), caller=caller, deadline_s=DEADLINE_S)
-        found = await judge.judge(
-            JudgeRequest(policy="guard", texts=("a",), request=request, own_deadline_s=DEADLINE_S)
-        )
+        handling = Handling(default_deadline_s=DEADLINE_S, own_deadline_s=DEADLINE_S, caller=caller)
+        found = await judge.judge("guard", ("a",), handling)
         answers = self.engine.answers.pop(caller, {})
         self.check(caller, found, answers)
         for task, (version, _) in answers.items():

@@ -3,27 +3,27 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from nunatak_model import Encoding
+from nunatak_server.scheduler import rows
 from nunatak_server.scheduler.planner import BatchPlan
-from nunatak_server.scheduler.planner import WaitingRow as AnyRow
-from nunatak_server.scheduler.rows import ANONYMOUS, Priority
+from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowT
+
+
+def text_of(key: object) -> Encoding:
+    """Return the encoding of a text with a key."""
+    return Encoding(token_ids=tuple(str(key).encode()), type_ids=(0,) * len(str(key)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WaitingRow:
+class WaitingRow(rows.WaitingRow):
     """A waiting row; by default half of its layers are trunk."""
 
-    task: str
-    group: int
-    trunk_key: str
-    caller: str = ANONYMOUS
-    priority: Priority = Priority.NORMAL
     trunk_tokens: int = 4
     branch_tokens: int = 4
     trunk_share: float = 0.5
     backbone: str = "one"
     token_cost: float = 1.0
     deadline: float = 200.0
-    is_cancelled: bool = False
 
 
 def waiting_row(
@@ -38,7 +38,7 @@ def waiting_row(
     return WaitingRow(
         task=task,
         group=group,
-        trunk_key=str(group),
+        encoding=text_of(group),
         trunk_tokens=tokens,
         branch_tokens=tokens,
         caller=caller,
@@ -46,7 +46,7 @@ def waiting_row(
     )
 
 
-def left_by(plan: BatchPlan[AnyRow], pending: Iterable[AnyRow]) -> list[AnyRow]:
+def left_by(plan: BatchPlan[RowT], pending: Iterable[RowT]) -> list[RowT]:
     """Return the rows that a plan does not take, in their order."""
     taken = set(map(id, plan.batch))
     return [row for row in pending if id(row) not in taken]

@@ -16,7 +16,8 @@ from pydantic import JsonValue
 
 from nunatak_contract.enums import PolicyMode, UnjudgedPart, VerdictAction
 from nunatak_contract.errors import NunatakError
-from nunatak_server.http.endpoints import RequestOptions, ask_policy
+from nunatak_server.http.endpoints import runtime_of
+from nunatak_server.predict.types import Handling
 from nunatak_server.verdicts.judge import Judgement
 
 
@@ -150,7 +151,7 @@ async def judge_call(
     request: Request,
     policy: str,
     content: CallContent,
-    handling: RequestOptions,
+    handling: Handling,
     *,
     replaceable: Collection[str],
 ) -> tuple[Judgement, Mapping[str, str]]:
@@ -164,7 +165,7 @@ async def judge_call(
             or a text to mask that is not replaceable.
     """
     asked = tuple({**content.texts, **dict.fromkeys(content.joined)})
-    judgement = await ask_policy(request, policy, asked, handling=handling)
+    judgement = await runtime_of(request).judge.judge(policy, asked, handling=handling)
     published = judgement.published.policy
     if published.mode is PolicyMode.DRY_RUN or judgement.action is VerdictAction.BLOCK:
         return judgement, {}
@@ -199,7 +200,6 @@ def _is_setting(value: JsonValue, name: str) -> bool:
 
 
 def _text_of(item: JsonValue, name: str) -> str | None:
-    """Return the text of an item of a list, if the item is one text."""
     match item:
         case str() if not _is_setting(item, name):
             text = item

@@ -12,29 +12,20 @@ The head of the task decides the shape of the answer. The shapes are those of hu
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from nunatak_contract.enums import AggregationStrategy, HeadKind
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Inputs, Message, Parameters, Text
-from nunatak_server.access.keys import Scope
+from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.tensors import NOTHING
-from nunatak_server.compat.translation import LINE_PROBLEMS, LineRoute, Texts, embed_texts
-from nunatak_server.http.access import needs
-from nunatak_server.http.endpoints import (
-    DeadlineHeader,
-    PriorityHeader,
-    RequestOptions,
-    RoutingKeyHeader,
-    ask_task,
-    reference_text,
-)
+from nunatak_server.compat.translation import Texts, embed_texts
+from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text
 from nunatak_server.http.replies import as_sent, inputs_of, reply
 from nunatak_server.http.requests import options_of
 from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.predict.types import TaskPrediction
-from nunatak_server.scheduler.rows import Priority
 
 PARAMETERS: Final[Mapping[HeadKind, frozenset[str]]] = {
     HeadKind.SEQUENCE_CLASSIFICATION: frozenset({"top_k", "function_to_apply", "on_long"}),
@@ -85,24 +76,14 @@ class SimilarityRequest(Message):
     parameters: NoParameters | None = None
 
 
-router = APIRouter(
-    prefix="/hf", route_class=LineRoute, tags=["Hugging Face"], responses=LINE_PROBLEMS
-)
+router = router_of("Hugging Face", prefix="/hf")
 
 
-@router.post("/tasks/{task}", dependencies=[needs(Scope.PREDICT)], response_model=Any)
-@router.post("/tasks/{task}/{version}", dependencies=[needs(Scope.PREDICT)], response_model=Any)
+@router.ask("/tasks/{task}", "/tasks/{task}/{version}", answer=Any)
 async def ask(
-    request: Request,
-    task: str,
-    body: HfRequest,
-    version: str | None = None,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
+    request: Request, handling: Routed, task: str, body: HfRequest, version: str | None = None
 ) -> Response:
     """Ask a task; the head of the task decides the shape of the answer."""
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -113,20 +94,15 @@ async def ask(
     return reply(_answer(result, body), headers=headers)
 
 
-@router.post("/backbone", dependencies=[needs(Scope.PREDICT)], response_model=list[float])
-async def compare(
-    request: Request,
-    body: SimilarityRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-) -> Response:
+@router.ask("/backbone", answer=list[float])
+async def compare(request: Request, handling: Unrouted, body: SimilarityRequest) -> Response:
     """Return the cosine similarity of the first sentence with each of the others."""
     found, headers = await embed_texts(
         request,
         (body.inputs.source_sentence, *body.inputs.sentences),
         truncates=False,
         normalises=True,
-        handling=RequestOptions(deadline_ms=deadline_ms, priority=priority),
+        handling=handling,
     )
     source, *others = found.vectors
     return reply([_dot(source, other) for other in others], headers=headers)

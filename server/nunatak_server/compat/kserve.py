@@ -7,26 +7,17 @@ reads: one object of labels. Other tasks answer as the native routes do.
 
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.requests import MAX_ITEMS, Item, Message
-from nunatak_server.access.keys import Scope
-from nunatak_server.compat.translation import LINE_PROBLEMS, LineRoute
-from nunatak_server.http.access import needs
-from nunatak_server.http.endpoints import (
-    DeadlineHeader,
-    PriorityHeader,
-    RequestOptions,
-    RoutingKeyHeader,
-    ask_task,
-)
+from nunatak_server.compat.failures import router_of
+from nunatak_server.http.endpoints import Routed, ask_task
 from nunatak_server.http.replies import inputs_of, reply
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.outputs.scores import LabelScore
 from nunatak_server.predict.types import TaskPrediction
-from nunatak_server.scheduler.rows import Priority
 
 
 class KServeRequest(Message):
@@ -41,24 +32,12 @@ class KServeResponse(Message):
     predictions: list[Any]
 
 
-router = APIRouter(route_class=LineRoute, tags=["KServe 1"], responses=LINE_PROBLEMS)
+router = router_of("KServe 1")
 
 
-@router.post(
-    "/v1/models/{task}:predict",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=KServeResponse,
-)
-async def predict(
-    request: Request,
-    task: str,
-    body: KServeRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
-) -> Response:
+@router.ask("/v1/models/{task}:predict", answer=KServeResponse)
+async def predict(request: Request, handling: Routed, task: str, body: KServeRequest) -> Response:
     """Ask a task; `{task}` is `name` or `name@alias`."""
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request, task, inputs_of(body.instances), options=DEFAULT_OPTIONS, handling=handling
     )

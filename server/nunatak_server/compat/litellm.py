@@ -4,26 +4,17 @@ Each policy has its own base URL. A user of LiteLLM can set other fields of the 
 chooses the policy.
 """
 
-from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field, JsonValue
 
 from nunatak_contract.enums import VerdictAction
 from nunatak_contract.requests import MAX_ITEMS, Message
-from nunatak_server.access.keys import Scope
+from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.guards import CallContent, judge_call
-from nunatak_server.compat.translation import LINE_PROBLEMS, GuardRoute, Problem, explained
-from nunatak_server.http.access import needs
-from nunatak_server.http.endpoints import (
-    DeadlineHeader,
-    PriorityHeader,
-    RequestOptions,
-    RoutingKeyHeader,
-)
+from nunatak_server.http.endpoints import Routed
 from nunatak_server.http.replies import reply, timing_headers
-from nunatak_server.scheduler.rows import Priority
 from nunatak_server.verdicts.judge import reason_of
 
 Listed = Annotated[list[JsonValue], Field(max_length=MAX_ITEMS, fail_fast=True)]
@@ -61,48 +52,14 @@ class LiteLLMResponse(Message):
     texts: list[str] | None
 
 
-class LiteLLMRoute(GuardRoute):
-    """A route that blocks each call that it cannot judge.
-
-    LiteLLM's settings may let a call pass on an error. So only those failures are errors that no
-    call can cause.
-    """
-
-    errors = frozenset(
-        {
-            HTTPStatus.UNAUTHORIZED,
-            HTTPStatus.FORBIDDEN,
-            HTTPStatus.NOT_FOUND,
-            HTTPStatus.TOO_MANY_REQUESTS,
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            HTTPStatus.GATEWAY_TIMEOUT,
-        }
-    )
-
-    @classmethod
-    def refusal(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem as the reason of a block."""
-        return _answer("BLOCKED", reason=explained(problem))
+router = router_of("LiteLLM")
 
 
-router = APIRouter(route_class=LiteLLMRoute, tags=["LiteLLM"], responses=LINE_PROBLEMS)
-
-
-@router.post(
-    "/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=LiteLLMResponse,
-)
+@router.ask("/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api", answer=LiteLLMResponse)
 async def litellm(
-    request: Request,
-    policy: str,
-    body: LiteLLMRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
+    request: Request, handling: Routed, policy: str, body: LiteLLMRequest
 ) -> Response:
     """Judge the texts of a request or response for LiteLLM's `generic_guardrail_api`."""
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     content, texts = CallContent(), body.texts or []
     for text in texts:
         content.read(text)

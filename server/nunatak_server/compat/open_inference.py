@@ -10,14 +10,14 @@ from importlib.metadata import version as version_of
 from typing import Annotated, Any, Final, Literal
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field, ValidationError
 from starlette.types import Scope as AsgiScope
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
-from nunatak_server.access.keys import Scope
+from nunatak_server.compat.failures import TranslatedRoute, router_of
 from nunatak_server.compat.tensors import (
     ALL_BINARY,
     BINARY,
@@ -36,32 +36,21 @@ from nunatak_server.compat.tensors import (
     output_tensors,
     with_binary_data,
 )
-from nunatak_server.compat.translation import LINE_PROBLEMS, LineRoute, find_task
-from nunatak_server.http.access import PUBLIC, needs
-from nunatak_server.http.endpoints import (
-    DeadlineHeader,
-    PriorityHeader,
-    RequestOptions,
-    RoutingKeyHeader,
-    ask_task,
-    catalog_of,
-    reference_text,
-    runtime_of,
-)
+from nunatak_server.compat.translation import find_task
+from nunatak_server.http.endpoints import Routed, ask_task, catalog_of, reference_text, runtime_of
 from nunatak_server.http.limits import media_type_of
 from nunatak_server.http.replies import reply
 from nunatak_server.http.requests import options_of, parse_json
 from nunatak_server.http.state import header_of
 from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.scheduler.rows import Priority
 
-Extent = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
+Size = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Column = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 Single = Annotated[list[Text], Field(min_length=1, max_length=1)]
 Rows = Annotated[list[Single], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 
 
-class OpenInferenceRoute(LineRoute):
+class OpenInferenceRoute(TranslatedRoute):
     """A route that also reads binary tensors."""
 
     def parse(self, scope: AsgiScope, body: bytes) -> object:
@@ -96,7 +85,7 @@ class InputTensor(Message):
     """Texts, as BYTES of shape [n] or [n, 1]."""
 
     name: InputName
-    shape: Annotated[list[Extent], Field(min_length=1, max_length=2)]
+    shape: Annotated[list[Size], Field(min_length=1, max_length=2)]
     datatype: Literal["BYTES"]
     parameters: InputParameters | None = None
     data: Column | Rows
@@ -182,15 +171,10 @@ WITH_BINARY: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {BINARY_TYPE: {"schema": {"type": "string", "format": "binary"}}}}
 }
 
-router = APIRouter(
-    prefix="/v2",
-    route_class=OpenInferenceRoute,
-    tags=["Open Inference Protocol"],
-    responses=LINE_PROBLEMS,
-)
+router = router_of("Open Inference Protocol", prefix="/v2", route_class=OpenInferenceRoute)
 
 
-@router.get("", dependencies=[needs(Scope.READ)], response_model=ServerMetadata)
+@router.read("", answer=ServerMetadata)
 async def server_metadata() -> Response:
     """Return the facts about this server."""
     return reply(
@@ -198,25 +182,20 @@ async def server_metadata() -> Response:
     )
 
 
-@router.get("/health/live", dependencies=[PUBLIC], response_model=Live)
+@router.show("/health/live", answer=Live)
 async def live() -> Response:
     """Answer 200 while the event loop runs."""
     return reply({"live": True})
 
 
-@router.get("/health/ready", dependencies=[PUBLIC], response_model=Ready)
+@router.show("/health/ready", answer=Ready)
 async def ready(request: Request) -> Response:
     """Answer 200 while the server accepts requests."""
     runtime_of(request).readiness.check_ready()
     return reply({"ready": True})
 
 
-@router.get("/models/{task}", dependencies=[needs(Scope.READ)], response_model=ModelMetadata)
-@router.get(
-    "/models/{task}/versions/{version}",
-    dependencies=[needs(Scope.READ)],
-    response_model=ModelMetadata,
-)
+@router.read("/models/{task}", "/models/{task}/versions/{version}", answer=ModelMetadata)
 async def model_metadata(request: Request, task: str, version: str | None = None) -> Response:
     """Return the inputs and outputs of a task; `{task}` may name an alias."""
     manifest = await find_task(request, task, version)
@@ -233,12 +212,7 @@ async def model_metadata(request: Request, task: str, version: str | None = None
     )
 
 
-@router.get("/models/{task}/ready", dependencies=[needs(Scope.READ)], response_model=ModelReady)
-@router.get(
-    "/models/{task}/versions/{version}/ready",
-    dependencies=[needs(Scope.READ)],
-    response_model=ModelReady,
-)
+@router.read("/models/{task}/ready", "/models/{task}/versions/{version}/ready", answer=ModelReady)
 async def model_ready(request: Request, task: str, version: str | None = None) -> Response:
     """Answer 200 while a task can be asked. A request loads a task that is not in memory."""
     runtime_of(request).readiness.check_ready()
@@ -246,30 +220,17 @@ async def model_ready(request: Request, task: str, version: str | None = None) -
     return reply({"name": manifest.task, "ready": True})
 
 
-@router.post(
+@router.ask(
     "/models/{task}/infer",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=InferResponse,
-    responses=WITH_BINARY,
-)
-@router.post(
     "/models/{task}/versions/{version}/infer",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=InferResponse,
+    answer=InferResponse,
     responses=WITH_BINARY,
 )
 async def infer(
-    request: Request,
-    task: str,
-    body: InferRequest,
-    version: str | None = None,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
+    request: Request, handling: Routed, task: str, body: InferRequest, version: str | None = None
 ) -> Response:
     """Ask a task."""
     columns = _columns(body.inputs)
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),

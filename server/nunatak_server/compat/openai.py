@@ -6,65 +6,18 @@ for the answers of tasks. The model of a moderation is a policy.
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from nunatak_contract.enums import ModerationCategory, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
-from nunatak_server.access.keys import Scope
-from nunatak_server.compat.translation import (
-    Problem,
-    TranslatedRoute,
-    base64_of,
-    embed_texts,
-    explained,
-)
-from nunatak_server.http.access import needs
-from nunatak_server.http.endpoints import (
-    DeadlineHeader,
-    PriorityHeader,
-    RequestOptions,
-    RoutingKeyHeader,
-    ask_policy,
-    runtime_of,
-)
+from nunatak_server.compat.failures import router_of
+from nunatak_server.compat.translation import base64_of, embed_texts, texts_of, usage_of
+from nunatak_server.http.endpoints import Routed, Unrouted, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.http.state import request_id_of
-from nunatak_server.scheduler.rows import Priority
 from nunatak_server.verdicts.rules import TextDecision
-
-
-class OpenAIError(Message):
-    """The content of an error of OpenAI."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class OpenAIProblem(Message):
-    """An error in the shape for OpenAI's clients."""
-
-    error: OpenAIError
-
-
-class OpenAIRoute(TranslatedRoute):
-    """A route whose failures have OpenAI's shape."""
-
-    @classmethod
-    def shape(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem as an OpenAI error."""
-        match problem["status"]:
-            case 429:
-                kind = "rate_limit_error"
-            case status if status >= 500:
-                kind = "server_error"
-            case _:
-                kind = "invalid_request_error"
-        fields = {"type": kind, "param": None, "code": problem["code"]}
-        return {"error": {"message": explained(problem), **fields}}
 
 
 class EmbeddingsRequest(Message):
@@ -117,22 +70,11 @@ class ModelsResponse(Message):
     data: list[ModelResponse]
 
 
-router = APIRouter(
-    route_class=OpenAIRoute,
-    tags=["OpenAI"],
-    responses={"default": {"model": OpenAIProblem}, 422: {"model": OpenAIProblem}},
-)
+router = router_of("OpenAI")
 
 
-@router.post(
-    "/v1/embeddings", dependencies=[needs(Scope.PREDICT)], response_model=EmbeddingsResponse
-)
-async def embeddings(
-    request: Request,
-    body: EmbeddingsRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-) -> Response:
+@router.ask("/v1/embeddings", answer=EmbeddingsResponse)
+async def embeddings(request: Request, handling: Unrouted, body: EmbeddingsRequest) -> Response:
     """Embed texts with the backbone: pooled, at length one."""
     backbone = runtime_of(request).backbones.named(body.model)
     width = backbone.config.hidden_width
@@ -142,8 +84,7 @@ async def embeddings(
             problem=f"dimensions must be {width} or absent, got {body.dimensions}: the backbone "
             "was not trained for shorter vectors",
         )
-    texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
+    texts = texts_of(body.input)
     found, headers = await embed_texts(
         request, texts, truncates=False, normalises=True, handling=handling, backbone=backbone
     )
@@ -152,22 +93,20 @@ async def embeddings(
         {"object": "embedding", "index": index, "embedding": encode(vector)}
         for index, vector in enumerate(found.vectors)
     ]
-    usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
+    usage = usage_of(found.num_tokens)
     return reply(
         {"object": "list", "data": data, "model": backbone.name, "usage": usage}, headers=headers
     )
 
 
-@router.get("/v1/models", dependencies=[needs(Scope.READ)], response_model=ModelsResponse)
+@router.read("/v1/models", answer=ModelsResponse)
 async def models(request: Request) -> Response:
     """List the values of `model` for `/v1/embeddings`."""
     cards = [_card(it.name) for it in runtime_of(request).backbones]
     return reply({"object": "list", "data": cards})
 
 
-@router.get(
-    "/v1/models/{model:path}", dependencies=[needs(Scope.READ)], response_model=ModelResponse
-)
+@router.read("/v1/models/{model:path}", answer=ModelResponse)
 async def show_model(request: Request, model: str) -> Response:
     """Show a model."""
     return reply(_card(runtime_of(request).backbones.named(model).name))
@@ -201,20 +140,13 @@ class ModerationsResponse(Message):
     results: list[Moderation]
 
 
-@router.post(
-    "/v1/moderations", dependencies=[needs(Scope.PREDICT)], response_model=ModerationsResponse
-)
-async def moderations(
-    request: Request,
-    body: ModerationsRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
-) -> Response:
+@router.ask("/v1/moderations", answer=ModerationsResponse)
+async def moderations(request: Request, handling: Routed, body: ModerationsRequest) -> Response:
     """Judge texts by the policy `model`; the categories of its rules are OpenAI's."""
-    texts = (body.input,) if isinstance(body.input, str) else tuple(body.input)
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
-    judgement = await ask_policy(request, body.model, texts, handling=handling, stops_early=False)
+    texts = texts_of(body.input)
+    judgement = await runtime_of(request).judge.judge(
+        body.model, texts, handling=handling, stops_early=False
+    )
     published = judgement.published
     is_dry = published.policy.mode is PolicyMode.DRY_RUN
     fields = {

@@ -2,24 +2,16 @@
 
 from typing import Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import ConfigDict, Field, JsonValue
 
 from nunatak_contract.enums import VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Message
-from nunatak_server.access.keys import Scope
+from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.guards import CallContent, judge_call
-from nunatak_server.compat.translation import GuardRoute, Problem, explained
-from nunatak_server.http.access import needs
-from nunatak_server.http.endpoints import (
-    DeadlineHeader,
-    PriorityHeader,
-    RequestOptions,
-    RoutingKeyHeader,
-)
+from nunatak_server.http.endpoints import Routed
 from nunatak_server.http.replies import reply, timing_headers
-from nunatak_server.scheduler.rows import Priority
 from nunatak_server.verdicts.judge import reason_of
 
 
@@ -53,34 +45,16 @@ class PortkeyResponse(Message):
     transformedData: dict[str, JsonValue] | None = None  # noqa: N815 - Portkey's name
 
 
-class PortkeyRoute(GuardRoute):
-    """A route whose failures are verdicts: Portkey lets a call go on if its webhook fails."""
-
-    @classmethod
-    def refusal(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem as the verdict `false`."""
-        return {"verdict": False, "data": {"reason": explained(problem), "code": problem["code"]}}
+router = router_of("Portkey")
 
 
-router = APIRouter(route_class=PortkeyRoute, tags=["Portkey"])
-
-
-@router.post(
-    "/v1/verdicts/{policy}/portkey",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=PortkeyResponse,
-    response_model_exclude_none=True,
+@router.ask(
+    "/v1/verdicts/{policy}/portkey", answer=PortkeyResponse, response_model_exclude_none=True
 )
 async def portkey(
-    request: Request,
-    policy: str,
-    body: PortkeyRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
+    request: Request, handling: Routed, policy: str, body: PortkeyRequest
 ) -> Response:
     """Judge every text of a request or response for Portkey's webhook guardrail."""
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     name = "request" if body.eventType == "beforeRequestHook" else "response"
     side = body.request if name == "request" else body.response
     if side is None or not (side.json_ or side.text):

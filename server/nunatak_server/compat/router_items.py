@@ -10,10 +10,10 @@ from fastapi import Request
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER
 from nunatak_server.compat.runtime_contract import EmbeddingsRequest, Options
-from nunatak_server.compat.translation import base64_of, embed_texts
-from nunatak_server.http.endpoints import RequestOptions, runtime_of
+from nunatak_server.compat.translation import base64_of, embed_texts, usage_of
+from nunatak_server.http.endpoints import runtime_of
 from nunatak_server.http.replies import TASK_VERSION_HEADER
-from nunatak_server.predict.types import Embeddings
+from nunatak_server.predict.types import Embeddings, Handling
 
 ItemT = TypeVar("ItemT")
 AnswerT = TypeVar("AnswerT")
@@ -39,9 +39,6 @@ async def ask_each(
     Returns:
         For each item an answer and the item's place in the answer, or the item's error; the headers
         of the answer to all items.
-
-    Raises:
-        NunatakError: the failure is no failure of an item.
     """
 
     async def ask_alone(item: ItemT) -> AnswerT | str:
@@ -64,7 +61,7 @@ async def ask_each(
 
 
 async def embed(
-    request: Request, body: EmbeddingsRequest, handling: RequestOptions
+    request: Request, body: EmbeddingsRequest, handling: Handling
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Embed texts with the backbone; return the answer of the contract and its headers.
 
@@ -72,7 +69,7 @@ async def embed(
         NunatakError: `model_not_found` or `invalid_request`, the backbone has another name, depth
             or width; or the service cannot answer.
     """
-    own = with_deadline(handling, body.options)
+    own = with_deadline(handling, body.options.deadline_ms)
     backbone = runtime_of(request).backbones.named(body.model)
     layer, width = backbone.config.num_layers, backbone.config.hidden_width
     if body.layer not in {None, layer} or body.dimensions not in {None, width}:
@@ -101,8 +98,7 @@ async def embed(
     ]
     answers = {id(it): it for it, _ in found if not isinstance(it, str)}
     num_tokens = sum(it.num_tokens for it in answers.values())
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    fields = {"object": "list", "data": data, "model": backbone.name, "usage": usage}
+    fields = {"object": "list", "data": data, "model": backbone.name, "usage": usage_of(num_tokens)}
     space = {"model_sha256": backbone.digest, "layer": layer, "dimension": width}
     meta = {
         "model_id": backbone.name,
@@ -111,15 +107,11 @@ async def embed(
     return with_meta(fields, body.options, headers, **meta), headers
 
 
-def with_deadline(handling: RequestOptions, options: Options) -> RequestOptions:
+def with_deadline(handling: Handling, deadline_ms: float | None) -> Handling:
     """Return how to handle a request with the earlier of two deadlines."""
-    return replace(handling, deadline_ms=earlier(handling.deadline_ms, options.deadline_ms))
-
-
-def earlier(first: int | None, second: float | None) -> int | None:
-    """Return the earlier deadline in whole milliseconds, at least one; None without any."""
-    known = [it for it in (first, second) if it is not None]
-    return max(1, int(min(known))) if known else None
+    known = [handling.own_deadline_s, None if deadline_ms is None else deadline_ms / 1000]
+    earliest = min((it for it in known if it is not None), default=None)
+    return replace(handling, own_deadline_s=earliest)
 
 
 def with_meta(

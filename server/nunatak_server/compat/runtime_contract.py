@@ -132,7 +132,6 @@ class RoutedHead:
 
     @classmethod
     def in_manifest(cls, manifest: TaskManifest) -> "RoutedHead":
-        """Return the head of a version."""
         head = manifest.head
         return cls(
             task=manifest.task,
@@ -143,7 +142,6 @@ class RoutedHead:
 
     @classmethod
     def of(cls, result: TaskPrediction) -> "RoutedHead":
-        """Return the head that has answered."""
         return cls(
             task=result.task,
             kind=result.head,
@@ -160,13 +158,11 @@ class RoutedHead:
 
 
 def is_served(manifest: TaskManifest) -> bool:
-    """Return whether the contract can ask a task."""
     kind = manifest.head.kind
     return kind is HeadKind.RANKING or RoutedHead.in_manifest(manifest).classify_kind is not None
 
 
 def card_of(manifest: TaskManifest, runtime: Runtime) -> dict[str, Any]:
-    """Return the description of a task as a model."""
     config = runtime.backbones.of(manifest).config
     ranks = manifest.head.kind is HeadKind.RANKING
     limits = {
@@ -182,7 +178,6 @@ def card_of(manifest: TaskManifest, runtime: Runtime) -> dict[str, Any]:
 
 
 def embedding_card(backbone: Backbone, runtime: Runtime) -> dict[str, Any]:
-    """Return the description of a backbone as a model for embeddings."""
     limits = {
         "max_input_tokens": backbone.max_embedding_tokens,
         "max_inputs": runtime.settings.max_inputs,

@@ -9,18 +9,18 @@ answer the questions that they were trained for.
 
 import asyncio
 import time
-from typing import Any, Final, cast
+from typing import Any, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import Message, TextPair
+from nunatak_contract.requests import TextPair
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
-from nunatak_server.access.keys import Scope
-from nunatak_server.compat.router_items import ask_each, earlier, embed, with_deadline, with_meta
+from nunatak_server.compat.failures import as_router, router_of
+from nunatak_server.compat.router_items import ask_each, embed, with_deadline, with_meta
 from nunatak_server.compat.runtime_contract import (
     API_VERSION,
     MAX_BUNDLE_TASKS,
@@ -35,132 +35,49 @@ from nunatak_server.compat.runtime_contract import (
     embedding_card,
     is_served,
 )
-from nunatak_server.compat.translation import (
-    Problem,
-    TranslatedRoute,
-    explained,
-    find_task,
-)
-from nunatak_server.http.access import PUBLIC, needs
-from nunatak_server.http.endpoints import (
-    DeadlineHeader,
-    PriorityHeader,
-    RequestOptions,
-    RoutingKeyHeader,
-    ask_task,
-    catalog_of,
-    runtime_of,
-)
+from nunatak_server.compat.translation import find_task, span_of
+from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of, runtime_of
 from nunatak_server.http.problems import problem_of
 from nunatak_server.http.replies import reply
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.entities import EntityGroup, EntityOptions
 from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import (
-    DocumentScore,
-    LabelScore,
-    RankingOptions,
-    apply_function,
-)
-from nunatak_server.predict.types import TaskPrediction
-from nunatak_server.scheduler.rows import Priority
+from nunatak_server.outputs.scores import DocumentScore, LabelScore, RankingOptions, apply_function
+from nunatak_server.predict.types import Handling, TaskPrediction
 from nunatak_server.tokenization import Extent
 
-ERROR_CODES: Final = {
-    404: "model_not_found",
-    413: "request_too_large",
-    429: "overloaded",
-    503: "not_ready",
-    504: "deadline_exceeded",
-}
+router = router_of("vLLM semantic-router", prefix="/srun")
 
 
-class RouterError(Message):
-    """The content of an error of the contract."""
-
-    code: str
-    message: str
-
-
-class RouterProblem(Message):
-    """An error in the shape of the contract."""
-
-    error: RouterError
-
-
-class RouterRoute(TranslatedRoute):
-    """A route whose failures have the shape of the contract."""
-
-    @classmethod
-    def shape(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem as an error of the contract."""
-        return {"error": _error(problem)}
-
-
-router = APIRouter(
-    prefix="/srun",
-    route_class=RouterRoute,
-    tags=["vLLM semantic-router"],
-    responses={"default": {"model": RouterProblem}, 422: {"model": RouterProblem}},
-)
-
-
-@router.post("/v1/classify", dependencies=[needs(Scope.PREDICT)], response_model=dict[str, Any])
-async def classify(
-    request: Request,
-    body: ClassifyRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
-) -> Response:
+@router.ask("/v1/classify", answer=dict[str, Any])
+async def classify(request: Request, handling: Routed, body: ClassifyRequest) -> Response:
     """Run the head of a task; a failed input carries its own error."""
     started = time.perf_counter()
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     fields, headers = await _classify(request, body, handling)
     return reply(fields, headers=_timed(headers, started))
 
 
-@router.post("/v1/rerank", dependencies=[needs(Scope.PREDICT)], response_model=dict[str, Any])
-async def rerank(
-    request: Request,
-    body: RerankRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
-) -> Response:
+@router.ask("/v1/rerank", answer=dict[str, Any])
+async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Response:
     """Order documents for a query, best first."""
     started = time.perf_counter()
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     fields, headers = await _rerank(request, body, handling)
     return reply(fields, headers=_timed(headers, started))
 
 
-@router.post("/v1/embeddings", dependencies=[needs(Scope.PREDICT)], response_model=dict[str, Any])
-async def embeddings(
-    request: Request,
-    body: EmbeddingsRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-) -> Response:
+@router.ask("/v1/embeddings", answer=dict[str, Any])
+async def embeddings(request: Request, handling: Unrouted, body: EmbeddingsRequest) -> Response:
     """Embed texts with the backbone; a failed text carries its own error."""
     started = time.perf_counter()
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
     fields, headers = await embed(request, body, handling)
     return reply(fields, headers=_timed(headers, started))
 
 
-@router.post("/v1/bundle", dependencies=[needs(Scope.PREDICT)], response_model=dict[str, Any])
-async def bundle(
-    request: Request,
-    body: BundleRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
-) -> Response:
+@router.ask("/v1/bundle", answer=dict[str, Any])
+async def bundle(request: Request, handling: Routed, body: BundleRequest) -> Response:
     """Answer several requests; each has the status that it would have alone."""
     started = time.perf_counter()
-    whole = earlier(deadline_ms, body.options.deadline_ms)
-    handling = RequestOptions(deadline_ms=whole, priority=priority, routing_key=routing_key)
+    handling = with_deadline(handling, body.options.deadline_ms)
     for task in body.tasks:
         if sum(it is not None for it in (task.classify, task.rerank, task.embeddings)) != 1:
             raise NunatakError(
@@ -171,7 +88,7 @@ async def bundle(
     return reply({"results": results}, headers=_timed({}, started))
 
 
-@router.get("/v1/models", dependencies=[needs(Scope.READ)], response_model=dict[str, Any])
+@router.read("/v1/models", answer=dict[str, Any])
 async def models(request: Request) -> Response:
     """Describe the backbones, and the caller's tasks that the contract can ask."""
     runtime = runtime_of(request)
@@ -185,7 +102,7 @@ async def models(request: Request) -> Response:
     return reply(listed)
 
 
-@router.get("/health", dependencies=[needs(Scope.READ)], response_model=dict[str, Any])
+@router.read("/health", answer=dict[str, Any])
 async def health(request: Request) -> Response:
     """Name the backbones and the caller's tasks while the server accepts requests."""
     runtime_of(request).readiness.check_ready()
@@ -195,13 +112,13 @@ async def health(request: Request) -> Response:
     return reply({"api_version": API_VERSION, "status": "ready", "models": served})
 
 
-@router.get("/health/live", dependencies=[PUBLIC], response_model=dict[str, Any])
+@router.show("/health/live", answer=dict[str, Any])
 async def live() -> Response:
     """Answer 200 while the event loop runs."""
     return reply({"api_version": API_VERSION, "status": "alive"})
 
 
-async def _bundled(request: Request, task: BundleTask, handling: RequestOptions) -> dict[str, Any]:
+async def _bundled(request: Request, task: BundleTask, handling: Handling) -> dict[str, Any]:
     try:
         if task.classify is not None:
             fields, _ = await _classify(request, task.classify, handling)
@@ -212,16 +129,16 @@ async def _bundled(request: Request, task: BundleTask, handling: RequestOptions)
         fields, _ = await _rerank(request, cast("RerankRequest", task.rerank), handling)
     except NunatakError as error:
         problem = problem_of(error, request_id=request_id_of(request.scope))
-        return {"id": task.id, "status": problem["status"], "error": _error(problem)}
+        return {"id": task.id, "status": problem["status"], **as_router(problem)}
     return {"id": task.id, "status": 200, "rerank": fields}
 
 
 async def _classify(
-    request: Request, body: ClassifyRequest, handling: RequestOptions
+    request: Request, body: ClassifyRequest, handling: Handling
 ) -> tuple[dict[str, Any], dict[str, str]]:
     items = [body.input] if isinstance(body.input, str) else body.input
     inputs = [it if isinstance(it, str) else _pair(it) for it in items]
-    own = with_deadline(handling, body.options)
+    own = with_deadline(handling, body.options.deadline_ms)
     options = PredictionOptions(
         entities=EntityOptions(aggregation=AggregationStrategy.SIMPLE),
         on_long=OVERFLOWS[body.options.overflow] if body.options.overflow else None,
@@ -251,7 +168,7 @@ async def _classify(
 
 
 async def _rerank(
-    request: Request, body: RerankRequest, handling: RequestOptions
+    request: Request, body: RerankRequest, handling: Handling
 ) -> tuple[dict[str, Any], dict[str, str]]:
     query = Query(query=body.query, documents=tuple(body.documents))
     on_long = OVERFLOWS[body.options.overflow or "reject"]
@@ -262,7 +179,7 @@ async def _rerank(
         options=PredictionOptions(
             ranking=RankingOptions(function=FunctionToApply.NONE), on_long=on_long
         ),
-        handling=with_deadline(handling, body.options),
+        handling=with_deadline(handling, body.options.deadline_ms),
     )
     if result.head is not HeadKind.RANKING:
         raise _unsupported("rerank", result.task)
@@ -323,7 +240,12 @@ def _result(
     if found.head is HeadKind.TOKEN_CLASSIFICATION:
         least, text = body.options.threshold or 0.0, cast("str", item)
         groups = cast("list[EntityGroup]", output)
-        return {"spans": [_span(it, text) for it in groups if it["score"] >= least], **usage}
+        spans = [
+            {**span_of(it, text), "probability": it["score"]}
+            for it in groups
+            if it["score"] >= least
+        ]
+        return {"spans": spans, **usage}
     if found.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         raise _unsupported("classify", found.task)
     scores = {it["label"]: it["score"] for it in cast("list[LabelScore]", output)}
@@ -332,12 +254,6 @@ def _result(
     if found.problem_type is ProblemType.MULTI_LABEL:
         return {"scores": values, "selected": predicted, **usage}
     return {"label": predicted, "probabilities": values, **usage}
-
-
-def _span(entity: EntityGroup, text: str) -> dict[str, Any]:
-    start, end = entity["start"], entity["end"]
-    place = {"start": start, "end": end, "text": text[start:end]}
-    return {"label": entity["entity_group"], "probability": entity["score"], **place}
 
 
 def _usage(extent: Extent) -> dict[str, Any]:
@@ -366,12 +282,6 @@ def _timed(headers: dict[str, str], started: float) -> dict[str, str]:
     known = [f"{part};dur={headers[name]}" for part, name in parts.items() if name in headers]
     total = f"total;dur={(time.perf_counter() - started) * 1000:.3f}"
     return {**headers, "server-timing": ", ".join([*known, total])}
-
-
-def _error(problem: Problem) -> dict[str, str]:
-    status = problem["status"]
-    code = ERROR_CODES.get(status, "internal_error" if status >= 500 else "invalid_request")
-    return {"code": code, "message": explained(problem)}
 
 
 async def _served(request: Request) -> list[TaskManifest]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version as version_of
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
@@ -20,63 +20,19 @@ from nunatak_contract.inputs import Query
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import MAX_ITEMS, Message, Text
 from nunatak_contract.wire import Score
-from nunatak_server.access.keys import Scope
-from nunatak_server.compat.translation import (
-    Problem,
-    Texts,
-    TranslatedRoute,
-    embed_texts,
-    explained,
-    find_task,
-)
-from nunatak_server.http.access import PUBLIC, needs
-from nunatak_server.http.endpoints import (
-    DeadlineHeader,
-    PriorityHeader,
-    RequestOptions,
-    RoutingKeyHeader,
-    ask_task,
-    reference_text,
-    runtime_of,
-)
+from nunatak_server.compat.failures import router_of
+from nunatak_server.compat.translation import Texts, embed_texts, find_task, texts_of
+from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text, runtime_of
 from nunatak_server.http.replies import reply
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 from nunatak_server.runtime import Runtime
-from nunatak_server.scheduler.rows import Priority
 
 Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
 """A text, or a pair of texts."""
 Batch = Annotated[list[Words], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
 Direction = Literal["right", "Right"]
 """Texts are cut only at the end."""
-
-
-class TeiProblem(Message):
-    """An error in the shape for clients of text-embeddings-inference."""
-
-    error: str
-    error_type: Literal["unhealthy", "overloaded", "backend", "validation", "empty"]
-
-
-class TeiRoute(TranslatedRoute):
-    """A route whose failures have the shape of text-embeddings-inference."""
-
-    @classmethod
-    def shape(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem with the kind of error of text-embeddings-inference."""
-        match problem["status"], problem["code"]:
-            case _, "empty_text":
-                kind = "empty"
-            case 429, _:
-                kind = "overloaded"
-            case 503, _:
-                kind = "unhealthy"
-            case status, _ if status >= 500:
-                kind = "backend"
-            case _:
-                kind = "validation"
-        return {"error": explained(problem), "error_type": kind}
 
 
 class TeiPredictRequest(Message):
@@ -137,35 +93,20 @@ class TeiInfo(Message):
     docker_label: str | None
 
 
-router = APIRouter(
-    prefix="/tei",
-    route_class=TeiRoute,
-    tags=["text-embeddings-inference"],
-    responses={"default": {"model": TeiProblem}, 422: {"model": TeiProblem}},
-)
+router = router_of("text-embeddings-inference", prefix="/tei")
 PredictResponse = list[Score] | list[list[Score]]
 
 
-@router.post(
-    "/tasks/{task}/predict", dependencies=[needs(Scope.PREDICT)], response_model=PredictResponse
-)
-@router.post(
-    "/tasks/{task}/{version}/predict",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=PredictResponse,
-)
+@router.ask("/tasks/{task}/predict", "/tasks/{task}/{version}/predict", answer=PredictResponse)
 async def predict(
     request: Request,
+    handling: Routed,
     task: str,
     body: TeiPredictRequest,
     version: str | None = None,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Classify; raw scores are logits."""
     function = FunctionToApply.NONE if body.raw_scores else None
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -181,30 +122,21 @@ async def predict(
     return reply(outputs, headers=headers)
 
 
-@router.post(
+@router.ask(
     "/tasks/{task}/rerank",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=list[TeiRank],
-    response_model_exclude_none=True,
-)
-@router.post(
     "/tasks/{task}/{version}/rerank",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=list[TeiRank],
+    answer=list[TeiRank],
     response_model_exclude_none=True,
 )
 async def rerank(
     request: Request,
+    handling: Routed,
     task: str,
     body: TeiRerankRequest,
     version: str | None = None,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Rank texts for a query, best first."""
     function = FunctionToApply.NONE if body.raw_scores else FunctionToApply.SIGMOID
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request,
         reference_text(task, version),
@@ -218,32 +150,17 @@ async def rerank(
     return reply([_rank(dict(it), body) for it in ranked], headers=headers)
 
 
-@router.post("/backbone", dependencies=[needs(Scope.PREDICT)], response_model=list[list[float]])
-@router.post(
-    "/backbone/embed", dependencies=[needs(Scope.PREDICT)], response_model=list[list[float]]
-)
-async def embed(
-    request: Request,
-    body: TeiEmbedRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-) -> Response:
+@router.ask("/backbone", "/backbone/embed", answer=list[list[float]])
+async def embed(request: Request, handling: Unrouted, body: TeiEmbedRequest) -> Response:
     """Embed texts, always as a list of vectors."""
-    texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
+    texts = texts_of(body.inputs)
     found, headers = await embed_texts(
-        request,
-        texts,
-        truncates=body.truncate,
-        normalises=body.normalize,
-        handling=RequestOptions(deadline_ms=deadline_ms, priority=priority),
+        request, texts, truncates=body.truncate, normalises=body.normalize, handling=handling
     )
     return reply(found.vectors, headers=headers)
 
 
-@router.get("/tasks/{task}/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo)
-@router.get(
-    "/tasks/{task}/{version}/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo
-)
+@router.read("/tasks/{task}/info", "/tasks/{task}/{version}/info", answer=TeiInfo)
 async def task_info(request: Request, task: str, version: str | None = None) -> Response:
     """Return the facts about a task, in the form for a model."""
     runtime = runtime_of(request)
@@ -252,7 +169,7 @@ async def task_info(request: Request, task: str, version: str | None = None) -> 
     return reply(_info(runtime, manifest.reference, None, kind, manifest.max_length))
 
 
-@router.get("/backbone/info", dependencies=[needs(Scope.READ)], response_model=TeiInfo)
+@router.read("/backbone/info", answer=TeiInfo)
 async def backbone_info(request: Request) -> Response:
     """Return the facts about the backbone."""
     runtime = runtime_of(request)
@@ -263,9 +180,8 @@ async def backbone_info(request: Request) -> Response:
     )
 
 
-@router.get("/tasks/{task}/health", dependencies=[needs(Scope.READ)], response_class=Response)
-@router.get(
-    "/tasks/{task}/{version}/health", dependencies=[needs(Scope.READ)], response_class=Response
+@router.read(
+    "/tasks/{task}/health", "/tasks/{task}/{version}/health", answer=None, response_class=Response
 )
 async def task_health(request: Request, task: str, version: str | None = None) -> Response:
     """Answer 200 while the server accepts requests and the task exists."""
@@ -274,7 +190,7 @@ async def task_health(request: Request, task: str, version: str | None = None) -
     return Response()
 
 
-@router.get("/backbone/health", dependencies=[PUBLIC], response_class=Response)
+@router.show("/backbone/health", answer=None, response_class=Response)
 async def backbone_health(request: Request) -> Response:
     """Answer 200 while the server accepts requests."""
     runtime_of(request).readiness.check_ready()

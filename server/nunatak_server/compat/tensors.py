@@ -58,17 +58,14 @@ class Tensor:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The description without data."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The tensor with its data."""
         return {**self.metadata, "data": list(self.data)}
 
     @property
     def raw(self) -> bytes:
-        """The data as binary."""
         if self.datatype == "BYTES":
             encoded = (text.encode() for text in self.data)
             return b"".join(LENGTH.pack(len(it)) + it for it in encoded)
@@ -127,8 +124,7 @@ def _texts_in(raw: bytes) -> list[str]:
         place = start + size
         if place > len(raw):
             raise NunatakError(
-                "invalid_request",
-                problem="an element of a binary tensor is longer than the tensor",
+                "invalid_request", problem="an element of a binary tensor is longer than the tensor"
             )
         try:
             texts.append(raw[start:place].decode())
@@ -190,7 +186,6 @@ def input_metadata(kind: HeadKind, reads: Reads | None) -> list[dict[str, Any]]:
 
 
 def output_metadata(kind: HeadKind, num_labels: int) -> list[dict[str, Any]]:
-    """Describe the outputs of a task."""
     match kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
             tensors = _classified((-1, num_labels), (), ())
@@ -204,7 +199,6 @@ def output_metadata(kind: HeadKind, num_labels: int) -> list[dict[str, Any]]:
 
 
 def output_tensors(kind: HeadKind, outputs: Sequence[Output]) -> list[Tensor]:
-    """Turn the outputs of a task into tensors."""
     shape = (len(outputs),)
     match kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:

@@ -9,77 +9,26 @@ no task, so it asks the one task of the key.
 """
 
 import time
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import Discriminator, Field, Tag
 
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query
 from nunatak_contract.requests import MAX_ITEMS, Message, Text, field_names
-from nunatak_server.access.keys import Scope
+from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.openai import Usage
-from nunatak_server.compat.translation import (
-    ModelName,
-    Problem,
-    Texts,
-    TranslatedRoute,
-    explained,
-)
-from nunatak_server.http.access import caller_of, needs
-from nunatak_server.http.endpoints import (
-    DeadlineHeader,
-    PriorityHeader,
-    RequestOptions,
-    RoutingKeyHeader,
-    ask_task,
-    runtime_of,
-)
+from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of
+from nunatak_server.http.access import caller_of
+from nunatak_server.http.endpoints import Routed, ask_task, runtime_of
 from nunatak_server.http.replies import reply
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.entities import Entity, EntityOptions
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.outputs.scores import DocumentScore, LabelScore, RankingOptions, ScoreOptions
-from nunatak_server.predict.types import TaskPrediction
-from nunatak_server.scheduler.rows import Priority
-
-ERROR_TYPES: Final = {
-    401: "AuthenticationError",
-    403: "PermissionDeniedError",
-    404: "NotFoundError",
-    429: "RateLimitError",
-    503: "ServiceUnavailableError",
-    504: "TimeoutError",
-}
-
-
-class VllmError(Message):
-    """The content of an error of vLLM; `code` is the status."""
-
-    message: str
-    type: str
-    param: str | None
-    code: int
-
-
-class VllmProblem(Message):
-    """An error in the shape for vLLM's clients."""
-
-    error: VllmError
-
-
-class VllmRoute(TranslatedRoute):
-    """A route whose failures have vLLM's shape."""
-
-    @classmethod
-    def shape(cls, problem: Problem) -> dict[str, Any]:
-        """Return a problem as an error of vLLM."""
-        status = problem["status"]
-        other = "InternalServerError" if status >= 500 else "BadRequestError"
-        kind = ERROR_TYPES.get(status, other)
-        error = {"message": explained(problem), "type": kind, "param": None, "code": status}
-        return {"error": error}
+from nunatak_server.predict.types import Handling, TaskPrediction
 
 
 class PoolingRequest(Message):
@@ -94,7 +43,6 @@ class PoolingRequest(Message):
 
     @property
     def options(self) -> PredictionOptions:
-        """The options for the service."""
         function = FunctionToApply.NONE if self.use_activation is False else None
         return PredictionOptions(
             scores=ScoreOptions(function=function),
@@ -249,32 +197,18 @@ ScoreBody = Annotated[
     Discriminator(_score_form),
 ]
 
-router = APIRouter(
-    route_class=VllmRoute,
-    tags=["vLLM, Jina and Cohere"],
-    responses={"default": {"model": VllmProblem}, 422: {"model": VllmProblem}},
-)
+router = router_of("vLLM, Jina and Cohere")
 
 
-@router.post(
-    "/classify",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=ClassifyResponse | list[UnnamedItem],
-    response_model_exclude_none=True,
+@router.ask(
+    "/classify", answer=ClassifyResponse | list[UnnamedItem], response_model_exclude_none=True
 )
-async def classify(
-    request: Request,
-    body: ClassifyBody,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
-) -> Response:
+async def classify(request: Request, handling: Routed, body: ClassifyBody) -> Response:
     """Classify texts. The request `{"inputs": text}` asks the one task of the key."""
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     if isinstance(body, UnnamedRequest):
         return await _answer_unnamed(request, body.inputs, handling)
     result, headers = await ask_task(
-        request, body.model, _texts(body.input), options=body.options, handling=handling
+        request, body.model, texts_of(body.input), options=body.options, handling=handling
     )
     _check_head(result, HeadKind.SEQUENCE_CLASSIFICATION)
     rows = cast("list[list[LabelScore]]", result.outputs)
@@ -282,17 +216,9 @@ async def classify(
     return reply({**_listed(request, "classify", result), "data": data}, headers=headers)
 
 
-@router.post("/score", dependencies=[needs(Scope.PREDICT)], response_model=ScoreResponse)
-@router.post("/v1/score", dependencies=[needs(Scope.PREDICT)], response_model=ScoreResponse)
-async def score(
-    request: Request,
-    body: ScoreBody,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
-) -> Response:
+@router.ask("/score", "/v1/score", answer=ScoreResponse)
+async def score(request: Request, handling: Routed, body: ScoreBody) -> Response:
     """Score pairs of texts with a ranking task."""
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     result, headers = await ask_task(
         request, body.model, _queries(*_sides(body)), options=body.options, handling=handling
     )
@@ -303,33 +229,11 @@ async def score(
     return reply({**_listed(request, "score", result), "data": data}, headers=headers)
 
 
-@router.post(
-    "/rerank",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=RerankResponse,
-    response_model_exclude_none=True,
+@router.ask(
+    "/rerank", "/v1/rerank", "/v2/rerank", answer=RerankResponse, response_model_exclude_none=True
 )
-@router.post(
-    "/v1/rerank",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=RerankResponse,
-    response_model_exclude_none=True,
-)
-@router.post(
-    "/v2/rerank",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=RerankResponse,
-    response_model_exclude_none=True,
-)
-async def rerank(
-    request: Request,
-    body: RerankRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
-) -> Response:
+async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Response:
     """Order documents for a query, best first."""
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     documents = tuple(it if isinstance(it, str) else it.text for it in body.documents)
     query = Query(query=body.query, documents=documents)
     result, headers = await ask_task(
@@ -341,13 +245,13 @@ async def rerank(
     answer = {
         "id": f"rerank-{request_id_of(request.scope)}",
         "model": result.reference,
-        "usage": _usage(result),
+        "usage": usage_of(sum(extent.num_tokens for extent in result.extents)),
         "results": results[: body.top_n or None],
     }
     return reply(answer, headers=headers)
 
 
-async def _answer_unnamed(request: Request, text: str, handling: RequestOptions) -> Response:
+async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Response:
     """Ask the caller's one task, and list labels or found spans.
 
     Raises:
@@ -366,19 +270,10 @@ async def _answer_unnamed(request: Request, text: str, handling: RequestOptions)
     result, headers = await ask_task(request, tasks[0], (text,), options=options, handling=handling)
     (found,) = result.outputs
     if result.head is HeadKind.TOKEN_CLASSIFICATION:
-        return reply([_span(it, text) for it in cast("list[Entity]", found)], headers=headers)
+        entities = cast("list[Entity]", found)
+        spans = [{**span_of(it, text), "score": it["score"]} for it in entities]
+        return reply(spans, headers=headers)
     return reply(found, headers=headers)
-
-
-def _span(entity: Entity, text: str) -> dict[str, Any]:
-    start, end = entity["start"], entity["end"]
-    label = entity["entity_group"] if "entity_group" in entity else entity["entity"]
-    place = {"start": start, "end": end, "text": text[start:end]}
-    return {"label": label, "score": entity["score"], **place}
-
-
-def _texts(texts: str | list[str]) -> tuple[str, ...]:
-    return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
 def _sides(body: ScoreTexts | ScoreData | ScoreDocuments | ScoreItems) -> tuple[Any, Any]:
@@ -399,7 +294,7 @@ def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ..
     Raises:
         NunatakError: `invalid_request`, both sides have several texts, and not equally many.
     """
-    queries, documents = _texts(first), _texts(second)
+    queries, documents = texts_of(first), texts_of(second)
     if len(queries) == 1:
         return (Query(query=queries[0], documents=documents),)
     if len(queries) != len(documents):
@@ -429,13 +324,8 @@ def _listed(request: Request, kind: str, result: TaskPrediction) -> dict[str, An
         "object": "list",
         "created": int(time.time()),
         "model": result.reference,
-        "usage": _usage(result),
+        "usage": usage_of(sum(extent.num_tokens for extent in result.extents)),
     }
-
-
-def _usage(result: TaskPrediction) -> dict[str, int]:
-    tokens = sum(extent.num_tokens for extent in result.extents)
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def _classified(index: int, row: list[LabelScore], labels: tuple[str, ...]) -> dict[str, Any]:

@@ -1,19 +1,29 @@
-"""The forward pass: `BatchCompute` runs one mixed batch on the device and returns its logits.
+"""The forward pass of one batch, and the outcome of each of its rows.
 
-`BackboneInUse` is the fact with which operations batches and loads compute.
+- `BatchCompute` runs one mixed batch on the device. `BackboneInUse` is the fact with which
+  operations batches and loads compute.
+- `compute_rows` runs a batch. If the batch fails, it runs each task version alone, so that only the
+  rows of the faulty version fail.
+- `outcome_of` turns the logits of a row into its answer or error.
+- `BatchReport` says what a batch held and how long it took. `BatchObserver` receives it.
 """
 
 import logging
+import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from nunatak_contract.errors import NunatakError
 from nunatak_model import (
     Backbone,
     BetweenLayers,
+    Branch,
     Encoding,
     Row,
     TrunkStates,
@@ -22,7 +32,10 @@ from nunatak_model import (
     trunk_source,
     without_fast_kernels,
 )
+from nunatak_server.errors import EngineFailedError, OutOfMemoryError, TaskUnhealthyError
 from nunatak_server.failures import device_failure
+from nunatak_server.scheduler.planner import BatchPlan
+from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +127,6 @@ class BatchCompute:
 
     @property
     def fast_kernels(self) -> tuple[str, ...]:
-        """The names of the fast kernels in use."""
         return self._in_use.backbone.fast_kernels
 
     def _answers(
@@ -145,3 +157,156 @@ def _split(flat: list[float], sizes: Sequence[int]) -> list[list[float]]:
         rows.append(flat[begin : begin + size])
         begin += size
     return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """The content of one batch, and its time."""
+
+    number: int
+    num_rows: int
+    num_tokens: int
+    num_tasks: int
+    num_shared_rows: int
+    num_padding_saved: int
+    """Tokens that padding each trunk row and each branch row to the longest one would add."""
+    started_at: float
+    compute_s: float
+    """The time of the batch, with the batches that preempted it."""
+
+
+class BatchObserver(Protocol):
+    """Receives the report of each batch, on the engine thread."""
+
+    def observe_batch(self, report: BatchReport) -> None: ...
+
+
+class BatchObservers:
+    """Passes each report to several observers, in order."""
+
+    def __init__(self, *observers: BatchObserver) -> None:
+        self._observers = observers
+
+    def observe_batch(self, report: BatchReport) -> None:
+        for observer in self._observers:
+            observer.observe_batch(report)
+
+
+def report_of(
+    plan: BatchPlan[PendingRow], *, number: int, started_at: float, compute_s: float
+) -> BatchReport:
+    num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
+    num_branch_rows = sum(row.branch_tokens > 0 for row in plan.batch)
+    longest_trunk = max((row.trunk_tokens for row in plan.batch), default=0)
+    longest_branch = max((row.branch_tokens for row in plan.batch), default=0)
+    padded = plan.num_trunk_rows * longest_trunk + num_branch_rows * longest_branch
+    return BatchReport(
+        number=number,
+        num_rows=len(plan.batch),
+        num_tokens=plan.num_tokens,
+        num_tasks=len({(row.task, row.version) for row in plan.batch}),
+        num_shared_rows=num_on_trunk - plan.num_trunk_rows - plan.num_held_rows,
+        num_padding_saved=padded - plan.num_tokens,
+        started_at=started_at,
+        compute_s=compute_s,
+    )
+
+
+RowLogits = list[float] | NunatakError
+
+logger = logging.getLogger(__name__)
+
+
+class Compute(Protocol):
+    """Runs batches on a device, on the engine thread."""
+
+    @property
+    def stops_between_layers(self) -> bool:
+        """Whether a call runs `between_layers`, which may then call this again."""
+        ...
+
+    def __call__(
+        self, rows: Sequence[Row], *, between_layers: BetweenLayers | None = None
+    ) -> list[list[float]]: ...
+
+
+def compute_rows(
+    compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None = None
+) -> Sequence[RowLogits]:
+    """Run rows as one batch; if the batch fails, run each of its task versions alone.
+
+    Raises:
+        EngineFailedError: no later batch can succeed.
+    """
+    # By branch as well: after a restore of the registry, one number may have two contents.
+    versions: dict[tuple[str, int, Branch], list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        versions[row.task, row.version, row.branch].append(index)
+    if len(versions) > 1:
+        try:
+            return _forward(compute, rows, between_layers)
+        except EngineFailedError:
+            raise
+        except Exception:
+            logger.exception("a batch of %d tasks failed; trying each alone", len(versions))
+            # The progress of the batch is not known any more, so nothing may preempt it.
+            between_layers = None
+    if len({row.is_shadow for row in rows}) > 1:
+        return _compute_apart(compute, rows)
+    computed: dict[int, RowLogits] = {}
+    for indices in versions.values():
+        outputs = _compute_version(compute, [rows[index] for index in indices], between_layers)
+        computed.update(zip(indices, outputs, strict=True))
+    return [computed[index] for index in range(len(rows))]
+
+
+def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOutcome:
+    if isinstance(logits, NunatakError):
+        return logits
+    if not all(map(math.isfinite, logits)):
+        return TaskUnhealthyError(row.task, row.version, "gives outputs that are not finite")
+    return RowAnswer(
+        logits=logits,
+        queue_s=batch.started_at - row.submitted_at,
+        compute_s=batch.compute_s,
+        batch_rows=batch.num_rows,
+        load_s=row.load_s,
+        started_at=batch.started_at,
+        batch=batch.number,
+    )
+
+
+def _compute_apart(compute: Compute, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
+    """Run the rows that callers wait for, and then the shadow rows."""
+    computed: dict[int, RowLogits] = {}
+    for is_shadow in (False, True):
+        indices = [index for index, row in enumerate(rows) if row.is_shadow is is_shadow]
+        outputs = compute_rows(compute, [rows[index] for index in indices])
+        computed.update(zip(indices, outputs, strict=True))
+    return [computed[index] for index in range(len(rows))]
+
+
+def _compute_version(
+    compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None
+) -> Sequence[RowLogits]:
+    """Run the rows of one task version; turn its failure into errors of its own rows."""
+    try:
+        return _forward(compute, rows, between_layers)
+    except EngineFailedError:
+        raise
+    except OutOfMemoryError:
+        logger.exception("there was no memory for a batch of %d rows", len(rows))
+        # A new error, because the traceback of the raised one keeps the tensors of the batch alive.
+        return [OutOfMemoryError()] * len(rows)
+    except Exception as error:
+        task, version = rows[0].task, rows[0].version
+        logger.exception("the forward pass of %s/%d failed", task, version)
+        reason = f"fails in its forward pass ({type(error).__name__})"
+        return [TaskUnhealthyError(task, version, reason)] * len(rows)
+
+
+def _forward(
+    compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None
+) -> list[list[float]]:
+    inputs = [Row(encoding=row.encoding, branch=row.branch) for row in rows]
+    return compute(inputs, between_layers=between_layers)

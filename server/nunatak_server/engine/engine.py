@@ -25,7 +25,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from nunatak_contract.errors import NunatakError
-from nunatak_server.engine.outcomes import (
+from nunatak_server.engine.compute import (
     BatchObserver,
     Compute,
     compute_rows,
@@ -257,10 +257,7 @@ class Engine:
         return rows
 
     def _with_shadows(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        plan: BatchPlan[PendingRow],
-        limits: BatchLimits,
+        self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], limits: BatchLimits
     ) -> BatchPlan[PendingRow]:
         """Add the shadow rows that fit, and drop the others."""
         if not self._shadows:
@@ -306,10 +303,7 @@ class Engine:
             token_cost=plan.batch[0].token_cost,
         )
         report = report_of(
-            plan,
-            number=next(self._numbers),
-            started_at=started,
-            compute_s=self._clock() - started,
+            plan, number=next(self._numbers), started_at=started, compute_s=self._clock() - started
         )
         self._observer.observe_batch(report)
         return [
@@ -318,10 +312,7 @@ class Engine:
         ]
 
     def _preempt_or_fail(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        running: BatchPlan[PendingRow],
-        preempted: _Preempted,
+        self, loop: asyncio.AbstractEventLoop, running: BatchPlan[PendingRow], preempted: _Preempted
     ) -> None:
         try:
             # Rows that arrive during a preemption need not wait for the next layer.
@@ -332,10 +323,7 @@ class Engine:
             raise _as_failure(error) from error
 
     def _preempt(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        running: BatchPlan[PendingRow],
-        preempted: _Preempted,
+        self, loop: asyncio.AbstractEventLoop, running: BatchPlan[PendingRow], preempted: _Preempted
     ) -> bool:
         """Run rows that preempt the rest of a batch; return False if there are none."""
         arrived = self._inbox.take(block=False)

@@ -58,7 +58,6 @@ PUBLIC: Final = Depends(anyone)
 
 
 def needs(scope: Scope, *, spans_tasks: bool = False) -> Dependency:
-    """Return the dependency of a route that needs a key with a scope."""
     return Security(Access(scope=scope, spans_tasks=spans_tasks), scopes=[scope])
 
 

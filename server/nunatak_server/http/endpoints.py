@@ -1,23 +1,25 @@
 """Shared parts of endpoints: the headers, and the call of a task."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.params import Depends as Dependency
 
 from nunatak_contract.inputs import Input
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
+from nunatak_server.access.keys import Scope
 from nunatak_server.catalog import VisibleCatalog
-from nunatak_server.http.access import caller_of
+from nunatak_server.http.access import PUBLIC, caller_of, needs
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.http.state import state_of
-from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
-from nunatak_server.predict.types import PredictionRequest, TaskFailure, TaskPrediction
+from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
-from nunatak_server.settings import ServerSettings
-from nunatak_server.verdicts.judge import Judgement, JudgeRequest
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Coroutine[Any, Any, Response]])
 
 _PROBLEM: Final = {
     "description": "Any failure, as application/problem+json",
@@ -45,49 +47,76 @@ RoutingKeyHeader = Annotated[
 VersionQuery = Annotated[str | None, Query(description="a version, in place of the name's version")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOptions:
-    """The options in the headers of a request."""
-
-    deadline_ms: int | None
-    priority: Priority
-    routing_key: str | None = None
-
-    def deadline_s(self, settings: ServerSettings) -> float:
-        """Return the deadline in seconds; the settings give the default."""
-        return (self.deadline_ms or settings.default_deadline_ms) / 1000
-
-
 def runtime_of(request: Request) -> Runtime:
-    """Return the application's runtime."""
     return state_of(request.scope).runtime
 
 
 def catalog_of(request: Request) -> VisibleCatalog:
-    """Return the catalog of the caller's tasks."""
     return VisibleCatalog(runtime_of(request).catalog, caller_of(request.scope))
 
 
-def prediction_request(
+async def handling_of(
     request: Request,
-    references: tuple[str, ...],
-    inputs: tuple[Input, ...],
-    *,
-    options: PredictionOptions,
-    handling: RequestOptions,
-) -> PredictionRequest:
-    """Return the request to the service."""
+    deadline_ms: DeadlineHeader = None,
+    priority: PriorityHeader = Priority.NORMAL,
+    routing_key: RoutingKeyHeader = None,
+) -> Handling:
+    """Return how to handle a request for a task, which may have a canary."""
     caller = caller_of(request.scope)
-    return PredictionRequest(
-        references=references,
-        inputs=inputs,
-        options=options,
-        deadline_s=handling.deadline_s(runtime_of(request).settings),
+    return Handling(
+        default_deadline_s=runtime_of(request).settings.default_deadline_ms / 1000,
+        own_deadline_s=None if deadline_ms is None else deadline_ms / 1000,
         caller=caller.name,
         tasks=caller.tasks,
-        priority=handling.priority,
-        routing_key=handling.routing_key,
+        priority=priority,
+        routing_key=routing_key,
     )
+
+
+async def unrouted_handling_of(
+    request: Request, deadline_ms: DeadlineHeader = None, priority: PriorityHeader = Priority.NORMAL
+) -> Handling:
+    """Return how to handle a request that no canary concerns."""
+    return await handling_of(request, deadline_ms, priority, None)
+
+
+Routed = Annotated[Handling, Depends(handling_of)]
+Unrouted = Annotated[Handling, Depends(unrouted_handling_of)]
+
+
+class Router(APIRouter):
+    """Adds each endpoint with the permission that its callers need, under one or more paths."""
+
+    def ask(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as the framework's own methods
+        return self._add(paths, "POST", needs(Scope.PREDICT), answer, options)
+
+    def read(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as above
+        return self._add(paths, "GET", needs(Scope.READ), answer, options)
+
+    def show(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as above
+        return self._add(paths, "GET", PUBLIC, answer, options)
+
+    def _add(
+        self,
+        paths: Sequence[str],
+        method: str,
+        access: Dependency,
+        answer: Any,  # noqa: ANN401 - as above
+        options: dict[str, Any],
+    ) -> Callable[[Endpoint], Endpoint]:
+        def add(endpoint: Endpoint) -> Endpoint:
+            for path in paths:
+                self.add_api_route(
+                    path,
+                    endpoint,
+                    methods=[method],
+                    dependencies=[access],
+                    response_model=answer,
+                    **options,
+                )
+            return endpoint
+
+        return add
 
 
 async def ask_task(
@@ -96,14 +125,12 @@ async def ask_task(
     inputs: tuple[Input, ...],
     *,
     options: PredictionOptions,
-    handling: RequestOptions,
+    handling: Handling,
 ) -> tuple[TaskPrediction, dict[str, str]]:
-    """Ask one task through the service; return its answer and the headers of the answer.
-
-    Raises:
-        NunatakError: or any other error of Nunatak: the task cannot answer.
-    """
-    wanted = prediction_request(request, (reference,), inputs, options=options, handling=handling)
+    """Ask one task through the service; return its answer and the headers of the answer."""
+    wanted = PredictionRequest(
+        references=(reference,), inputs=inputs, options=options, handling=handling
+    )
     prediction = await runtime_of(request).service.predict(wanted)
     (result,) = prediction.results
     if isinstance(result, TaskFailure):
@@ -116,33 +143,5 @@ async def ask_task(
     return result, {**headers, TASK_VERSION_HEADER: f"{result.task}/{result.version}"}
 
 
-async def ask_policy(
-    request: Request,
-    policy: str,
-    texts: tuple[str, ...],
-    *,
-    handling: RequestOptions,
-    stops_early: bool = True,
-) -> Judgement:
-    """Judge texts by a policy.
-
-    Raises:
-        NunatakError: there is no such policy, or the request as a whole cannot be answered.
-    """
-    own_ms = handling.deadline_ms
-    handling = replace(handling, deadline_ms=None)
-    asked = prediction_request(request, (), texts, options=DEFAULT_OPTIONS, handling=handling)
-    return await runtime_of(request).judge.judge(
-        JudgeRequest(
-            policy=policy,
-            texts=texts,
-            request=asked,
-            own_deadline_s=None if own_ms is None else own_ms / 1000,
-            stops_early=stops_early,
-        )
-    )
-
-
 def reference_text(task: str, version: str | None) -> str:
-    """Return the reference in a path and a query together."""
     return task if version is None else f"{task}/{version}"

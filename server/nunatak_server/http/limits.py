@@ -48,11 +48,9 @@ class StrictRequest(Request):
         self._strict_json = parsed
 
     async def body(self) -> bytes:
-        """Return the bytes of the body."""
         return self._strict_body
 
     async def json(self) -> Any:  # noqa: ANN401 - the signature of the base class
-        """Return the parsed value."""
         return self._strict_json
 
 

@@ -36,10 +36,7 @@ _NAME: Final = NAME_PATTERN.strip("^$")
 _TOO_LONG: Final = f"[^@/]{{{MAX_NAME_LENGTH + 1}}}"
 _NOT_TOO_LONG: Final = f"(?!{_TOO_LONG}|[^@]*@{_TOO_LONG})"
 NAME: Final = {"type": "string", "pattern": NAME_PATTERN, "maxLength": MAX_NAME_LENGTH}
-REFERENCE: Final = {
-    "type": "string",
-    "pattern": f"^{_NOT_TOO_LONG}{_NAME}(?:@{_NAME})?$",
-}
+REFERENCE: Final = {"type": "string", "pattern": f"^{_NOT_TOO_LONG}{_NAME}(?:@{_NAME})?$"}
 VERSION: Final = {"type": "string", "pattern": f"^{integers_up_to(MAX_VERSION)}$"}
 WHOLE_REFERENCE: Final = {
     "type": "string",
@@ -55,7 +52,6 @@ class DescribedApp(FastAPI):
     """
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI schema."""
         if self.openapi_schema is None:
             self.openapi_schema = completed(super().openapi())
         return self.openapi_schema
@@ -94,7 +90,6 @@ def _completed(operation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _grammar(places: set[tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """Return the grammar of the name parameters of a path."""
     # A task next to an alias or a required version cannot name an alias itself.
     is_alone = places.isdisjoint({("alias", "path"), ("alias", "query"), ("version", "path")})
     return {"task": REFERENCE if is_alone else NAME, "alias": NAME, "version": VERSION}

@@ -72,7 +72,6 @@ def problem_of_unforeseen(*, request_id: str | None) -> dict[str, Any]:
 
 
 def problem_response(scope: Scope, error: NunatakError) -> Response:
-    """Answer the request of a scope with an error of Nunatak."""
     problem = problem_of(error, request_id=request_id_of(scope))
     return _response(problem, headers=headers_of(error))
 

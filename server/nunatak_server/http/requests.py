@@ -78,7 +78,6 @@ def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
 
 
 def options_of(parameters: Parameters) -> PredictionOptions:
-    """Return parameters as options of the service."""
     return PredictionOptions(
         scores=ScoreOptions(function=parameters.function_to_apply, top_k=parameters.top_k),
         entities=EntityOptions(
@@ -105,13 +104,13 @@ def options_of(parameters: Parameters) -> PredictionOptions:
 def quick_handler(route: APIRoute) -> Handler | None:
     """Return a function that reads a plain endpoint's arguments and calls it; None for others.
 
-    The route itself must have admitted the caller: no dependency is called.
+    The route itself must have admitted the caller: the declared access is not called.
     """
     endpoint, dependant = route.endpoint, route.dependant
-    has_access_alone = len(dependant.dependencies) == len(declared_access(route.dependencies))
-    if not has_access_alone or not _is_plain(endpoint, dependant):
+    own = dependant.dependencies[len(declared_access(route.dependencies)) :]
+    if not all(map(_is_plain_dependency, own)) or not _is_plain(endpoint, dependant):
         return None
-    arguments = _Arguments(dependant)
+    arguments = _Arguments(dependant, own)
 
     async def handle(request: Request) -> Response:
         return await endpoint(**await arguments.read(request))
@@ -122,7 +121,10 @@ def quick_handler(route: APIRoute) -> Handler | None:
 class _Arguments:
     """The parameters of an endpoint, by their place in a request."""
 
-    def __init__(self, dependant: Dependant) -> None:
+    def __init__(self, dependant: Dependant, dependencies: Sequence[Dependant] = ()) -> None:
+        self._dependencies = [
+            (it.name, it.call, _Arguments(it)) for it in dependencies if it.name and it.call
+        ]
         self._request_name = dependant.request_param_name
         self._path = _parameters(dependant.path_params, "path")
         self._query = _parameters(dependant.query_params, "query")
@@ -136,7 +138,22 @@ class _Arguments:
         Raises:
             RequestValidationError: a parameter is missing, or does not fit its declaration.
         """
+        # If a header occurs several times, the first counts.
+        sent = dict(reversed(request.scope["headers"]))
+        values, errors = await self._find(request, sent)
+        if errors:
+            raise RequestValidationError(errors)
+        return values
+
+    async def _find(
+        self, request: Request, sent: Mapping[bytes, bytes]
+    ) -> tuple[dict[str, Any], Errors]:
         values, errors = dict[str, Any](), Errors()
+        for own_name, call, arguments in self._dependencies:
+            inner, found = await arguments._find(request, sent)  # noqa: SLF001 - of this class
+            errors += found
+            if not found:
+                values[own_name] = await call(**inner)
         if self._request_name:
             values[self._request_name] = request
         for each in self._path:
@@ -144,17 +161,13 @@ class _Arguments:
         query: Mapping[str, str] = request.query_params if request.scope["query_string"] else {}
         for each in self._query:
             each.read(query.get(each.alias, ABSENT), values, errors)
-        # If a header occurs several times, the first counts.
-        sent = dict(reversed(request.scope["headers"]))
         for each, name in self._headers:
             value = sent[name].decode("latin-1") if name in sent else ABSENT
             each.read(value, values, errors)
         for each in self._body:
             is_sent = bool(await request.body())
             each.read(await request.json() if is_sent else ABSENT, values, errors)
-        if errors:
-            raise RequestValidationError(errors)
-        return values
+        return values, errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +208,26 @@ def _parameters(fields: Sequence[Any], place: str) -> list[_Parameter]:
 
 
 def _is_plain(endpoint: Callable[..., Any], dependant: Dependant) -> bool:
+    bodies = dependant.body_params
+    return (
+        iscoroutinefunction(endpoint)
+        and get_type_hints(endpoint).get("return") is Response
+        and _has_single_values(dependant)
+        and (not bodies or (len(bodies) == 1 and type(bodies[0].field_info) is Body))
+    )
+
+
+def _is_plain_dependency(dependant: Dependant) -> bool:
+    """Return whether a dependency gives one argument, and reads single values alone."""
+    return (
+        dependant.name is not None
+        and iscoroutinefunction(dependant.call)
+        and _has_single_values(dependant)
+        and not (dependant.body_params or dependant.dependencies)
+    )
+
+
+def _has_single_values(dependant: Dependant) -> bool:
     special_names = (
         dependant.websocket_param_name,
         dependant.http_connection_param_name,
@@ -203,14 +236,10 @@ def _is_plain(endpoint: Callable[..., Any], dependant: Dependant) -> bool:
         dependant.security_scopes_param_name,
     )
     values = (*dependant.path_params, *dependant.query_params, *dependant.header_params)
-    bodies = dependant.body_params
     return (
-        iscoroutinefunction(endpoint)
-        and get_type_hints(endpoint).get("return") is Response
-        and not any(special_names)
+        not any(special_names)
         and not dependant.cookie_params
         and all(_is_single(it.field_info.annotation) for it in values)
-        and (not bodies or (len(bodies) == 1 and type(bodies[0].field_info) is Body))
     )
 
 

@@ -2,26 +2,21 @@
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import Header, Request, Response
 
 from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest, VerdictRequest
 from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskListing
-from nunatak_server.access.keys import Scope
-from nunatak_server.http.access import needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
-    DeadlineHeader,
-    PriorityHeader,
-    RequestOptions,
-    RoutingKeyHeader,
+    Routed,
+    Router,
+    Unrouted,
     VersionQuery,
-    ask_policy,
     ask_task,
     catalog_of,
-    prediction_request,
     reference_text,
     runtime_of,
 )
@@ -43,7 +38,7 @@ from nunatak_server.http.replies import (
 from nunatak_server.http.requests import options_of
 from nunatak_server.http.state import request_id_of
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
-from nunatak_server.scheduler.rows import Priority
+from nunatak_server.predict.types import Handling, PredictionRequest
 
 LINES: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {LINES_TYPE: {"schema": {"type": "string", "description": "a line per task"}}}}
@@ -51,57 +46,32 @@ LINES: Final[dict[int | str, dict[str, Any]]] = {
 
 AcceptHeader = Annotated[str | None, Header(description=f"`{LINES_TYPE}`: line by line")]
 
-router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
+router = Router(route_class=StrictRoute, responses=PROBLEMS)
 
 
-@router.post(
-    "/v1/tasks/{task}/predict", dependencies=[needs(Scope.PREDICT)], response_model=PredictResponse
-)
+@router.ask("/v1/tasks/{task}/predict", answer=PredictResponse)
 async def predict(
     request: Request,
+    handling: Routed,
     task: str,
     body: PredictRequest,
     version: VersionQuery = None,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
 ) -> Response:
     """Ask one task; `{task}` is `name` or `name@alias`."""
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
     return await _predict(request, reference_text(task, version), body, handling)
 
 
-@router.post(
-    "/v1/tasks/{task}/{version}/predict",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=PredictResponse,
-)
+@router.ask("/v1/tasks/{task}/{version}/predict", answer=PredictResponse)
 async def predict_version(
-    request: Request,
-    task: str,
-    version: str,
-    body: PredictRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
+    request: Request, handling: Unrouted, task: str, version: str, body: PredictRequest
 ) -> Response:
     """Ask one version of a task."""
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority)
     return await _predict(request, reference_text(task, version), body, handling)
 
 
-@router.post(
-    "/v1/predict",
-    dependencies=[needs(Scope.PREDICT)],
-    response_model=PredictManyResponse,
-    responses=LINES,
-)
+@router.ask("/v1/predict", answer=PredictManyResponse, responses=LINES)
 async def predict_many(
-    request: Request,
-    body: PredictManyRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
-    accept: AcceptHeader = None,
+    request: Request, handling: Routed, body: PredictManyRequest, accept: AcceptHeader = None
 ) -> Response:
     """Ask several tasks about the same inputs; each answers or fails separately.
 
@@ -111,11 +81,9 @@ async def predict_many(
         raise NunatakError(
             "invalid_request", problem="tasks must name each task once; remove the repetitions"
         )
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
-    wanted = prediction_request(
-        request,
-        tuple(body.tasks),
-        inputs_of(body.inputs),
+    wanted = PredictionRequest(
+        references=tuple(body.tasks),
+        inputs=inputs_of(body.inputs),
         options=_options(body),
         handling=handling,
     )
@@ -129,35 +97,25 @@ async def predict_many(
     return reply({"results": results}, headers=timing_headers(prediction.timings))
 
 
-@router.post(
-    "/v1/verdicts/{policy}", dependencies=[needs(Scope.PREDICT)], response_model=wire.PolicyVerdict
-)
-async def judge(
-    request: Request,
-    policy: str,
-    body: VerdictRequest,
-    deadline_ms: DeadlineHeader = None,
-    priority: PriorityHeader = Priority.NORMAL,
-    routing_key: RoutingKeyHeader = None,
-) -> Response:
+@router.ask("/v1/verdicts/{policy}", answer=wire.PolicyVerdict)
+async def judge(request: Request, handling: Routed, policy: str, body: VerdictRequest) -> Response:
     """Let a policy decide about texts: allow, flag, mask or block.
 
     The answer comes as soon as a block is certain; the other tasks are then not asked any further.
     """
     texts = (body.inputs,) if isinstance(body.inputs, str) else tuple(body.inputs)
-    handling = RequestOptions(deadline_ms=deadline_ms, priority=priority, routing_key=routing_key)
-    judgement = await ask_policy(request, policy, texts, handling=handling)
+    judgement = await runtime_of(request).judge.judge(policy, texts, handling=handling)
     fields = verdict_fields(judgement, body.inputs, request_id=request_id_of(request.scope))
     return reply(fields, headers=timing_headers(judgement.timings))
 
 
-@router.get("/v1/policies", dependencies=[needs(Scope.READ)], response_model=wire.PolicyListing)
+@router.read("/v1/policies", answer=wire.PolicyListing)
 async def list_policies(request: Request) -> Response:
     """List the policies of the registry whose tasks the caller may ask."""
     return reply({"policies": policies_fields(await catalog_of(request).policies())})
 
 
-@router.get("/v1/tasks", dependencies=[needs(Scope.READ)], response_model=TaskListing)
+@router.read("/v1/tasks", answer=TaskListing)
 async def list_tasks(request: Request) -> Response:
     """List the tasks of the registry that the caller may use."""
     runtime = runtime_of(request)
@@ -166,7 +124,7 @@ async def list_tasks(request: Request) -> Response:
     return reply({"tasks": summaries_fields(summaries, resident)})
 
 
-@router.get("/v1/tasks/{task}", dependencies=[needs(Scope.READ)], response_model=TaskResponse)
+@router.read("/v1/tasks/{task}", answer=TaskResponse)
 async def show_task(request: Request, task: str, version: VersionQuery = None) -> Response:
     """Show one task, and the manifest of the wanted version."""
     runtime = runtime_of(request)
@@ -177,11 +135,7 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
     return reply({**fields, "manifest": manifest.model_dump(mode="json")})
 
 
-@router.get(
-    "/v1/tasks/{task}/history",
-    dependencies=[needs(Scope.READ)],
-    response_model=wire.TaskHistory,
-)
+@router.read("/v1/tasks/{task}/history", answer=wire.TaskHistory)
 async def show_history(request: Request, task: str) -> Response:
     """Return who moved a task's aliases or changed their candidates, and when.
 
@@ -193,14 +147,10 @@ async def show_history(request: Request, task: str) -> Response:
 
 
 async def _predict(
-    request: Request, reference: str, body: PredictRequest, handling: RequestOptions
+    request: Request, reference: str, body: PredictRequest, handling: Handling
 ) -> Response:
     result, headers = await ask_task(
-        request,
-        reference,
-        inputs_of(body.inputs),
-        options=_options(body),
-        handling=handling,
+        request, reference, inputs_of(body.inputs), options=_options(body), handling=handling
     )
     return reply(prediction_fields(result, body.inputs), headers=headers)
 

@@ -28,7 +28,6 @@ class RequestPart:
         self._tokenize_s = 0.0
 
     def name(self, reference: str, task: str) -> None:
-        """Note that the task of a reference exists."""
         self._open[reference] = task
 
     def begin(self, read: Sequence[AskedTask | TaskFailure], *, tokenize_s: float) -> None:
@@ -65,7 +64,6 @@ class Arrivals:
         self._queue: asyncio.Queue[TaskOutcome | BaseException] = asyncio.Queue()
 
     def put(self, arrival: TaskOutcome) -> None:
-        """Let an item arrive."""
         self._queue.put_nowait(arrival)
 
     async def take(

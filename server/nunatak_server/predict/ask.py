@@ -107,19 +107,15 @@ class Dispatcher:
         Raises:
             NunatakError: `not_ready`, the engine has stopped.
         """
-        now, loop = self._clock(), asyncio.get_running_loop()
-        rows = [
-            PendingRow(
-                spec=spec,
-                task=BACKBONE,
-                version=0,
-                branch=branch,
-                deadline=deadline,
-                submitted_at=now,
-                future=loop.create_future(),
-            )
-            for spec in asked.rows
-        ]
+        row_of = partial(
+            pending_row,
+            task=BACKBONE,
+            version=0,
+            branch=branch,
+            deadline=deadline,
+            now=self._clock(),
+        )
+        rows = list(map(row_of, asked.rows))
         (outcomes,) = await self._compute([rows], deadline=deadline, pace=pace)
         return outcomes
 
@@ -189,7 +185,13 @@ class Dispatcher:
             now, groups = self._clock(), list[list[PendingRow]]()
             for each, lease in asked:
                 row_of = partial(
-                    pending_row, task=lease.task, deadline=deadline, now=now, load_s=load_s
+                    pending_row,
+                    task=each.manifest.task,
+                    version=each.manifest.version,
+                    branch=lease.task.branch,
+                    deadline=deadline,
+                    now=now,
+                    load_s=load_s,
                 )
                 groups.append(await pace.map(row_of, each.rows))
             reports = [partial(report, each) for each, _ in asked] if report else []

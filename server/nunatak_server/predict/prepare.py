@@ -20,7 +20,6 @@ from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.facts import KnownFacts
 from nunatak_server.failures import within
-from nunatak_server.inputs import find_misfit
 from nunatak_server.outputs.entities import Join
 from nunatak_server.outputs.outputs import on_long_of, reading_of
 from nunatak_server.predict.types import (
@@ -52,6 +51,7 @@ from nunatak_server.tokenization import (
     Tokenization,
     extent_of,
     find_cut,
+    find_misfit,
 )
 from nunatak_server.turns import Pace
 
@@ -87,7 +87,6 @@ class _ReadInputs:
     """Tasks that read alike and split at one depth have equal rows."""
 
     async def ask(self, reference: str, chosen: Chosen) -> AskedTask:
-        """Return the rows of the chosen version and of its shadow."""
         manifest, shadow, request = chosen.manifest, chosen.shadow, self.request
         return AskedTask(
             reference=reference,
@@ -95,13 +94,14 @@ class _ReadInputs:
             encodings=self.encodings_of(manifest),
             join=self.joins[manifest.backbone.digest],
             extents=self.extents_of(manifest),
-            rows=await self._rows(manifest, caller=request.caller, priority=request.priority),
+            rows=await self._rows(
+                manifest, caller=request.handling.caller, priority=request.handling.priority
+            ),
             arm=chosen.arm,
             shadow=None if shadow is None else await self._shadow_run(manifest, shadow),
         )
 
     def encodings_of(self, manifest: TaskManifest) -> list[Encodings]:
-        """Return the encodings of each input, as a version reads them."""
         return self.encodings[self.readings[key_of(manifest)]]
 
     def extents_of(self, manifest: TaskManifest) -> tuple[Extent, ...]:
@@ -189,12 +189,11 @@ class Preprocessor:
         permit counts `MIN_COST` for each row before the row is made.
 
         Raises:
-            NunatakError: the queue has no space for the rows.
             DeadlineExceededError: the deadline of the request passed first.
             TooManyTokensError: every task refuses a text as too long.
         """
         reading = self._read(request, permit, deadline, pace, name)
-        return await within(request.deadline_s, reading, late=DeadlineExceededError)
+        return await within(request.handling.deadline_s, reading, late=DeadlineExceededError)
 
     async def read_texts(
         self, request: EmbeddingRequest, permit: Permit
@@ -215,7 +214,9 @@ class Preprocessor:
         limit = backbone.max_embedding_tokens
         reading = Reading(max_length=limit, stride=None, backbone=backbone.digest)
         encode = self._encode(request, [reading])
-        encoded, tokenize_s = await within(request.deadline_s, encode, late=DeadlineExceededError)
+        encoded, tokenize_s = await within(
+            request.handling.deadline_s, encode, late=DeadlineExceededError
+        )
         self._check_lengths(request, encoded[reading], limit=limit)
         # Rows of one group share a turn of the planner, so every text gets its own group.
         rows = tuple(
@@ -224,8 +225,8 @@ class Preprocessor:
                 backbone.config.num_layers,
                 backbone=self._row_backbones[backbone.digest],
                 group=next(self._embedding_groups),
-                caller=request.caller,
-                priority=request.priority,
+                caller=request.handling.caller,
+                priority=request.handling.priority,
             )
             for encoding in chain.from_iterable(encoded[reading])
         )
@@ -289,7 +290,7 @@ class Preprocessor:
     ) -> tuple[Mapping[Reading, list[Encodings]], float]:
         started = self._clock()
         encoded = await self._tokenization.encode(
-            request.inputs, readings=readings, caller=request.caller
+            request.inputs, readings=readings, caller=request.handling.caller
         )
         return encoded, self._clock() - started
 
@@ -303,7 +304,7 @@ class Preprocessor:
         problem = problem or _find_lateness(request, manifest.task, permit)
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
-        chosen = self._rollouts.choose(traffic, routing_key=request.routing_key)
+        chosen = self._rollouts.choose(traffic, routing_key=request.handling.routing_key)
         if chosen.manifest.backbone.digest not in self._row_backbones:
             missing = self._backbones.mismatch(chosen.manifest)
             return TaskFailure(reference=text, error=missing, task=manifest.task)
@@ -348,9 +349,9 @@ class Preprocessor:
             raise problem
 
     async def _find_all(self, request: PredictionRequest) -> list[Traffic | TaskFailure]:
-        found = [self._find(text, request.tasks) for text in request.references]
+        found = [self._find(text, request.handling.tasks) for text in request.references]
         wanted = dict.fromkeys(item for item in found if isinstance(item, TaskReference))
-        resolved = await self._resolve(wanted, request.caller)
+        resolved = await self._resolve(wanted, request.handling.caller)
         return [
             _resolved(text, item, resolved[item]) if isinstance(item, TaskReference) else item
             for text, item in zip(request.references, found, strict=True)
@@ -391,9 +392,9 @@ def _find_lateness(
 ) -> DeadlineTooShortError | None:
     """Return why a task cannot answer in time, if the queue already shows it."""
     wait_s = permit.wait_s(task)
-    if wait_s <= request.deadline_s:
+    if wait_s <= request.handling.deadline_s:
         return None
-    return DeadlineTooShortError(deadline_s=request.deadline_s, wait_s=wait_s)
+    return DeadlineTooShortError(deadline_s=request.handling.deadline_s, wait_s=wait_s)
 
 
 def _refuse_if_all_do(

@@ -10,14 +10,7 @@ request fails only by its common parts: the texts, admission, the deadline.
 import asyncio
 import contextlib
 import time
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Collection,
-    Generator,
-    Iterator,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +22,6 @@ from nunatak_model import embedding_branch
 from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.facts import KnownFacts
-from nunatak_server.inputs import count_documents
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
 from nunatak_server.predict.arrivals import Arrivals, RequestPart, hold_refusals
 from nunatak_server.predict.ask import Dispatcher, RowSink
@@ -60,7 +52,7 @@ from nunatak_server.scheduler.admission import Admission, Permit
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord, VersionWork
-from nunatak_server.tokenization import Tokenization, check_texts
+from nunatak_server.tokenization import Tokenization, check_texts, count_documents
 from nunatak_server.turns import Pace, Turns
 
 MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP
@@ -135,11 +127,7 @@ class PredictionService:
         return self._readiness.takes_requests and self._admission.has_plenty(num_bytes)
 
     def check_capacity(self, caller: str, *, tasks: Collection[str], num_bytes: int) -> None:
-        """Refuse a request without room, before its body is read, and count the refusal.
-
-        Raises:
-            NunatakError: the server accepts no requests, or has no room now.
-        """
+        """Refuse a request without room, before its body is read, and count the refusal."""
         try:
             self._readiness.check()
             self._admission.check_capacity(caller, tasks=tasks, num_bytes=num_bytes)
@@ -148,14 +136,10 @@ class PredictionService:
             raise
 
     async def predict(self, request: PredictionRequest) -> Predictions:
-        """Answer a request, with an answer or a failure for each of its tasks.
-
-        Raises:
-            NunatakError: the request as a whole cannot be answered.
-        """
-        pace = self._turns.pace(request.caller)
+        """Answer a request, with an answer or a failure for each of its tasks."""
+        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.deadline_s
+            deadline = self._clock() + request.handling.deadline_s
             outcomes = await self._answer(request, permit, deadline, pace)
             results = await self._conclude(request, outcomes, deadline, pace)
         for result in results:
@@ -170,9 +154,6 @@ class PredictionService:
 
         If the whole request is refused or late, the first step raises. Later failures are results.
         Closing the generator cancels the open tasks.
-
-        Raises:
-            NunatakError: the request as a whole cannot be answered.
         """
         async with aclosing(hold_refusals(self._stream(request))) as results:
             async for streamed in results:
@@ -185,12 +166,11 @@ class PredictionService:
         before, the embedding needs only the layers above.
 
         Raises:
-            NunatakError: the request cannot be answered.
             NunatakError: `layer_not_held`, the upper layers of the backbone are not in memory.
         """
-        pace = self._turns.pace(request.caller)
+        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.deadline_s
+            deadline = self._clock() + request.handling.deadline_s
             asked, tokenize_s = await self._preprocessor.read_texts(request, permit)
             tokens = RowTokens()
             for row in asked.rows:
@@ -218,7 +198,9 @@ class PredictionService:
                 tasks = frozenset((BACKBONE,))
             else:
                 tasks = frozenset(map(TaskReference.task_in, request.references))
-            with self._admission.admit(request.caller, request.priority, tasks=tasks) as permit:
+            with self._admission.admit(
+                request.handling.caller, request.handling.priority, tasks=tasks
+            ) as permit:
                 yield permit
         except NunatakError as error:
             self._metrics.observe_request(BACKBONE if is_embedding else None, error.code)
@@ -291,9 +273,9 @@ class PredictionService:
         ]
 
     async def _stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
-        pace = self._turns.pace(request.caller)
+        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.deadline_s
+            deadline = self._clock() + request.handling.deadline_s
             arrivals = Arrivals()
             parts = [RequestPart(it, arrive=arrivals.put) for it in self._split(request)]
             sources = [self._answer_part(part, permit, deadline, pace) for part in parts]
@@ -309,7 +291,9 @@ class PredictionService:
 
     def _split(self, request: PredictionRequest) -> Iterator[PredictionRequest]:
         """Yield the cached references together, and each reference that needs a look-up alone."""
-        is_known = {it: self._preprocessor.is_known(it, request.tasks) for it in request.references}
+        is_known = {
+            it: self._preprocessor.is_known(it, request.handling.tasks) for it in request.references
+        }
         known = tuple(text for text in request.references if is_known[text])
         if known:
             yield replace(request, references=known)
@@ -432,7 +416,6 @@ async def _vectors(
 
 
 async def _timings_of(outcomes: Sequence[TaskOutcome], pace: Pace) -> StageTimes:
-    """Return the timings of tasks that were prepared together."""
     timings = StageTimes(tokenize_s=outcomes[0].tokenize_s if outcomes else 0.0)
     for outcome in outcomes:
         timings = timings.with_rows(outcome.rows)

@@ -21,7 +21,13 @@ from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.outputs.conditions import States, states_of
 from nunatak_server.outputs.entities import Join
-from nunatak_server.outputs.outputs import Output, PredictionOptions, outputs_of, predictions_of
+from nunatak_server.outputs.outputs import (
+    DEFAULT_OPTIONS,
+    Output,
+    PredictionOptions,
+    outputs_of,
+    predictions_of,
+)
 from nunatak_server.rollouts.choice import Arm
 from nunatak_server.rollouts.shadows import ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowSpec
@@ -33,20 +39,33 @@ BACKBONE: Final = "(backbone)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Handling:
+    """Who asks, and how a request is handled, whatever it asks."""
+
+    default_deadline_s: float
+    own_deadline_s: float | None = None
+    """The caller's own deadline; None means the default."""
+    caller: str = ANONYMOUS
+    """The name of the caller, for turns in batches and shares of the queue."""
+    tasks: TaskList = ALL_TASKS
+    """The tasks of the caller. Other tasks are answered as if they did not exist."""
+    priority: Priority = Priority.NORMAL
+    routing_key: str | None = None
+    """Requests with one key get one version of an alias with a canary."""
+
+    @property
+    def deadline_s(self) -> float:
+        return self.default_deadline_s if self.own_deadline_s is None else self.own_deadline_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRequest:
     """A request: every task about every input."""
 
     references: tuple[str, ...]
     inputs: tuple[Input, ...]
-    options: PredictionOptions
-    deadline_s: float
-    tasks: TaskList = ALL_TASKS
-    """The tasks of the caller. Other tasks are answered as if they did not exist."""
-    caller: str = ANONYMOUS
-    """The name of the caller, for turns in batches and shares of the queue."""
-    priority: Priority = Priority.NORMAL
-    routing_key: str | None = None
-    """Requests with one key get one version of an alias with a canary."""
+    handling: Handling
+    options: PredictionOptions = DEFAULT_OPTIONS
     conditions: tuple[Condition, ...] = ()
     """The conditions of a policy. A request with conditions gets their states, and no outputs."""
 
@@ -56,14 +75,11 @@ class EmbeddingRequest:
     """Texts for the backbone itself."""
 
     inputs: tuple[str, ...]
+    handling: Handling
     truncates: bool
     normalises: bool
-    deadline_s: float
     backbone: str
     """The digest of the backbone."""
-    caller: str = ANONYMOUS
-    """The name of the caller, for turns in batches and shares of the queue."""
-    priority: Priority = Priority.NORMAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +110,10 @@ class AskedBackbone:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens read of all texts."""
         return sum(row.encoding.num_tokens for row in self.rows)
 
     @property
     def is_cut(self) -> bool:
-        """Whether a part of a text is not read."""
         return any(row.encoding.part.num_left_out for row in self.rows)
 
 

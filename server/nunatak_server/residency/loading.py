@@ -47,13 +47,7 @@ class VersionLoader:
         self._side_stream = SideStream(backbones.default.device)
 
     def __call__(self, manifest: TaskManifest) -> LoadedTask:
-        """Read, check and convert a version; run its probe unless an earlier load has.
-
-        Raises:
-            NunatakError: the bytes of the version cannot be read or trusted.
-            NunatakError: the parameters do not fit.
-            NunatakError: the version does not fit the backbone or fails its probe.
-        """
+        """Read, check and convert a version; run its probe unless an earlier load has."""
         backbone = self._backbones.of(manifest)
         trunk = self._begin()
         data = self._host_tier.read(manifest)

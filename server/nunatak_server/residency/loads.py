@@ -44,13 +44,9 @@ logger = logging.getLogger(__name__)
 class ResidencyObserver(Protocol):
     """Receives loads, waits and evictions, on the event loop thread."""
 
-    def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None:
-        """Record one attempt to load a version of a task."""
-        ...
+    def observe_load(self, task: str, *, seconds: float, succeeded: bool) -> None: ...
 
-    def observe_load_wait(self, seconds: float) -> None:
-        """Record the time that one request waited for a load."""
-        ...
+    def observe_load_wait(self, seconds: float) -> None: ...
 
     def observe_evictions(self, tasks: Sequence[str]) -> None:
         """Record evicted versions, each by its task."""
@@ -126,9 +122,6 @@ class Loads:
         """Load a version that is not in memory, and return it with a lease.
 
         Raises:
-            NunatakError: the bytes of the version cannot be read or trusted.
-            NunatakError: the parameters do not fit.
-            NunatakError: the version does not fit the backbone or fails its probe.
             TaskDoesNotFitError: the version needs more memory than the budget has.
             TaskUnhealthyError: the load fails for an unexpected reason.
             EngineFailedError: the device is lost.

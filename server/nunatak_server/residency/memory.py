@@ -117,11 +117,7 @@ class HostTier:
         self._read = cached(self._blobs, key=_digest, lock=self._lock, info=True)(read)
 
     def read(self, manifest: TaskManifest) -> bytes:
-        """Return the stored parameters of a version.
-
-        Raises:
-            NunatakError: the parameters are not held, and cannot be read or trusted.
-        """
+        """Return the stored parameters of a version."""
         return self._read(manifest)
 
     def stats(self) -> HostStats:

@@ -18,12 +18,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_registry import TaskNotFoundError, Traffic, VersionNotFoundError
 from nunatak_server.residency.loads import Loader, Loads, ResidencyObserver
-from nunatak_server.residency.resident_set import (
-    ResidentSet,
-    ResidentStats,
-    key_of,
-    versions_of,
-)
+from nunatak_server.residency.resident_set import ResidentSet, ResidentStats, key_of, versions_of
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +65,6 @@ class Residency:
         """Lease a version for a request, and load the version first if necessary.
 
         Raises:
-            NunatakError: the bytes of the version cannot be read or trusted.
-            NunatakError: the parameters do not fit.
-            NunatakError: the version does not fit the backbone or fails its probe.
             TaskDoesNotFitError: the version needs more memory than the budget has.
             TaskUnhealthyError: the load fails for an unexpected reason.
             EngineFailedError: the device is lost.
@@ -141,15 +133,12 @@ class Residency:
         return self._resident_set.resident()
 
     def is_pinned(self, task: LoadedTask) -> bool:
-        """Return whether a version is in memory and pinned."""
         return self._resident_set.is_pinned(key_of(task.manifest))
 
     def stats(self) -> ResidentStats:
-        """Return the bytes in memory and their budget."""
         return self._resident_set.stats()
 
     def task_bytes(self) -> Mapping[str, int]:
-        """Return the present bytes of the versions in memory by task."""
         return self._resident_set.task_bytes()
 
     @property

@@ -33,7 +33,6 @@ class VersionKey(NamedTuple):
 
 
 def key_of(manifest: TaskManifest) -> VersionKey:
-    """Return the key of a version."""
     return VersionKey(manifest.task, manifest.version, manifest.content)
 
 
@@ -57,7 +56,6 @@ class UseHistory:
         self._counts: dict[VersionKey, tuple[float, int]] = {}
 
     def record(self, key: VersionKey) -> None:
-        """Count one use."""
         self._now += 1
         self._counts[key] = (self.count(key) + 1, self._now)
         if len(self._counts) > self._max_versions:
@@ -116,7 +114,6 @@ class ResidentSet:
         self._task_bytes = Counter[str]()
 
     def stats(self) -> ResidentStats:
-        """Return the present bytes and versions."""
         pinned = [entry.task for entry in self._entries.values() if entry.is_pinned]
         return ResidentStats(
             budget_bytes=self._budget,
@@ -128,7 +125,6 @@ class ResidentSet:
         )
 
     def task_bytes(self) -> Mapping[str, int]:
-        """Return the present bytes of the versions in memory by task."""
         return dict(self._task_bytes)
 
     def resident(self) -> tuple[LoadedTask, ...]:
@@ -136,12 +132,10 @@ class ResidentSet:
         return tuple(self._entries[key].task for key in sorted(self._entries))
 
     def get(self, key: VersionKey) -> LoadedTask | None:
-        """Return a version, or None if it is not in memory."""
         entry = self._entries.get(key)
         return None if entry is None else entry.task
 
     def is_pinned(self, key: VersionKey) -> bool:
-        """Return whether a version is in memory and pinned."""
         return key in self._entries and self._entries[key].is_pinned
 
     def record_use(self, key: VersionKey) -> None:

@@ -37,17 +37,11 @@ class Comparison:
 
     @property
     def max_drift(self) -> float:
-        """The largest difference."""
         return max(self.drifts, default=0.0)
 
 
 def compare_outputs(
-    head: HeadRecord,
-    output: Output,
-    shadow_head: HeadRecord,
-    shadow: Output,
-    *,
-    tolerance: float,
+    head: HeadRecord, output: Output, shadow_head: HeadRecord, shadow: Output, *, tolerance: float
 ) -> Comparison:
     """Compare two outputs made with `FULL_OPTIONS` by heads of one kind and problem.
 
@@ -218,11 +212,9 @@ class Reports:
             tally.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
 
     def add_errors(self, pair: Pair, num_inputs: int) -> None:
-        """Count inputs on which the shadow failed."""
         self._tally(pair).errors += num_inputs
 
     def add_dropped(self, pair: Pair, num_inputs: int) -> None:
-        """Count inputs on which the shadow did not run."""
         self._tally(pair).dropped += num_inputs
 
     def _tally(self, pair: Pair) -> _Tally:

@@ -42,11 +42,9 @@ class RolloutMetrics:
         )
 
     def collectors(self) -> Iterator[Collector]:
-        """Yield the metrics."""
         yield from (self._split, self._shadow, self._drift)
 
     def observe_answer(self, task: str, arm: Arm, outcome: str) -> None:
-        """Count one answer of a task whose alias has a canary."""
         self._split.labels(self._tasks.of(task), arm.value, outcome).inc()
 
     def observe_comparison(self, task: str, comparison: Comparison) -> None:
@@ -57,9 +55,7 @@ class RolloutMetrics:
         self._drift.labels(label).observe(comparison.max_drift)
 
     def observe_errors(self, task: str, num_inputs: int) -> None:
-        """Count inputs on which the shadow failed."""
         self._shadow.labels(self._tasks.of(task), ERROR).inc(num_inputs)
 
     def observe_dropped(self, task: str, num_inputs: int) -> None:
-        """Count inputs on which the shadow did not run."""
         self._shadow.labels(self._tasks.of(task), DROPPED).inc(num_inputs)

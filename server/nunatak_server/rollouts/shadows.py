@@ -15,12 +15,7 @@ from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import OutOfMemoryError, TaskError
 from nunatak_server.outputs.entities import Join
-from nunatak_server.outputs.outputs import (
-    MAX_LOGITS_ON_LOOP,
-    Output,
-    outputs_of,
-    work_of,
-)
+from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, Output, outputs_of, work_of
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.rollouts.choice import CandidateValidation
@@ -105,10 +100,16 @@ class Shadows:
             self._validation.warm(run.shadow)
             self._drop(run)
             return ()
-        rows = [
-            pending_row(row, lease.task, deadline=run.deadline, now=self._clock(), is_shadow=True)
-            for row in run.rows
-        ]
+        row_of = partial(
+            pending_row,
+            task=run.shadow.task,
+            version=run.shadow.version,
+            branch=lease.task.branch,
+            deadline=run.deadline,
+            now=self._clock(),
+            is_shadow=True,
+        )
+        rows = list(map(row_of, run.rows))
         running = asyncio.create_task(self._follow(run, answered, rows))
         self._running.add(running)
         # A callback, because a task that is cancelled before it begins never runs its own clean-up.
@@ -116,7 +117,6 @@ class Shadows:
         return rows
 
     def drop(self, answered: TaskManifest, shadow: TaskManifest, *, num_inputs: int) -> None:
-        """Count inputs on which the shadow does not run."""
         self._reports.add_dropped(pair_of(answered, shadow), num_inputs)
         self._metrics.observe_dropped(answered.task, num_inputs)
 
@@ -125,7 +125,6 @@ class Shadows:
         return self._reports.report(pair_of(answered, shadow))
 
     async def aclose(self) -> None:
-        """Cancel the runs in progress."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -146,9 +145,7 @@ class Shadows:
             return
         await asyncio.wait([row.future for row in rows])
         await self._conclude(
-            run,
-            [row.future.result() for row in answered],
-            [row.future.result() for row in rows],
+            run, [row.future.result() for row in answered], [row.future.result() for row in rows]
         )
 
     async def _conclude(

@@ -45,27 +45,22 @@ class Backlog:
         self._tokens: dict[Holder, float] = {}
 
     def requests_of(self, holder: Holder) -> int:
-        """Return the number of queued requests of a holder."""
         return self._requests.get(holder, 0)
 
     def tokens_of(self, holder: Holder) -> float:
-        """Return the number of queued tokens of a holder."""
         return self._tokens.get(holder, 0.0)
 
     def add_request(self, caller: str, tasks: Collection[str]) -> None:
-        """Count a request."""
         self.num_requests += 1
         for holder in holders(caller, tasks):
             self._requests[holder] = self._requests.get(holder, 0) + 1
 
     def remove_request(self, caller: str, tasks: Collection[str]) -> None:
-        """Take back the count of a request."""
         self.num_requests -= 1
         for holder in holders(caller, tasks):
             _reduce(self._requests, holder, 1)
 
     def add_tokens(self, flow: Flow, num_tokens: float) -> None:
-        """Count tokens."""
         if num_tokens < ROUNDING:
             return
         caller, _, task = flow
@@ -75,7 +70,6 @@ class Backlog:
         self.flows[flow] = self.flows.get(flow, 0.0) + num_tokens
 
     def remove_tokens(self, flow: Flow, num_tokens: float) -> None:
-        """Take back a count of tokens."""
         if num_tokens < ROUNDING:
             return
         caller, _, task = flow
@@ -247,7 +241,6 @@ class Admission:
 
     @property
     def num_requests(self) -> int:
-        """Requests without an answer yet."""
         return self._backlog.num_requests
 
     @property
@@ -298,7 +291,6 @@ class Admission:
         self._backlog.add_request(caller, tasks)
 
     def give_back_place(self, caller: str, tasks: frozenset[str]) -> None:
-        """Take back the count of a request."""
         self._backlog.remove_request(caller, tasks)
 
     def take_bytes(self, caller: str, num_bytes: int, *, held: int) -> None:
@@ -313,7 +305,6 @@ class Admission:
         self._bytes[caller] = self._bytes.get(caller, 0) + num_bytes
 
     def give_back_bytes(self, caller: str, num_bytes: int) -> None:
-        """Take back a count of bytes."""
         self.num_bytes -= num_bytes
         left = self._bytes.pop(caller, 0) - num_bytes
         if left:
@@ -358,7 +349,6 @@ class Admission:
     def give_back_tokens(
         self, caller: str, priority: Priority, tokens: Mapping[str, float]
     ) -> None:
-        """Take back a count of tokens."""
         for task, count in tokens.items():
             self._backlog.remove_tokens((caller, priority, task), count)
 

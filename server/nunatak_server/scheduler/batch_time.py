@@ -79,7 +79,6 @@ class BatchTimeModel:
 
     @property
     def next_tokens(self) -> float:
-        """The size that the next batch may have."""
         variation = SIZE_VARIATION if self.num_batches % 2 else -SIZE_VARIATION
         return (1 + variation) * self.efficient_tokens
 

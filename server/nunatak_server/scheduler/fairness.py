@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from types import MappingProxyType
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
-from nunatak_server.scheduler.rows import MIN_COST, Priority
+from nunatak_server.scheduler.rows import MIN_COST, Priority, RowT, WaitingRow
 
 Flow = tuple[str, Priority, str]
 """Caller, priority and task. The rows of a flow keep their order."""
@@ -30,55 +30,22 @@ MAX_PAST_DEADLINES: Final = 64
 """Deadlines without rows that a heap may hold beside one for each deadline with rows."""
 
 
-class Queued(Protocol):
-    """The attributes by which a row is queued."""
-
-    @property
-    def caller(self) -> str:
-        """The caller of the request."""
-        ...
-
-    @property
-    def task(self) -> str:
-        """The task, whatever its version."""
-        ...
-
-    @property
-    def priority(self) -> Priority:
-        """The rank of the row among the rows of its caller."""
-        ...
-
-    @property
-    def group(self) -> Hashable:
-        """A key that is equal for the rows of one request that read the same text."""
-        ...
-
-    @property
-    def deadline(self) -> float:
-        """The clock reading after which the answer is useless."""
-        ...
-
-
-QueuedRow = TypeVar("QueuedRow", bound=Queued)
-
-
-def flow_of(row: Queued) -> Flow:
-    """Return the flow of a row."""
+def flow_of(row: WaitingRow) -> Flow:
     return row.caller, row.priority, row.task
 
 
-class Queues(Generic[QueuedRow]):
+class Queues(Generic[RowT]):
     """Waiting rows in the order of arrival: all rows, and those of each flow, text and deadline."""
 
-    def __init__(self, rows: Iterable[QueuedRow] = ()) -> None:
+    def __init__(self, rows: Iterable[RowT] = ()) -> None:
         """Begin with these rows, oldest first."""
         self._arrivals = count()
         self._number_of: dict[int, int] = {}
         """The arrival number of a row, by the `id` of the row."""
-        self._rows: dict[int, QueuedRow] = {}
-        self._flows: dict[Flow, dict[int, QueuedRow]] = {}
-        self._texts: dict[Hashable, dict[int, QueuedRow]] = {}
-        self._deadlines: dict[float, dict[int, QueuedRow]] = {}
+        self._rows: dict[int, RowT] = {}
+        self._flows: dict[Flow, dict[int, RowT]] = {}
+        self._texts: dict[Hashable, dict[int, RowT]] = {}
+        self._deadlines: dict[float, dict[int, RowT]] = {}
         self._next_deadlines: list[float] = []
         """A heap; the rows of some of these deadlines may have left."""
         self._cut: set[Flow] = set()
@@ -86,14 +53,13 @@ class Queues(Generic[QueuedRow]):
         self.add(rows)
 
     def __len__(self) -> int:
-        """Return the number of waiting rows."""
         return len(self._rows)
 
-    def __contains__(self, row: QueuedRow) -> bool:
+    def __contains__(self, row: RowT) -> bool:
         """Return whether this row waits; rows are compared by identity."""
         return id(row) in self._number_of
 
-    def __iter__(self) -> Iterator[QueuedRow]:
+    def __iter__(self) -> Iterator[RowT]:
         """Return the rows, oldest first."""
         return iter(self._rows.values())
 
@@ -102,7 +68,7 @@ class Queues(Generic[QueuedRow]):
         """The flows with waiting rows, in no order."""
         return self._flows.keys()
 
-    def add(self, rows: Iterable[QueuedRow]) -> None:
+    def add(self, rows: Iterable[RowT]) -> None:
         """Queue rows behind all others; none of the rows may be queued already."""
         for row in rows:
             number = next(self._arrivals)
@@ -118,9 +84,9 @@ class Queues(Generic[QueuedRow]):
         if len(self._next_deadlines) > 2 * len(self._deadlines) + MAX_PAST_DEADLINES:
             self._next_deadlines = sorted(self._deadlines)
 
-    def remove_expired(self, *, now: float) -> list[QueuedRow]:
+    def remove_expired(self, *, now: float) -> list[RowT]:
         """Remove and return the rows whose deadline has come, earliest deadline first."""
-        expired, heap = list[QueuedRow](), self._next_deadlines
+        expired, heap = list[RowT](), self._next_deadlines
         while heap and (heap[0] <= now or heap[0] not in self._deadlines):
             # The heap may hold a deadline twice.
             late = tuple(self._deadlines.get(heappop(heap), {}).values())
@@ -128,7 +94,7 @@ class Queues(Generic[QueuedRow]):
             expired += late
         return expired
 
-    def remove(self, rows: Iterable[QueuedRow]) -> None:
+    def remove(self, rows: Iterable[RowT]) -> None:
         """Remove rows; each of the rows must be queued."""
         for row in rows:
             number = self._number_of.pop(id(row))
@@ -140,7 +106,7 @@ class Queues(Generic[QueuedRow]):
             if flow not in self._flows:
                 self._cut.discard(flow)
 
-    def take(self, rows: Collection[QueuedRow]) -> None:
+    def take(self, rows: Collection[RowT]) -> None:
         """Remove the rows of a batch; each of the rows must be queued."""
         self.remove(rows)
         self._cut.update(self._flows.keys() & set(map(flow_of, rows)))
@@ -149,11 +115,11 @@ class Queues(Generic[QueuedRow]):
         """Return whether no batch has taken a row of a flow since the flow last had no rows."""
         return flow not in self._cut
 
-    def of_flow(self, flow: Flow) -> Collection[QueuedRow]:
+    def of_flow(self, flow: Flow) -> Collection[RowT]:
         """Return the rows of a flow, oldest first."""
         return self._flows[flow].values()
 
-    def of_text(self, group: Hashable) -> Collection[QueuedRow]:
+    def of_text(self, group: Hashable) -> Collection[RowT]:
         """Return the rows of one request that read the same text, oldest first."""
         return self._texts[group].values()
 
@@ -161,7 +127,7 @@ class Queues(Generic[QueuedRow]):
         """Return the arrival number of the oldest row of a flow."""
         return next(iter(self._flows[flow]))
 
-    def flows_without(self, rows: Sequence[QueuedRow]) -> frozenset[Flow]:
+    def flows_without(self, rows: Sequence[RowT]) -> frozenset[Flow]:
         """Return the flows that still have rows here once these queued rows are left out."""
         numbers: dict[Flow, int] = {}
         for row in rows:
@@ -172,7 +138,7 @@ class Queues(Generic[QueuedRow]):
         )
 
 
-def _remove(queues: dict[QueueKey, dict[int, QueuedRow]], key: QueueKey, number: int) -> None:
+def _remove(queues: dict[QueueKey, dict[int, RowT]], key: QueueKey, number: int) -> None:
     queue = queues[key]
     del queue[number]
     if not queue:
@@ -194,15 +160,11 @@ _Standing = tuple[int, float, int, Flow]
 """Rank of the priority, virtual time, age of the oldest row, flow."""
 
 
-class FairQueue(Generic[QueuedRow]):
+class FairQueue(Generic[RowT]):
     """The order in which one batch takes rows."""
 
     def __init__(
-        self,
-        queues: Queues[QueuedRow],
-        *,
-        virtual_times: VirtualTimes,
-        weights: Mapping[str, float],
+        self, queues: Queues[RowT], *, virtual_times: VirtualTimes, weights: Mapping[str, float]
     ) -> None:
         """Order the rows of `queues`, which stay there.
 
@@ -217,7 +179,7 @@ class FairQueue(Generic[QueuedRow]):
         self.charged = 0.0
         """The service of all flows in this batch, in tokens through all layers."""
         self._queues = queues
-        self._rows: dict[Flow, Iterator[QueuedRow]] = {}
+        self._rows: dict[Flow, Iterator[RowT]] = {}
         """The unseen rows of each flow that was looked at."""
         self._ended: set[Flow] = set()
         """Flows that have no rows left, or may give no more rows to this batch."""
@@ -234,7 +196,7 @@ class FairQueue(Generic[QueuedRow]):
         ]
         heapify(self._callers)
 
-    def next_row(self, taken: Collection[int]) -> QueuedRow | None:
+    def next_row(self, taken: Collection[int]) -> RowT | None:
         """Return the next row, and count the row as seen; None once all rows were seen.
 
         The row comes from the caller with the least virtual time, from its highest priority, and
@@ -256,11 +218,11 @@ class FairQueue(Generic[QueuedRow]):
                 self._ended.add(flow)
         return None
 
-    def end_flow(self, row: QueuedRow) -> None:
+    def end_flow(self, row: RowT) -> None:
         """Skip the flow of a row that does not fit the batch, so that the flow keeps its order."""
         self._ended.add(flow_of(row))
 
-    def charge(self, row: QueuedRow, cost: float) -> None:
+    def charge(self, row: RowT, cost: float) -> None:
         """Add the cost of a row, in tokens, to the virtual times of its caller and its flow."""
         cost, flow = max(cost, MIN_COST), flow_of(row)
         self._caller_times[row.caller] += cost / self._weights.get(row.caller, 1.0)
@@ -300,7 +262,7 @@ class FairQueue(Generic[QueuedRow]):
                 return flow
         return None
 
-    def _row_of(self, flow: Flow, taken: Collection[int]) -> QueuedRow | None:
+    def _row_of(self, flow: Flow, taken: Collection[int]) -> RowT | None:
         if flow in self._ended:
             return None
         if flow not in self._rows:

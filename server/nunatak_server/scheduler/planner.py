@@ -21,40 +21,17 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
 from types import MappingProxyType
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic
 
+from nunatak_model import Encoding
 from nunatak_server.scheduler.batch_time import BatchLimits
-from nunatak_server.scheduler.fairness import (
-    FairQueue,
-    Flow,
-    Queued,
-    Queues,
-    VirtualTimes,
-    flow_of,
-)
-from nunatak_server.scheduler.rows import MIN_COST, Extent, work_added
+from nunatak_server.scheduler.fairness import FairQueue, Flow, Queues, VirtualTimes, flow_of
+from nunatak_server.scheduler.rows import MIN_COST, RowT, work_added
 
 OLDEST_EVERY: Final = 8
 MAX_PREEMPTION: Final = 4.0
 """Most work that preempts one batch, as a multiple of the work of the batch. With a bound, heavy
 flows make progress as well."""
-
-
-class Waiting(Queued, Extent, Protocol):
-    """The attributes of a waiting row that the planner reads."""
-
-    @property
-    def backbone(self) -> str:
-        """The backbone that runs the row."""
-        ...
-
-    @property
-    def trunk_key(self) -> Hashable:
-        """A key that is equal for rows that can share one trunk row."""
-        ...
-
-
-WaitingRow = TypeVar("WaitingRow", bound=Waiting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +44,20 @@ class TurnOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnRules(Generic[WaitingRow]):
+class TurnRules(Generic[RowT]):
     """The fixed rules of fair queueing."""
 
     weights: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Shares of callers relative to each other; 1 for a caller without an entry."""
-    is_trunk_held: Callable[[WaitingRow], bool] = lambda _: False
+    is_trunk_held: Callable[[RowT], bool] = lambda _: False
     """Whether the trunk state at the split depth of a row is cached, and so costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlan(Generic[WaitingRow]):
+class BatchPlan(Generic[RowT]):
     """The rows of the next batch, their cost, and the state that they leave."""
 
-    batch: tuple[WaitingRow, ...]
+    batch: tuple[RowT, ...]
     num_tokens: int
     num_trunk_rows: int
     num_held_rows: int
@@ -98,13 +75,13 @@ class BatchPlan(Generic[WaitingRow]):
 
 
 def plan_batch(
-    queues: Queues[WaitingRow],
+    queues: Queues[RowT],
     *,
     limits: BatchLimits,
     order: TurnOrder | None = None,
-    rules: TurnRules[WaitingRow] | None = None,
+    rules: TurnRules[RowT] | None = None,
     waiting_elsewhere: Collection[Flow] = (),
-) -> BatchPlan[WaitingRow]:
+) -> BatchPlan[RowT]:
     """Return the next batch; `queues` stays as it is.
 
     A row that does not fit ends its flow, so the rows of a flow keep their order. Smaller rows of
@@ -120,7 +97,7 @@ def plan_batch(
     order, rules = order or TurnOrder(), rules or TurnRules()
     turns = FairQueue(queues, virtual_times=order.virtual_times, weights=rules.weights)
     begins_with_oldest = order.num_in_turn + 1 >= OLDEST_EVERY
-    draft = Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held)
+    draft = Draft[RowT](limits=limits, is_trunk_held=rules.is_trunk_held)
     _fill(draft, turns, queues, begins_with_oldest=begins_with_oldest)
     backlog = queues.flows_without(draft.rows).union(waiting_elsewhere)
     return BatchPlan(
@@ -140,12 +117,12 @@ def plan_batch(
 
 
 def plan_next(
-    queues: Queues[WaitingRow],
+    queues: Queues[RowT],
     *,
     limits: BatchLimits,
     order: TurnOrder | None = None,
-    rules: TurnRules[WaitingRow] | None = None,
-) -> BatchPlan[WaitingRow]:
+    rules: TurnRules[RowT] | None = None,
+) -> BatchPlan[RowT]:
     """Return the next batch, without heavy rows if it also holds light rows.
 
     A flow is light if it is not heavy, and no batch has taken a part of its rows before: such a
@@ -157,7 +134,7 @@ def plan_next(
     if not heavy_flows:
         return whole
 
-    def is_light(row: WaitingRow) -> bool:
+    def is_light(row: RowT) -> bool:
         return flow_of(row) not in heavy_flows and queues.is_new(flow_of(row))
 
     texts = _by_text(whole.batch)
@@ -177,15 +154,15 @@ def plan_next(
 
 
 def plan_preemption(
-    arrived: Sequence[WaitingRow],
+    arrived: Sequence[RowT],
     *,
-    running: BatchPlan[WaitingRow],
+    running: BatchPlan[RowT],
     preempted_by: float,
-    queues: Queues[WaitingRow],
+    queues: Queues[RowT],
     limits: BatchLimits,
     order: TurnOrder,
-    rules: TurnRules[WaitingRow],
-) -> BatchPlan[WaitingRow] | None:
+    rules: TurnRules[RowT],
+) -> BatchPlan[RowT] | None:
     """Plan a batch that runs before the remaining layers of a batch; None if no row may go.
 
     Only a batch whose flows are all heavy is preempted. A row goes if all of these hold:
@@ -222,7 +199,7 @@ def plan_preemption(
             return min(own_ranks) >= priority.rank
         return times.callers.get(caller, 0.0) < of_caller
 
-    room, going = MAX_PREEMPTION * running.charged - preempted_by, list[WaitingRow]()
+    room, going = MAX_PREEMPTION * running.charged - preempted_by, list[RowT]()
     for rows in _by_text(arrived):
         work = sum(max(MIN_COST, work_added(row)) for row in rows)
         if work <= room and all(map(may_go, map(flow_of, rows))):
@@ -244,7 +221,7 @@ def plan_preemption(
 
 
 def _heavy_flows(
-    batch: Sequence[WaitingRow], queues: Queues[WaitingRow], *, are_queued: bool = False
+    batch: Sequence[RowT], queues: Queues[RowT], *, are_queued: bool = False
 ) -> frozenset[Flow]:
     """Return the heavy flows of a batch: as many of their other rows wait as the batch holds.
 
@@ -257,9 +234,9 @@ def _heavy_flows(
     )
 
 
-def _by_text(rows: Iterable[WaitingRow]) -> list[list[WaitingRow]]:
+def _by_text(rows: Iterable[RowT]) -> list[list[RowT]]:
     """Return the rows of each text together, in the order of the first row of each text."""
-    texts = defaultdict[Hashable, list[WaitingRow]](list)
+    texts = defaultdict[Hashable, list[RowT]](list)
     for row in rows:
         texts[row.group].append(row)
     return list(texts.values())
@@ -275,16 +252,16 @@ class Cost:
 
 
 @dataclass(slots=True, kw_only=True)
-class Draft(Generic[WaitingRow]):
+class Draft(Generic[RowT]):
     """A batch while the planner fills it."""
 
     limits: BatchLimits
-    is_trunk_held: Callable[[WaitingRow], bool]
+    is_trunk_held: Callable[[RowT], bool]
     seen: set[int] = field(default_factory=set[int])
     """The `id` of each row of the batch."""
-    rows: list[WaitingRow] = field(default_factory=list[WaitingRow])
-    trunk_shares: dict[Hashable, float] = field(default_factory=dict[Hashable, float])
-    """Share of the layers that each trunk row passes, by trunk key."""
+    rows: list[RowT] = field(default_factory=list[RowT])
+    trunk_shares: dict[Encoding, float] = field(default_factory=dict[Encoding, float])
+    """Share of the layers that each trunk row passes, by encoding."""
     num_held_rows: int = 0
     num_tokens: int = 0
     work: float = 0.0
@@ -305,7 +282,7 @@ class Draft(Generic[WaitingRow]):
         """Whether no further row fits, not even a row without tokens."""
         return len(self.rows) >= self.limits.max_rows
 
-    def take(self, row: WaitingRow, *, max_work: float) -> Cost | None:
+    def take(self, row: RowT, *, max_work: float) -> Cost | None:
         """Add the row if it fits, and return its cost. The first row may exceed the work bound.
 
         The first row decides the backbone of the batch.
@@ -326,16 +303,16 @@ class Draft(Generic[WaitingRow]):
         self.work += cost.work
         self.asked_tokens += cost.asked_tokens
         if row.trunk_tokens and not is_held:
-            paid = self.trunk_shares.get(row.trunk_key, 0.0)
-            self.trunk_shares[row.trunk_key] = max(paid, row.trunk_share)
+            paid = self.trunk_shares.get(row.encoding, 0.0)
+            self.trunk_shares[row.encoding] = max(paid, row.trunk_share)
         return cost
 
     def _work_of(self, tokens: float) -> float:
         """Return the work of tokens through all layers of the batch's backbone."""
         return tokens * self.rows[0].token_cost if self.rows else inf
 
-    def _cost(self, row: WaitingRow, *, is_held: bool) -> Cost:
-        paid = self.trunk_shares.get(row.trunk_key)
+    def _cost(self, row: RowT, *, is_held: bool) -> Cost:
+        paid = self.trunk_shares.get(row.encoding)
         asked_work = work_added(row, paid_share=paid or 0.0)
         work = work_added(row, paid_share=row.trunk_share) if is_held else asked_work
         trunk_tokens = row.trunk_tokens if paid is None and not is_held else 0
@@ -345,11 +322,7 @@ class Draft(Generic[WaitingRow]):
 
 
 def _fill(
-    draft: Draft[WaitingRow],
-    turns: FairQueue[WaitingRow],
-    queues: Queues[WaitingRow],
-    *,
-    begins_with_oldest: bool,
+    draft: Draft[RowT], turns: FairQueue[RowT], queues: Queues[RowT], *, begins_with_oldest: bool
 ) -> None:
     row = next(iter(queues), None) if begins_with_oldest else turns.next_row(draft.seen)
     while row is not None:
@@ -370,19 +343,15 @@ def _fill(
 
 
 def add_shadows(
-    plan: BatchPlan[WaitingRow],
-    shadows: Iterable[WaitingRow],
-    *,
-    limits: BatchLimits,
-    rules: TurnRules[WaitingRow],
-) -> BatchPlan[WaitingRow]:
+    plan: BatchPlan[RowT], shadows: Iterable[RowT], *, limits: BatchLimits, rules: TurnRules[RowT]
+) -> BatchPlan[RowT]:
     """Fill the free places of a batch with shadow rows, in their order.
 
     `limits` and `rules` must be the ones of the plan.
     """
     if not plan.batch or plan.backlog:
         return plan
-    draft = Draft[WaitingRow](limits=limits, is_trunk_held=rules.is_trunk_held)
+    draft = Draft[RowT](limits=limits, is_trunk_held=rules.is_trunk_held)
     for row in plan.batch:
         draft.take(row, max_work=inf)
     for row in shadows:

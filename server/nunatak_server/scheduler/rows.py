@@ -7,9 +7,8 @@ in tokens through all layers. Rows of one text pay for its trunk once.
 import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, TypeVar
 
-from nunatak_artifact import LoadedTask
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Branch, Encoding
 from nunatak_server.errors import TaskUnhealthyError
@@ -35,40 +34,6 @@ MIN_COST: Final = 1.0
 """Tokens that a row counts at least: a row that costs no work still takes time and memory."""
 
 _RANKS: Final = {Priority.HIGH: 0, Priority.NORMAL: 1, Priority.LOW: 2}
-
-
-class Extent(Protocol):
-    """The length of a row, and the part of the layers that its trunk row passes."""
-
-    @property
-    def trunk_tokens(self) -> int:
-        """Tokens of the row's trunk row, paid once per batch and trunk key."""
-        ...
-
-    @property
-    def branch_tokens(self) -> int:
-        """Tokens of the row's own branch row."""
-        ...
-
-    @property
-    def trunk_share(self) -> float:
-        """Share of the layers that the trunk row passes; the branch row passes the others."""
-        ...
-
-    @property
-    def token_cost(self) -> float:
-        """Cost of a token through all layers, as a share of the largest backbone's."""
-        ...
-
-
-def work_added(row: Extent, *, paid_share: float = 0.0) -> float:
-    """Return the work of a row, in tokens through all layers of the largest backbone.
-
-    The work has two parts: the branch row, and the layers of the trunk row above `paid_share`.
-    Other rows pay for the share `paid_share` of the layers.
-    """
-    above = row.trunk_tokens * max(0.0, row.trunk_share - paid_share)
-    return row.token_cost * (above + row.branch_tokens * (1.0 - row.trunk_share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +64,6 @@ def backbone_answer(outcome: RowOutcome) -> RowAnswer:
     Raises:
         NunatakError: `backbone_unhealthy`, the forward pass of the row fails, or its outputs are
             not finite.
-        NunatakError: the row was not computed.
     """
     match outcome:
         case RowAnswer():
@@ -110,34 +74,48 @@ def backbone_answer(outcome: RowOutcome) -> RowAnswer:
             raise outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowSpec:
     """The part of a row that is fixed before its version is in memory."""
 
     encoding: Encoding
+    """The tokens that the row reads. Rows of a batch with equal encodings share their trunk row."""
     group: int
     """Rows of one text of one request have equal groups."""
     trunk_tokens: int
+    """Tokens of the row's trunk row, paid once per batch and encoding."""
     branch_tokens: int
+    """Tokens of the row's own branch row."""
     trunk_share: float
-    """Share of the layers that the trunk row passes."""
+    """Share of the layers that the trunk row passes; the branch row passes the others."""
     backbone: str
     """The digest of the backbone that runs the row."""
     token_cost: float
     """Cost of a token through all layers, as a share of the largest backbone's."""
     caller: str = ANONYMOUS
+    """The caller of the request, whose turn the row uses."""
     priority: Priority = Priority.NORMAL
+    """The rank of the row among the rows of its caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PendingRow:
+class WaitingRow(RowSpec):
+    """All that the planner reads of a row."""
+
+    task: str
+    deadline: float
+    """The clock reading after which the answer is useless."""
+
+
+RowT = TypeVar("RowT", bound=WaitingRow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PendingRow(WaitingRow):
     """A row that waits; its future is resolved once, on the event loop, by the engine."""
 
-    spec: RowSpec
-    task: str
     version: int
     branch: Branch
-    deadline: float
     submitted_at: float
     future: asyncio.Future[RowOutcome]
     load_s: float = 0.0
@@ -145,59 +123,19 @@ class PendingRow:
     """Whether the row is a shadow row, which only fills the free places of a batch."""
 
     @property
-    def encoding(self) -> Encoding:
-        """The tokens that the row reads."""
-        return self.spec.encoding
-
-    @property
-    def backbone(self) -> str:
-        """The digest of the backbone that runs the row."""
-        return self.spec.backbone
-
-    @property
-    def trunk_key(self) -> Encoding:
-        """Rows of a batch with equal encodings share their trunk row."""
-        return self.spec.encoding
-
-    @property
-    def group(self) -> int:
-        """Rows of one text of one request have equal groups."""
-        return self.spec.group
-
-    @property
-    def trunk_tokens(self) -> int:
-        """Tokens of the trunk row."""
-        return self.spec.trunk_tokens
-
-    @property
-    def branch_tokens(self) -> int:
-        """Tokens of the branch row."""
-        return self.spec.branch_tokens
-
-    @property
-    def trunk_share(self) -> float:
-        """Share of the layers that the trunk row passes."""
-        return self.spec.trunk_share
-
-    @property
-    def token_cost(self) -> float:
-        """Cost of a token through all layers, as a share of the largest backbone's."""
-        return self.spec.token_cost
-
-    @property
-    def caller(self) -> str:
-        """The caller of the request, whose turn the row uses."""
-        return self.spec.caller
-
-    @property
-    def priority(self) -> Priority:
-        """The rank of the row among the rows of its caller."""
-        return self.spec.priority
-
-    @property
     def is_cancelled(self) -> bool:
         """Whether the caller has gone; may be read from any thread."""
         return self.future.cancelled()
+
+
+def work_added(row: RowSpec, *, paid_share: float = 0.0) -> float:
+    """Return the work of a row, in tokens through all layers of the largest backbone.
+
+    The work has two parts: the branch row, and the layers of the trunk row above `paid_share`.
+    Other rows pay for the share `paid_share` of the layers.
+    """
+    above = row.trunk_tokens * max(0.0, row.trunk_share - paid_share)
+    return row.token_cost * (above + row.branch_tokens * (1.0 - row.trunk_share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +189,6 @@ class RowTokens:
         self._paid_shares: dict[int, float] = {}
 
     def add(self, task: str, row: RowSpec) -> None:
-        """Count a row of a task."""
         paid = self._paid_shares.get(row.group, 0.0)
         extra = max(0.0, work_added(row, paid_share=paid) - MIN_COST)
         self._paid_shares[row.group] = max(paid, row.trunk_share)
@@ -259,25 +196,31 @@ class RowTokens:
         self.extra[task] = self.extra.get(task, 0.0) + extra
 
 
-def pending_row(
+def pending_row(  # noqa: PLR0913 - the fields of a row, by name
     spec: RowSpec,
-    task: LoadedTask,
     *,
+    task: str,
+    version: int,
+    branch: Branch,
     deadline: float,
     now: float,
     load_s: float = 0.0,
     is_shadow: bool = False,
 ) -> PendingRow:
-    """Return a row for the engine, with its own future.
-
-    `task` is the row's version, which stays in memory until the row is answered.
-    """
-    manifest = task.manifest
+    """Return a row for the engine, with its own future."""
     return PendingRow(
-        spec=spec,
-        task=manifest.task,
-        version=manifest.version,
-        branch=task.branch,
+        encoding=spec.encoding,
+        group=spec.group,
+        trunk_tokens=spec.trunk_tokens,
+        branch_tokens=spec.branch_tokens,
+        trunk_share=spec.trunk_share,
+        backbone=spec.backbone,
+        token_cost=spec.token_cost,
+        caller=spec.caller,
+        priority=spec.priority,
+        task=task,
+        version=version,
+        branch=branch,
         deadline=deadline,
         submitted_at=now,
         future=asyncio.get_running_loop().create_future(),

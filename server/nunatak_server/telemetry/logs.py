@@ -46,7 +46,6 @@ class JsonFormatter(logging.Formatter):
     """Formats each event as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of an event."""
         line: dict[str, object] = {
             "time": _time_of(record),
             "level": record.levelname.lower(),
@@ -63,7 +62,6 @@ class TextFormatter(logging.Formatter):
     """Formats each event as one line, with the traceback of an exception below."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines of an event."""
         values = "".join(f" {name}={value}" for name, value in _fields_of(record).items())
         head = f"{_time_of(record)} {record.levelname:<8} {record.getMessage()}{values}"
         lines = [visible(head)]
@@ -74,7 +72,6 @@ class TextFormatter(logging.Formatter):
 
 
 def formatter_of(log_format: LogFormat) -> type[logging.Formatter]:
-    """Return the formatter of a format."""
     match log_format:
         case LogFormat.TEXT:
             return TextFormatter
@@ -176,7 +173,6 @@ def logging_config(log_format: LogFormat, handler: NewHandler = JoiningHandler) 
 
 
 def write_log() -> None:
-    """Write the lines of all kept events."""
     for handler in logging.getLogger("nunatak_server").handlers:
         handler.flush()
 
@@ -225,7 +221,6 @@ class LoggedText(io.TextIOBase):
 
 
 def ready_line(address: str, log_format: LogFormat) -> str:
-    """Return the line that says where the server is ready."""
     if log_format is LogFormat.TEXT:
         return f"Nunatak is ready on {address}\n"
     ready = logging.LogRecord(__name__, logging.INFO, "", 0, "ready", None, None)
@@ -242,14 +237,12 @@ def print_address(address: str, *, log_format: LogFormat) -> None:
 
 
 def log_failure(code: str, message: str) -> None:
-    """Log the error that ends the server."""
     logging.getLogger("nunatak_server").error(
         "the server ends: %s", message, extra=fields(code=code)
     )
 
 
 def log_uncaught(error: BaseException) -> None:
-    """Log the exception that ends the process."""
     logging.getLogger("nunatak_server").critical("uncaught exception: %s", error, exc_info=error)
 
 

@@ -20,13 +20,7 @@ from prometheus_client.registry import Collector
 
 from nunatak_artifact import LoadedTask
 from nunatak_contract.memory import ProcessMemory
-from nunatak_model import (
-    Backbone,
-    BackboneConfig,
-    Branch,
-    encoder_parameters,
-    model_size,
-)
+from nunatak_model import Backbone, BackboneConfig, Branch, encoder_parameters, model_size
 from nunatak_server.backbones import Backbones
 from nunatak_server.residency.memory import HostStats
 from nunatak_server.residency.resident_set import ResidentStats
@@ -170,7 +164,6 @@ class StateCollector(Collector):
         self._task_label = task_label
 
     def collect(self) -> Iterable[Metric]:
-        """Yield all metrics of the state."""
         yield from self._process()
         yield from self._tiers()
         yield self._tasks()

@@ -27,7 +27,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from nunatak_server.engine.outcomes import BatchReport
+from nunatak_server.engine.compute import BatchReport
 from nunatak_server.telemetry.records import PredictionRecord, VersionWork
 
 PROPAGATED: Final = frozenset({b"traceparent", b"tracestate"})
@@ -117,7 +117,6 @@ class SpanTracing:
             self._batches.popitem(last=False)
 
     def close(self) -> None:
-        """Send the spans that have not been sent."""
         self._provider.shutdown()
 
     def _version(self, record: VersionWork, request: Span) -> None:

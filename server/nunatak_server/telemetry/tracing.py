@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from nunatak_contract.errors import NunatakError
-from nunatak_server.engine.outcomes import BatchReport
+from nunatak_server.engine.compute import BatchReport
 from nunatak_server.telemetry.records import PredictionRecord
 
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

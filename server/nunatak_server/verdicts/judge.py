@@ -15,6 +15,7 @@ from nunatak_server.facts import KnownFacts
 from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
+    Handling,
     PredictionRequest,
     StageTimes,
     TaskFailure,
@@ -36,42 +37,23 @@ from nunatak_server.verdicts.rules import (
 OPTIONS: Final = PredictionOptions(on_long=OnLong.WINDOWS, is_literal=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeRequest:
-    """Texts for a policy, and the handling of the request."""
+def handling_for(policy: Policy, handling: Handling) -> Handling:
+    """Return how a policy handles a request.
 
-    policy: str
-    texts: tuple[str, ...]
-    """Without any text, no task is asked, and nothing is found."""
-    request: PredictionRequest
-    """The request to the service, without the tasks of the policy."""
-    own_deadline_s: float | None = None
-    """The caller's own deadline; the request has the server's default."""
-    stops_early: bool = True
-    """Whether the other tasks may stay unasked once a block is certain."""
-
-    def request_for(self, policy: Policy) -> PredictionRequest:
-        """Return the request for the tasks of a policy.
-
-        A late task weakens a policy that allows on failure. So a caller cannot make its tasks late:
-        no deadline is shorter than the policy's own, and no priority lower than the normal one.
-        """
-        limit_s = self.request.deadline_s
-        if policy.deadline_ms is not None:
-            limit_s = policy.deadline_ms / 1000
-        deadline_s, priority = self.own_deadline_s or limit_s, self.request.priority
-        if policy.on_failure is OnFailure.ALLOW:
-            deadline_s = max(deadline_s, limit_s)
-            priority = min(priority, Priority.NORMAL, key=lambda it: it.rank)
-        return replace(
-            self.request,
-            references=policy.references,
-            inputs=self.texts,
-            options=OPTIONS,
-            conditions=policy.conditions,
-            deadline_s=deadline_s,
-            priority=priority,
-        )
+    A late task weakens a policy that allows on failure. So a caller cannot make its tasks late: no
+    deadline is shorter than the policy's own, and no priority lower than the normal one.
+    """
+    limit_s = handling.default_deadline_s
+    if policy.deadline_ms is not None:
+        limit_s = policy.deadline_ms / 1000
+    handling = replace(handling, default_deadline_s=limit_s)
+    if policy.on_failure is not OnFailure.ALLOW:
+        return handling
+    return replace(
+        handling,
+        own_deadline_s=max(handling.deadline_s, limit_s),
+        priority=min(handling.priority, Priority.NORMAL, key=lambda it: it.rank),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +68,6 @@ class Judgement:
 
     @property
     def decided(self) -> VerdictAction:
-        """The strongest action of all texts."""
         return strongest(it.action for it in self.decisions)
 
     @property
@@ -151,34 +132,49 @@ class Judge:
         self.metrics = VerdictMetrics()
         self._service = service
 
-    async def judge(self, wanted: JudgeRequest) -> Judgement:
-        """Return the decisions of a policy about texts.
+    async def judge(
+        self, policy: str, texts: tuple[str, ...], handling: Handling, *, stops_early: bool = True
+    ) -> Judgement:
+        """Return the decisions of a policy about texts; without texts, nothing is found.
 
         A task that fails or is late leaves its conditions unknown. If the whole request is late,
-        all conditions are unknown.
+        all conditions are unknown. `stops_early` tells whether the other tasks may stay unasked
+        once a block is certain.
 
         Raises:
             NunatakError: `policy_not_found` and others of `KnownFacts.policy`.
-            NunatakError: the request is refused for its texts, or has no room in the queue.
         """
-        request = wanted.request
-        published = await self._facts.policy(wanted.policy, request.caller, tasks=request.tasks)
-        judgement = await self._ask(published, wanted)
+        published = await self._facts.policy(policy, handling.caller, tasks=handling.tasks)
+        judgement = await self._ask(published, texts, handling, stops_early=stops_early)
         self.metrics.observe(judgement)
         return judgement
 
-    async def _ask(self, published: PublishedPolicy, wanted: JudgeRequest) -> Judgement:
-        policy, texts = published.policy, wanted.texts
+    async def _ask(
+        self,
+        published: PublishedPolicy,
+        texts: tuple[str, ...],
+        handling: Handling,
+        *,
+        stops_early: bool,
+    ) -> Judgement:
+        policy = published.policy
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
         if not texts:
             return _judged(published, answers, times, texts)
+        request = PredictionRequest(
+            references=policy.references,
+            inputs=texts,
+            handling=handling_for(policy, handling),
+            options=OPTIONS,
+            conditions=policy.conditions,
+        )
         try:
-            async with aclosing(self._service.stream(wanted.request_for(policy))) as results:
+            async with aclosing(self._service.stream(request)) as results:
                 async for streamed in results:
                     result = streamed.result
                     answers[result.reference] = result
                     times.append(streamed.timings)
-                    if wanted.stops_early and blocks_for_certain(
+                    if stops_early and blocks_for_certain(
                         policy, answers, num_texts=len(texts), latest=result.reference
                     ):
                         break

@@ -53,7 +53,6 @@ class TextDecision:
 
     @property
     def applied(self) -> tuple[RuleState, ...]:
-        """The rules that apply."""
         return tuple(it for it in self.states if it.applies)
 
 

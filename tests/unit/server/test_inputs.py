@@ -2,7 +2,7 @@ import pytest
 
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.inputs import Input, Query, Question
-from nunatak_server.inputs import find_misfit, texts_to_read
+from nunatak_server.tokenization import find_misfit, texts_to_read
 
 QUESTION = Question(question="who?", context="ann")
 QUERY = Query(query="who?", documents=("ann", "bob"))

@@ -14,8 +14,7 @@ from nunatak_contract.enums import OnLong, ProblemType
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_model import Backbone, BetweenLayers, Row, load_backbone
 from nunatak_registry import Registry
-from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.engine.outcomes import Compute
+from nunatak_server.engine.compute import BatchCompute, Compute
 from nunatak_server.local import LocalPredictor
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
 from nunatak_server.scoring import Scorer

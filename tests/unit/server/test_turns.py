@@ -6,9 +6,8 @@ from itertools import groupby
 from doubles.backbones import tiny_backbone
 from doubles.engines import tiny_branch
 from doubles.services import Bench, make_bench
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.service import RequestLimits
-from nunatak_server.predict.types import PredictionRequest
+from nunatak_server.predict.types import Handling, PredictionRequest
 from nunatak_server.turns import SLICE, Turns
 
 TASKS = tuple(f"task-{number}" for number in range(64))
@@ -71,8 +70,7 @@ async def ask_64_by_64(bench: Bench) -> None:
     request = PredictionRequest(
         references=TASKS,
         inputs=tuple(f"text {number}" for number in range(64)),
-        options=PredictionOptions(),
-        deadline_s=60,
+        handling=Handling(default_deadline_s=60),
     )
     await bench.service.predict(request)
 

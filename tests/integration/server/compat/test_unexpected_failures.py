@@ -16,12 +16,7 @@ from nunatak_contract.enums import HeadKind, VerdictAction
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.app import Application
-from nunatak_server.compat.litellm import LiteLLMRoute
-from nunatak_server.compat.openai import OpenAIRoute
-from nunatak_server.compat.portkey import PortkeyRoute
-from nunatak_server.compat.tei import TeiRoute
-from nunatak_server.compat.translation import TranslatedRoute
-from nunatak_server.compat.vllm import VllmRoute
+from nunatak_server.compat.failures import TranslatedRoute
 from nunatak_server.http.access import PUBLIC
 
 JSON = {"content-type": "application/json"}
@@ -36,7 +31,7 @@ FAILURES = [ValueError(WORDS), Panic(WORDS), asyncio.CancelledError(WORDS), Recu
 
 
 async def answer_of(
-    backbone: Backbone, registry: Registry, kind: type[TranslatedRoute], error: BaseException
+    backbone: Backbone, registry: Registry, protocol: str, error: BaseException
 ) -> httpx.Response:
     async def fail(_: Request) -> Response:
         raise error
@@ -44,17 +39,18 @@ async def answer_of(
     async with running_transport(backbone, registry) as transport:
         app = transport.app
         assert isinstance(app, Application)
-        app.router.routes.append(kind("/fail", fail, dependencies=[PUBLIC]))
+        route = TranslatedRoute("/fail", fail, dependencies=[PUBLIC], tags=[protocol])
+        app.router.routes.append(route)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.get("/fail")
 
 
 @pytest.mark.parametrize("error", FAILURES, ids=lambda it: type(it).__name__)
-@pytest.mark.parametrize("kind", [PortkeyRoute, LiteLLMRoute])
+@pytest.mark.parametrize("protocol", ["Portkey", "LiteLLM"])
 async def test_every_exception_in_a_guards_route_is_the_verdict_that_protects(
-    backbone: Backbone, registry: Registry, kind: type[TranslatedRoute], error: BaseException
+    backbone: Backbone, registry: Registry, protocol: str, error: BaseException
 ) -> None:
-    answer = await answer_of(backbone, registry, kind, error)
+    answer = await answer_of(backbone, registry, protocol, error)
 
     assert answer.status_code == 200
     found: dict[str, Any] = answer.json()
@@ -62,11 +58,13 @@ async def test_every_exception_in_a_guards_route_is_the_verdict_that_protects(
     assert WORDS not in answer.text
 
 
-@pytest.mark.parametrize("kind", [OpenAIRoute, TeiRoute, VllmRoute])
+@pytest.mark.parametrize(
+    "protocol", ["OpenAI", "text-embeddings-inference", "vLLM, Jina and Cohere"]
+)
 async def test_an_exception_has_the_shape_of_the_other_server(
-    backbone: Backbone, registry: Registry, kind: type[TranslatedRoute]
+    backbone: Backbone, registry: Registry, protocol: str
 ) -> None:
-    answer = await answer_of(backbone, registry, kind, ValueError(WORDS))
+    answer = await answer_of(backbone, registry, protocol, ValueError(WORDS))
 
     assert (answer.status_code, "error" in answer.json()) == (500, True)
     assert WORDS not in answer.text
@@ -77,7 +75,7 @@ async def test_an_exception_is_logged_once_with_its_origin(
 ) -> None:
     caplog.set_level(logging.ERROR, "nunatak_server")
 
-    answer = await answer_of(backbone, registry, PortkeyRoute, ValueError(WORDS))
+    answer = await answer_of(backbone, registry, "Portkey", ValueError(WORDS))
 
     (record,) = caplog.records
     request_id = answer.headers["x-request-id"]

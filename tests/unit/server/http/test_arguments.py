@@ -30,16 +30,23 @@ class Asked(Message):
     top_k: int | None = None
 
 
+async def handling_of(
+    request: Request,
+    deadline_ms: Annotated[int | None, Header(alias="x-deadline-ms", ge=1)] = None,
+    priority: Annotated[Priority, Header(alias="x-priority")] = Priority.NORMAL,
+) -> tuple[str, int | None, Priority]:
+    return request.method, deadline_ms, priority
+
+
 async def ask(
     request: Request,
+    handling: Annotated[tuple[str, int | None, Priority], Depends(handling_of)],
     task: str,
     body: Asked,
     version: Annotated[int | None, Query(ge=1)] = None,
-    deadline_ms: Annotated[int | None, Header(alias="x-deadline-ms", ge=1)] = None,
-    priority: Annotated[Priority, Header(alias="x-priority")] = Priority.NORMAL,
     accept: Annotated[str | None, Header()] = None,
 ) -> Response:
-    values = [task, body.model_dump(), version, deadline_ms, priority, accept]
+    values = [task, body.model_dump(), version, *handling, accept]
     return JSONResponse([request.method, *values])
 
 

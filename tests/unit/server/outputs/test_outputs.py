@@ -113,7 +113,7 @@ async def test_outputs_that_are_not_made_by_the_deadline_are_a_failure(
     manifest = _asks_questions(add_versions(store)[0])
     store.traffic[OWN] = Traffic(manifest=manifest)
     await bench.residency.preload(manifest)
-    asked = replace(ask_for("tone"), inputs=(QUESTION,), options=options_of(60), deadline_s=0.3)
+    asked = replace(ask_for("tone", deadline_s=0.3), inputs=(QUESTION,), options=options_of(60))
 
     (result,) = (await bench.service.predict(asked)).results
 

@@ -21,7 +21,13 @@ from nunatak_server.errors import (
     TooManyTokensError,
 )
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
-from nunatak_server.predict.types import BACKBONE, EmbeddingRequest, Embeddings, normalised
+from nunatak_server.predict.types import (
+    BACKBONE,
+    EmbeddingRequest,
+    Embeddings,
+    Handling,
+    normalised,
+)
 from nunatak_server.readiness import Readiness, State
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
@@ -39,10 +45,8 @@ URGENT = EmbeddingRequest(
     inputs=("ab", "c"),
     truncates=False,
     normalises=False,
-    deadline_s=1,
     backbone=DRAFT_BACKBONE,
-    caller="support",
-    priority=Priority.HIGH,
+    handling=Handling(default_deadline_s=1, caller="support", priority=Priority.HIGH),
 )
 
 
@@ -79,7 +83,7 @@ class Bench:
                 inputs=texts,
                 truncates=truncates,
                 normalises=normalises,
-                deadline_s=deadline_s,
+                handling=Handling(default_deadline_s=deadline_s),
                 backbone=DRAFT_BACKBONE,
             )
         )
@@ -176,12 +180,14 @@ async def test_rows_are_their_callers_at_the_priority_of_the_request(backbone: B
 async def test_an_urgent_text_does_not_wait_for_its_callers_others(backbone: Backbone) -> None:
     bench = make_bench(backbone, time_model=SLOW)
 
-    with bench.admission.admit(URGENT.caller) as waiting:
+    with bench.admission.admit(URGENT.handling.caller) as waiting:
         waiting.take_tokens({BACKBONE: 70})
 
         found = await bench.service.embed(URGENT)
         with pytest.raises(DeadlineTooShortError):
-            await bench.service.embed(replace(URGENT, priority=Priority.NORMAL))
+            await bench.service.embed(
+                replace(URGENT, handling=replace(URGENT.handling, priority=Priority.NORMAL))
+            )
 
     assert found.vectors == (VECTOR, VECTOR)
 

@@ -12,8 +12,8 @@ from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch, build_branch
 from nunatak_registry import StoreUnavailableError
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import (
+    Handling,
     PredictionRequest,
     TaskFailure,
     TaskPrediction,
@@ -70,7 +70,7 @@ async def test_rows_of_one_text_form_one_group_with_one_trunk(
     first, second, third, fourth, later, _ = bench.engine.rows
     assert (first.task, second.task, third.task, fourth.task) == ("one", "one", "two", "two")
     assert first.group == third.group != second.group == fourth.group
-    assert first.trunk_key == third.trunk_key == later.trunk_key
+    assert first.encoding == third.encoding == later.encoding
     assert later.group not in {first.group, second.group}
     assert (first.trunk_tokens, first.branch_tokens) == (3, 3)
 
@@ -234,10 +234,7 @@ async def test_rows_carry_who_sent_them_and_how_urgent_they_are(
     request = PredictionRequest(
         references=("one@prod",),
         inputs=("a",),
-        options=PredictionOptions(),
-        deadline_s=60,
-        caller="gold",
-        priority=Priority.HIGH,
+        handling=Handling(default_deadline_s=60, caller="gold", priority=Priority.HIGH),
     )
     bench.store.manifests[TaskReference(task="one", alias="prod")] = bench.store.manifests[
         TaskReference(task="one")

@@ -140,7 +140,7 @@ async def test_a_stream_is_late_if_none_of_its_tasks_is_in_time(
     engine.answers_at_once = False
 
     with pytest.raises(DeadlineExceededError):
-        await anext(bench.service.stream(replace(ask_for(*tasks), deadline_s=0.05)))
+        await anext(bench.service.stream(ask_for(*tasks, deadline_s=0.05)))
 
     store.may_load.set()
     text = rendered(bench.metrics)
@@ -154,7 +154,7 @@ async def test_a_stream_is_too_late_at_once_only_if_all_of_its_tasks_are(
     bench, _, _ = await make_held_bench(backbone, branch, "busy", "free", admission=paced)
     with bench.admission.admit() as queued:
         queued.take_tokens({"busy": 300})
-        hurried = replace(ask_for("busy"), deadline_s=20)
+        hurried = ask_for("busy", deadline_s=20)
 
         with pytest.raises(DeadlineTooShortError):
             await anext(bench.service.stream(hurried))
@@ -171,7 +171,7 @@ async def test_a_task_that_is_late_is_a_line_after_the_answers_of_others(
     store.add("cold")
     store.may_load.clear()
 
-    asked = replace(ask_for("cold", "hot"), deadline_s=0.2)
+    asked = ask_for("cold", "hot", deadline_s=0.2)
     found = [name_of(it) async for it in bench.service.stream(asked)]
 
     store.may_load.set()
@@ -183,7 +183,7 @@ async def test_names_that_were_not_looked_up_in_time_become_no_labels(
 ) -> None:
     bench, store, _ = await make_held_bench(backbone, branch)
     store.may_resolve.clear()
-    asked = replace(ask_for("made-up-1", "made-up-2"), deadline_s=0.05)
+    asked = ask_for("made-up-1", "made-up-2", deadline_s=0.05)
 
     with pytest.raises(DeadlineExceededError):
         await anext(bench.service.stream(asked))
@@ -201,7 +201,7 @@ async def test_a_name_that_is_none_breaks_no_stream_that_is_late(
 
     bench, _, _ = await make_held_bench(backbone, branch, "hot")
     monkeypatch.setattr(Tokenization, "encode", never)
-    asked = replace(ask_for("hot", "NOT A NAME"), deadline_s=0.05)
+    asked = ask_for("hot", "NOT A NAME", deadline_s=0.05)
 
     with pytest.raises(DeadlineExceededError):
         await anext(bench.service.stream(asked))

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from contextlib import aclosing
-from dataclasses import replace
 
 import pytest
 
@@ -139,7 +138,7 @@ async def test_what_was_not_computed_has_no_stages(
 ) -> None:
     bench, _, engine = await make_held_bench(backbone, branch, "one")
     engine.answers_at_once = False
-    asked = replace(ask_for(*tasks), deadline_s=0.05)
+    asked = ask_for(*tasks, deadline_s=0.05)
 
     with contextlib.suppress(DeadlineExceededError):
         await bench.service.predict(asked)

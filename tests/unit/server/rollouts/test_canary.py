@@ -1,7 +1,6 @@
 """A canary answers its share, but nothing before this server has loaded and probed it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -132,7 +131,7 @@ async def test_a_canary_that_is_late_is_counted_as_such(backbone: Backbone, bran
     await bench.residency.preload(canary)
 
     with pytest.raises(DeadlineExceededError):
-        await bench.service.predict(replace(ask_for("tone"), deadline_s=0.05))
+        await bench.service.predict(ask_for("tone", deadline_s=0.05))
 
     labels = 'arm="canary",outcome="deadline_exceeded",task="tone"'
     assert f"nunatak_split_requests_total{{{labels}}} 1.0" in rendered(bench.metrics)

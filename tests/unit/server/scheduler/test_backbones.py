@@ -50,7 +50,7 @@ def test_each_batch_belongs_to_one_backbone_and_every_row_is_computed(
 
 def test_rows_of_one_text_on_two_backbones_go_one_after_the_other() -> None:
     first = waiting_row("tone", 1)
-    second = replace(waiting_row("topic", 2), trunk_key=first.trunk_key, backbone="other")
+    second = replace(waiting_row("topic", 2), encoding=first.encoding, backbone="other")
 
     found = plan_batch(Queues([first, second]), limits=LIMITS)
     rest = plan_batch(Queues([second]), limits=LIMITS, order=found.order)

@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow, left_by
+from doubles.waiting import WaitingRow, left_by, text_of
 from doubles.waiting import waiting_row as row
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.fairness import Queues, flow_of
@@ -26,7 +26,7 @@ def plan(rows: list[WaitingRow], limits: BatchLimits = LIMITS) -> BatchPlan[Wait
 
 
 def cost(rows: tuple[WaitingRow, ...]) -> int:
-    trunks = {r.trunk_key: r.trunk_tokens for r in rows if r.trunk_tokens}
+    trunks = {r.encoding: r.trunk_tokens for r in rows if r.trunk_tokens}
     return sum(trunks.values()) + sum(r.branch_tokens for r in rows)
 
 
@@ -43,11 +43,10 @@ def waiting_rows(draw: st.DrawFn) -> list[WaitingRow]:
                 caller=draw(st.sampled_from("xy")),
                 priority=draw(st.sampled_from(Priority)),
                 group=group,
-                trunk_key=key,
+                encoding=text_of(key),
                 trunk_tokens=draw(st.sampled_from([0, tokens])),
                 branch_tokens=draw(st.sampled_from([0, tokens])),
                 deadline=draw(st.sampled_from([NOW - 1, NOW, LATER])),
-                is_cancelled=draw(st.booleans()),
             )
             for _ in range(draw(st.integers(1, 4)))
         )
@@ -183,8 +182,8 @@ def test_a_trunk_state_that_is_held_costs_nothing() -> None:
 
 
 def test_work_counts_the_layers_that_a_row_passes() -> None:
-    deep = WaitingRow(task="a", group=1, trunk_key="x", trunk_share=0.75)
-    flat = WaitingRow(task="b", group=1, trunk_key="x", trunk_share=0.25)
+    deep = WaitingRow(task="a", group=1, encoding=text_of("x"), trunk_share=0.75)
+    flat = WaitingRow(task="b", group=1, encoding=text_of("x"), trunk_share=0.25)
 
     assert (plan([deep]).work, plan([flat]).work) == (4, 4)
     assert plan([flat, deep]).work == 4 * (0.75 + 0.25 + 0.75)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from doubles.waiting import WaitingRow, waiting_row
+from doubles.waiting import WaitingRow, text_of, waiting_row
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.fairness import MAX_PAST_DEADLINES, Queues, flow_of
 from nunatak_server.scheduler.planner import plan_batch
@@ -108,7 +108,7 @@ def test_a_look_for_late_rows_looks_at_no_other_row() -> None:
             return super().__getattribute__(name)
 
     rows = [
-        Watched(task="a", group=number, trunk_key="x", deadline=float(number % 50))
+        Watched(task="a", group=number, encoding=text_of("x"), deadline=float(number % 50))
         for number in range(5000)
     ]
     queues = Queues(rows)
@@ -132,7 +132,7 @@ def test_planning_looks_at_no_row_beyond_those_it_takes_and_the_next_of_each_flo
     def looks_of_a_plan(num_waiting: int) -> int:
         nonlocal looks
         queues = Queues(
-            Watched(task=f"task-{number % 9}", group=number, trunk_key=str(number))
+            Watched(task=f"task-{number % 9}", group=number, encoding=text_of(number))
             for number in range(num_waiting)
         )
         looks = 0

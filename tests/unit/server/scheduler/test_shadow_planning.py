@@ -8,26 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from doubles.waiting import WaitingRow, text_of
+from nunatak_model import Encoding
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.fairness import Queues
 from nunatak_server.scheduler.planner import BatchPlan, TurnRules, add_shadows, plan_batch
-from nunatak_server.scheduler.rows import Priority
+
+TEXT = text_of("text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FakeRow:
+class FakeRow(WaitingRow):
     task: str = "tone"
     group: int = 0
-    trunk_key: str = "text"
-    trunk_tokens: int = 4
+    encoding: Encoding = TEXT
     branch_tokens: int = 2
-    trunk_share: float = 0.5
-    backbone: str = "one"
-    token_cost: float = 1.0
     deadline: float = 10.0
-    is_cancelled: bool = False
     caller: str = ""
-    priority: Priority = Priority.NORMAL
 
 
 def plan(
@@ -60,7 +57,7 @@ def test_a_shadow_shares_the_trunk_row_of_what_it_shadows() -> None:
         pytest.param(FakeRow(), 2 * 0.5, id="as-high"),
         pytest.param(FakeRow(trunk_share=0.25), 2 * 0.75, id="lower"),
         pytest.param(FakeRow(trunk_share=0.75), 4 * 0.25 + 2 * 0.25, id="higher"),
-        pytest.param(FakeRow(trunk_key="longer"), 4 * 0.5 + 2 * 0.5, id="other-text"),
+        pytest.param(FakeRow(encoding=text_of("longer")), 4 * 0.5 + 2 * 0.5, id="other-text"),
     ],
 )
 def test_a_shadow_costs_what_it_adds_and_has_room_for_no_less(shadow: FakeRow, work: float) -> None:
@@ -91,7 +88,7 @@ def test_a_shadow_that_finds_no_room_is_not_taken() -> None:
 
 
 def test_no_shadow_is_taken_while_a_row_that_somebody_waits_for_does_not_fit() -> None:
-    small, large = FakeRow(), FakeRow(trunk_key="long", trunk_tokens=90, group=1)
+    small, large = FakeRow(), FakeRow(encoding=text_of("long"), trunk_tokens=90, group=1)
 
     assert plan([small, large], [FakeRow()], max_tokens=20).batch == (small,)
 
@@ -104,7 +101,7 @@ rows = st.builds(
     FakeRow,
     task=st.sampled_from("abc"),
     group=st.integers(0, 3),
-    trunk_key=st.sampled_from("xyz"),
+    encoding=st.sampled_from("xyz").map(text_of),
     trunk_tokens=st.sampled_from([0, 4, 9]),
     branch_tokens=st.integers(0, 9),
 )

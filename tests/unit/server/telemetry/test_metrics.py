@@ -4,7 +4,7 @@ from dataclasses import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from doubles.rendering import STATE, rendered
-from nunatak_server.engine.outcomes import BatchReport
+from nunatak_server.engine.compute import BatchReport
 from nunatak_server.telemetry.memory import ServerState
 from nunatak_server.telemetry.metrics import MAX_LABEL_VALUES, Metrics
 from nunatak_server.telemetry.records import PredictionRecord, VersionWork

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 
@@ -14,7 +13,7 @@ from doubles.policies import make_policy, make_rule, when
 from doubles.refusals import raises
 from doubles.serving import make_facts
 from doubles.tasks import random_parameters, spec_of
-from doubles.traffic import TrafficBench, ask_for
+from doubles.traffic import TrafficBench
 from nunatak_contract.enums import OnFailure, PolicyMode, VerdictAction
 from nunatak_contract.methods import TopK
 from nunatak_contract.names import TaskReference
@@ -22,8 +21,9 @@ from nunatak_contract.policies import Policy
 from nunatak_model import Backbone, Branch, build_branch
 from nunatak_registry import PublishedPolicy
 from nunatak_server.errors import OutOfMemoryError
+from nunatak_server.predict.types import Handling
 from nunatak_server.scheduler.rows import Priority, RowAnswer
-from nunatak_server.verdicts.judge import Judge, Judgement, JudgeRequest
+from nunatak_server.verdicts.judge import Judge, Judgement, handling_for
 
 BLOCK, ALLOW = VerdictAction.BLOCK, VerdictAction.ALLOW
 CALM = RowAnswer(logits=[9.0, 0.0], queue_s=0.1, compute_s=0.2, batch_rows=3)
@@ -52,13 +52,10 @@ def judge_of(bench: TrafficBench, policy: Policy) -> Judge:
     return Judge(facts=make_facts(bench.store, policy=look_up), service=bench.service)
 
 
-def request_of(policy: Policy, *, deadline_s: float | None = None) -> JudgeRequest:
-    return JudgeRequest(
-        policy=policy.name,
-        texts=("a", "b"),
-        request=replace(ask_for(), deadline_s=60),
-        own_deadline_s=deadline_s,
-    )
+async def ask(judge: Judge, policy: Policy, *, own_deadline_s: float | None = None) -> Judgement:
+    """Judge two texts; the default deadline is a minute."""
+    handling = Handling(default_deadline_s=60, own_deadline_s=own_deadline_s)
+    return await judge.judge(policy.name, ("a", "b"), handling)
 
 
 def two_tasks(**changes: object) -> Policy:
@@ -86,7 +83,7 @@ async def test_all_tasks_of_a_policy_are_asked_in_one_batch(make: Make) -> None:
     judge, engine, _ = await make(two_tasks())
     engine.outcome = CALM
 
-    found = await judge.judge(request_of(two_tasks()))
+    found = await ask(judge, two_tasks())
 
     assert engine.submissions == [{"attack", "tone"}]
     assert (found.action, found.failures) == (ALLOW, ())
@@ -95,7 +92,7 @@ async def test_all_tasks_of_a_policy_are_asked_in_one_batch(make: Make) -> None:
 async def test_a_certain_block_waits_for_no_other_task(make: Make) -> None:
     judge, engine, bench = await make(two_tasks())
     engine.answers_at_once = False
-    judging = asyncio.create_task(judge.judge(request_of(two_tasks())))
+    judging = asyncio.create_task(ask(judge, two_tasks()))
     await until(lambda: bool(engine.rows))
 
     engine.answer("tone")
@@ -112,7 +109,7 @@ async def test_a_broken_task_decides_by_on_failure(make: Make, on_failure: OnFai
     policy = two_tasks(on_failure=on_failure)
     judge, engine, _ = await make(policy)
     engine.answers_at_once = False
-    judging = asyncio.create_task(judge.judge(request_of(policy)))
+    judging = asyncio.create_task(ask(judge, policy))
     await until(lambda: bool(engine.rows))
 
     engine.outcome = CALM
@@ -132,7 +129,7 @@ async def test_a_late_request_decides_by_on_failure(make: Make, on_failure: OnFa
     judge, engine, _ = await make(policy)
     engine.answers_at_once = False
 
-    found = await judge.judge(request_of(policy))
+    found = await ask(judge, policy)
 
     assert found.action.value == on_failure.value
     assert {it.error.code for it in found.failures} <= {"deadline_exceeded", "deadline_too_short"}
@@ -144,7 +141,7 @@ async def test_the_deadline_of_a_request_goes_before_that_of_its_policy(make: Ma
     judge, engine, _ = await make(policy)
     engine.answers_at_once = False
 
-    found = await judge.judge(request_of(policy, deadline_s=0.001))
+    found = await ask(judge, policy, own_deadline_s=0.001)
 
     assert (found.action, found.is_by_failure) == (BLOCK, True)
 
@@ -155,21 +152,20 @@ async def test_no_header_makes_the_tasks_of_a_policy_late_that_allows_on_failure
 ) -> None:
     policy = two_tasks(on_failure=OnFailure.ALLOW, deadline_ms=deadline_ms)
     judge, engine, _ = await make(policy)
-    wanted = request_of(policy, deadline_s=0.001)
-    wanted = replace(wanted, request=replace(wanted.request, priority=Priority.LOW))
+    hurried = Handling(default_deadline_s=60, own_deadline_s=0.001, priority=Priority.LOW)
 
-    found = await judge.judge(wanted)
+    found = await judge.judge(policy.name, ("a", "b"), hurried)
 
     assert (found.action, found.is_by_failure) == (BLOCK, False)
-    assert {row.spec.priority for row in engine.rows} == {Priority.NORMAL}
-    assert wanted.request_for(policy).deadline_s == (deadline_ms or 60_000) / 1000
+    assert {row.priority for row in engine.rows} == {Priority.NORMAL}
+    assert handling_for(policy, hurried).deadline_s == (deadline_ms or 60_000) / 1000
 
 
 async def test_a_task_that_nobody_published_is_a_failure(make: Make) -> None:
     policy = make_policy(make_rule(when("nobody", "yes")))
     judge, _, _ = await make(policy)
 
-    found = await judge.judge(request_of(policy))
+    found = await ask(judge, policy)
 
     assert (found.action, found.is_by_failure) == (BLOCK, True)
     assert [it.error.code for it in found.failures] == ["task_not_found"]
@@ -177,10 +173,8 @@ async def test_a_task_that_nobody_published_is_a_failure(make: Make) -> None:
 
 async def test_a_text_that_no_task_reads_has_no_verdict(make: Make) -> None:
     judge, _, bench = await make(two_tasks())
-    wanted = request_of(two_tasks())
-
     with raises("empty_text"):
-        await judge.judge(JudgeRequest(policy="guard", texts=(" ",), request=wanted.request))
+        await judge.judge("guard", (" ",), Handling(default_deadline_s=60))
     assert bench.admission.num_requests == 0
 
 
@@ -188,7 +182,7 @@ async def test_a_dry_run_decides_and_allows(make: Make) -> None:
     policy = two_tasks(mode=PolicyMode.DRY_RUN)
     judge, _, _ = await make(policy)
 
-    found = await judge.judge(request_of(policy))
+    found = await ask(judge, policy)
 
     assert (found.decided, found.action) == (BLOCK, ALLOW)
     assert counted(judge, found) == 1

@@ -1,0 +1,281 @@
+"""Failures in the shapes of other servers: one table, and the routes that read it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+import orjson
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.types import Scope
+
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.requests import Message
+from nunatak_server.http.endpoints import Router
+from nunatak_server.http.limits import StrictRoute
+from nunatak_server.http.problems import (
+    headers_of,
+    problem_of,
+    problem_of_invalid,
+    problem_of_unforeseen,
+)
+from nunatak_server.http.state import request_id_of
+
+Problem = Mapping[str, Any]
+Shape = Callable[[Problem], dict[str, Any]]
+
+logger = logging.getLogger(__name__)
+
+
+def explained(problem: Problem) -> str:
+    """Return a problem as one line, for protocols without a list of fields."""
+    fields = "; ".join(f"{it['location']}: {it['message']}" for it in problem.get("errors", ()))
+    return f"the request does not follow its schema: {fields}" if fields else problem["detail"]
+
+
+class LineProblem(Message):
+    """An error as one line."""
+
+    error: str
+
+
+def as_line(problem: Problem) -> dict[str, Any]:
+    """Return a problem as one line, as in several protocols."""
+    return {"error": explained(problem)}
+
+
+class OpenAIError(Message):
+    """The content of an error of OpenAI."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIProblem(Message):
+    """An error in the shape for OpenAI's clients."""
+
+    error: OpenAIError
+
+
+def as_openai(problem: Problem) -> dict[str, Any]:
+    match problem["status"]:
+        case 429:
+            kind = "rate_limit_error"
+        case status if status >= 500:
+            kind = "server_error"
+        case _:
+            kind = "invalid_request_error"
+    fields = {"type": kind, "param": None, "code": problem["code"]}
+    return {"error": {"message": explained(problem), **fields}}
+
+
+class TeiProblem(Message):
+    """An error in the shape for clients of text-embeddings-inference."""
+
+    error: str
+    error_type: Literal["unhealthy", "overloaded", "backend", "validation", "empty"]
+
+
+def as_tei(problem: Problem) -> dict[str, Any]:
+    """Return a problem with the kind of error of text-embeddings-inference."""
+    match problem["status"], problem["code"]:
+        case _, "empty_text":
+            kind = "empty"
+        case 429, _:
+            kind = "overloaded"
+        case 503, _:
+            kind = "unhealthy"
+        case status, _ if status >= 500:
+            kind = "backend"
+        case _:
+            kind = "validation"
+    return {**as_line(problem), "error_type": kind}
+
+
+class VllmError(Message):
+    """The content of an error of vLLM; `code` is the status."""
+
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class VllmProblem(Message):
+    """An error in the shape for vLLM's clients."""
+
+    error: VllmError
+
+
+VLLM_TYPES: Final = {
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    429: "RateLimitError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
+}
+
+
+def as_vllm(problem: Problem) -> dict[str, Any]:
+    status = problem["status"]
+    other = "InternalServerError" if status >= 500 else "BadRequestError"
+    kind = VLLM_TYPES.get(status, other)
+    return {"error": {"message": explained(problem), "type": kind, "param": None, "code": status}}
+
+
+class RouterError(Message):
+    """The content of an error of the contract."""
+
+    code: str
+    message: str
+
+
+class RouterProblem(Message):
+    """An error in the shape of the contract."""
+
+    error: RouterError
+
+
+ROUTER_CODES: Final = {
+    404: "model_not_found",
+    413: "request_too_large",
+    429: "overloaded",
+    503: "not_ready",
+    504: "deadline_exceeded",
+}
+
+
+def as_router(problem: Problem) -> dict[str, Any]:
+    """Return a problem as an error of semantic-router's runtime contract."""
+    status = problem["status"]
+    code = ROUTER_CODES.get(status, "internal_error" if status >= 500 else "invalid_request")
+    return {"error": {"code": code, "message": explained(problem)}}
+
+
+def as_portkey(problem: Problem) -> dict[str, Any]:
+    """Return a problem as Portkey's verdict `false`."""
+    return {"verdict": False, "data": {"reason": explained(problem), "code": problem["code"]}}
+
+
+def as_litellm(problem: Problem) -> dict[str, Any]:
+    return {"action": "BLOCKED", "blocked_reason": explained(problem), "texts": None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """The form of the failures of one protocol."""
+
+    shape: Shape = as_line
+    model: type[Message] | None = LineProblem
+    """The schema of `shape`."""
+    verdict: Shape | None = None
+    """For a gateway's guard: the verdict that stops a call.
+
+    A gateway may let a call go on if its guard fails, and the call itself can cause a failure. So a
+    failure is a verdict with the status of a success.
+    """
+    errors: frozenset[int] = frozenset()
+    """The statuses that stay errors of a guard, because no call can cause them."""
+
+    def response(self, problem: Problem, *, headers: Mapping[str, str]) -> Response:
+        protects = self.verdict is not None and problem["status"] not in self.errors
+        shape = self.verdict if self.verdict is not None and protects else self.shape
+        return Response(
+            orjson.dumps(shape(problem)),
+            status_code=HTTPStatus.OK if protects else problem["status"],
+            media_type="application/json",
+            headers=dict(headers),
+        )
+
+
+FAILURES: Final = {
+    "Hugging Face": Failures(),
+    "KServe 1": Failures(),
+    "LiteLLM": Failures(
+        verdict=as_litellm,
+        errors=frozenset(
+            {
+                HTTPStatus.UNAUTHORIZED,
+                HTTPStatus.FORBIDDEN,
+                HTTPStatus.NOT_FOUND,
+                HTTPStatus.TOO_MANY_REQUESTS,
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                HTTPStatus.GATEWAY_TIMEOUT,
+            }
+        ),
+    ),
+    "Open Inference Protocol": Failures(),
+    "OpenAI": Failures(shape=as_openai, model=OpenAIProblem),
+    "Portkey": Failures(verdict=as_portkey, model=None),
+    "text-embeddings-inference": Failures(shape=as_tei, model=TeiProblem),
+    "vLLM semantic-router": Failures(shape=as_router, model=RouterProblem),
+    "vLLM, Jina and Cohere": Failures(shape=as_vllm, model=VllmProblem),
+}
+"""The failures of each protocol, by the tag of its routes."""
+
+
+class TranslatedRoute(StrictRoute):
+    """A route whose failures have the shape of its protocol."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_in_shape(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                problem = problem_of_invalid(error, request_id=request_id_of(request.scope))
+                return self._failures.response(problem, headers={})
+            except NunatakError as error:
+                return self.answer_failure(request.scope, error)
+            except BaseException as error:
+                # A panic of a native library is no `Exception`, and a failure inside can look like
+                # a cancellation.
+                if _ends_the_request(error):
+                    raise
+                return self._answer_unforeseen(request.scope, error)
+
+        return handle_in_shape
+
+    def check_query(self, request: Request) -> None:
+        """Accept all query parameters, as the other servers do."""
+
+    def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
+        """Answer a request with an error of Nunatak, in the other server's shape."""
+        problem = problem_of(error, request_id=request_id_of(scope))
+        return self._failures.response(problem, headers=headers_of(error))
+
+    @property
+    def _failures(self) -> Failures:
+        (protocol,) = self.tags
+        return FAILURES[str(protocol)]
+
+    def _answer_unforeseen(self, scope: Scope, error: BaseException) -> Response:
+        """Log an unexpected failure once, and answer it in the other server's shape."""
+        request_id = request_id_of(scope)
+        logger.error("request %s failed (%s)", request_id, type(error).__name__, exc_info=error)
+        return self._failures.response(problem_of_unforeseen(request_id=request_id), headers={})
+
+
+def _ends_the_request(error: BaseException) -> bool:
+    """Return whether an error comes from outside: the caller has gone, or the process ends."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+
+
+def router_of(
+    protocol: str, *, prefix: str = "", route_class: type[TranslatedRoute] = TranslatedRoute
+) -> Router:
+    model = FAILURES[protocol].model
+    described: dict[int | str, dict[str, Any]] = {}
+    if model is not None:
+        described = {"default": {"model": model}, 422: {"model": model}}
+    return Router(prefix=prefix, route_class=route_class, tags=[protocol], responses=described)
