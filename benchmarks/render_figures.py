@@ -12,7 +12,7 @@ from statistics import mean
 
 from benchmarks.harness.plots import draw_all
 from benchmarks.harness.recording import FIGURES, Figure, latest
-from nunatak_registry.cards import markdown_table
+from nunatak_contract.cards import markdown_table
 
 FOLDER, PAGES = FIGURES.parent, Path(__file__).with_name("pages")
 TARGETS = {"savings": "savings/report.md"}

@@ -16,7 +16,7 @@ from statistics import mean
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from nunatak_registry.cards import markdown_table
+from nunatak_contract.cards import markdown_table
 from nunatak_training.sweeps import Finished, RunRecord
 from nunatak_training.sweeps.reporting import LOOKS, legend_below
 from nunatak_training.sweeps.tables import deviation, num_frozen

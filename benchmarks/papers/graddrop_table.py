@@ -8,7 +8,7 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from nunatak_registry.cards import markdown_table
+from nunatak_contract.cards import markdown_table
 from nunatak_training.sweeps import Cell, RunRecord, cells_of
 from nunatak_training.sweeps.reporting import (
     legend_below,

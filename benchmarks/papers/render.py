@@ -19,7 +19,7 @@ from benchmarks.papers.analysis.robustness import analyze_robustness
 from benchmarks.papers.analysis.trained import draw_losses, draw_similarities
 from benchmarks.papers.elsa_table import TARGET, draw_relative, elsa_table
 from benchmarks.papers.graddrop_table import draw_curves, graddrop_cells, graddrop_markdown
-from nunatak_registry.cards import markdown_table
+from nunatak_contract.cards import markdown_table
 from nunatak_training.sweeps import (
     Failed,
     ResultsFolder,

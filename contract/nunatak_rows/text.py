@@ -137,9 +137,7 @@ class _ProblemError(ValueError):
 def _json_object(line: str) -> tuple[Mapping[str, object], str | None]:
     """Return the object that a line holds, or no columns and the problem."""
     try:
-        row: object = json.loads(
-            line, object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite
-        )
+        row: object = _JSON.decode(line)
     except _ProblemError as error:
         return {}, str(error)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -174,6 +172,12 @@ def _finite(digits: str) -> float:
 
 def _refuse_number(digits: str) -> NoReturn:
     raise _ProblemError(f"{digits[:40]} is no number of JSON; write a finite number or null")
+
+
+# Made once, because `json.loads` makes a decoder for each line.
+_JSON: Final = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite
+)
 
 
 def _delimited_rows(lines: _Lines, file: FileOfRows) -> Iterator[FileRow]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from nunatak_contract.errors import NunatakError
 from nunatak_loadtest.scenarios import Scenario
+from nunatak_rows import file_of_rows, read_rows
+from nunatak_rows.inputs import bad_row
 
 # The usual English vocabularies hold each of these words as one token.
 WORDS = tuple(files("nunatak_loadtest").joinpath("words.txt").read_text("utf-8").split())
@@ -67,24 +69,17 @@ def task_weights(zipf: float, num_tasks: int) -> tuple[float, ...]:
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
-    """Read one text per line; blank lines do not count.
+    """Read the texts of a file of rows, such as one text per line of a `.txt` file.
 
     Raises:
-        NunatakError: `invalid_settings`, the file cannot be read or holds no text.
+        NunatakError: `unreadable_file` or `invalid_row`, a text cannot be read;
+            `invalid_settings`, the file holds no text.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise NunatakError(
-            "invalid_settings", problem=f"cannot read texts from {path}: {error.strerror}"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise NunatakError(
-            "invalid_settings", problem=f"texts must be UTF-8, but {path} is not: {error}"
-        ) from error
-    texts = tuple(line.strip() for line in lines if line.strip())
+    texts = list[str]()
+    for row in read_rows(file_of_rows(path, name=str(path))):
+        if row.problem is not None or not isinstance(text := row.values.get("text"), str):
+            raise bad_row(row.where, row.problem or "expected a text in the column 'text'")
+        texts.append(text.strip())
     if not texts:
-        raise NunatakError(
-            "invalid_settings", problem=f"{path} must hold one text per line, but it holds none"
-        )
-    return texts
+        raise NunatakError("invalid_settings", problem=f"{path} holds no text")
+    return tuple(texts)

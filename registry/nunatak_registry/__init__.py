@@ -12,15 +12,6 @@ from nunatak_registry.aliases import (
     Traffic,
 )
 from nunatak_registry.blobs.tensors import TensorEntry, read_header
-from nunatak_registry.cards import (
-    Compared,
-    Matrix,
-    Mistake,
-    compare,
-    confusion_matrix,
-    task_card,
-    worst_mistakes,
-)
 from nunatak_registry.copying import TaskCopy
 from nunatak_registry.errors import (
     CorruptBlobError,
@@ -49,7 +40,6 @@ __all__ = [
     "CandidateEventKind",
     "CandidateRole",
     "Collected",
-    "Compared",
     "CorruptBlobError",
     "DamagedTask",
     "Finding",
@@ -59,8 +49,6 @@ __all__ = [
     "InvalidManifestError",
     "ListedTask",
     "ListedVersion",
-    "Matrix",
-    "Mistake",
     "NunatakError",
     "PublishedPolicy",
     "Registry",
@@ -72,11 +60,7 @@ __all__ = [
     "TensorEntry",
     "Traffic",
     "VersionNotFoundError",
-    "compare",
-    "confusion_matrix",
     "default_location",
     "read_header",
     "replicas_behind",
-    "task_card",
-    "worst_mistakes",
 ]

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from nunatak_contract.enums import CandidateRole, Reads
+from nunatak_contract.cards import reads_text
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
 
@@ -179,17 +180,6 @@ def check_candidate(candidate: Candidate, *, base: TaskManifest, manifest: TaskM
         role=candidate.role,
         reason=reason,
     )
-
-
-def reads_text(manifest: TaskManifest) -> str:
-    """What a sequence classification reads for one answer."""
-    match manifest.reads:
-        case Reads.SINGLE:
-            return "single texts"
-        case Reads.PAIR:
-            return "pairs of texts"
-        case None:
-            return "single texts and pairs of texts"
 
 
 def _question(manifest: TaskManifest) -> str:

@@ -8,17 +8,16 @@ Two registries may both have changed since an earlier copy. The copy of a task i
 target contradicts the source. An operator must then decide which registry is right.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskManifest
 from nunatak_registry.aliases import AliasEvent, Candidate, CandidateEvent
-from nunatak_registry.blobs.blobs import BlobStore
+from nunatak_registry.base import Store
 from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError
-from nunatak_registry.index.index import Change, Index
+from nunatak_registry.index.index import Change
 from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.publication import check_place
 
@@ -140,19 +139,8 @@ def _conflict(task: str, reason: str) -> NunatakError:
     return NunatakError("copy_conflict", what=f"task {task!r}", reason=reason)
 
 
-class Copies:
-    """The tasks of one registry, to copy from and to. Threads and processes may share it."""
-
-    def __init__(
-        self,
-        *,
-        index: Index,
-        blobs: BlobStore,
-        writing: Callable[[], AbstractContextManager[Change]],
-    ) -> None:
-        self._index = index
-        self._blobs = blobs
-        self._writing = writing
+class Copies(Store):
+    """The tasks of one registry, to copy from and to."""
 
     def tasks(self) -> list[str]:
         """Return the names of all tasks, also of those whose versions are all deleted."""

@@ -3,33 +3,19 @@
 A policy has no aliases. To go back to an older version, its document is published again.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from datetime import datetime
-
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.names import TaskReference, check_policy_name
 from nunatak_contract.policies import Policy
 from nunatak_registry.aliases import actor
-from nunatak_registry.index.index import Change, Index, find_version
+from nunatak_registry.base import Store
+from nunatak_registry.index.index import Change, find_version
 from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.policies import HeadOf, PolicyRecord, PublishedPolicy, check_policy
 
 
-class PolicyStore:
-    """The policies of one registry. Threads and processes may share the registry."""
-
-    def __init__(
-        self,
-        *,
-        index: Index,
-        writing: Callable[[], AbstractContextManager[Change]],
-        clock: Callable[[], datetime],
-    ) -> None:
-        self._index = index
-        self._writing = writing
-        self._clock = clock
+class PolicyStore(Store):
+    """The policies of one registry."""
 
     def put(self, policy: Policy, *, by: str | None = None) -> PublishedPolicy:
         """Publish a policy under its next number; the new version serves from then on.

@@ -18,7 +18,7 @@ from typing import Final
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import ReplicaListing, ReplicaLoad, ReplicaReport
-from nunatak_registry.index.index import Index
+from nunatak_registry.base import Store
 from nunatak_registry.index.snapshot import Generation
 
 LIFETIME_S: Final = 120.0
@@ -46,13 +46,8 @@ class Beat:
     load: ReplicaLoad
 
 
-class ReplicaStore:
-    """The replicas of one registry. Threads and processes may share the registry."""
-
-    def __init__(self, *, index: Index, clock: Callable[[], datetime]) -> None:
-        """`clock` measures lifetimes on SQLite, whose processes share a machine."""
-        self._index = index
-        self._clock = clock
+class ReplicaStore(Store):
+    """The replicas of one registry. On SQLite, its clock measures lifetimes."""
 
     def beat(self, beat: Beat) -> int:
         """Write the row of a process, remove rows whose lifetime has ended, and count the others.

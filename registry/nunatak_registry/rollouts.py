@@ -1,9 +1,5 @@
 """Rollouts: setting, changing and ending the candidates of aliases."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from datetime import datetime
-
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference, check_alias_name, check_task_name
@@ -15,22 +11,12 @@ from nunatak_registry.aliases import (
     check_candidate,
     check_expected_candidate,
 )
-from nunatak_registry.index.index import Change, Index, find_version, require_alias, require_task
+from nunatak_registry.base import Store
+from nunatak_registry.index.index import find_version, require_alias, require_task
 
 
-class RolloutStore:
-    """The candidates of one registry. Threads and processes may share the registry."""
-
-    def __init__(
-        self,
-        *,
-        index: Index,
-        writing: Callable[[], AbstractContextManager[Change]],
-        clock: Callable[[], datetime],
-    ) -> None:
-        self._index = index
-        self._writing = writing
-        self._clock = clock
+class RolloutStore(Store):
+    """The candidates of one registry."""
 
     def set(
         self, candidate: Candidate, *, expected_version: int | None = None, by: str | None = None

@@ -4,8 +4,7 @@ The order of writes makes the store safe. Blobs are durable before the row that 
 outlive the row by a grace period. A killed process leaves at most a blob without a reference.
 """
 
-from collections.abc import Callable, Collection, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +26,7 @@ from nunatak_registry.aliases import (
     Traffic,
     actor,
 )
+from nunatak_registry.base import Clock, Store
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.copying import Copies
@@ -57,29 +57,25 @@ from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep
 
-Clock = Callable[[], datetime]
-
 
 def utc_now() -> datetime:
     """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
-class Registry:
+class Registry(Store):
     """A versioned store of tasks. Threads and processes may share the registry.
 
     Every method may raise `StoreUnavailableError`, and `InvalidNameError` for a malformed name.
     """
 
     def __init__(self, *, index: Index, blobs: BlobStore, clock: Clock) -> None:
-        self._index = index
-        self._blobs = blobs
-        self._clock = clock
+        super().__init__(index=index, blobs=blobs, clock=clock)
         self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
-        self.rollouts = RolloutStore(index=index, writing=self._writing, clock=clock)
-        self.policies = PolicyStore(index=index, writing=self._writing, clock=clock)
-        self.copies = Copies(index=index, blobs=blobs, writing=self._writing)
-        self.replicas = ReplicaStore(index=index, clock=clock)
+        self.rollouts = RolloutStore(index=index, blobs=blobs, clock=clock)
+        self.policies = PolicyStore(index=index, blobs=blobs, clock=clock)
+        self.copies = Copies(index=index, blobs=blobs, clock=clock)
+        self.replicas = ReplicaStore(index=index, blobs=blobs, clock=clock)
 
     @classmethod
     def open(cls, location: str | Path, *, create: bool = True, clock: Clock = utc_now) -> Self:
@@ -433,12 +429,6 @@ class Registry:
         One small query, which also sees changes of other processes.
         """
         return self._index.generation()
-
-    @contextmanager
-    def _writing(self) -> Generator[Change]:
-        with self._index.writing() as change:
-            self._blobs.check_writable()
-            yield change
 
     def _move(
         self,

@@ -7,7 +7,7 @@ the file stays in place.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -15,6 +15,7 @@ from itertools import islice
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord
+from nunatak_registry.base import Store
 from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key
 from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.errors import (
@@ -23,7 +24,7 @@ from nunatak_registry.errors import (
     InvalidManifestError,
     StoreUnavailableError,
 )
-from nunatak_registry.index.index import Change, Index
+from nunatak_registry.index.index import Change
 from nunatak_registry.index.records import VersionRecord
 from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.policies import PolicyRecord
@@ -170,13 +171,8 @@ class Collected:
     """Files that no version needs, within the grace period."""
 
 
-class Upkeep:
+class Upkeep(Store):
     """Checks and cleans one registry. Readers and writers in other processes may run meanwhile."""
-
-    def __init__(self, *, index: Index, blobs: BlobStore, clock: Callable[[], datetime]) -> None:
-        self._index = index
-        self._blobs = blobs
-        self._clock = clock
 
     def verify(self, task: str | None) -> list[Finding]:
         """Return the faults of one task, or of the whole registry."""
@@ -202,8 +198,7 @@ class Upkeep:
     def quarantine(self, findings: Sequence[Finding]) -> list[Finding]:
         """Move the bad files to the quarantine; return the findings with their new keys."""
         places: dict[str, str | None] = {}
-        with self._index.writing():
-            self._blobs.check_writable()
+        with self._writing():
             for finding in findings:
                 if finding.key is not None and finding.key not in places:
                     places[finding.key] = self._move(finding.key)

@@ -18,13 +18,13 @@ from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
 from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
 from nunatak_artifact.loading import load_task
 from nunatak_artifact.reference import corrupt_file
+from nunatak_contract.cards import task_card
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
 from nunatak_contract.names import check_task_name
 from nunatak_contract.plain_text import visible_lines
 from nunatak_model import Backbone
-from nunatak_registry import task_card
 
 LIBRARY = "nunatak"
 MANIFEST, README = "manifest.json", "README.md"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from nunatak_contract.cards import markdown_table
 from nunatak_contract.errors import NunatakError
-from nunatak_registry.cards import markdown_table
 from nunatak_training.sweeps.results import RunRecord
 from nunatak_training.sweeps.tables import Cell, cells_of
 

@@ -55,7 +55,8 @@ DurationOption = Annotated[
 TextFileOption = Annotated[
     Path | None,
     typer.Option(
-        metavar="PATH", help="Texts to send, one per line; replaces the scenario's texts."
+        metavar="PATH",
+        help="Texts to send: .txt with one per line, or .jsonl, .csv or .tsv with a column text.",
     ),
 ]
 ProcessesOption = Annotated[

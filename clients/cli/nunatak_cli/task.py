@@ -259,7 +259,7 @@ def collect(
 
 def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
     """Return one row per task, about the version that the bare name serves."""
-    from nunatak_registry.cards import shared_text
+    from nunatak_contract.cards import shared_text
 
     table = Table(box=None, header_style="bold")
     table.add_column("task", style="cyan", no_wrap=True)

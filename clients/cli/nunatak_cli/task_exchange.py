@@ -372,7 +372,7 @@ def _show(published: Published, *, alias: str | None, as_json: bool) -> None:
 
 
 def _published_lines(published: Published) -> Text:
-    from nunatak_registry.cards import shared_text
+    from nunatak_contract.cards import shared_text
 
     manifest = published.manifest
     default = manifest.head.default_label

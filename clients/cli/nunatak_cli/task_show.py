@@ -19,9 +19,10 @@ from nunatak_cli.output import console, print_json, print_text
 from nunatak_cli.registries import existing_registry
 
 if TYPE_CHECKING:
+    from nunatak_contract.cards import Compared
     from nunatak_contract.evidence import MetricRecord
     from nunatak_contract.manifest import TaskManifest
-    from nunatak_registry import Compared, ListedVersion, Matrix
+    from nunatak_registry import ListedVersion
 
 SHOWN_LABELS = 5
 """Most labels in a panel; JSON has all labels."""
@@ -37,7 +38,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show everything about one version: labels, method, scores, confusion, data and recipe."""
-    from nunatak_registry.cards import task_card
+    from nunatak_contract.cards import task_card
 
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
@@ -70,7 +71,7 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Show two versions side by side: method, labels, scores, recipe and sizes."""
-    from nunatak_registry import compare
+    from nunatak_contract.cards import compare
 
     with existing_registry(registry) as opened:
         pair = opened.resolve(left), opened.resolve(right)
@@ -83,9 +84,9 @@ def diff(
 
 def labels_text(labels: Sequence[str]) -> str:
     """Return the first few labels in one line."""
-    shown = ", ".join(labels[:SHOWN_LABELS])
-    more = len(labels) - SHOWN_LABELS
-    return f"{shown} and {more} more" if more > 0 else shown
+    from nunatak_contract.cards import first_labels
+
+    return first_labels(labels, SHOWN_LABELS)
 
 
 def moment(at: datetime) -> str:
@@ -103,7 +104,7 @@ def score_of(manifest: "TaskManifest") -> str:
 
 def _versions_table(listed: "Iterable[ListedVersion]") -> Table:
     """Return one row per version, the newest last."""
-    from nunatak_registry.cards import shared_text, stored_bytes
+    from nunatak_contract.cards import shared_text, stored_bytes
 
     table = Table(box=None, header_style="bold")
     table.add_column("version", justify="right", style="cyan")
@@ -129,7 +130,7 @@ def _versions_table(listed: "Iterable[ListedVersion]") -> Table:
 
 def _version_json(listed: "ListedVersion") -> dict[str, JsonValue]:
     """Return one version; a damaged manifest is null."""
-    from nunatak_registry.cards import stored_bytes
+    from nunatak_contract.cards import stored_bytes
 
     manifest = listed.manifest
     return {
@@ -150,41 +151,23 @@ def _version_json(listed: "ListedVersion") -> dict[str, JsonValue]:
 
 def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
     """Return a panel of facts, followed by the confusion matrix or the worst mistakes."""
-    from nunatak_registry.aliases import reads_text
-    from nunatak_registry.cards import (
-        calibration_text,
-        head_text,
-        shared_text,
-        stored_bytes,
-        thresholds_text,
-    )
+    from nunatak_contract.cards import facts
 
     names = [alias for alias, version in aliases.items() if version == manifest.version]
-    rows = [
-        ("aliases", ", ".join(names) or "none"),
-        ("head", head_text(manifest.head)),
-        ("labels", labels_text(manifest.head.labels) or "none"),
-        *([] if (limits := thresholds_text(manifest.head)) is None else [("thresholds", limits)]),
-        *([] if manifest.reads is None else [("reads", reads_text(manifest))]),
-        ("method", manifest.method.text),
-        ("shared layers", shared_text(manifest)),
-        ("parameters", _parameters(manifest)),
-        ("stored", f"{decimal(stored_bytes(manifest))} ({manifest.dtype})"),
-        ("backbone", f"{manifest.backbone.name}  {manifest.backbone.digest[:12]}..."),
-        ("longest input", f"{manifest.max_length} tokens"),
-        ("metrics", _metrics(manifest.metrics)),
-        *([("test metrics", _metrics(manifest.test_metrics))] if manifest.test_metrics else []),
-        *([] if (found := calibration_text(manifest)) is None else [("calibration", found)]),
-        ("data", _data(manifest)),
-        ("recipe", _recipe(manifest)),
-        ("probe", f"{len(manifest.probe.inputs)} inputs, tolerance {manifest.probe.tolerance:g}"),
-        ("created", moment(manifest.created_at)),
-        *([("note", manifest.note)] if manifest.note else []),
-    ]
+    rows = {
+        "aliases": ", ".join(names) or "none",
+        **facts(manifest, max_labels=SHOWN_LABELS),
+        "metrics": _metrics(manifest.metrics),
+        **({"test metrics": _metrics(manifest.test_metrics)} if manifest.test_metrics else {}),
+        "data": _data(manifest),
+        "recipe": _recipe(manifest),
+        "probe": f"{len(manifest.probe.inputs)} inputs, tolerance {manifest.probe.tolerance:g}",
+        **({"note": manifest.note} if manifest.note else {}),
+    }
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
-    for name, value in rows:
+    for name, value in rows.items():
         grid.add_row(name, value)
     title = Text(manifest.reference, style="bold cyan")
     panel = Panel(grid, title=title, title_align="left", expand=False)
@@ -192,11 +175,11 @@ def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
 
 
 def _confusion(manifest: "TaskManifest") -> list[RenderableType]:
-    from nunatak_registry import confusion_matrix, worst_mistakes
+    from nunatak_contract.cards import confusion_matrix, worst_mistakes
 
     matrix, mistakes = confusion_matrix(manifest), worst_mistakes(manifest)
     if matrix is not None:
-        return [_matrix_table(matrix)]
+        return [_matrix_table(manifest.head.labels, matrix)]
     if not mistakes:
         return []
     table = Table(
@@ -210,12 +193,12 @@ def _confusion(manifest: "TaskManifest") -> list[RenderableType]:
     return [table]
 
 
-def _matrix_table(matrix: "Matrix") -> Table:
+def _matrix_table(labels: "Sequence[str]", matrix: "Sequence[Sequence[int]]") -> Table:
     table = Table(box=None, header_style="bold")
     table.add_column("true \\ predicted", style="bold")
-    for label in matrix.labels:
+    for label in labels:
         table.add_column(label, justify="right")
-    for row, (label, counts) in enumerate(zip(matrix.labels, matrix.rows, strict=True)):
+    for row, (label, counts) in enumerate(zip(labels, matrix, strict=True)):
         cells = [
             Text(str(count), style="green" if column == row else "red" if count else "dim")
             for column, count in enumerate(counts)
@@ -225,7 +208,7 @@ def _matrix_table(matrix: "Matrix") -> Table:
 
 
 def _metrics(metrics: "Sequence[MetricRecord]") -> str:
-    from nunatak_registry.cards import score_text
+    from nunatak_contract.cards import score_text
 
     if not metrics:
         return "none recorded"
@@ -251,14 +234,6 @@ def _recipe(manifest: "TaskManifest") -> str:
         if isinstance(value, int | float | str)
     )
     return f"{settings}  {recipe.digest[:12]}..."
-
-
-def _parameters(manifest: "TaskManifest") -> str:
-    from nunatak_registry.cards import own_parameters, saved_share
-
-    counts, saved = manifest.parameter_counts, saved_share(manifest)
-    saving = "" if saved is None else f"; {saved:.1%} saved"
-    return f"{own_parameters(manifest):,} ({counts.branch:,} branch, {counts.head:,} head){saving}"
 
 
 def _comparison_table(

@@ -5,24 +5,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import JsonValue
-from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli.options import DeviceName
 from nunatak_cli.output import error_console
 from nunatak_cli.registries import moved_line, promote, published_line
+from nunatak_cli.task_show import SHOWN_LABELS
+from nunatak_contract.cards import facts
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import check_alias_name, check_task_name
 from nunatak_model import DEFAULT_BACKBONE, Backbone, compute_with, has_cuda, load_backbone
 from nunatak_registry import Registry
-from nunatak_registry.cards import (
-    calibration_text,
-    long_examples_text,
-    long_text,
-    shared_text,
-    stored_bytes,
-)
 from nunatak_training.cache import default_cache_folder
 from nunatak_training.data import DataWarning, RowFormat
 from nunatak_training.fitting import method_on
@@ -143,27 +137,15 @@ def check_names(request: TrainRequest) -> None:
 
 def outcome_table(outcome: TrainOutcome) -> Table:
     """Return the facts of the new version and its scores on the dev examples."""
-    manifest = outcome.manifest
-    counts = manifest.parameter_counts
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for name, text in _scores(outcome):
         table.add_row(name, Text(text))
-    if (calibration := calibration_text(manifest)) is not None:
-        table.add_row("calibration", calibration)
     if outcome.layer_choice is not None:
         table.add_row("layers chosen", _choice_text(outcome.layer_choice))
-    table.add_row("method", manifest.method.text)
-    table.add_row("shared layers", shared_text(manifest))
-    table.add_row("labels", str(len(manifest.head.labels)))
-    if manifest.head.default_label is not None:
-        table.add_row("default label", Text(manifest.head.default_label))
-    table.add_row("longest text", f"{manifest.max_length} tokens; {long_text(manifest)}")
-    if long_examples := long_examples_text(manifest):
-        table.add_row("long examples", long_examples)
-    table.add_row("parameters", f"{counts.branch + counts.head:,}")
-    table.add_row("stored", decimal(stored_bytes(manifest)))
+    for name, text in facts(outcome.manifest, max_labels=SHOWN_LABELS).items():
+        table.add_row(name, Text(text))
     table.add_row("best epoch", f"{outcome.best_epoch} of {epochs_text(outcome)}")
     table.add_row("time", f"{outcome.seconds:.1f} s")
     return table

@@ -218,7 +218,7 @@ class Change(Snapshot):
     def move_alias(self, event: AliasEvent) -> None:
         """Move the alias to the version of the event, and append the event to its history."""
         self._point(event, is_new=event.from_version is None)
-        self._connection.execute(insert(AliasEventRow).values(**_move_values(event)))
+        self._connection.execute(insert(AliasEventRow).values(_values(event)))
         raise_generation(self._connection)
 
     def bring_forward(
@@ -240,9 +240,9 @@ class Change(Snapshot):
         for move in moves[-1:]:
             self._point(move, is_new=alias not in self.aliases(task).get(task, {}))
         for move in moves:
-            self._connection.execute(insert(AliasEventRow).values(**_move_values(move)))
+            self._connection.execute(insert(AliasEventRow).values(_values(move)))
         for candidate in candidates:
-            self._connection.execute(insert(CandidateRow).values(**_candidate_values(candidate)))
+            self._connection.execute(insert(CandidateRow).values(_values(candidate)))
         for change in changes:
             self._add_candidate_event(change)
         raise_generation(self._connection)
@@ -251,7 +251,7 @@ class Change(Snapshot):
         """Put a candidate next to its alias, in place of the earlier candidate of its role."""
         candidate = event.candidate
         self._connection.execute(delete(CandidateRow).where(*_place_of(candidate)))
-        self._connection.execute(insert(CandidateRow).values(**_candidate_values(candidate)))
+        self._connection.execute(insert(CandidateRow).values(_values(candidate)))
         self._add_candidate_event(event)
 
     def end_candidate(self, event: CandidateEvent) -> None:
@@ -345,36 +345,16 @@ class Change(Snapshot):
         self._connection.execute(update(AliasRow).where(*key).values(version=event.to_version))
 
     def _add_candidate_event(self, event: CandidateEvent) -> None:
-        self._connection.execute(
-            insert(CandidateEventRow).values(
-                **_candidate_values(event.candidate),
-                kind=event.kind.value,
-                at=event.at.isoformat(),
-                by=event.by,
-            )
-        )
+        self._connection.execute(insert(CandidateEventRow).values(_values(event)))
         raise_generation(self._connection)
 
 
-def _move_values(event: AliasEvent) -> dict[str, str | int | None]:
+def _values(record: AliasEvent | Candidate | CandidateEvent) -> dict[str, str | int | float | None]:
+    """Return the columns of a record, which have the names of its fields."""
+    fields = asdict(record)
     return {
-        "task": event.task,
-        "alias": event.alias,
-        "kind": event.kind.value,
-        "from_version": event.from_version,
-        "to_version": event.to_version,
-        "at": event.at.isoformat(),
-        "by": event.by,
-    }
-
-
-def _candidate_values(candidate: Candidate) -> dict[str, str | int | float]:
-    return {
-        "task": candidate.task,
-        "alias": candidate.alias,
-        "role": candidate.role.value,
-        "version": candidate.version,
-        "share": candidate.share,
+        name: value.isoformat() if isinstance(value, datetime) else value
+        for name, value in {**fields.pop("candidate", {}), **fields}.items()
     }
 
 

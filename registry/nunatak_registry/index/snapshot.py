@@ -9,8 +9,10 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from functools import cache
+from typing import Any, Final, TypeAlias, TypeVar
 
+from pydantic import TypeAdapter
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -29,13 +31,7 @@ from sqlalchemy import (
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_ALIAS, MAX_VERSION
-from nunatak_registry.aliases import (
-    AliasEvent,
-    AliasEventKind,
-    Candidate,
-    CandidateEvent,
-    CandidateEventKind,
-)
+from nunatak_registry.aliases import AliasEvent, Candidate, CandidateEvent
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
 from nunatak_registry.index.records import VersionRecord
 from nunatak_registry.index.schema import (
@@ -57,6 +53,7 @@ from nunatak_registry.policies import PolicyRecord
 _MOST_KEYS: Final = 10_000
 """Most pairs in one query; SQLite takes 32,766 values."""
 
+Record = TypeVar("Record", AliasEvent, Candidate, CandidateEvent)
 VersionQuery: TypeAlias = "Select[str, int, str, str]"
 _VERSIONS: VersionQuery = select(
     VersionRow.task, VersionRow.version, VersionRow.manifest, VersionRow.manifest_digest
@@ -84,8 +81,8 @@ class Snapshot:
 
     def generation(self) -> Generation:
         """Return the generation, which changes with every change of the index."""
-        found = self._connection.execute(select(StateRow.generation, StateRow.token)).one()
-        return Generation(number=found.generation, token=found.token)
+        number, token = self._connection.execute(select(StateRow.generation, StateRow.token)).one()
+        return Generation(number=number, token=token)
 
     def version(self, task: str, version: int) -> VersionRecord | None:
         """Return one version."""
@@ -176,37 +173,17 @@ class Snapshot:
 
     def history(self, task: str, alias: str) -> list[AliasEvent]:
         """Return every move of an alias, oldest first."""
-        row = AliasEventRow
-        query = (
-            select(row.kind, row.from_version, row.to_version, row.at, row.by)
-            .where(row.task == task, row.alias == alias)
-            .order_by(row.id)
-        )
-        rows = self._connection.execute(query)
-        with _damage_of(f"the history of alias {alias!r} of task {task!r}"):
-            return [
-                AliasEvent(
-                    task=task,
-                    alias=alias,
-                    kind=AliasEventKind(kind),
-                    from_version=from_version,
-                    to_version=to_version,
-                    at=datetime.fromisoformat(at),
-                    by=by,
-                )
-                for kind, from_version, to_version, at, by in rows
-            ]
+        own = AliasEventRow.task == task, AliasEventRow.alias == alias
+        query = select(AliasEventRow.__table__).where(*own).order_by(AliasEventRow.id)
+        return self._records(AliasEvent, query, f"the history of alias {alias!r} of task {task!r}")
 
     def candidates(self, task: str | None = None) -> list[Candidate]:
         """Return the candidates of one task or of all, by task, alias and role."""
         row = CandidateRow
-        query = select(row.task, row.alias, row.role, row.version, row.share).order_by(
-            row.task, row.alias, row.role
-        )
+        query = select(row.__table__).order_by(row.task, row.alias, row.role)
         if task is not None:
             query = query.where(row.task == task)
-        with _damage_of("the candidates of the aliases"):
-            return [_candidate(*found) for found in self._connection.execute(query).all()]
+        return self._records(Candidate, query, "the candidates of the aliases")
 
     def candidate(self, task: str, alias: str, role: CandidateRole) -> Candidate | None:
         """Return the candidate of one role of an alias."""
@@ -218,24 +195,11 @@ class Snapshot:
     ) -> list[CandidateEvent]:
         """Return every change of the candidates of an alias, of one role or all."""
         row = CandidateEventRow
-        query = (
-            select(row.role, row.version, row.share, row.kind, row.at, row.by)
-            .where(row.task == task, row.alias == alias)
-            .order_by(row.id)
-        )
+        query = select(row.__table__).where(row.task == task, row.alias == alias).order_by(row.id)
         if role is not None:
             query = query.where(row.role == role.value)
-        rows = self._connection.execute(query).all()
-        with _damage_of(f"the candidates of alias {alias!r} of task {task!r}"):
-            return [
-                CandidateEvent(
-                    kind=CandidateEventKind(kind),
-                    candidate=_candidate(task, alias, name, version, share),
-                    at=datetime.fromisoformat(at),
-                    by=by,
-                )
-                for name, version, share, kind, at, by in rows
-            ]
+        what = f"the candidates of alias {alias!r} of task {task!r}"
+        return self._records(CandidateEvent, query, what)
 
     def blob_digests(self, task: str | None = None, version: int | None = None) -> set[str]:
         """Return the digests of all blobs, or of the blobs of one task or version."""
@@ -321,14 +285,10 @@ class Snapshot:
 
     def policies(self, name: str | None = None) -> list[PolicyRecord]:
         """Return every version of one policy or of all, ordered by name and number."""
-        row = PolicyRow
-        query = select(
-            row.name, row.version, row.document, row.digest, row.published_at, row.by
-        ).order_by(row.name, row.version)
+        query = select(PolicyRow.__table__).order_by(PolicyRow.name, PolicyRow.version)
         if name is not None:
-            query = query.where(row.name == name)
-        rows = self._connection.execute(query).mappings()
-        return [PolicyRecord(**found) for found in rows]
+            query = query.where(PolicyRow.name == name)
+        return [PolicyRecord(**row) for row in self._connection.execute(query).mappings()]
 
     def _one(self, query: VersionQuery) -> VersionRecord | None:
         return next(iter(self._all(query)), None)
@@ -336,12 +296,20 @@ class Snapshot:
     def _all(
         self, query: VersionQuery, values: Mapping[str, str] | None = None
     ) -> list[VersionRecord]:
-        return [
-            VersionRecord(
-                task=task, version=version, manifest=manifest, manifest_digest=manifest_digest
-            )
-            for task, version, manifest, manifest_digest in self._connection.execute(query, values)
-        ]
+        return [VersionRecord(**row) for row in self._connection.execute(query, values).mappings()]
+
+    def _records(
+        self, kind: type[Record], query: Select[*tuple[Any, ...]], what: str
+    ) -> list[Record]:
+        """Return the rows of a query as records, whose fields have the names of the columns."""
+        rows = map(dict, self._connection.execute(query).mappings())
+        with _damage_of(what):
+            return [_reader(kind).validate_python({"candidate": row, **row}) for row in rows]
+
+
+@cache
+def _reader(kind: type[Record]) -> TypeAdapter[Record]:
+    return TypeAdapter(kind)
 
 
 def _default_versions(*is_wanted: ColumnElement[bool]) -> VersionQuery:
@@ -364,12 +332,6 @@ def _default_versions(*is_wanted: ColumnElement[bool]) -> VersionQuery:
 # rarely.
 _DEFAULT_VERSIONS = _default_versions()
 _DEFAULT_VERSION_OF_TASK = _default_versions(VersionRow.task == bindparam("task"))
-
-
-def _candidate(task: str, alias: str, role: str, version: int, share: float) -> Candidate:
-    return Candidate(
-        task=task, alias=alias, role=CandidateRole(role), version=int(version), share=float(share)
-    )
 
 
 def _alias_points_to_version() -> ColumnElement[bool]:

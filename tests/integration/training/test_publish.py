@@ -11,6 +11,7 @@ from doubles.backbones import Family, save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
 from nunatak_artifact import branch_spec
+from nunatak_contract.cards import score_text, task_card
 from nunatak_contract.enums import IntervalMethod
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
@@ -34,7 +35,6 @@ from nunatak_model import (
     tensors_from_bytes,
 )
 from nunatak_registry import Registry
-from nunatak_registry.cards import score_text, task_card
 from nunatak_training.data import DataWarning, load_task_data, load_test_set
 from nunatak_training.fitting import evaluate, fit_task
 from nunatak_training.kinds import Metric

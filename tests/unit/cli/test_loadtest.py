@@ -20,7 +20,7 @@ def test_text_file_is_read_before_anything_else(tmp_path: Path) -> None:
 
     ran = nunatak("loadtest", "run", "--task", "tone", *NOBODY, "--text-file", absent, "--json")
 
-    assert ran.stderr.startswith("error [invalid_settings]: cannot read texts")
+    assert ran.stderr.startswith(f"error [unreadable_file]: {absent}: cannot be read")
 
 
 def test_scenarios_are_listed_with_what_they_are() -> None:

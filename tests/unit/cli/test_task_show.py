@@ -9,9 +9,10 @@ import pytest
 from doubles.damage import write_rows
 from doubles.drafts import make_draft
 from doubles.terminals import nunatak
+from nunatak_contract.cards import task_card
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.evidence import ConfusionCell, ConfusionRecord
-from nunatak_registry import Candidate, Registry, task_card
+from nunatak_registry import Candidate, Registry
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from pydantic import ValidationError
 
 from doubles.drafts import make_draft
 from doubles.hostile_texts import HOSTILE, obeyed
+from nunatak_contract.cards import head_text
 from nunatak_contract.enums import OnLong, Pooling, ProblemType, Reads
 from nunatak_contract.evidence import ConfusionCell, ConfusionRecord, ProbeRecord
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.methods import Lora
 from nunatak_contract.plain_text import visible
-from nunatak_registry.cards import head_text
 
 
 def make_manifest(version: int = 3) -> TaskManifest:

@@ -107,13 +107,19 @@ def test_texts_of_a_file_are_its_lines_without_blank_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [(None, "cannot read texts"), (b"\n \n", "holds none"), (b"\xff", "must be UTF-8")],
+    ("content", "code", "said"),
+    [
+        (None, "unreadable_file", "cannot be read"),
+        (b"\n \n", "invalid_settings", "holds no text"),
+        (b"\xff", "invalid_row", "not UTF-8"),
+    ],
 )
-def test_file_without_texts_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_file_without_texts_is_refused(
+    tmp_path: Path, content: bytes | None, code: str, said: str
+) -> None:
     file = tmp_path / "texts.txt"
     if content is not None:
         file.write_bytes(content)
 
-    with raises("invalid_settings", match=said):
+    with raises(code, match=said):
         read_texts(file)

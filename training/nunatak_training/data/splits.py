@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from nunatak_contract.cards import LONG_SHARE_TO_WARN_OF
 from nunatak_contract.errors import NunatakError
 from nunatak_model import TextInput
-from nunatak_registry.cards import LONG_SHARE_TO_WARN_OF
 from nunatak_training.data.examples import (
     Answers,
     ExampleSet,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+from nunatak_contract.cards import markdown_table
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_registry.cards import markdown_table
 from nunatak_training.recipes import Recipe
 from nunatak_training.sweeps.results import Failed, Finished, RunDescription, RunRecord
 

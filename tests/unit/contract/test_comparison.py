@@ -3,9 +3,9 @@
 from pydantic import JsonValue
 
 from doubles.drafts import make_draft
+from nunatak_contract.cards import Compared, compare
 from nunatak_contract.evidence import MetricRecord, RecipeRecord
 from nunatak_contract.manifest import TaskManifest
-from nunatak_registry import Compared, compare
 
 
 def manifest_of(**changes: object) -> TaskManifest:

@@ -1,24 +1,22 @@
 """Manifests for people: facts in words, the confusion matrix, comparisons and the task card.
 
-In reading order: Markdown tables, wordings for parts of a manifest, the confusion matrix of a
-version, the comparison of two versions, and the task card (a manifest as a page of Markdown).
+In reading order: Markdown tables, the facts of a version, its confusion matrix, the comparison of
+two versions, and the task card (a manifest as a page of Markdown).
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from pydantic import JsonValue
 
 from nunatak_contract.enums import HeadKind, IntervalMethod, OnLong, RankingScore, Reads
-from nunatak_contract.evidence import MetricRecord, ReliabilityBin, ReliabilityRecord
+from nunatak_contract.evidence import ConfusionCell, MetricRecord, ReliabilityBin, ReliabilityRecord
 from nunatak_contract.heads import DEFAULT_THRESHOLD, HeadRecord
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.plain_text import visible, visible_lines
-from nunatak_registry.aliases import reads_text
 
 LONG_SHARE_TO_WARN_OF: Final = 0.01
 """If more than this share of the examples is cut, the card warns."""
@@ -137,48 +135,69 @@ def long_examples_text(manifest: TaskManifest) -> str | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """Counts of all pairs of labels; row = true label, column = predicted label."""
+def facts(manifest: TaskManifest, *, max_labels: int) -> dict[str, str]:
+    """What a version is, in words, by the name of each fact.
 
-    labels: tuple[str, ...]
-    rows: tuple[tuple[int, ...], ...]
+    Facts that the manifest does not record are left out, and so are labels after `max_labels`.
+    """
+    head, counts, saved = manifest.head, manifest.parameter_counts, saved_share(manifest)
+    saving = "" if saved is None else f"; saves {saved:.1%} of the parameters of a full model"
+    is_sequence = head.kind is HeadKind.SEQUENCE_CLASSIFICATION
+    told = {
+        "head": head_text(head),
+        f"labels ({len(head.labels)})": first_labels(head.labels, max_labels),
+        "default label": head.default_label,
+        "thresholds": thresholds_text(head),
+        "reads": reads_text(manifest) if is_sequence else None,
+        "method": manifest.method.text,
+        "shared layers": shared_text(manifest),
+        "parameters": (
+            f"{own_parameters(manifest):,} ({counts.branch:,} branch, {counts.head:,} head){saving}"
+        ),
+        "stored": f"{stored_bytes(manifest):,} bytes ({manifest.dtype})",
+        "backbone": f"{manifest.backbone.name}, {manifest.backbone.digest[:12]}...",
+        "longest input": f"{manifest.max_length} tokens; {long_text(manifest)}",
+        "long examples": long_examples_text(manifest),
+        "calibration": calibration_text(manifest),
+        "created": manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z").strip(),
+    }
+    return {name: text for name, text in told.items() if text}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mistake:
-    """The number of examples of one label that were predicted as another label."""
-
-    truth: str
-    predicted: str
-    count: int
+def first_labels(labels: Sequence[str], most: int) -> str:
+    """The first labels in one line, and the number of the others."""
+    more = len(labels) - most
+    return ", ".join(labels[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def confusion_matrix(manifest: TaskManifest) -> Matrix | None:
-    """The whole matrix, in the order of the labels; None if there is none or it is too wide."""
+def reads_text(manifest: TaskManifest) -> str:
+    """What a sequence classification reads for one answer."""
+    match manifest.reads:
+        case Reads.SINGLE:
+            return "single texts"
+        case Reads.PAIR:
+            return "pairs of texts"
+        case None:
+            return "single texts and pairs of texts"
+
+
+def confusion_matrix(manifest: TaskManifest) -> list[list[int]] | None:
+    """The whole matrix; None if there is none or it is too wide.
+
+    Row = true label, column = predicted label, both in the order of the labels of the head.
+    """
     labels = manifest.head.labels
     if manifest.confusion is None or len(labels) > SHOWN_CONFUSED_LABELS:
         return None
     counts = manifest.confusion.counts
-    return Matrix(
-        labels=labels,
-        rows=tuple(
-            tuple(counts.get((truth, predicted), 0) for predicted in labels) for truth in labels
-        ),
-    )
+    return [[counts.get((truth, predicted), 0) for predicted in labels] for truth in labels]
 
 
-def worst_mistakes(manifest: TaskManifest) -> tuple[Mistake, ...]:
+def worst_mistakes(manifest: TaskManifest) -> list[ConfusionCell]:
     """The most frequent mistakes, at most `SHOWN_MISTAKES`; none if nothing is recorded."""
-    if manifest.confusion is None:
-        return ()
-    mistakes = [
-        Mistake(truth=cell.truth, predicted=cell.predicted, count=cell.count)
-        for cell in manifest.confusion.cells
-        if cell.truth != cell.predicted
-    ]
-    ordered = sorted(mistakes, key=lambda it: (-it.count, it.truth, it.predicted))
-    return tuple(islice(ordered, SHOWN_MISTAKES))
+    cells = () if manifest.confusion is None else manifest.confusion.cells
+    mistakes = [it for it in cells if it.truth != it.predicted]
+    return sorted(mistakes, key=lambda it: (-it.count, it.truth, it.predicted))[:SHOWN_MISTAKES]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,34 +312,12 @@ def _head(manifest: TaskManifest) -> Iterator[str]:
     if manifest.note:
         yield from ("", _text(manifest.note))
     yield ""
-    yield from _table(("", ""), _facts(manifest))
-
-
-def _facts(manifest: TaskManifest) -> Iterator[tuple[str, str]]:
-    counts, saved = manifest.parameter_counts, saved_share(manifest)
-    if manifest.head.labels:
-        yield f"labels ({len(manifest.head.labels)})", _labels(manifest.head.labels)
-    yield "method", manifest.method.text
-    yield "shared layers", shared_text(manifest)
-    depth = "none (a full copy)" if manifest.split_depth is None else str(manifest.split_depth)
-    yield "split depth", depth
-    yield (
-        "own parameters",
-        f"{own_parameters(manifest):,} ({counts.branch:,} branch, {counts.head:,} head)",
-    )
-    if saved is not None:
-        yield "saved against a model of its own", f"{saved:.1%} of the parameters"
-    yield "stored", f"{stored_bytes(manifest):,} bytes ({manifest.dtype})"
-    if manifest.head.default_label is not None:
-        yield "default label", _text(manifest.head.default_label)
-    if (thresholds := thresholds_text(manifest.head)) is not None:
-        yield "thresholds", _text(thresholds)
-    if manifest.head.kind is HeadKind.SEQUENCE_CLASSIFICATION:
-        yield "reads", reads_text(manifest)
-    yield "longest input", f"{manifest.max_length} tokens; {long_text(manifest)}"
-    yield "backbone digest", f"`{manifest.backbone.digest}`"
-    yield "tokenizer digest", f"`{manifest.tokenizer_digest}`"
-    yield "created", manifest.created_at.strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+    told = {name: _text(it) for name, it in facts(manifest, max_labels=SHOWN_LABELS).items()}
+    digests = {
+        "backbone digest": f"`{manifest.backbone.digest}`",
+        "tokenizer digest": f"`{manifest.tokenizer_digest}`",
+    }
+    yield from _table(("", ""), (told | digests).items())
 
 
 def _scores(manifest: TaskManifest) -> Iterator[str]:
@@ -353,9 +350,10 @@ def _confusion(manifest: TaskManifest) -> Iterator[str]:
         return
     yield from ("## Confusion on the dev examples", "")
     if matrix is not None:
-        header = ("true \\\\ predicted", *map(_text, matrix.labels))
-        rows = zip(matrix.labels, matrix.rows, strict=True)
-        yield from _table(header, ((_text(label), *map(str, row)) for label, row in rows))
+        labels = list(map(_text, manifest.head.labels))
+        rows = zip(labels, matrix, strict=True)
+        header = ("true \\\\ predicted", *labels)
+        yield from _table(header, ((label, *map(str, row)) for label, row in rows))
     elif mistakes:
         found = ((_text(it.truth), _text(it.predicted), str(it.count)) for it in mistakes)
         yield from _table(("true", "predicted instead", "times"), found)
@@ -468,12 +466,6 @@ def _usage(manifest: TaskManifest, source: str | None) -> Iterator[str]:
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield from markdown_table(header, rows).splitlines()
-
-
-def _labels(labels: Sequence[str]) -> str:
-    shown = ", ".join(map(_text, labels[:SHOWN_LABELS]))
-    more = len(labels) - SHOWN_LABELS
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _text(value: str) -> str:
