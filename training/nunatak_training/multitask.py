@@ -12,7 +12,6 @@ freeze the lower layers of such an encoder for all tasks.
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,16 +28,15 @@ from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, load_backbone, maths_of
 from nunatak_model.heads import initial_head
 from nunatak_training.data import TaskData, load_task_data
-from nunatak_training.errors import InvalidRecipeError, TrainingDivergedError
+from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import branch_logits, branch_spec, check_recipe
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import (
     Checkpoint,
     LoopState,
     Place,
-    held_checkpoint,
     resume,
-    run_key,
+    run_checkpoint,
 )
 from nunatak_training.loop.fit import DevScore, EncodedSet, Epochs, TrainBatch, predict
 from nunatak_training.loop.step import HEAD_PREFIX, BatchLogits, Best, Stepper, course_of, seeded
@@ -323,23 +321,9 @@ def train_backbone(
         for name, task in settings.tasks.items()
     }
     report = report or SilentReport()
-    with ExitStack() as held:
-        checkpoint: Checkpoint | None = None
-        if checkpoints is not None:
-            key = run_key(data, settings.recipe, backbone)
-            checkpoint = held.enter_context(held_checkpoint(key, checkpoints))
-        try:
-            fitted = fit_encoder(
-                data, settings.recipe, backbone, report=report, checkpoint=checkpoint
-            )
-        except TrainingDivergedError:
-            # The run would diverge again from this checkpoint.
-            if checkpoint is not None:
-                checkpoint.discard()
-            raise
+    with run_checkpoint(data, settings.recipe, backbone, checkpoints) as checkpoint:
+        fitted = fit_encoder(data, settings.recipe, backbone, report=report, checkpoint=checkpoint)
         export_backbone(fitted.parameters, backbone, settings.output)
-        if checkpoint is not None:
-            checkpoint.discard()
     return MultitaskOutcome(
         folder=settings.output,
         digest=load_backbone(settings.output).digest,

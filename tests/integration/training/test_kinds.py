@@ -22,6 +22,7 @@ from nunatak_training.objectives import objective_of
 from nunatak_training.publishing import publish
 from nunatak_training.recipes import default_recipe
 from nunatak_training.report import SilentReport
+from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 QUICK: dict[str, JsonValue] = {
@@ -57,8 +58,8 @@ def toy_folder(folder: Path, kind: TaskKind) -> Path:
 
 
 def trained(folder: Path, registry: Registry, backbone: Backbone) -> TrainOutcome:
-    recipe = default_recipe(TopK(num_layers=1), changes=QUICK)
-    settings = TrainSettings(task="toy", data=folder, recipe=recipe)
+    chosen = RunSettings(method=TopK(num_layers=1), changes=QUICK)
+    settings = TrainSettings(task="toy", data=folder, settings=chosen)
     return train(settings, registry=registry, backbone=backbone)
 
 

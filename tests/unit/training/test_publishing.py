@@ -25,6 +25,7 @@ from nunatak_training.publishing import (
 )
 from nunatak_training.recipes import default_recipe
 from nunatak_training.report import SilentReport
+from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainSettings, train
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -113,8 +114,8 @@ def test_what_a_version_has_no_room_for_is_refused_before_training(
     backbone: Backbone, tmp_path: Path
 ) -> None:
     data = write_jsonl(tmp_path / "toy.jsonl", rows_of(toy_examples(12)))
-    recipe = default_recipe(HeadOnly(), changes={"epochs": 1, "max_length": 32})
-    settings = TrainSettings(task="toy", data=data, recipe=recipe, note="x" * 4097)
+    chosen = RunSettings(method=HeadOnly(), changes={"epochs": 1, "max_length": 32})
+    settings = TrainSettings(task="toy", data=data, settings=chosen, note="x" * 4097)
     report = RecordingReport()
 
     with Registry.open(str(tmp_path / "registry")) as registry:

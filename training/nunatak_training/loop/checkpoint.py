@@ -33,6 +33,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, InvalidTensorsError, tensors_from_bytes
 from nunatak_training.cache import CHECKPOINTS_FOLDER, LOCK, SUFFIX, default_cache_folder, replacing
 from nunatak_training.data import TaskData
+from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.loop.step import Best, Stepper
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult, Report
@@ -161,6 +162,29 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
     finally:
         torch.set_num_threads(threads)
         lock.release()
+
+
+@contextmanager
+def run_checkpoint(
+    tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone, folder: Path | None
+) -> Generator[Checkpoint | None]:
+    """Yield the checkpoint of a run, which ends with the block; None without a folder.
+
+    A failed run keeps its checkpoint, unless it diverged: it would diverge again from there.
+
+    Raises:
+        NunatakError: as `held_checkpoint`.
+    """
+    if folder is None:
+        yield None
+        return
+    with held_checkpoint(run_key(tasks, recipe, backbone), folder) as checkpoint:
+        try:
+            yield checkpoint
+        except TrainingDivergedError:
+            checkpoint.discard()
+            raise
+        checkpoint.discard()
 
 
 def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -> str:

@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
@@ -28,7 +28,7 @@ from nunatak_model import Backbone, load_backbone
 from nunatak_training.data import load_task_data
 from nunatak_training.fitting import TrainedTask, evaluate, fit_task
 from nunatak_training.kinds import Metric
-from nunatak_training.loop.checkpoint import held_checkpoint, run_key
+from nunatak_training.loop.checkpoint import run_checkpoint
 from nunatak_training.report import SilentReport
 from nunatak_training.sweeps.planning import CutData, Run, cut_data
 from nunatak_training.sweeps.results import (
@@ -97,9 +97,8 @@ class RunContext:
         """
         backbone, data = self.backbone(run.origin.backbone), self.data(run.origin.source).data
         recipe = run.description.recipe
-        key, folder = run_key({data.name: data}, recipe, backbone), self._checkpoints
-        with nullcontext() if folder is None else held_checkpoint(key, folder) as checkpoint:
-            trained = fit_task(
+        with run_checkpoint({data.name: data}, recipe, backbone, self._checkpoints) as checkpoint:
+            return fit_task(
                 data,
                 recipe,
                 backbone,
@@ -107,9 +106,6 @@ class RunContext:
                 trunks=self._trunks,
                 checkpoint=checkpoint,
             )
-            if checkpoint is not None:
-                checkpoint.discard()
-        return trained
 
     def _outcome(self, run: Run) -> Finished:
         trained, test = self.fit(run), self.data(run.origin.source).test
