@@ -34,12 +34,10 @@ from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import (
     Checkpoint,
     LoopState,
-    Place,
-    resume,
     run_checkpoint,
 )
 from nunatak_training.loop.fit import DevScore, EncodedSet, Epochs, TrainBatch, predict
-from nunatak_training.loop.step import HEAD_PREFIX, BatchLogits, Best, Stepper, course_of, seeded
+from nunatak_training.loop.step import HEAD_PREFIX, BatchLogits, Stepper, course_of
 from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import Recipe, RegularizerName
 from nunatak_training.regularizers import random_source
@@ -187,9 +185,6 @@ def fit_encoder(
         parameters=parameters,
         stepper=Stepper(parameters, recipe, course),
         randomness=random_source(parameters, seed=recipe.seed),
-        best=Best(),
-        place=Place(),
-        history=[],
     )
 
     def scored() -> DevScore:
@@ -197,21 +192,15 @@ def fit_encoder(
         loss, score = fmean(each.loss for each in scores), fmean(each.main for each in scores)
         return DevScore(loss=loss, score=score)
 
-    report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
-    try:
-        with seeded(recipe.seed, backbone.device):
-            resume(state, checkpoint, report)
-            Epochs(
-                state=state,
-                course=course,
-                batches=lambda place: _batches(members.values(), recipe, epoch=place.epoch),
-                dev_score=scored,
-                checkpoint=checkpoint,
-                report=report,
-                patience=recipe.patience,
-            ).run()
-    finally:
-        report.ended()
+    Epochs(
+        state=state,
+        course=course,
+        recipe=recipe,
+        batches=lambda place: _batches(members.values(), recipe, epoch=place.epoch),
+        dev_score=scored,
+        checkpoint=checkpoint,
+        report=report,
+    ).run()
     best = state.best
     with torch.no_grad():
         for name, tensor in parameters.items():

@@ -215,15 +215,15 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class LoopState:
-    """The state that changes while a loop runs."""
+    """The state that changes while a loop runs; a new loop has done nothing."""
 
     parameters: Mapping[str, Tensor]
     stepper: Stepper
     randomness: torch.Generator
     """The random state of the regularizer."""
-    best: Best
-    place: Place
-    history: list[EpochResult]
+    best: Best = field(default_factory=Best)
+    place: Place = field(default_factory=Place)
+    history: list[EpochResult] = field(default_factory=list[EpochResult])
 
 
 class _Facts(BaseModel):
