@@ -135,7 +135,6 @@ def fit_task(
     Raises:
         NunatakError: `cache_unusable`, `trunks` or `checkpoint` cannot be written.
         InvalidRecipeError: the recipe does not fit the data or the backbone.
-        NunatakError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
     """
     check_recipe(recipe, data, backbone)
@@ -258,7 +257,6 @@ def starting_parameters(
     Raises:
         NunatakError: `cache_unusable`, the checkpoint cannot be written.
         InvalidRecipeError: the texts cannot be used for pretraining.
-        NunatakError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
     """
     generator = torch.Generator().manual_seed(recipe.seed)

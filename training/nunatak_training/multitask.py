@@ -41,7 +41,7 @@ from nunatak_training.loop.step import HEAD_PREFIX, BatchLogits, Stepper, course
 from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import Recipe, RegularizerName
 from nunatak_training.regularizers import random_source
-from nunatak_training.report import EpochResult, Report, SilentReport
+from nunatak_training.report import EpochResult, Report
 
 MIN_TASKS = 2
 EPOCHS_PER_SEED = 2**20
@@ -61,7 +61,6 @@ class TaskScores:
 
     @property
     def main(self) -> float:
-        """The first metric."""
         return next(iter(self.metrics.values()))
 
 
@@ -78,13 +77,11 @@ class TaskInTraining:
     logits: BatchLogits
 
     def loss(self, batch: Sequence[int], *, dropout: float) -> Float[Tensor, ""]:
-        """The loss of train encodings, given by their indices."""
         encodings = [self.train.encodings[index] for index in batch]
         targets = [self.train.targets[index] for index in batch]
         return self.objective.loss(self.logits(encodings, dropout=dropout), targets)
 
     def scores(self) -> TaskScores:
-        """Return the present scores on the dev examples."""
         logits = predict(self.logits, self.dev.encodings)
         statistics = self.objective.statistics(self.data.dev, self.dev, logits)
         return TaskScores(
@@ -298,8 +295,6 @@ def train_backbone(
             same weights. Without a folder, every call starts from the beginning.
 
     Raises:
-        NunatakError: the data, the recipe or the run has an error.
-        NunatakError: the folder is in use, or the architecture cannot be written.
         InvalidNameError: a task name is malformed.
     """
     started = time.perf_counter()
@@ -309,7 +304,7 @@ def train_backbone(
         check_task_name(name): load_task_data(task.data, kind=task.kind, seed=settings.recipe.seed)
         for name, task in settings.tasks.items()
     }
-    report = report or SilentReport()
+    report = report or Report()
     with run_checkpoint(data, settings.recipe, backbone, checkpoints) as checkpoint:
         fitted = fit_encoder(data, settings.recipe, backbone, report=report, checkpoint=checkpoint)
         export_backbone(fitted.parameters, backbone, settings.output)

@@ -106,7 +106,6 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
 
 @cache
 def method_settings(kind: str) -> Mapping[str, Setting]:
-    """The settings of a method by name."""
     if kind == MethodKind.TOPK.value:
         return settings_of(LayerSettings)
     record = METHODS[kind]

@@ -55,7 +55,6 @@ def settings_of(
 
 
 def flattened(named: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Flatten nested mappings to names with dots."""
     flat: dict[str, JsonValue] = {}
     for name, value in named.items():
         if isinstance(value, dict):

@@ -32,7 +32,7 @@ from nunatak_training.loop.checkpoint import run_checkpoint
 from nunatak_training.publishing import check_publishable, publish
 from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, default_recipe
 from nunatak_training.regularizers import check_method
-from nunatak_training.report import EpochResult, Report, SilentReport
+from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.scoring import Interval
 from nunatak_training.trunk import TrunkStore
@@ -61,7 +61,6 @@ def choose_layers(
     Raises:
         NunatakError: `target_missed`, even all layers miss the target, or full fine-tuning learns
             nothing.
-        NunatakError: a run has an error.
     """
     whole = default_recipe(Full(), backbone=backbone.name, changes=changes)
     recipes = _candidates(backbone, changes)
@@ -193,10 +192,6 @@ def train(
         checkpoints: a cache folder. After a kill, the same call continues from this folder, to the
             same weights. Without a folder, every call starts from the beginning.
         warn: receives the warnings about the data, if there are any, before training.
-
-    Raises:
-        NunatakError: the data, the settings or the run has an error, the method does not fit the
-            backbone, or the registry refuses the version.
     """
     started = time.perf_counter()
     recipe, chosen = recipe_on(settings.settings, backbone), settings.settings
@@ -225,7 +220,7 @@ def train(
                 data,
                 recipe,
                 backbone,
-                report=report or SilentReport(),
+                report=report or Report(),
                 trunks=trunks,
                 checkpoint=checkpoint,
             )

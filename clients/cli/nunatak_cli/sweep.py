@@ -42,7 +42,6 @@ ResultsArgument = Annotated[
 
 
 def sweep_app() -> typer.Typer:
-    """Return the group with its commands."""
     app = typer.Typer(
         name="sweep",
         help="Train over a grid of settings and compare.",
@@ -208,7 +207,6 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def _cost_table(records: "Iterable[RunRecord]") -> Table:
-    """Return a row for each run: its score, what it cost, and where it ran."""
     from nunatak_training.sweeps import Finished, run_text
 
     table = Table("run", "score", "time", "CPU time", "node", box=None)

@@ -55,7 +55,6 @@ class TrainCommand(TyperCommand):
 
     # Typer hands in a typer.Context, but names its own private base class here.
     def format_help(self, ctx: typer.Context, formatter: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Print the options, then the settings."""
         super().format_help(ctx, formatter)  # pyright: ignore[reportArgumentType]
         try:
             with needs_extra("training"):

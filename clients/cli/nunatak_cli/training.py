@@ -59,12 +59,10 @@ def train_and_promote(
 
 
 def published_text(outcome: TrainOutcome) -> str:
-    """Return the line about the publication of a trained version."""
     return published_line(outcome.manifest.reference, is_new=outcome.is_new)
 
 
 def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
-    """Return the warnings about the data of a task, each with a way out."""
     table = Table(title=Text(f"warnings about the data of {task}"), title_justify="left")
     for heading in ("problem", "found", "what to do"):
         table.add_column(heading)
@@ -85,7 +83,6 @@ def prepare_device(device: DeviceName, threads: int | None) -> None:
 
 
 def outcome_table(outcome: TrainOutcome) -> Table:
-    """Return the facts of the new version and its scores on the dev examples."""
     manifest = outcome.manifest
     counts = manifest.parameter_counts
     table = Table.grid(padding=(0, 2))
@@ -137,7 +134,6 @@ def _score_text(value: float, interval: Interval | None) -> str:
 
 
 def _choice_text(choice: LayerChoice) -> str:
-    """Return every run with its share of the score of full fine-tuning."""
     runs = ", ".join(
         f"{run.layers}: {run.score:.4f} ({run.score / choice.full_score:.1%})"
         for run in choice.runs
@@ -146,7 +142,6 @@ def _choice_text(choice: LayerChoice) -> str:
 
 
 def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonValue]:
-    """Return the published version, its scores and the epochs of the training."""
     return {
         "reference": outcome.manifest.reference,
         "task": outcome.manifest.task,

@@ -51,7 +51,6 @@ class SharedSettings(BaseModel):
 
     @property
     def named(self) -> dict[str, JsonValue]:
-        """Settings of the run, by name."""
         return self.model_extra or {}
 
 
@@ -212,7 +211,6 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
 
 
 def results_table(results: Sequence[TaskResult]) -> Table:
-    """Return one row per task."""
     table = Table("task", "version", "dev score", "time", box=None)
     for run, found in results:
         if isinstance(found, NunatakError):
@@ -225,7 +223,6 @@ def results_table(results: Sequence[TaskResult]) -> Table:
 
 
 def results_json(results: Sequence[TaskResult]) -> dict[str, JsonValue]:
-    """Return the result of each task, in the order of training."""
     failed = sum(isinstance(found, NunatakError) for _, found in results)
     return {
         "published": len(results) - failed,

@@ -24,7 +24,7 @@ from nunatak_training.publishing import (
     probe_inputs,
 )
 from nunatak_training.recipes import default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainSettings, train
 
@@ -39,7 +39,7 @@ def make_backbone() -> Backbone:
 def trained(method: Method, backbone: Backbone) -> TrainedTask:
     changes = {"epochs": 1, "min_steps": 0, "batch_size": 16, "max_length": 32}
     recipe = default_recipe(method, changes=dict(changes))
-    return fit_task(toy_data(), recipe, backbone, report=SilentReport())
+    return fit_task(toy_data(), recipe, backbone, report=Report())
 
 
 def drafted(result: TrainedTask, backbone: Backbone) -> TaskDraft:
@@ -185,6 +185,6 @@ def test_a_task_reads_what_its_examples_are(
 
     mixed = replace(data, train=paired(data.train, train_pairs), dev=paired(data.dev, dev_pairs))
     recipe = default_recipe(HeadOnly(), changes={"epochs": 1, "max_length": 32})
-    result = fit_task(mixed, recipe, backbone, report=SilentReport())
+    result = fit_task(mixed, recipe, backbone, report=Report())
 
     assert drafted(result, backbone).reads is reads

@@ -55,7 +55,6 @@ class EncodedSet:
         )
 
     def by_example(self, rows: Sequence[T]) -> Iterator[tuple[T, ...]]:
-        """Group the values of encodings by example."""
         remaining = iter(rows)
         for size in self.sizes:
             yield tuple(islice(remaining, size))

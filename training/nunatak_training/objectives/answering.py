@@ -61,7 +61,6 @@ class Answering(ServedAsTrained):
         )
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean cross-entropy of starts and ends."""
         losses = [
             functional.cross_entropy(row.T, target.to(row.device))
             for row, target in zip(logits, targets, strict=True)
@@ -69,7 +68,6 @@ class Answering(ServedAsTrained):
         return torch.stack(losses).mean()
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score the best answer of each question."""
         predicted = [
             self._answer(windows, rows, example.text_pair or "")
             for windows, rows, example in zip(

@@ -67,7 +67,6 @@ class Tagging(ServedAsTrained):
         )
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean cross-entropy of the words."""
         together = torch.cat(list(logits))
         numbers = torch.cat(list(targets)).to(together.device)
         total = functional.cross_entropy(together, numbers, ignore_index=NO_TARGET, reduction="sum")

@@ -56,7 +56,6 @@ class SingleLabel(ServedAsTrained):
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean cross-entropy of the texts."""
         return functional.cross_entropy(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
@@ -102,7 +101,6 @@ class MultiLabel(ServedAsTrained):
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean binary cross-entropy of texts and labels."""
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
@@ -167,7 +165,6 @@ class Regression:
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean squared error of the texts, in variances."""
         return functional.mse_loss(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
@@ -213,7 +210,6 @@ class Ranking(ServedAsTrained):
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean binary cross-entropy of the pairs."""
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
