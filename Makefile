@@ -80,10 +80,10 @@ gpu: $(VENV)/.dev  ## check and measure the mixed forward on a CUDA device, 8 mi
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(needs-data)$(BIN)/python -m benchmarks.papers.real_data --data $(DATA)
 
-papers: $(VENV)/.dev  ## train the papers' tables on one thread, hours, resumable (DATA=folder ONLY=elsa OPTIONS="--seeds 0,1")
+papers: $(VENV)/.dev  ## train the papers' tables on one thread, hours, resumable (DATA=folder ONLY=elsa OPTIONS="--set seeds=[0,1]")
 	$(needs-data)for table in $(filter $(SWEEPS),$(or $(ONLY),$(SWEEPS))); do \
 	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/nunatak sweep run benchmarks/papers/$$table.yaml \
-	    --data-root $(DATA) --results $(PAPERS)/$$(echo $$table | sed -E 's/mixout|tapt/adapter/') $(OPTIONS) || exit 1; \
+	    --set data_root=$(DATA) --results $(PAPERS)/$$(echo $$table | sed -E 's/mixout|tapt/adapter/') $(OPTIONS) || exit 1; \
 	done
 	for analysis in $(filter $(ANALYSES),$(or $(ONLY),$(ANALYSES))); do \
 	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.analyze $$analysis benchmarks/papers/adapter.yaml --task sst2 --seed 0 \

@@ -24,8 +24,8 @@ from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, Row, load_backbone
 from nunatak_model import forward as mixed_forward
 from nunatak_registry import Registry
-from nunatak_training.recipes import default_recipe
 from nunatak_training.report import ProgressBar
+from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 HERE = Path(__file__).parent
@@ -141,7 +141,9 @@ def train_task(
     settings = TrainSettings(
         task=question.task,
         data=HERE / "data" / question.task,
-        recipe=default_recipe(question.method, changes={"epochs": epochs, **question.changes}),
+        settings=RunSettings(
+            method=question.method, changes={"epochs": epochs, **question.changes}
+        ),
     )
     return train(settings, registry=registry, backbone=backbone, report=ProgressBar(question.task))
 

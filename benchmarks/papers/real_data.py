@@ -22,8 +22,8 @@ from nunatak_loadtest.processes import ServerProcess
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.kinds import Metric
-from nunatak_training.recipes import default_recipe
 from nunatak_training.report import ProgressBar
+from nunatak_training.run_settings import RunSettings
 from nunatak_training.scoring.counts import score
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
@@ -132,7 +132,7 @@ def train_one(task: RealTask, registry: Registry, backbone: Backbone, data: Path
     """Train by the default recipe of the method."""
     changes = {"metric": task.metric.value, "positive_label": task.positive_label}
     settings = TrainSettings(
-        task=task.name, data=data, recipe=default_recipe(task.method, changes=changes)
+        task=task.name, data=data, settings=RunSettings(method=task.method, changes=changes)
     )
     return train(settings, registry=registry, backbone=backbone, report=ProgressBar(task.name))
 

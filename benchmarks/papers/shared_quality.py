@@ -22,7 +22,7 @@ from nunatak_training.data import ExampleSet, TaskData, load_task_data
 from nunatak_training.fitting import evaluate, fit_task
 from nunatak_training.kinds import Metric
 from nunatak_training.recipes import default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 
 RESULTS = Path(".bench/shared_quality")
 PREFIX = "race.five"
@@ -161,7 +161,7 @@ def train(one: Try, data: TaskData, backbone: Backbone, sizes: Sizes, *, seed: i
         **one.changes,
     }
     recipe = default_recipe(one.method, changes=changes)
-    trained = fit_task(data, recipe, backbone, report=SilentReport())
+    trained = fit_task(data, recipe, backbone, report=Report())
     test = evaluate(trained, data.test, backbone)
     return Run(
         name=one.name,

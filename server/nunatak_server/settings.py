@@ -30,7 +30,6 @@ from nunatak_contract.names import (
     DEFAULT_BACKBONE,
     TaskReference,
 )
-from nunatak_registry import default_location
 from nunatak_server.scheduler.batch_time import FIXED_SHARE, BatchLimits
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -47,6 +46,13 @@ _CUDA_DEFAULTS: Final[Mapping[str, object]] = {"max_batch_rows": 256, "trunk_cac
 state of the trunk cache is a launch of its own. No device has measured them yet."""
 
 
+def _default_registry() -> str:
+    # The registry imports a database library, which the help of `nunatak serve` does not need.
+    from nunatak_registry import default_location  # noqa: PLC0415
+
+    return default_location()
+
+
 class ServerSettings(BaseSettings):
     """All settings of an operator; each field is also `NUNATAK_<NAME>` in the environment."""
 
@@ -55,7 +61,7 @@ class ServerSettings(BaseSettings):
     )
 
     registry: str = Field(
-        default_factory=default_location,
+        default_factory=_default_registry,
         description="folder or database URL; a folder in the user's data directory if not set",
     )
     backbone: str = Field(

@@ -26,7 +26,7 @@ from nunatak_registry import Registry
 from nunatak_training.fitting import fit_task
 from nunatak_training.publishing import draft_trained
 from nunatak_training.recipes import default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 
 PIPELINE: Any = pipeline
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -85,7 +85,7 @@ def _train(backbone: Backbone, registry: Registry, folder: Path) -> None:
     data = toy_data(num_train=16, num_dev=4)
     for name, method in METHODS.items():
         recipe = default_recipe(method, changes=QUICK)
-        task = fit_task(data, recipe, backbone, report=SilentReport())
+        task = fit_task(data, recipe, backbone, report=Report())
         draft = draft_trained(task, backbone, task=name, created_at=CREATED_AT)
         manifest = registry.publish(draft.manifest, draft.blobs)
         if name in COMPARED:

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 from nunatak_training.data import Answers, AnswerSpan, Example, ExampleSet, TaskData
 from nunatak_training.kinds import TaskKind
-from nunatak_training.report import EpochResult
+from nunatak_training.report import EpochResult, Report
 
 ALPHABETS = {"early": "ab", "late": "yz"}
 NAMES = ("Ada", "I", "x", "St. John")
@@ -69,7 +69,7 @@ def rows_of(examples: Sequence[Example]) -> list[dict[str, object]]:
     return [{"text": example.text, "label": example.label} for example in examples]
 
 
-class RecordingReport:
+class RecordingReport(Report):
     """Remembers every call of a run."""
 
     def __init__(self) -> None:

@@ -14,6 +14,7 @@ from nunatak_training.sweeps import (
     Run,
     RunContext,
     RunRecord,
+    SweepProgress,
     plan_runs,
     read_grid,
 )
@@ -88,10 +89,11 @@ class ScriptedRunner:
             yield record_of(run, 0.5)
 
 
-class RecordingSweepReport:
+class RecordingSweepReport(SweepProgress):
     """Records the calls of a sweep."""
 
     def __init__(self) -> None:
+        super().__init__("")
         self.counts: list[tuple[int, int]] = []
         self.records: list[RunRecord] = []
         self.times_ended = 0

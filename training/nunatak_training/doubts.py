@@ -38,7 +38,7 @@ from nunatak_training.fitting import check_length
 from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.fit import predict
 from nunatak_training.recipes import default_recipe
-from nunatak_training.report import Report, SilentReport
+from nunatak_training.report import Report
 from nunatak_training.trunk import MemoryTrunkStore, Progress, TrunkStore
 
 NUM_FOLDS = 5
@@ -89,7 +89,6 @@ def find_doubts(
 
     Raises:
         InvalidRecipeError: `max_length` does not fit the backbone.
-        NunatakError: the examples cannot be read, or are of another kind.
     """
     changes = {} if max_length is None else {"max_length": max_length}
     recipe = default_recipe(HeadOnly(), backbone=backbone.name, changes=changes)
@@ -112,7 +111,7 @@ def find_doubts(
         backbone,
         recipe.max_length,
         trunks or MemoryTrunkStore(),
-        (report or SilentReport()).prepared,
+        (report or Report()).prepared,
     )
     probabilities = held_out_probabilities(vectors, numbers, folds, is_lone, len(labels))
     found = [(int(place), int(probabilities[place].argmax())) for place in np.flatnonzero(is_lone)]

@@ -34,7 +34,13 @@ from nunatak_training.loop.checkpoint import Checkpoint
 from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
 from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
-from nunatak_training.recipes import LayerChoice, Precision, Recipe, changed_recipe
+from nunatak_training.recipes import (
+    LayerChoice,
+    Precision,
+    Recipe,
+    changed_recipe,
+    default_recipe,
+)
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
@@ -129,7 +135,6 @@ def fit_task(
     Raises:
         NunatakError: `cache_unusable`, `trunks` or `checkpoint` cannot be written.
         InvalidRecipeError: the recipe does not fit the data or the backbone.
-        NunatakError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
     """
     check_recipe(recipe, data, backbone)
@@ -252,7 +257,6 @@ def starting_parameters(
     Raises:
         NunatakError: `cache_unusable`, the checkpoint cannot be written.
         InvalidRecipeError: the texts cannot be used for pretraining.
-        NunatakError: the method does not fit the backbone.
         TrainingDivergedError: the loss stopped being a number.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -460,6 +464,16 @@ def method_on(settings: RunSettings, config: BackboneConfig) -> Method:
         return _above(settings.frozen, config)
     maths_of(settings.method).check(config)
     return settings.method
+
+
+def recipe_on(settings: RunSettings, backbone: Backbone) -> Recipe:
+    """Return the recipe of a run on a backbone, by the backbone's own name and never a path.
+
+    Raises:
+        NunatakError: `invalid_method`, the method does not fit the backbone.
+    """
+    method = method_on(settings, backbone.config)
+    return default_recipe(method, backbone=backbone.name, changes=settings.changes)
 
 
 def _above(num_frozen: int, config: BackboneConfig) -> TopK | HeadOnly:

@@ -19,7 +19,6 @@ class TaskKind(StrEnum):
 
     @property
     def head(self) -> HeadKind:
-        """The kind of head for such a task."""
         match self:
             case TaskKind.SINGLE_LABEL | TaskKind.MULTI_LABEL | TaskKind.REGRESSION:
                 return HeadKind.SEQUENCE_CLASSIFICATION

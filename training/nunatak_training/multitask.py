@@ -12,7 +12,6 @@ freeze the lower layers of such an encoder for all tasks.
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,23 +28,20 @@ from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone, load_backbone, maths_of
 from nunatak_model.heads import initial_head
 from nunatak_training.data import TaskData, load_task_data
-from nunatak_training.errors import InvalidRecipeError, TrainingDivergedError
+from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import branch_logits, branch_spec, check_recipe
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import (
     Checkpoint,
     LoopState,
-    Place,
-    held_checkpoint,
-    resume,
-    run_key,
+    run_checkpoint,
 )
 from nunatak_training.loop.fit import DevScore, EncodedSet, Epochs, TrainBatch, predict
-from nunatak_training.loop.step import HEAD_PREFIX, BatchLogits, Best, Stepper, course_of, seeded
+from nunatak_training.loop.step import HEAD_PREFIX, BatchLogits, Stepper, course_of
 from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import Recipe, RegularizerName
 from nunatak_training.regularizers import random_source
-from nunatak_training.report import EpochResult, Report, SilentReport
+from nunatak_training.report import EpochResult, Report
 
 MIN_TASKS = 2
 EPOCHS_PER_SEED = 2**20
@@ -65,7 +61,6 @@ class TaskScores:
 
     @property
     def main(self) -> float:
-        """The first metric."""
         return next(iter(self.metrics.values()))
 
 
@@ -82,13 +77,11 @@ class TaskInTraining:
     logits: BatchLogits
 
     def loss(self, batch: Sequence[int], *, dropout: float) -> Float[Tensor, ""]:
-        """The loss of train encodings, given by their indices."""
         encodings = [self.train.encodings[index] for index in batch]
         targets = [self.train.targets[index] for index in batch]
         return self.objective.loss(self.logits(encodings, dropout=dropout), targets)
 
     def scores(self) -> TaskScores:
-        """Return the present scores on the dev examples."""
         logits = predict(self.logits, self.dev.encodings)
         statistics = self.objective.statistics(self.data.dev, self.dev, logits)
         return TaskScores(
@@ -189,9 +182,6 @@ def fit_encoder(
         parameters=parameters,
         stepper=Stepper(parameters, recipe, course),
         randomness=random_source(parameters, seed=recipe.seed),
-        best=Best(),
-        place=Place(),
-        history=[],
     )
 
     def scored() -> DevScore:
@@ -199,21 +189,15 @@ def fit_encoder(
         loss, score = fmean(each.loss for each in scores), fmean(each.main for each in scores)
         return DevScore(loss=loss, score=score)
 
-    report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
-    try:
-        with seeded(recipe.seed, backbone.device):
-            resume(state, checkpoint, report)
-            Epochs(
-                state=state,
-                course=course,
-                batches=lambda place: _batches(members.values(), recipe, epoch=place.epoch),
-                dev_score=scored,
-                checkpoint=checkpoint,
-                report=report,
-                patience=recipe.patience,
-            ).run()
-    finally:
-        report.ended()
+    Epochs(
+        state=state,
+        course=course,
+        recipe=recipe,
+        batches=lambda place: _batches(members.values(), recipe, epoch=place.epoch),
+        dev_score=scored,
+        checkpoint=checkpoint,
+        report=report,
+    ).run()
     best = state.best
     with torch.no_grad():
         for name, tensor in parameters.items():
@@ -311,8 +295,6 @@ def train_backbone(
             same weights. Without a folder, every call starts from the beginning.
 
     Raises:
-        NunatakError: the data, the recipe or the run has an error.
-        NunatakError: the folder is in use, or the architecture cannot be written.
         InvalidNameError: a task name is malformed.
     """
     started = time.perf_counter()
@@ -322,24 +304,10 @@ def train_backbone(
         check_task_name(name): load_task_data(task.data, kind=task.kind, seed=settings.recipe.seed)
         for name, task in settings.tasks.items()
     }
-    report = report or SilentReport()
-    with ExitStack() as held:
-        checkpoint: Checkpoint | None = None
-        if checkpoints is not None:
-            key = run_key(data, settings.recipe, backbone)
-            checkpoint = held.enter_context(held_checkpoint(key, checkpoints))
-        try:
-            fitted = fit_encoder(
-                data, settings.recipe, backbone, report=report, checkpoint=checkpoint
-            )
-        except TrainingDivergedError:
-            # The run would diverge again from this checkpoint.
-            if checkpoint is not None:
-                checkpoint.discard()
-            raise
+    report = report or Report()
+    with run_checkpoint(data, settings.recipe, backbone, checkpoints) as checkpoint:
+        fitted = fit_encoder(data, settings.recipe, backbone, report=report, checkpoint=checkpoint)
         export_backbone(fitted.parameters, backbone, settings.output)
-        if checkpoint is not None:
-            checkpoint.discard()
     return MultitaskOutcome(
         folder=settings.output,
         digest=load_backbone(settings.output).digest,

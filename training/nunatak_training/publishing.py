@@ -40,11 +40,7 @@ def publish(
     created_at: datetime,
     note: str = "",
 ) -> TaskManifest:
-    """Publish a trained task as the next version of `task`, or return an equal version.
-
-    Raises:
-        NunatakError: the registry refuses the version or cannot be written; nothing is published.
-    """
+    """Publish a trained task as the next version of `task`, or return an equal version."""
     draft = draft_trained(trained, backbone, task=task, created_at=created_at, note=note)
     return registry.publish(draft.manifest, draft.blobs)
 
@@ -79,7 +75,6 @@ def draft_trained(
     created_at: datetime,
     note: str = "",
 ) -> VersionDraft:
-    """Describe and serialise a trained task."""
     recipe = trained.recipe
     return draft_task(
         task,
@@ -164,7 +159,6 @@ def _test_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
 def metric_records(
     scores: Mapping[Metric, float], intervals: Mapping[Metric, Interval], examples: ExampleSet
 ) -> tuple[MetricRecord, ...]:
-    """Return the records of the scores of examples."""
     digest, records = examples.digest, list[MetricRecord]()
     for metric, value in scores.items():
         interval = intervals.get(metric)

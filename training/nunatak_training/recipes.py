@@ -326,7 +326,6 @@ class Recipe(BaseModel):
         return hashlib.sha256(settings.encode()).hexdigest()
 
     def settings(self) -> dict[str, JsonValue]:
-        """Return all settings as JSON values."""
         return self.model_dump(mode="json")
 
 
@@ -406,7 +405,6 @@ def default_recipe(
 
 @cache
 def recipe_settings() -> Mapping[str, Setting]:
-    """The settings of a recipe by name."""
     found = settings_of(Recipe)
     return {name: it for name, it in found.items() if name.partition(".")[0] not in NOT_SET}
 

@@ -24,7 +24,6 @@ because it has no pretrained value. Adapters go back to their initial values.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Int
@@ -52,40 +51,23 @@ Layers = list[list[Tensor]]
 OrderOfLayers = Callable[[Layers], Layers]
 
 
-class Regularizer(Protocol):
-    """Called at four places of the loop. A regularizer holds the trained tensors."""
+class Regularizer:
+    """Called at four places of the loop; this one changes nothing.
+
+    A regularizer holds the trained tensors.
+    """
 
     def begin_epoch(self, epoch: int) -> None:
         """An epoch (from 1) begins."""
-        ...
 
     def before_forward(self) -> None:
         """Change the parameters before the next forward pass."""
-        ...
 
     def after_backward(self) -> None:
         """Change the gradients between the backward pass and the optimizer's step."""
-        ...
 
     def after_step(self) -> None:
         """Called after the optimizer has moved the parameters."""
-        ...
-
-
-class Unregularized:
-    """Does nothing."""
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Do nothing."""
-
-    def before_forward(self) -> None:
-        """Do nothing."""
-
-    def after_backward(self) -> None:
-        """Do nothing."""
-
-    def after_step(self) -> None:
-        """Do nothing."""
 
 
 def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
@@ -102,7 +84,6 @@ def tensors_by_layer(parameters: Mapping[str, Tensor]) -> dict[int, dict[str, Te
 
 
 def constant_rate(rate: float) -> RateOfEpoch:
-    """The same rate in every epoch."""
     return lambda _: rate
 
 
@@ -116,7 +97,7 @@ def annealed_rate(first: float, *, num_epochs: int) -> RateOfEpoch:
     return lambda epoch: first * (num_epochs - epoch) / max(1, num_epochs - 1)
 
 
-class GradDrop(Unregularized):
+class GradDrop(Regularizer):
     """Drops single gradient entries of all layers, and scales up the other entries."""
 
     def __init__(
@@ -142,7 +123,7 @@ class GradDrop(Unregularized):
                 tensor.grad.mul_(mask.div_(1 - self._rate))
 
 
-class LayerGradDrop(Unregularized):
+class LayerGradDrop(Regularizer):
     """Drops the gradients of whole layers: one bit a layer, and no scale (sec. III-A)."""
 
     def __init__(
@@ -187,7 +168,7 @@ def bottom_up(layers: Layers) -> Layers:
     return layers
 
 
-class EpochGradDrop(Unregularized):
+class EpochGradDrop(Regularizer):
     """Draws, without replacement, the epoch that frees each entry of all layers.
 
     O'Neill and Dutta 2023, sec. III-B and fig. 1. Every epoch frees an equal part of every tensor,
@@ -239,7 +220,7 @@ def draw_epochs(
     return ((order + first) % num_epochs + 1).to(torch.int16).reshape(tensor.shape)
 
 
-class GradFreeze(Unregularized):
+class GradFreeze(Regularizer):
     """Frees one more group of layers in each epoch, from the top or from the bottom.
 
     The sizes of the groups differ by at most one layer. In the last epoch all layers are free.
@@ -262,7 +243,7 @@ class GradFreeze(Unregularized):
                 tensor.grad = None
 
 
-class Mixout(Unregularized):
+class Mixout(Regularizer):
     """Mixes weights in place during a forward and backward pass."""
 
     def __init__(
@@ -323,7 +304,7 @@ def build_regularizer(
     """
     match settings:
         case UnregularizedSettings():
-            return Unregularized()
+            return Regularizer()
         case GradDropSettings():
             return _of_batches(settings.name, parameters, constant_rate(settings.rate), generator)
         case AnnealedGradDropSettings():

@@ -1,8 +1,8 @@
-"""Reports of a running training run: the interface, and two implementations."""
+"""Reports of a running training run: the base, which ignores everything, and a bar."""
 
 import sys
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -27,57 +27,28 @@ class EpochResult:
     seconds: float
 
 
-class Report(Protocol):
-    """Receives the progress of a run, from the thread that trains."""
+class Report:
+    """Receives the progress of a run, from the thread that trains; this one ignores it."""
 
     def prepared(self, done: int, num_inputs: int) -> None:
         """A number of inputs have passed the trunk. Not called for cached inputs."""
-        ...
 
     def started(self, *, num_steps: int, num_epochs: int) -> None:
         """Training begins."""
-        ...
 
     def resumed(self, *, num_steps: int) -> None:
         """Training continues an earlier process, after `num_steps` steps."""
-        ...
 
     def stepped(self, *, loss: float) -> None:
         """One optimizer step is done."""
-        ...
 
     def evaluated(self, result: EpochResult) -> None:
         """One epoch is done and was scored."""
-        ...
 
-    def ended(self) -> None:
-        """Training is over, with or without success."""
-        ...
+    def ended(self) -> None: ...
 
 
-class SilentReport:
-    """Ignores the progress."""
-
-    def prepared(self, done: int, num_inputs: int) -> None:
-        """Do nothing."""
-
-    def started(self, *, num_steps: int, num_epochs: int) -> None:
-        """Do nothing."""
-
-    def resumed(self, *, num_steps: int) -> None:
-        """Do nothing."""
-
-    def stepped(self, *, loss: float) -> None:
-        """Do nothing."""
-
-    def evaluated(self, result: EpochResult) -> None:
-        """Do nothing."""
-
-    def ended(self) -> None:
-        """Do nothing."""
-
-
-class ProgressBar:
+class ProgressBar(Report):
     """A bar on standard error; where that is no terminal, one line for each scored epoch."""
 
     def __init__(self, label: str) -> None:
@@ -123,7 +94,6 @@ class ProgressBar:
             sys.stderr.flush()
 
     def ended(self) -> None:
-        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -4,7 +4,7 @@ Every name comes from a field: of a method's class, of `LayerSettings`, or of `R
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Literal
 
@@ -58,11 +58,11 @@ class RunSettings:
 
     method: Method
     """The named method; with `frozen`, its number of layers follows from the backbone."""
-    frozen: int | None
-    layer_target: float | None
+    frozen: int | None = None
+    layer_target: float | None = None
     """If given, the run searches the fewest layers that keep this share of full fine-tuning's
-    score."""
-    changes: Mapping[str, JsonValue]
+    score. The search applies `changes` to every run, and uses no method."""
+    changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
 
 
 def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
@@ -106,7 +106,6 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
 
 @cache
 def method_settings(kind: str) -> Mapping[str, Setting]:
-    """The settings of a method by name."""
     if kind == MethodKind.TOPK.value:
         return settings_of(LayerSettings)
     record = METHODS[kind]

@@ -55,7 +55,6 @@ def settings_of(
 
 
 def flattened(named: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Flatten nested mappings to names with dots."""
     flat: dict[str, JsonValue] = {}
     for name, value in named.items():
         if isinstance(value, dict):
@@ -128,16 +127,28 @@ def read_mapping(path: Path) -> dict[str, object]:
             case ".toml":
                 return tomllib.loads(text)
             case ".yaml" | ".yml":
-                loaded: object = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a safe loader
+                loaded = read_yaml(text)
             case suffix:
                 raise ValueError(f"its name must end in .yaml, .yml or .toml, not in {suffix!r}")
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror or error}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot be parsed: {' '.join(str(error).split())}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"cannot be parsed: {error}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"expected settings by name, got {loaded!r:.40}")  # noqa: TRY004
     return cast("dict[str, object]", loaded)
+
+
+def read_yaml(text: str) -> object:
+    """Return the value of a YAML text.
+
+    Raises:
+        ValueError: the text cannot be parsed, or a name occurs twice.
+    """
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a safe loader
+    except yaml.YAMLError as error:
+        raise ValueError(f"cannot be parsed: {' '.join(str(error).split())}") from error
 
 
 class _UniqueKeys(yaml.SafeLoader):

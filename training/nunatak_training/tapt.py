@@ -36,9 +36,9 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.loop.checkpoint import Checkpoint, LoopState, Place, resume, snapshot
+from nunatak_training.loop.checkpoint import Checkpoint, LoopState, Place, snapshot
 from nunatak_training.loop.fit import Epochs, TrainBatch, shuffled_batches
-from nunatak_training.loop.step import HEAD_PREFIX, Best, Stepper, plan_course, seeded
+from nunatak_training.loop.step import HEAD_PREFIX, Stepper, plan_course
 from nunatak_training.recipes import Recipe, TaptSettings, changed_recipe
 from nunatak_training.report import Report
 
@@ -211,9 +211,6 @@ def adapt(
         parameters=moved,
         stepper=Stepper(moved, recipe, course),
         randomness=generator,
-        best=Best(),
-        place=Place(),
-        history=[],
     )
 
     def loss_on(batch: Sequence[int]) -> Float[Tensor, ""]:
@@ -223,23 +220,21 @@ def adapt(
     def batches(place: Place) -> list[TrainBatch]:
         return shuffled_batches(place, count=len(readable), size=recipe.batch_size, loss=loss_on)
 
-    report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
+    epochs = Epochs(
+        state=state,
+        course=course,
+        recipe=recipe,
+        batches=batches,
+        dev_score=None,
+        checkpoint=checkpoint,
+        report=report,
+    )
     try:
-        with seeded(recipe.seed, backbone.device):
-            resume(state, checkpoint, report)
-            Epochs(
-                state=state,
-                course=course,
-                batches=batches,
-                dev_score=None,
-                checkpoint=checkpoint,
-                report=report,
-            ).run()
-            if checkpoint is not None:
-                # Tuning starts from this snapshot, also after a kill.
-                checkpoint.save(snapshot(state))
+        epochs.run()
+        if checkpoint is not None:
+            # Tuning starts from this snapshot, also after a kill.
+            checkpoint.save(snapshot(state))
     finally:
-        report.ended()
         for tensor in moved.values():
             tensor.requires_grad_(False)  # noqa: FBT003 - torch's name differs from the stub's name
             tensor.grad = None

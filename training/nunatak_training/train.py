@@ -1,4 +1,4 @@
-"""One training run from data to published version, for the command line."""
+"""One training run from data to published version: for the command, Python and lists of tasks."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +12,8 @@ from pydantic import JsonValue
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import Full, HeadOnly, TopK
-from nunatak_contract.names import check_task_name
-from nunatak_model import Backbone, load_backbone
+from nunatak_contract.names import check_alias_name, check_task_name
+from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_training.data import (
     Data,
@@ -25,14 +25,15 @@ from nunatak_training.data import (
     load_task_data,
 )
 from nunatak_training.data.splits import majority
-from nunatak_training.errors import InvalidRecipeError, TrainingDivergedError
-from nunatak_training.fitting import Scores, TrainedTask, fit_task
+from nunatak_training.errors import InvalidRecipeError
+from nunatak_training.fitting import Scores, TrainedTask, fit_task, recipe_on
 from nunatak_training.kinds import Metric, TaskKind
-from nunatak_training.loop.checkpoint import Checkpoint, held_checkpoint, run_key
+from nunatak_training.loop.checkpoint import run_checkpoint
 from nunatak_training.publishing import check_publishable, publish
-from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, changed_recipe, default_recipe
+from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, default_recipe
 from nunatak_training.regularizers import check_method
-from nunatak_training.report import EpochResult, Report, SilentReport
+from nunatak_training.report import EpochResult, Report
+from nunatak_training.run_settings import RunSettings
 from nunatak_training.scoring import Interval
 from nunatak_training.trunk import TrunkStore
 
@@ -60,7 +61,6 @@ def choose_layers(
     Raises:
         NunatakError: `target_missed`, even all layers miss the target, or full fine-tuning learns
             nothing.
-        NunatakError: a run has an error.
     """
     whole = default_recipe(Full(), backbone=backbone.name, changes=changes)
     recipes = _candidates(backbone, changes)
@@ -118,12 +118,12 @@ def _score(trained: TrainedTask) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """The task, the data and the recipe of a training run."""
+    """The task, the data and the settings of a training run."""
 
     task: str
     data: Data
     """A file, a folder, the name of a data set, or rows in memory (see `load_task_data`)."""
-    recipe: Recipe
+    settings: RunSettings
     kind: TaskKind | None = None
     """The kind of task. Absent: the first train row decides (see `docs/training.md`)."""
     dev: Path | None = None
@@ -132,13 +132,15 @@ class TrainSettings:
     """The columns and the delimiter of the files."""
     strict: bool = False
     """Whether a warning about the data ends the run before training."""
-    device: str = "cpu"
     note: str = ""
-    layer_target: float | None = None
-    """If given, the run searches the fewest tuned layers that keep this share of full fine-tuning's
-    dev score. The search uses only backbone and seed of `recipe`, and applies `recipe_changes` (see
-    `default_recipe`) to every run."""
-    recipe_changes: Mapping[str, JsonValue] = field(default_factory=dict[str, JsonValue])
+    promote: str | None = None
+    """The alias for the new version, which the caller moves."""
+
+    def __post_init__(self) -> None:
+        """Refuse malformed names before any work."""
+        check_task_name(self.task)
+        if self.promote is not None:
+            check_alias_name(self.promote)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,7 @@ def train(
     settings: TrainSettings,
     *,
     registry: Registry,
-    backbone: Backbone | None = None,
+    backbone: Backbone,
     report: Report | None = None,
     trunks: TrunkStore | None = None,
     checkpoints: Path | None = None,
@@ -182,35 +184,24 @@ def train(
     machine, so a repeated run returns the existing version.
 
     Args:
-        settings: the task, the data and the recipe.
+        settings: the task, the data, the method and the changes to its recipe.
         registry: the registry for the version.
-        backbone: a loaded backbone, to train several tasks on one backbone.
-            `settings.recipe.backbone` and `settings.device` are then ignored.
+        backbone: the frozen encoder; several tasks may share it.
         report: receives every step and epoch.
         trunks: the source of trunk states (see `fit_task`).
         checkpoints: a cache folder. After a kill, the same call continues from this folder, to the
             same weights. Without a folder, every call starts from the beginning.
         warn: receives the warnings about the data, if there are any, before training.
-
-    Raises:
-        NunatakError: the data, the recipe or the run has an error.
-        NunatakError: the backbone cannot be loaded or does not fit the method.
-        InvalidNameError: the task name is malformed.
-        NunatakError: the registry refuses the version.
     """
     started = time.perf_counter()
-    check_task_name(settings.task)
+    recipe, chosen = recipe_on(settings.settings, backbone), settings.settings
     data = load_task_data(
         settings.data,
         kind=settings.kind,
         dev=settings.dev,
-        seed=settings.recipe.seed,
+        seed=recipe.seed,
         spelt=settings.spelt,
     )
-    if backbone is None:
-        backbone = load_backbone(settings.recipe.backbone, device=settings.device)
-    # The record has the backbone's own name, and never a local path.
-    recipe = changed_recipe(settings.recipe, {"backbone": backbone.name})
     check_publishable(data, recipe, backbone, note=settings.note)
     warnings = _warnings_of(data, recipe, backbone)
     if warnings and warn is not None:
@@ -219,18 +210,26 @@ def train(
         problems = "; ".join(f"{warning.problem}: {warning.found}" for warning in warnings)
         raise NunatakError("suspicious_data", where=data.name, problems=problems)
     with ExitStack() as held:
-        run = _Runs(settings.task, data, backbone, report or SilentReport(), trunks, checkpoints)
-        target = settings.layer_target
-        if target is None:
-            trained = run.fit(recipe, held)
-        else:
-            chosen = choose_layers(
-                backbone,
-                lambda each: run.fit(each, held),
-                target=target,
-                changes=settings.recipe_changes,
+
+        def fitted(recipe: Recipe) -> TrainedTask:
+            # The checkpoint stays until the version is published.
+            checkpoint = held.enter_context(
+                run_checkpoint({settings.task: data}, recipe, backbone, checkpoints)
             )
-            trained = chosen.trained
+            return fit_task(
+                data,
+                recipe,
+                backbone,
+                report=report or Report(),
+                trunks=trunks,
+                checkpoint=checkpoint,
+            )
+
+        if (target := chosen.layer_target) is None:
+            trained = fitted(recipe)
+        else:
+            found = choose_layers(backbone, fitted, target=target, changes=chosen.changes)
+            trained = found.trained
         trained = trained.tested(backbone)
         created_at = datetime.now(UTC)
         manifest = publish(
@@ -241,7 +240,6 @@ def train(
             created_at=created_at,
             note=settings.note,
         )
-        run.discard_checkpoints()
     return TrainOutcome(
         manifest=manifest,
         # A version with the same content keeps the time of its own training.
@@ -270,50 +268,3 @@ def _num_long(examples: ExampleSet, recipe: Recipe, backbone: Backbone) -> int:
     inputs = [example.model_input for example in examples.examples]
     encodings = backbone.tokenizer.encode(inputs, max_length=recipe.max_length)
     return sum(bool(it.part.index or it.part.num_left_out) for it in encodings)
-
-
-class _Runs:
-    """Trains recipes on one task's data; their checkpoints stay until the task is published."""
-
-    def __init__(
-        self,
-        task: str,
-        data: TaskData,
-        backbone: Backbone,
-        report: Report,
-        trunks: TrunkStore | None,
-        checkpoints: Path | None,
-    ) -> None:
-        self._task = task
-        self._data = data
-        self._backbone = backbone
-        self._report = report
-        self._trunks = trunks
-        self._folder = checkpoints
-        self._checkpoints: list[Checkpoint] = []
-
-    def fit(self, recipe: Recipe, held: ExitStack) -> TrainedTask:
-        """Train one recipe. Its checkpoint stays locked until `held` closes."""
-        checkpoint: Checkpoint | None = None
-        if self._folder is not None:
-            key = run_key({self._task: self._data}, recipe, self._backbone)
-            checkpoint = held.enter_context(held_checkpoint(key, self._folder))
-            self._checkpoints.append(checkpoint)
-        try:
-            return fit_task(
-                self._data,
-                recipe,
-                self._backbone,
-                report=self._report,
-                trunks=self._trunks,
-                checkpoint=checkpoint,
-            )
-        except TrainingDivergedError:
-            # The run would diverge again from this checkpoint.
-            self.discard_checkpoints()
-            raise
-
-    def discard_checkpoints(self) -> None:
-        """Remove the checkpoints, which are not needed any more."""
-        for checkpoint in self._checkpoints:
-            checkpoint.discard()

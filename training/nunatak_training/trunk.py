@@ -76,7 +76,6 @@ class InputSet:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all inputs."""
         return self.offsets[-1]
 
     @cached_property

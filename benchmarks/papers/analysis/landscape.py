@@ -19,7 +19,7 @@ from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.fit import predict
 from nunatak_training.objectives import objective_of
 from nunatak_training.objectives.base import stacked
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 
 NUM_POINTS, FIRST, LAST = 20, -2.0, 2.0
 
@@ -67,7 +67,7 @@ def landscape(
         for part in (trained.data.train, examples)
     )
     start = objective.finished(
-        starting_parameters(trained.spec, recipe, texts.encodings, backbone, report=SilentReport())
+        starting_parameters(trained.spec, recipe, texts.encodings, backbone, report=Report())
     )
 
     def loss_of(parameters: Mapping[str, Tensor]) -> float:

@@ -26,7 +26,7 @@ from nunatak_cli.policy import policy_app
 from nunatak_cli.predict import predict
 from nunatak_cli.predict_file import predict_file
 from nunatak_cli.registries import registry_app, replicas
-from nunatak_cli.serve import serve
+from nunatak_cli.serve import ServeCommand, serve
 from nunatak_cli.sweep import sweep_app
 from nunatak_cli.task import task_app
 from nunatak_cli.train import TrainCommand, train, train_all
@@ -48,9 +48,9 @@ TRAIN, ASK, SERVE, REGISTRY = "Train", "Ask", "Serve", "Registry"
 COMMANDS = {
     TRAIN: (train_all, multitask, evaluate, doubts),
     ASK: (predict, predict_file),
-    SERVE: (serve, replicas),
+    SERVE: (replicas,),
 }
-"""The commands by the panel of `nunatak --help`, without `train`, which has a class of its own."""
+"""The commands by the panel of `nunatak --help`, without those that have a class of their own."""
 GROUPS = {
     TRAIN: (sweep_app, cache_app),
     SERVE: (cluster_app, key_app, memory_app, loadtest_app),
@@ -71,6 +71,7 @@ def build_app() -> Program:
     )
     built.callback(invoke_without_command=True)(start)
     built.command("train", cls=TrainCommand, **_listed(train, TRAIN))(train)
+    built.command("serve", cls=ServeCommand, **_listed(serve, SERVE))(serve)
     for panel, commands in COMMANDS.items():
         for command in commands:
             built.command(**_listed(command, panel))(command)

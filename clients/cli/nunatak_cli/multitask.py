@@ -89,7 +89,6 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
 
 
 def _outcome_table(outcome: "MultitaskOutcome") -> Table:
-    """Return the dev scores of each task, measured with the heads of this training."""
     fitted = outcome.fitted
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)

@@ -246,7 +246,6 @@ class ExportFormat(StrEnum):
 
 
 def example(command_line: str) -> str:
-    """Return the last line of a command's help."""
     return f"Example:  [cyan]{command_line}[/cyan]"
 
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/configuration.md from the server's settings and the options of `serve`.
+"""Writes the tables of docs/configuration.md from the server's settings.
 
 `python -m nunatak_cli.reference docs/configuration.md` updates the page.
 """
@@ -8,32 +8,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from typer.core import TyperGroup
-from typer.main import get_command
-
-from nunatak_cli.main import app
+from nunatak_cli.serve import SECTIONS
 from nunatak_server.settings import PREFIX, ServerSettings
 
 Schema = Mapping[str, Any]
 
 BEGIN: Final = "<!-- Written by `make configuration` from the settings; do not edit it here. -->"
 END: Final = "<!-- Until here. -->"
-SECTIONS: Final[Mapping[str, str]] = {
-    "registry": "Registry and backbone",
-    "host": "Address and access",
-    "device": "Device",
-    "max_body_bytes": "Limits of one request",
-    "max_batch_tokens": "Batches",
-    "trunk_cache_bytes": "Memory",
-    "max_queued_requests": "The queue",
-    "registry_poll_ms": "Versions",
-    "tokenizer_threads": "Threads",
-    "keep_alive_s": "Connections and shutdown",
-    "log_format": "Logs",
-}
-"""Title of each section, by the first setting of the section."""
-RENAMED: Final[Mapping[str | None, str]] = {"pin": "pins"}
-"""The setting of each option that has another name: `--pin` adds one value to `pins`."""
 HEADER: Final = "| variable | flag | default | values | meaning |\n|---|---|---|---|---|\n"
 
 
@@ -46,26 +27,17 @@ def with_settings(page: str) -> str:
 
 def _rows() -> Iterator[str]:
     schema = ServerSettings.model_json_schema()
-    flags = _flags()
     for name, described in schema["properties"].items():
         if name in SECTIONS:
             yield f"\n## {SECTIONS[name]}\n\n{HEADER}"
         cells = (
             f"`{PREFIX}{name.upper()}`",
-            f"`{flags[name]}`" if name in flags else "",
+            f"`--{name.replace('_', '-')}`",
             _default(described),
             _values(described, schema["$defs"]),
             described["description"],
         )
         yield f"| {' | '.join(cells)} |\n"
-
-
-def _flags() -> dict[str, str]:
-    """Return the flag of each setting that has its own option."""
-    root = get_command(app)
-    options = root.commands["serve"].params if isinstance(root, TyperGroup) else []
-    named = {RENAMED.get(option.name, option.name): option.opts[0] for option in options}
-    return {name: named[name] for name in ServerSettings.model_fields if name in named}
 
 
 def _default(described: Schema) -> str:

@@ -1,30 +1,95 @@
 """`nunatak serve`: run one server process in the foreground."""
 
-# ruff: noqa: PLC0415 - the command imports the server when it runs, not for --help
+# ruff: noqa: PLC0415 - the command imports the server when it runs, not for the help of others
 
-import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
 from nunatak_cli.failures import print_failure
-from nunatak_cli.options import (
-    CreateOption,
-    RegistryOption,
-    assignments,
-)
+from nunatak_cli.options import CreateOption
 from nunatak_cli.output import print_text
-from nunatak_contract.enums import LogFormat, ServingDtype
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.enums import LogFormat
+from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
 
 if TYPE_CHECKING:
     from nunatak_server.settings import Configuration
 
-LIMITS = "Limits (each also has an environment variable: NUNATAK_MAX_INPUTS, ...)"
+SECTIONS: Final[Mapping[str, str]] = {
+    "registry": "Registry and backbone",
+    "host": "Address and access",
+    "device": "Device",
+    "max_body_bytes": "Limits of one request",
+    "max_batch_tokens": "Batches",
+    "trunk_cache_bytes": "Memory",
+    "max_queued_requests": "The queue",
+    "registry_poll_ms": "Versions",
+    "tokenizer_threads": "Threads",
+    "keep_alive_s": "Connections and shutdown",
+    "log_format": "Logs",
+}
+"""Title of each section of the settings, by the first setting of the section."""
 
 
-def serve(  # noqa: PLR0913 - one parameter per option is how typer works
+class ServeCommand(TyperCommand):
+    """A command with an option for every setting of the server, made from the setting."""
+
+    # Typer hands in a typer.Context, but names its own private base classes here.
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the options of `serve`, then those of the settings."""
+        try:
+            return [*super().get_params(ctx), *setting_options()]  # pyright: ignore[reportArgumentType]
+        except MissingExtraError:
+            return super().get_params(ctx)  # pyright: ignore[reportArgumentType]
+
+    def invoke(self, ctx: typer.Context) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Run the command; the context holds the settings that were given."""
+        own = {param.name for param in self.params}
+        ctx.obj = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}
+        return super().invoke(ctx)  # pyright: ignore[reportArgumentType]
+
+
+@cache
+def setting_options() -> tuple[Any, ...]:
+    """Return an option for each setting: its name, its type and its description."""
+    with needs_extra("server"):
+        from nunatak_server.settings import ServerSettings
+
+    def options() -> None:
+        pass
+
+    parameters, panel = list[Parameter](), ""
+    for name, field in ServerSettings.model_fields.items():
+        panel = SECTIONS.get(name, panel)
+        is_flag, option_name = field.annotation is bool, name.replace("_", "-")
+        default = "" if field.default_factory else f" ({field.default})"
+        option = typer.Option(
+            f"--{option_name}" + f"/--no-{option_name}" * is_flag,
+            metavar=None if is_flag else "VALUE",
+            help=f"{field.description}" + default * (field.default not in {None, ""}),
+            rich_help_panel=panel,
+            show_default=False,
+        )
+        kind = bool | None if is_flag else list[str] | None
+        parameters.append(
+            Parameter(
+                name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
+            )
+        )
+    options.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    app = typer.Typer(add_completion=False)
+    app.command()(options)
+    return tuple(get_command(app).params)
+
+
+def serve(
+    context: typer.Context,
     *,
     config: Annotated[
         Path | None,
@@ -39,207 +104,17 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         bool,
         typer.Option("--show-config", help="Print every setting with its origin, then exit."),
     ] = False,
-    registry: RegistryOption = None,
     create: CreateOption = False,
-    backbone: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="minilm|NAME|PATH|HUB_ID",
-            help="Backbone of the tasks (minilm). Repeatable: each task runs on its own backbone, "
-            "and the first one also answers embeddings that name no model.",
-            show_default=False,
-        ),
-    ] = None,
-    backbone_layers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Load only the lowest N layers (all). Every task must own the layers above.",
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="HOST", help="Address to listen at (127.0.0.1).", show_default=False),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65_535, metavar="N", help="Port (8080); 0: any free port."),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Processes that share the port and the backbone's memory (1); CPU only.",
-        ),
-    ] = None,
-    api_keys_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="File of keys (`nunatak key create`). Absent: no key is needed."
-        ),
-    ] = None,
-    insecure_open: Annotated[
-        bool | None,
-        typer.Option(
-            "--insecure-open",
-            help="Serve other machines without keys: only behind a proxy that checks callers.",
-        ),
-    ] = None,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="REF",
-            help="Load this task before the first request and keep it in memory. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Any setting that --show-config lists, such as batch_overhead=0.2. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="auto|cpu|cuda", help="Device that computes (auto).")
-    ] = None,
-    dtype: Annotated[
-        ServingDtype | None,
-        typer.Option(help="Number format (auto: float32 on a CPU, bfloat16 on CUDA)."),
-    ] = None,
-    max_batch_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Tokens per batch.", rich_help_panel=LIMITS),
-    ] = None,
-    max_batch_rows: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Rows per batch.", rich_help_panel=LIMITS)
-    ] = None,
-    max_inputs: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Texts per request.", rich_help_panel=LIMITS),
-    ] = None,
-    max_queued_requests: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Requests that wait; further requests get 429.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    default_deadline_ms: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Deadline of requests that set none.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    task_memory_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Memory for task versions on the device (half of its free memory).",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    host_memory_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Host memory for the stored bytes of task versions (half of the free memory; 0 on "
-            "a CPU).",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    trunk_cache_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Memory for trunk states of texts that were read before (256 MiB); 0: no cache.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    tokenizer_threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Threads that tokenize texts.", rich_help_panel=LIMITS
-        ),
-    ] = None,
-    compute_threads: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Threads of one forward pass; 0: torch decides.",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
-    log_format: Annotated[
-        LogFormat | None,
-        typer.Option(help="Format of the log: for people or for programs (text)."),
-    ] = None,
-    access_log: Annotated[
-        bool | None,
-        typer.Option("--access-log/--no-access-log", help="Log one line per request (yes)."),
-    ] = None,
-    drain_delay_s: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Seconds after SIGTERM in which the server still takes requests while /readyz "
-            "answers 503 (0).",
-            rich_help_panel=LIMITS,
-        ),
-    ] = None,
 ) -> None:
-    """Serve all tasks of a registry over HTTP, until interrupted."""
-    # The shared option --registry reads NUNATAK_REGISTRY too, but its origin is the environment.
-    from_environment = registry == os.environ.get("NUNATAK_REGISTRY")
-    given = {
-        "registry": None if from_environment else registry,
-        "backbone": backbone[0] if backbone else None,
-        "other_backbones": ",".join(backbone[1:]) if backbone else None,
-        "backbone_layers": backbone_layers,
-        "host": host,
-        "port": port,
-        "processes": processes,
-        "api_keys_file": api_keys_file,
-        "insecure_open": insecure_open,
-        "pins": ",".join(pin) if pin else None,
-        "device": device,
-        "dtype": dtype,
-        "max_batch_tokens": max_batch_tokens,
-        "max_batch_rows": max_batch_rows,
-        "max_inputs": max_inputs,
-        "max_queued_requests": max_queued_requests,
-        "default_deadline_ms": default_deadline_ms,
-        "task_memory_bytes": task_memory_bytes,
-        "host_memory_bytes": host_memory_bytes,
-        "trunk_cache_bytes": trunk_cache_bytes,
-        "tokenizer_threads": tokenizer_threads,
-        "compute_threads": compute_threads,
-        "log_format": log_format,
-        "access_log": access_log,
-        "drain_delay_s": drain_delay_s,
-    }
+    """Serve all tasks of a registry over HTTP, until interrupted.
+
+    Each setting is an option, an environment variable (NUNATAK_MAX_INPUTS) and a line of the file.
+    """
     with needs_extra("server"):
         from nunatak_server.errors import START_AGAIN, EngineFailedError
         from nunatak_server.settings import Origin, as_toml, configure
         from nunatak_server.telemetry.logs import log_failure, log_uncaught
-    # A setting's own option overrides --set.
-    named = {name: value for name, value in given.items() if value is not None}
-    others = assignments("--set", settings, may_be_empty=True)
-    configuration = configure({**others, **named}, file=config)
+    configuration = configure(_given(context.obj), file=config)
     if show_config:
         print_text(as_toml(configuration))
         return
@@ -259,6 +134,19 @@ def serve(  # noqa: PLR0913 - one parameter per option is how typer works
         raise typer.Exit(1) from error
     if status:
         raise typer.Exit(status)
+
+
+def _given(options: Mapping[str, Sequence[str] | bool | None]) -> dict[str, object]:
+    """Return the settings that options give; a repeated option gives several values."""
+    given: dict[str, object] = {
+        name: value if isinstance(value, bool) else ",".join(value)
+        for name, value in options.items()
+        if value is False or value
+    }
+    backbones = options.get("backbone")
+    if isinstance(backbones, Sequence) and len(backbones) > 1:
+        given |= {"backbone": backbones[0], "other_backbones": ",".join(backbones[1:])}
+    return given
 
 
 def _run(configuration: "Configuration", *, create_registry: bool) -> int:

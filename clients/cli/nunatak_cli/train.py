@@ -44,7 +44,7 @@ from nunatak_cli.options import (
 from nunatak_cli.output import console, print_json, tell_rejected
 from nunatak_cli.registries import publishing_registry
 from nunatak_contract.enums import MethodKind, OnLong
-from nunatak_contract.errors import MissingExtraError, needs_extra
+from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
 
 METHOD = "Method"
 RECIPE = "Recipe (absent: the default of the method)"
@@ -55,7 +55,6 @@ class TrainCommand(TyperCommand):
 
     # Typer hands in a typer.Context, but names its own private base class here.
     def format_help(self, ctx: typer.Context, formatter: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Print the options, then the settings."""
         super().format_help(ctx, formatter)  # pyright: ignore[reportArgumentType]
         try:
             with needs_extra("training"):
@@ -205,27 +204,25 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     )
     with needs_extra("training"):
         from nunatak_cli.training import (
-            TrainRequest,
             outcome_json,
             outcome_table,
             prepare_device,
             published_text,
             train_and_promote,
         )
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.kinds import kind_named
         from nunatak_training.run_settings import read_settings
-    request = TrainRequest(
+        from nunatak_training.train import TrainSettings
+        from nunatak_training.trunk import DiskTrunkStore
+    request = TrainSettings(
         task=task,
         data=data,
         kind=kind_named(kind),
         dev=dev,
         note=note,
-        backbone=backbone,
         settings=read_settings(named),
-        alias=promote,
-        cache=cache,
-        resume=resume,
-        device=device,
+        promote=promote,
         spelt=row_format(
             text=text_column,
             label=label_column,
@@ -237,7 +234,13 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     )
     prepare_device(device, threads)
     with publishing_registry(registry, create=create) as opened:
-        outcome, moved = train_and_promote(request, opened)
+        outcome, moved = train_and_promote(
+            request,
+            opened,
+            load_backbone(backbone or DEFAULT_BACKBONE, device=device.value),
+            trunks=DiskTrunkStore() if cache else None,
+            resume=resume,
+        )
     tell_rejected(request.spelt)
     if as_json:
         print_json(outcome_json(outcome, alias=promote))
@@ -269,20 +272,24 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("training"):
         from nunatak_cli.training import prepare_device
         from nunatak_cli.training_all import (
+            in_order,
             read_task_file,
-            requests_of,
             results_json,
             results_table,
+            runs_of,
             train_in_turn,
         )
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
     listed = read_task_file(file)
     prepare_device(device, threads)
-    requests = requests_of(listed, file, cache=cache, resume=resume, device=device, strict=strict)
+    runs = runs_of(listed, file, strict=strict)
+    backbone = load_backbone(listed.backbone or DEFAULT_BACKBONE, device=device.value)
+    ordered = in_order(runs, file, backbone)
     with publishing_registry(registry, create=create) as opened:
-        results = train_in_turn(requests, opened)
+        results = train_in_turn(ordered, opened, backbone, cache=cache, resume=resume)
     if as_json:
         print_json(results_json(results))
     else:
         console().print(results_table(results))
-    if any(result.failure is not None for result in results):
+    if any(isinstance(found, NunatakError) for _, found in results):
         raise typer.Exit(1)

@@ -1,8 +1,7 @@
 """Trains and publishes one task for `nunatak train`, and shows the outcome."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 
 from pydantic import JsonValue
 from rich.table import Table
@@ -14,101 +13,50 @@ from nunatak_cli.registries import moved_line, promote, published_line
 from nunatak_cli.task_show import SHOWN_LABELS
 from nunatak_contract.cards import facts
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.names import check_alias_name, check_task_name
-from nunatak_model import DEFAULT_BACKBONE, Backbone, compute_with, has_cuda, load_backbone
+from nunatak_model import Backbone, compute_with, has_cuda
 from nunatak_registry import Registry
 from nunatak_training.cache import default_cache_folder
-from nunatak_training.data import DataWarning, RowFormat
-from nunatak_training.fitting import method_on
-from nunatak_training.kinds import TaskKind
-from nunatak_training.recipes import LayerChoice, default_recipe
+from nunatak_training.data import DataWarning
+from nunatak_training.recipes import LayerChoice
 from nunatak_training.report import ProgressBar
-from nunatak_training.run_settings import RunSettings
 from nunatak_training.scoring import Interval
 from nunatak_training.train import TrainOutcome, TrainSettings, train
-from nunatak_training.trunk import DiskTrunkStore, TrunkStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainRequest:
-    """One task to train, with its settings."""
-
-    task: str
-    data: str
-    kind: TaskKind | None
-    dev: Path | None
-    note: str
-    backbone: str | None
-    settings: RunSettings
-    alias: str | None
-    """Alias to point at the new version."""
-    cache: bool = True
-    """Whether the disk keeps the trunk states."""
-    resume: bool = True
-    """Whether to continue a killed run and to write checkpoints."""
-    device: DeviceName = DeviceName.CPU
-    spelt: RowFormat = field(default_factory=RowFormat)
-    """The columns and the delimiter of the files of examples."""
-    strict: bool = False
-    """Whether to refuse data with warnings."""
+from nunatak_training.trunk import TrunkStore
 
 
 def train_and_promote(
-    request: TrainRequest,
+    settings: TrainSettings,
     registry: Registry,
+    backbone: Backbone,
     *,
-    backbone: Backbone | None = None,
-    trunks: TrunkStore | None = None,
+    trunks: TrunkStore | None,
+    resume: bool,
 ) -> tuple[TrainOutcome, str | None]:
-    """Train, publish, and point the request's alias, if given, at the new version.
+    """Train, publish, and point the alias, if there is one, at the new version.
 
     Returns the outcome, and the line about the alias.
-
-    Several requests may share one loaded `backbone` and one store of trunk states, `trunks`.
     """
-    check_names(request)
-    if backbone is None:
-        backbone = load_backbone(request.backbone or DEFAULT_BACKBONE, device=request.device.value)
-    chosen = request.settings
-    recipe = default_recipe(
-        method_on(chosen, backbone.config), backbone=backbone.name, changes=chosen.changes
-    )
-    if trunks is None and request.cache:
-        trunks = DiskTrunkStore()
-    settings = TrainSettings(
-        task=request.task,
-        data=request.data,
-        recipe=recipe,
-        kind=request.kind,
-        dev=request.dev,
-        spelt=request.spelt,
-        strict=request.strict,
-        note=request.note,
-        layer_target=chosen.layer_target,
-        recipe_changes=chosen.changes,
-    )
     outcome = train(
         settings,
         registry=registry,
         backbone=backbone,
-        report=ProgressBar(request.task),
+        report=ProgressBar(settings.task),
         trunks=trunks,
-        checkpoints=default_cache_folder() if request.resume else None,
-        warn=lambda found: error_console().print(warnings_table(found, request.task)),
+        checkpoints=default_cache_folder() if resume else None,
+        warn=lambda found: error_console().print(warnings_table(found, settings.task)),
     )
-    if request.alias is not None:
-        move, has_moved = promote(registry, request.task, request.alias, outcome.manifest.version)
-        return outcome, moved_line(move, has_moved=has_moved)
-    return outcome, None
+    if settings.promote is None:
+        return outcome, None
+    version = outcome.manifest.version
+    move, has_moved = promote(registry, settings.task, settings.promote, version)
+    return outcome, moved_line(move, has_moved=has_moved)
 
 
 def published_text(outcome: TrainOutcome) -> str:
-    """Return the line about the publication of a trained version."""
     return published_line(outcome.manifest.reference, is_new=outcome.is_new)
 
 
 def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
-    """Return the warnings about the data of a task, each with a way out."""
     table = Table(title=Text(f"warnings about the data of {task}"), title_justify="left")
     for heading in ("problem", "found", "what to do"):
         table.add_column(heading)
@@ -128,15 +76,7 @@ def prepare_device(device: DeviceName, threads: int | None) -> None:
     compute_with(threads)
 
 
-def check_names(request: TrainRequest) -> None:
-    """Refuse malformed names of task and alias before the work, not after it."""
-    if request.alias is not None:
-        check_alias_name(request.alias)
-    check_task_name(request.task)
-
-
 def outcome_table(outcome: TrainOutcome) -> Table:
-    """Return the facts of the new version and its scores on the dev examples."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -176,7 +116,6 @@ def _score_text(value: float, interval: Interval | None) -> str:
 
 
 def _choice_text(choice: LayerChoice) -> str:
-    """Return every run with its share of the score of full fine-tuning."""
     runs = ", ".join(
         f"{run.layers}: {run.score:.4f} ({run.score / choice.full_score:.1%})"
         for run in choice.runs
@@ -185,7 +124,6 @@ def _choice_text(choice: LayerChoice) -> str:
 
 
 def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonValue]:
-    """Return the published version, its scores and the epochs of the training."""
     return {
         "reference": outcome.manifest.reference,
         "task": outcome.manifest.task,
@@ -208,13 +146,7 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "best_epoch": outcome.best_epoch,
         "planned_epochs": outcome.num_epochs,
         "epochs": [
-            {
-                "epoch": result.epoch,
-                "train_loss": result.train_loss,
-                "dev_loss": result.dev_loss,
-                "dev_score": result.dev_score,
-                "seconds": result.seconds,
-            }
+            {name: value for name, value in asdict(result).items() if name != "step"}
             for result in outcome.history
         ],
         "layer_choice": None

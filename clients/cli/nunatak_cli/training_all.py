@@ -9,32 +9,26 @@ tasks:
   names: {data: ner/, method: lora, rank: 4, tapt: {epochs: 2}}
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from rich.table import Table
 
-from nunatak_cli.options import DeviceName, OnBadRow, rejected_file, row_format
+from nunatak_cli.options import OnBadRow, rejected_file, row_format
 from nunatak_cli.output import error_console
-from nunatak_cli.training import (
-    TrainRequest,
-    check_names,
-    outcome_json,
-    published_text,
-    train_and_promote,
-)
+from nunatak_cli.training import outcome_json, published_text, train_and_promote
 from nunatak_contract.errors import NunatakError
-from nunatak_model import DEFAULT_BACKBONE, Backbone, load_backbone, maths_of
+from nunatak_model import Backbone, maths_of
 from nunatak_registry import Registry
-from nunatak_training.fitting import method_on
+from nunatak_training.fitting import recipe_on
 from nunatak_training.kinds import TaskKind
-from nunatak_training.recipes import METHODS, default_recipe
+from nunatak_training.recipes import METHODS
 from nunatak_training.run_settings import method_settings, read_settings
 from nunatak_training.settings import overlaid, read_mapping
-from nunatak_training.train import TrainOutcome
+from nunatak_training.train import TrainOutcome, TrainSettings
 from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore
 
 METHOD = "method"
@@ -57,7 +51,6 @@ class SharedSettings(BaseModel):
 
     @property
     def named(self) -> dict[str, JsonValue]:
-        """Settings of the run, by name."""
         return self.model_extra or {}
 
 
@@ -78,31 +71,8 @@ class TaskFile(BaseModel):
     tasks: Annotated[dict[str, TaskSettings], Field(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """The error that kept a task from being published."""
-
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
-    """The result of one task: either `outcome` or `failure`."""
-
-    task: str
-    alias: str | None
-    outcome: TrainOutcome | None = None
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainRequests:
-    """All tasks of a file, checked before the first training."""
-
-    backbone: Backbone
-    items: tuple[TrainRequest, ...]
-    """The tasks in order of split depth, the lowest first."""
+TaskResult = tuple[TrainSettings, TrainOutcome | NunatakError]
+"""A task, and its new version or the error that kept the task from being published."""
 
 
 def read_task_file(path: Path) -> TaskFile:
@@ -131,36 +101,23 @@ def read_task_file(path: Path) -> TaskFile:
     return file.model_copy(update={"tasks": tasks})
 
 
-def requests_of(
-    listed: TaskFile,
-    file: Path,
-    *,
-    cache: bool,
-    resume: bool,
-    device: DeviceName = DeviceName.CPU,
-    strict: bool = False,
-) -> TrainRequests:
-    """Check every task of a file against the backbone.
+def runs_of(listed: TaskFile, file: Path, *, strict: bool = False) -> tuple[TrainSettings, ...]:
+    """Return the run of every task of a file, whose settings are checked.
 
-    A store computes the states of one depth from the states of a smaller depth. So the tasks with
-    the lowest split depth come first, and each trunk layer runs once for equal texts.
+    Raises:
+        NunatakError: `invalid_task_file`, a setting does not fit.
     """
-    name = listed.backbone or DEFAULT_BACKBONE
-    requests = dict[str, TrainRequest]()
+    runs = list[TrainSettings]()
     for task, said in listed.tasks.items():
-        try:
-            requests[task] = TrainRequest(
+        with _named(file, task):
+            run = TrainSettings(
                 task=task,
                 data=said.data,
                 kind=said.kind,
                 dev=said.dev,
                 note=said.note or "",
-                backbone=name,
                 settings=read_settings(said.named),
-                alias=said.promote,
-                cache=cache,
-                resume=resume,
-                device=device,
+                promote=said.promote,
                 spelt=row_format(
                     text=said.text_column,
                     label=said.label_column,
@@ -170,33 +127,64 @@ def requests_of(
                 ),
                 strict=strict,
             )
-            check_names(requests[task])
-        except NunatakError as error:
-            raise NunatakError(
-                "invalid_task_file", path=file, place=f"tasks.{task}", problem=str(error)
-            ) from error
-    backbone = load_backbone(name, device=device.value)
+        runs.append(run)
+    return tuple(runs)
+
+
+def in_order(
+    runs: Sequence[TrainSettings], file: Path, backbone: Backbone
+) -> tuple[TrainSettings, ...]:
+    """Check the runs of a file against the backbone, and put the lowest split depth first.
+
+    A store computes the states of one depth from the states of a smaller depth. So each trunk layer
+    runs once for equal texts.
+
+    Raises:
+        NunatakError: `invalid_task_file`, a method does not fit the backbone.
+    """
     depths = dict[str, int]()
-    for task, request in requests.items():
-        try:
-            depths[task] = _split_depth(request, backbone)
-        except NunatakError as error:
-            raise NunatakError(
-                "invalid_task_file", path=file, place=f"tasks.{task}", problem=str(error)
-            ) from error
-    items = sorted(requests.values(), key=lambda request: depths[request.task])
-    return TrainRequests(backbone=backbone, items=tuple(items))
+    for run in runs:
+        with _named(file, run.task):
+            method = recipe_on(run.settings, backbone).method
+            # A search for the number of layers needs states of several depths.
+            is_search = run.settings.layer_target is not None
+            depth = 0 if is_search else maths_of(method).split_depth(backbone.config)
+            depths[run.task] = depth or 0
+    return tuple(sorted(runs, key=lambda run: depths[run.task]))
 
 
-def train_in_turn(requests: TrainRequests, registry: Registry) -> tuple[TrainResult, ...]:
+def train_in_turn(
+    runs: Sequence[TrainSettings],
+    registry: Registry,
+    backbone: Backbone,
+    *,
+    cache: bool,
+    resume: bool,
+) -> tuple[TaskResult, ...]:
     """Train and publish each task; an error of Nunatak fails only its own task."""
-    memory = MemoryTrunkStore()
-    results = list[TrainResult]()
-    for number, request in enumerate(requests.items, start=1):
-        result = _trained(request, requests.backbone, registry, memory)
-        results.append(result)
-        _print_progress(result, number, len(requests.items))
+    trunks = DiskTrunkStore() if cache else MemoryTrunkStore()
+    results = list[TaskResult]()
+    for number, run in enumerate(runs, start=1):
+        try:
+            found, _ = train_and_promote(run, registry, backbone, trunks=trunks, resume=resume)
+            metric, value = next(iter(found.metrics.items()))
+            line = f"{published_text(found)}, dev {metric} {value:.4f}"
+        except NunatakError as error:
+            found, line = error, f"failed [{error.code}]: {error}"
+        results.append((run, found))
+        error_console().print(f"[{number}/{len(runs)}] {run.task}: {line}", soft_wrap=True)
     return tuple(results)
+
+
+@contextmanager
+def _named(file: Path, task: str) -> Generator[None]:
+    """Name the file and the task in an error."""
+    try:
+        yield
+    except NunatakError as error:
+        raise NunatakError(
+            "invalid_task_file", path=file, place=f"tasks.{task}", problem=str(error)
+        ) from error
 
 
 def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSettings:
@@ -222,70 +210,27 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
     return TaskSettings.model_validate(merged)
 
 
-def _split_depth(request: TrainRequest, backbone: Backbone) -> int:
-    """Return the depth at which a request needs trunk states; 0 for none or for several depths."""
-    settings = request.settings
-    method = method_on(settings, backbone.config)
-    default_recipe(method, backbone=backbone.name, changes=settings.changes)
-    if settings.layer_target is not None:
-        return 0
-    return maths_of(method).split_depth(backbone.config) or 0
-
-
-def _trained(
-    request: TrainRequest, backbone: Backbone, registry: Registry, memory: MemoryTrunkStore
-) -> TrainResult:
-    trunks = DiskTrunkStore() if request.cache else memory
-    try:
-        outcome, _ = train_and_promote(request, registry, backbone=backbone, trunks=trunks)
-    except NunatakError as error:
-        failure = Failure(code=error.code, message=str(error))
-        return TrainResult(task=request.task, alias=request.alias, failure=failure)
-    return TrainResult(task=request.task, alias=request.alias, outcome=outcome)
-
-
-def _print_progress(result: TrainResult, number: int, count: int) -> None:
-    if result.failure is not None:
-        line = f"failed [{result.failure.code}]: {result.failure.message}"
-    elif result.outcome is not None:
-        metric, value = next(iter(result.outcome.metrics.items()))
-        line = f"{published_text(result.outcome)}, dev {metric} {value:.4f}"
-    else:
-        line = ""
-    error_console().print(f"[{number}/{count}] {result.task}: {line}", soft_wrap=True)
-
-
-def results_table(results: Sequence[TrainResult]) -> Table:
-    """Return one row per task."""
+def results_table(results: Sequence[TaskResult]) -> Table:
     table = Table("task", "version", "dev score", "time", box=None)
-    for result in results:
-        if result.outcome is None:
-            problem = "" if result.failure is None else f"failed [{result.failure.code}]"
-            table.add_row(result.task, problem, "", "")
+    for run, found in results:
+        if isinstance(found, NunatakError):
+            table.add_row(run.task, f"failed [{found.code}]", "", "")
             continue
-        metric, value = next(iter(result.outcome.metrics.items()))
-        version, seconds = result.outcome.manifest.version, result.outcome.seconds
-        table.add_row(result.task, str(version), f"{metric} {value:.4f}", f"{seconds:.1f} s")
+        metric, value = next(iter(found.metrics.items()))
+        version, seconds = found.manifest.version, found.seconds
+        table.add_row(run.task, str(version), f"{metric} {value:.4f}", f"{seconds:.1f} s")
     return table
 
 
-def results_json(results: Sequence[TrainResult]) -> dict[str, JsonValue]:
-    """Return the result of each task, in the order of training."""
-    published = [result for result in results if result.outcome is not None]
+def results_json(results: Sequence[TaskResult]) -> dict[str, JsonValue]:
+    failed = sum(isinstance(found, NunatakError) for _, found in results)
     return {
-        "published": len(published),
-        "failed": len(results) - len(published),
-        "tasks": [_result_json(result) for result in results],
-    }
-
-
-def _result_json(result: TrainResult) -> dict[str, JsonValue]:
-    if result.outcome is not None:
-        return {"status": "published", **outcome_json(result.outcome, alias=result.alias)}
-    failure = result.failure
-    return {
-        "status": "failed",
-        "task": result.task,
-        "code": None if failure is None else failure.code,
-        "message": None if failure is None else failure.message,
+        "published": len(results) - failed,
+        "failed": failed,
+        "tasks": [
+            {"status": "failed", "task": run.task, "code": found.code, "message": str(found)}
+            if isinstance(found, NunatakError)
+            else {"status": "published", **outcome_json(found, alias=run.promote)}
+            for run, found in results
+        ],
     }

@@ -15,7 +15,7 @@ from nunatak.local import LocalTasks, loaded_backbone
 from nunatak_client import Inputs, Prediction
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.names import DEFAULT_BACKBONE, check_alias_name, check_task_name
+from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_rows import RowFormat
 
 if TYPE_CHECKING:
@@ -123,38 +123,30 @@ def train(  # noqa: PLR0913 - the arguments of one training
     with needs_extra("training"):
         from nunatak_registry import Registry, default_location
         from nunatak_training.cache import default_cache_folder
-        from nunatak_training.fitting import method_on
         from nunatak_training.kinds import kind_named
-        from nunatak_training.recipes import default_recipe
-        from nunatak_training.report import ProgressBar, SilentReport
+        from nunatak_training.report import ProgressBar, Report
         from nunatak_training.run_settings import read_settings
         from nunatak_training.train import TrainSettings
         from nunatak_training.train import train as train_task
         from nunatak_training.trunk import DiskTrunkStore
-    check_task_name(task)
-    if promote is not None:
-        check_alias_name(promote)
-    chosen = read_settings(settings)
+    run = TrainSettings(
+        task=task,
+        data=_given(data, labels),
+        settings=read_settings(settings),
+        kind=kind_named(kind),
+        spelt=_spelt(text_column, label_column, pair_column, rejected),
+        strict=strict,
+        note=note,
+        promote=promote,
+    )
     loaded = loaded_backbone(backbone, device)
     place = registry or default_location()
     with Registry.open(place) as opened:
         outcome = train_task(
-            TrainSettings(
-                task=task,
-                data=_given(data, labels),
-                recipe=default_recipe(
-                    method_on(chosen, loaded.config), backbone=loaded.name, changes=chosen.changes
-                ),
-                kind=kind_named(kind),
-                spelt=_spelt(text_column, label_column, pair_column, rejected),
-                strict=strict,
-                note=note,
-                layer_target=chosen.layer_target,
-                recipe_changes=chosen.changes,
-            ),
+            run,
             registry=opened,
             backbone=loaded,
-            report=ProgressBar(task) if show_progress else SilentReport(),
+            report=ProgressBar(task) if show_progress else Report(),
             trunks=DiskTrunkStore(),
             checkpoints=default_cache_folder(),
             warn=None if strict else _warn,

@@ -17,7 +17,7 @@ from nunatak_contract.methods import TopK
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.kinds import TaskKind
-from nunatak_training.recipes import default_recipe
+from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainSettings, train
 
 QUICK: dict[str, JsonValue] = {
@@ -35,14 +35,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A backbone, dev examples of every kind of task, and a registry with a task of every kind."""
     folder = tmp_path_factory.mktemp("evaluated")
     backbone = load_backbone(save_tiny_backbone(folder / "backbone"))
-    recipe = default_recipe(TopK(num_layers=1), changes=QUICK)
+    chosen = RunSettings(method=TopK(num_layers=1), changes=QUICK)
     with Registry.open(folder / "registry") as registry:
         for kind in TaskKind:
             (folder / kind).mkdir()
             write_jsonl(folder / kind / "train.jsonl", toy_rows(kind, 48, seed=1))
             # More than one request holds.
             write_jsonl(folder / kind / "dev.jsonl", toy_rows(kind, 70, seed=2))
-            settings = TrainSettings(task=kind, data=folder / kind, recipe=recipe)
+            settings = TrainSettings(task=kind, data=folder / kind, settings=chosen)
             train(settings, registry=registry, backbone=backbone)
     return folder
 

@@ -32,7 +32,7 @@ from nunatak_registry import Registry
 from nunatak_training.fitting import TrainedTask, fit_task
 from nunatak_training.publishing import publish
 from nunatak_training.recipes import default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 METHOD = Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)
@@ -50,7 +50,7 @@ def make_backbone() -> Backbone:
 def trained(backbone: Backbone, *, calibrate: bool) -> TrainedTask:
     changes = {"epochs": 8, "batch_size": 8, "max_length": 32, "calibrate": calibrate}
     recipe = default_recipe(METHOD, changes=dict(changes))
-    return fit_task(DATA, recipe, backbone, report=SilentReport()).tested(backbone)
+    return fit_task(DATA, recipe, backbone, report=Report()).tested(backbone)
 
 
 @pytest.fixture(scope="module", name="expected")

@@ -9,7 +9,7 @@ from nunatak_contract.methods import Full
 from nunatak_training.fitting import fit_task
 from nunatak_training.kinds import Metric
 from nunatak_training.recipes import default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 
 SHAPES: dict[TokenizerFamily, Family] = {
     TokenizerFamily.BERT: "bert",
@@ -31,6 +31,6 @@ def test_answers_are_learned_on_every_shape(family: TokenizerFamily) -> None:
     }
     recipe = default_recipe(Full(), changes=changes)
 
-    trained = fit_task(name_questions(), recipe, backbone, report=SilentReport())
+    trained = fit_task(name_questions(), recipe, backbone, report=Report())
 
     assert trained.scores[Metric.EXACT_MATCH] >= 0.9

@@ -21,7 +21,8 @@ from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.objectives import objective_of
 from nunatak_training.publishing import publish
 from nunatak_training.recipes import default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
+from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 QUICK: dict[str, JsonValue] = {
@@ -57,8 +58,8 @@ def toy_folder(folder: Path, kind: TaskKind) -> Path:
 
 
 def trained(folder: Path, registry: Registry, backbone: Backbone) -> TrainOutcome:
-    recipe = default_recipe(TopK(num_layers=1), changes=QUICK)
-    settings = TrainSettings(task="toy", data=folder, recipe=recipe)
+    chosen = RunSettings(method=TopK(num_layers=1), changes=QUICK)
+    settings = TrainSettings(task="toy", data=folder, settings=chosen)
     return train(settings, registry=registry, backbone=backbone)
 
 
@@ -91,7 +92,7 @@ def test_what_is_served_gives_the_dev_logits_of_training(
 ) -> None:
     data = load_task_data(toy_folder(tmp_path / "toy", kind))
     recipe = default_recipe(method, changes={**QUICK, "epochs": 2})
-    result = fit_task(data, recipe, backbone, report=SilentReport())
+    result = fit_task(data, recipe, backbone, report=Report())
     dev = objective_of(data).encode(data.dev, backbone.tokenizer, max_length=recipe.max_length)
     expected = branch_logits(backbone, result.spec, result.parameters)(dev.encodings, dropout=0.0)
 
@@ -143,5 +144,5 @@ def test_recipe_that_does_not_fit_the_kind_is_refused(
             data,
             default_recipe(TopK(num_layers=1), changes={**QUICK, **changes}),
             backbone,
-            report=SilentReport(),
+            report=Report(),
         )

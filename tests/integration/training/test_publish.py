@@ -36,10 +36,10 @@ from nunatak_model import (
 )
 from nunatak_registry import Registry
 from nunatak_training.data import DataWarning, load_task_data, load_test_set
-from nunatak_training.fitting import evaluate, fit_task
+from nunatak_training.fitting import evaluate, fit_task, recipe_on
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.checkpoint import Checkpoint, run_key
-from nunatak_training.recipes import changed_recipe, default_recipe
+from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 METHODS = [
@@ -68,7 +68,7 @@ def make_folder(tmp_path: Path) -> Path:
 
 
 def settings(method: Method, data: Path, *, task: str = "toy") -> TrainSettings:
-    return TrainSettings(task=task, data=data, recipe=default_recipe(method, changes=QUICK))
+    return TrainSettings(task=task, data=data, settings=RunSettings(method=method, changes=QUICK))
 
 
 def logits_of(
@@ -96,7 +96,7 @@ def test_what_is_served_is_what_was_trained(
 
     trained = fit_task(
         load_task_data(folder),
-        settings(method, folder).recipe,
+        recipe_on(settings(method, folder).settings, backbone),
         backbone,
         report=RecordingReport(),
     )
@@ -127,15 +127,13 @@ def test_training_again_finds_the_version_that_exists(
     assert first.manifest.version == second.manifest.version == 1
 
 
-def test_backbone_is_loaded_where_the_recipe_says(
+def test_the_record_names_the_backbone_by_its_own_name(
     folder: Path, tmp_path: Path, registry: Registry
 ) -> None:
-    path = save_tiny_backbone(tmp_path / "tiny")
-    recipe = default_recipe(HeadOnly(), backbone=str(path), changes=QUICK)
+    loaded = load_backbone(save_tiny_backbone(tmp_path / "tiny"))
 
-    outcome = train(TrainSettings(task="toy", data=folder, recipe=recipe), registry=registry)
+    outcome = train(settings(HeadOnly(), folder), registry=registry, backbone=loaded)
 
-    loaded = load_backbone(path)
     assert outcome.manifest.backbone.digest == loaded.digest
     assert outcome.manifest.recipe is not None
     assert outcome.manifest.recipe.settings["backbone"] == loaded.name
@@ -170,7 +168,7 @@ def test_scores_of_test_examples_stand_in_the_manifest_and_on_the_card(
     examples = load_test_set(path, load_task_data(folder))
     trained = fit_task(
         load_task_data(folder),
-        settings(HeadOnly(), folder).recipe,
+        recipe_on(settings(HeadOnly(), folder).settings, backbone),
         backbone,
         report=RecordingReport(),
     )
@@ -201,10 +199,10 @@ def test_examples_longer_than_max_length_are_told_of(
     folder: Path, registry: Registry, backbone: Backbone
 ) -> None:
     told = list[DataWarning]()
-    recipe = default_recipe(HeadOnly(), changes={**QUICK, "max_length": 6})
+    chosen = RunSettings(method=HeadOnly(), changes={**QUICK, "max_length": 6})
 
     outcome = train(
-        replace(settings(HeadOnly(), folder), recipe=recipe),
+        replace(settings(HeadOnly(), folder), settings=chosen),
         registry=registry,
         backbone=backbone,
         warn=told.extend,
@@ -242,7 +240,7 @@ def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
     folder: Path, registry: Registry, backbone: Backbone, tmp_path: Path
 ) -> None:
     chosen, data = settings(HeadOnly(), folder), load_task_data(folder)
-    recipe = changed_recipe(chosen.recipe, {"backbone": backbone.name})
+    recipe = recipe_on(chosen.settings, backbone)
     place = (
         tmp_path / "checkpoints" / f"{run_key({chosen.task: data}, recipe, backbone)}.safetensors"
     )
@@ -264,7 +262,8 @@ def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
 def test_layers_found_by_a_target_stand_in_the_manifest(
     folder: Path, registry: Registry, backbone: Backbone
 ) -> None:
-    chosen = replace(settings(TopK(num_layers=2), folder), layer_target=0.5, recipe_changes=QUICK)
+    search = RunSettings(method=TopK(num_layers=2), layer_target=0.5, changes=QUICK)
+    chosen = replace(settings(TopK(num_layers=2), folder), settings=search)
 
     outcome = train(chosen, registry=registry, backbone=backbone)
 

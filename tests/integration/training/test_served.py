@@ -28,7 +28,7 @@ from nunatak_training.fitting import TrainedTask, branch_logits, fit_task
 from nunatak_training.objectives import objective_of
 from nunatak_training.publishing import publish
 from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 DATA = toy_data(num_train=30, num_dev=12)
@@ -68,8 +68,7 @@ def make_backbone() -> Backbone:
 @pytest.fixture(scope="module", name="trained")
 def train_all(backbone: Backbone) -> dict[str, TrainedTask]:
     return {
-        name: fit_task(DATA, recipe, backbone, report=SilentReport())
-        for name, recipe in RECIPES.items()
+        name: fit_task(DATA, recipe, backbone, report=Report()) for name, recipe in RECIPES.items()
     }
 
 

@@ -5,7 +5,7 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.terminals import nunatak
 from nunatak_model import Encoding
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 from nunatak_training.trunk import DiskTrunkStore
 
 
@@ -15,7 +15,7 @@ def test_what_is_kept_is_shown_until_it_is_cleared(
     monkeypatch.setenv("NUNATAK_CACHE", str(tmp_path))
     wanted = [Encoding(token_ids=(5, 6), type_ids=(0, 0))]
     DiskTrunkStore().states(
-        tiny_backbone(num_layers=2), wanted, depth=1, progress=SilentReport().prepared
+        tiny_backbone(num_layers=2), wanted, depth=1, progress=Report().prepared
     )
 
     shown, listed = nunatak("cache", "show"), nunatak("cache", "show", "--json").json()

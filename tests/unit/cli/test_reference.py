@@ -33,8 +33,8 @@ def test_every_section_begins_at_a_setting() -> None:
 
 def test_every_option_of_serve_that_is_a_setting_stands_next_to_it() -> None:
     assert "| `NUNATAK_MAX_INPUTS` | `--max-inputs` | `64` |" in PAGE
-    assert "| `NUNATAK_PINS` | `--pin` |" in PAGE
-    assert "| `NUNATAK_GRACE_S` |  | `30` |" in PAGE
+    assert "| `NUNATAK_PINS` | `--pins` |" in PAGE
+    assert "| `NUNATAK_GRACE_S` | `--grace-s` | `30` |" in PAGE
 
 
 def test_every_variable_that_the_sources_name_is_on_the_page() -> None:

@@ -6,13 +6,12 @@ import pytest
 
 from doubles.sweeps import toy_folder
 from doubles.terminals import Ran, nunatak
-from nunatak_cli.sweep import SweepRequest, grid_of
-from nunatak_training.sweeps import RunContext, plan_runs
+from nunatak_training.sweeps import RunContext, plan_runs, read_grid
 
 SWEEP = """
 name: small
-tasks: [{name: toy}, {name: other, data: toy}]
-methods: [{kind: head}, {kind: bottleneck, size: [4]}]
+tasks: [{name: toy}]
+methods: [{kind: head}]
 recipe: {epochs: 1, max_length: 32}
 """
 
@@ -26,15 +25,16 @@ def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sweep(folder: Path, results: Path, *options: str) -> Ran:
     return nunatak(
-        "sweep", "run", str(folder / "small.yaml"), "--data-root", str(folder),
-        "--backbone", str(folder / "backbone"), "--results", str(results), *options,
+        "sweep", "run", str(folder / "small.yaml"), "--set", f"data_root={folder}",
+        "--set", f"backbones=[{folder / 'backbone'}]", "--results", str(results), *options,
     )  # fmt: skip
 
 
 def test_sweep_runs_goes_on_and_reports(folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
-    first = sweep(folder, results, "--task", "toy", "--method", "head")
-    second = sweep(folder, results, "--task", "toy", "--seeds", "0,1")
+    both = "methods=[{kind: head}, {kind: bottleneck, size: [4]}]"
+    first = sweep(folder, results)
+    second = sweep(folder, results, "--set", "seeds=[0,1]", "--set", both)
 
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert "1 runs, 0 of them done before" in first.stderr
@@ -48,32 +48,21 @@ def test_sweep_runs_goes_on_and_reports(folder: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "table.md").read_text() == printed.stdout
 
 
-def test_sweep_from_options_alone(folder: Path, tmp_path: Path) -> None:
-    ran = nunatak(
-        "sweep", "run", "--task", f"tone={folder / 'toy'}", "--frozen", "3",
-        "--backbone", str(folder / "backbone"), "--results", str(tmp_path / "results"),
-        "--set", "epochs=1", "--set", "max_length=32", "--train-caps", "8,all",
-    )  # fmt: skip
-
-    assert ran.exit_code == 0
-    assert "2 runs, 0 failed" in ran.stdout
-
-
-def test_set_wins_over_the_settings_of_methods_and_axes(folder: Path, tmp_path: Path) -> None:
+def test_overrides_win_over_the_settings_of_methods_and_axes(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(
         "tasks: [{name: toy}]\n"
         "methods: [{kind: head, recipe: {epochs: 2}}]\n"
         "seeds: [0, 1]\n"
         "recipe: {max_length: 32}\n"
     )
-    request = SweepRequest(
-        file=tmp_path / "own.yaml",
-        settings={"epochs": "1", "seed": "7"},
-        changes={"data_root": str(folder), "backbones": [str(folder / "backbone")]},
+    grid = read_grid(
+        tmp_path / "own.yaml",
+        {"data_root": str(folder), "backbones": [str(folder / "backbone")]},
+        texts={"overrides.epochs": "1", "overrides.seed": "7"},
     )
 
     context = RunContext()
-    runs = plan_runs(grid_of(request), backbone_of=context.backbone, data_of=context.data)
+    runs = plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
 
     assert [(it.description.recipe.epochs, it.description.recipe.seed) for it in runs] == [(1, 7)]
 
@@ -81,10 +70,8 @@ def test_set_wins_over_the_settings_of_methods_and_axes(folder: Path, tmp_path: 
 def test_sweep_with_and_without_task_adaptive_pretraining(folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
 
-    ran = sweep(
-        folder, results, "--task", "toy", "--method", "bottleneck", "--size", "4",
-        "--tapt-epochs", "0,1",
-    )  # fmt: skip
+    bottleneck = "methods=[{kind: bottleneck, size: 4}]"
+    ran = sweep(folder, results, "--set", bottleneck, "--set", "tapt=[null, {epochs: 1}]")
 
     assert ran.exit_code == 0
     printed = nunatak("sweep", "report", str(results)).stdout
@@ -96,7 +83,7 @@ def test_failed_run_is_reported_and_tried_again_only_when_asked(
     folder: Path, tmp_path: Path
 ) -> None:
     results = tmp_path / "results"
-    senseless = ("--task", "toy", "--method", "head", "--regularizer", "graddrop")
+    senseless = ("--set", "regularizers=[{name: graddrop}]")
 
     first, second = sweep(folder, results, *senseless), sweep(folder, results, *senseless)
     third = sweep(folder, results, *senseless, "--retry-failed")
@@ -108,22 +95,23 @@ def test_failed_run_is_reported_and_tried_again_only_when_asked(
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("change", "problem"),
     [
-        (("--task", "gone"), "expected one of toy, other, got 'gone'"),
-        (("--seeds", "x"), "seeds.0"),
-        (("--set", "epochs"), "--set expects NAME=VALUE"),
-        (("--set", "epochs=0"), "epochs"),
-        (("--method", "head", "--frozen", "3"), "--frozen belongs to --method topk"),
-        (("--frozen", "9"), "the backbone has 3 layers"),
-        (("--method", "magic"), "methods.0: method must be one of topk"),
-        (("--set", "epoch=1"), "the nearest is 'epochs'"),
+        ("gone=1", "gone: Extra inputs are not permitted"),
+        ("seeds=[x]", "seeds.0"),
+        ("seeds", "--set expects NAME=VALUE"),
+        ("seeds=[", "small.yaml: cannot be parsed"),
+        ("tasks.first=1", "tasks has no settings with names"),
+        ("overrides.epochs=0", "epochs"),
+        ("methods=[{kind: topk, frozen: 9}]", "the backbone has 3 layers"),
+        ("methods=[{kind: magic}]", "methods.0: method must be one of topk"),
+        ("overrides.epoch=1", "the nearest is 'epochs'"),
     ],
 )
-def test_options_that_make_no_sweep_are_refused(
-    folder: Path, tmp_path: Path, options: tuple[str, ...], problem: str
+def test_changes_that_make_no_sweep_are_refused(
+    folder: Path, tmp_path: Path, change: str, problem: str
 ) -> None:
-    ran = sweep(folder, tmp_path / "results", *options)
+    ran = sweep(folder, tmp_path / "results", "--set", change)
 
     assert ran.exit_code != 0
     assert problem in ran.stderr
@@ -138,8 +126,7 @@ def test_report_of_an_empty_folder_is_refused(tmp_path: Path) -> None:
 
 def test_publish_trains_the_best_run_again_and_says_so(folder: Path, tmp_path: Path) -> None:
     results, registry = tmp_path / "results", str(tmp_path / "registry")
-    options = ("--task", "toy", "--method", "head", "--seeds", "0,1")
-    assert sweep(folder, results, *options).exit_code == 0
+    assert sweep(folder, results, "--set", "seeds=[0,1]").exit_code == 0
 
     ran = nunatak(
         "sweep", "publish", str(results), "--task", "tone", "--registry", registry,
@@ -161,7 +148,7 @@ def test_publish_trains_the_best_run_again_and_says_so(folder: Path, tmp_path: P
 
 def test_publish_of_another_task_than_the_sweeps_is_refused(folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
-    sweep(folder, results, "--task", "toy", "--method", "head")
+    sweep(folder, results)
 
     ran = nunatak("sweep", "publish", str(results), "--task", "tone", "--of", "gone")
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from doubles.backbones import save_tiny_backbone
+from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
-from nunatak_cli.training_all import TaskSettings, read_task_file, requests_of
+from nunatak_cli.training_all import TaskSettings, in_order, read_task_file, runs_of
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.run_settings import read_settings
 
@@ -87,13 +87,11 @@ def test_a_task_that_chooses_its_layers_keeps_the_shared_share_unless_it_has_its
 
 @pytest.mark.parametrize("said", ["tapt: {epochs: 2}", "tapt.epochs: 2"])
 def test_settings_reach_the_recipe_as_in_train(tmp_path: Path, said: str) -> None:
-    save_tiny_backbone(tmp_path / "backbone")
-    text = f"backbone: {tmp_path / 'backbone'}\ntasks: {{tone: {{data: a, {said}}}}}"
-    path = written(tmp_path, text)
+    path = written(tmp_path, f"tasks: {{tone: {{data: a, {said}}}}}")
 
-    (request,) = requests_of(read_task_file(path), path, cache=False, resume=False).items
+    (run,) = runs_of(read_task_file(path), path)
 
-    assert request.settings.changes == read_settings({"tapt.epochs": 2}).changes
+    assert run.settings.changes == read_settings({"tapt.epochs": 2}).changes
 
 
 @pytest.mark.parametrize(
@@ -110,12 +108,10 @@ def test_settings_reach_the_recipe_as_in_train(tmp_path: Path, said: str) -> Non
 def test_a_setting_that_does_not_fit_is_refused_with_its_task(
     tmp_path: Path, said: str, problem: str
 ) -> None:
-    save_tiny_backbone(tmp_path / "backbone")
-    text = f"backbone: {tmp_path / 'backbone'}\ntasks: {{a: {{data: a}}, b: {{data: b, {said}}}}}"
-    path = written(tmp_path, text)
+    path = written(tmp_path, f"tasks: {{a: {{data: a}}, b: {{data: b, {said}}}}}")
 
     with raises("invalid_task_file", match=rf"tasks\.yaml: tasks\.b: .*{problem}"):
-        requests_of(read_task_file(path), path, cache=False, resume=False)
+        in_order(runs_of(read_task_file(path), path), path, tiny_backbone())
 
 
 def test_paths_are_relative_to_the_file_where_they_are_there(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from doubles.backbones import tiny_backbone
 from nunatak_model import Encoding
 from nunatak_training.cache import cache_contents, clear_cache
 from nunatak_training.loop.checkpoint import SavedState, held_checkpoint
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 from nunatak_training.trunk import DiskTrunkStore
 
 
@@ -16,7 +16,7 @@ def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
 
 def test_clearing_leaves_only_the_checkpoint_that_is_in_use(tmp_path: Path) -> None:
     wanted = [Encoding(token_ids=(5, 6), type_ids=(0, 0))]
-    backbone, progress = tiny_backbone(num_layers=2), SilentReport().prepared
+    backbone, progress = tiny_backbone(num_layers=2), Report().prepared
     DiskTrunkStore(tmp_path).states(backbone, wanted, depth=1, progress=progress)
     snapshot = SavedState(tensors={}, facts="{}")
     with held_checkpoint("killed", tmp_path) as checkpoint:
@@ -50,7 +50,7 @@ def test_what_a_kill_amid_writing_left_is_counted_and_cleared(tmp_path: Path) ->
 
 def test_states_that_cannot_be_read_are_cleared(tmp_path: Path) -> None:
     wanted = [Encoding(token_ids=(5, 6), type_ids=(0, 0))]
-    backbone, progress = tiny_backbone(num_layers=2), SilentReport().prepared
+    backbone, progress = tiny_backbone(num_layers=2), Report().prepared
     DiskTrunkStore(tmp_path).states(backbone, wanted, depth=1, progress=progress)
     (stored,) = cache_contents(tmp_path).states
     stored.path.unlink()

@@ -18,7 +18,7 @@ from nunatak_training.fitting import TrainedTask, branch_logits, evaluate, fit_t
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.publishing import draft_trained
 from nunatak_training.recipes import Recipe, default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 from nunatak_training.scoring.calibration import MIN_EXAMPLES, calibration_error
 
 METHOD = TopK(num_layers=1)
@@ -46,7 +46,7 @@ def make_backbone() -> Backbone:
 def train_both(backbone: Backbone) -> tuple[TrainedTask, TrainedTask]:
     """One task without and one with calibration."""
     plain, calibrated = (
-        fit_task(noisy_data(), recipe_of(calibrate=it), backbone, report=SilentReport())
+        fit_task(noisy_data(), recipe_of(calibrate=it), backbone, report=Report())
         for it in (False, True)
     )
     return plain.tested(backbone), calibrated.tested(backbone)
@@ -137,7 +137,7 @@ def test_fitted_thresholds_give_the_recorded_scores(tmp_path: Path, backbone: Ba
             data,
             recipe_of(calibrate=True, epochs=2, thresholds=it),
             backbone,
-            report=SilentReport(),
+            report=Report(),
         )
         for it in (None, "f1")
     )
@@ -174,16 +174,14 @@ def test_a_task_without_scores_of_labels_cannot_be_calibrated(
     data = multi_label(tmp_path / "toy", kind=kind)
 
     with pytest.raises(InvalidRecipeError, match=f"single-label or multi-label.*got {kind}"):
-        fit_task(data, recipe_of(calibrate=True), backbone, report=SilentReport())
+        fit_task(data, recipe_of(calibrate=True), backbone, report=Report())
 
 
 def test_few_dev_examples_cannot_calibrate(backbone: Backbone) -> None:
     few = MIN_EXAMPLES - 1
 
     with pytest.raises(InvalidRecipeError, match=f"at least 50 dev examples, got {few}"):
-        fit_task(
-            noisy_data(num_dev=few), recipe_of(calibrate=True), backbone, report=SilentReport()
-        )
+        fit_task(noisy_data(num_dev=few), recipe_of(calibrate=True), backbone, report=Report())
 
 
 def test_thresholds_need_calibrated_scores_of_several_labels(backbone: Backbone) -> None:
@@ -194,7 +192,7 @@ def test_thresholds_need_calibrated_scores_of_several_labels(backbone: Backbone)
             noisy_data(),
             recipe_of(calibrate=True, thresholds="f1"),
             backbone,
-            report=SilentReport(),
+            report=Report(),
         )
 
 

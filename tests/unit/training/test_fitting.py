@@ -27,7 +27,7 @@ from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import TrainedTask, branch_logits, branch_spec, fit_task
 from nunatak_training.kinds import Metric
 from nunatak_training.recipes import Recipe, default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 
 METHODS = [
     pytest.param(TopK(num_layers=2), id="topk"),
@@ -59,7 +59,7 @@ def quick_recipe(method: Method, **changes: JsonValue) -> Recipe:
 
 
 def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> TrainedTask:
-    return fit_task(toy_data(), quick_recipe(method, **changes), backbone, report=SilentReport())
+    return fit_task(toy_data(), quick_recipe(method, **changes), backbone, report=Report())
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -28,7 +28,7 @@ from nunatak_training.multitask import (
     train_backbone,
 )
 from nunatak_training.recipes import Recipe, default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 
 NUM_TRAIN = {"letters": 64, "value": 20}
 
@@ -65,7 +65,7 @@ def recipe_of(method: Method | None = None, **changes: JsonValue) -> Recipe:
 
 @pytest.fixture(name="fitted", scope="module")
 def fit(tasks: dict[str, TaskData], backbone: Backbone) -> FittedEncoder:
-    return fit_encoder(tasks, recipe_of(), backbone, report=SilentReport())
+    return fit_encoder(tasks, recipe_of(), backbone, report=Report())
 
 
 def test_tasks_of_different_kinds_are_learnt_together(fitted: FittedEncoder) -> None:
@@ -90,8 +90,8 @@ def test_all_of_the_encoder_moves_and_the_backbone_stays(
 def test_same_seed_gives_the_same_bytes(
     fitted: FittedEncoder, tasks: dict[str, TaskData], backbone: Backbone
 ) -> None:
-    again = fit_encoder(tasks, recipe_of(), backbone, report=SilentReport())
-    other = fit_encoder(tasks, recipe_of(seed=1), backbone, report=SilentReport())
+    again = fit_encoder(tasks, recipe_of(), backbone, report=Report())
+    other = fit_encoder(tasks, recipe_of(seed=1), backbone, report=Report())
 
     assert _equal(fitted, again)
     assert not _equal(fitted, other)
@@ -112,7 +112,7 @@ def test_a_run_that_dies_again_and_again_gives_the_bytes_of_one_that_does_not(
 
     last = RecordingReport()
     found = fit_encoder(tasks, recipe, backbone, report=last, checkpoint=checkpoint)
-    whole = fit_encoder(tasks, recipe, backbone, report=SilentReport())
+    whole = fit_encoder(tasks, recipe, backbone, report=Report())
 
     assert [*resumed, last.num_resumed] == [0, 0, 4, steps - 1, steps, 2 * steps + 2]
     assert _equal(found, whole)
@@ -153,12 +153,12 @@ def test_recipe_that_has_no_meaning_here_is_refused(
     recipe: Recipe, problem: str, tasks: dict[str, TaskData], backbone: Backbone
 ) -> None:
     with pytest.raises(InvalidRecipeError, match=problem):
-        fit_encoder(tasks, recipe, backbone, report=SilentReport())
+        fit_encoder(tasks, recipe, backbone, report=Report())
 
 
 def test_one_task_alone_is_refused(backbone: Backbone) -> None:
     with pytest.raises(InvalidRecipeError, match="two tasks or more, got 1"):
-        fit_encoder({"letters": toy_data()}, recipe_of(), backbone, report=SilentReport())
+        fit_encoder({"letters": toy_data()}, recipe_of(), backbone, report=Report())
 
 
 def _equal(one: FittedEncoder, other: FittedEncoder) -> bool:
@@ -171,7 +171,7 @@ def test_every_seed_of_a_recipe_can_be_trained_with(
 ) -> None:
     recipe = recipe_of(seed=seed, epochs=1)
 
-    assert fit_encoder(tasks, recipe, backbone, report=SilentReport()).best_epoch == 1
+    assert fit_encoder(tasks, recipe, backbone, report=Report()).best_epoch == 1
 
 
 MODELS: Any = AutoModel
@@ -235,7 +235,7 @@ def test_tasks_are_trained_on_it_as_on_any_backbone(outcome: MultitaskOutcome) -
     loaded = load_backbone(outcome.folder)
     recipe = default_recipe(TopK(num_layers=1), changes={"epochs": 1, "max_length": 32})
 
-    trained = fit_task(toy_data(), recipe, loaded, report=SilentReport())
+    trained = fit_task(toy_data(), recipe, loaded, report=Report())
 
     assert trained.spec.split_depth(loaded.config) == 1
 

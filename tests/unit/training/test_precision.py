@@ -44,7 +44,7 @@ from nunatak_training.loop.fit import EncodedSet, predict
 from nunatak_training.loop.step import Stepper, plan_course
 from nunatak_training.objectives import objective_of
 from nunatak_training.recipes import Recipe, default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 from nunatak_training.trunk import MemoryTrunkStore
 
 PRODUCTS = {"mm", "addmm", "addmm_"}
@@ -86,7 +86,7 @@ def quick_recipe(method: Method, **changes: JsonValue) -> Recipe:
 
 
 def trained(method: Method, backbone: Backbone, **changes: JsonValue) -> TrainedTask:
-    return fit_task(DATA, quick_recipe(method, **changes), backbone, report=SilentReport())
+    return fit_task(DATA, quick_recipe(method, **changes), backbone, report=Report())
 
 
 @pytest.fixture(name="backbone", scope="module")
@@ -102,7 +102,7 @@ def step_on(
     objective = objective_of(DATA)
     train = objective.encode(DATA.train, backbone.tokenizer, max_length=32)
     spec = branch_spec(recipe, backbone, kind=DATA.kind.head, num_outputs=len(DATA.labels))
-    parameters = starting_parameters(spec, recipe, [], backbone, report=SilentReport())
+    parameters = starting_parameters(spec, recipe, [], backbone, report=Report())
     logits = branch_logits(backbone, spec, parameters)
     stepper = Stepper(parameters, recipe, plan_course(recipe, len(train.encodings)))
     with Products() as seen:
@@ -165,7 +165,7 @@ def test_pretraining_takes_its_steps_in_bfloat16_too(backbone: Backbone) -> None
     texts = objective_of(DATA).encode(DATA.train, backbone.tokenizer, max_length=32).encodings
 
     with Products() as seen:
-        found = starting_parameters(spec, recipe, texts, backbone, report=SilentReport())
+        found = starting_parameters(spec, recipe, texts, backbone, report=Report())
 
     assert set(seen.formats) == {torch.bfloat16}
     assert {it.dtype for it in found.values()} == {torch.float32}
@@ -187,7 +187,7 @@ def test_states_of_rounded_steps_never_reach_the_scores(backbone: Backbone) -> N
     recipe = quick_recipe(TopK(num_layers=1), precision="bfloat16", epochs=2)
 
     store = MemoryTrunkStore(max_bytes=size - 1)
-    result = fit_task(data, recipe, backbone, report=SilentReport(), trunks=store)
+    result = fit_task(data, recipe, backbone, report=Report(), trunks=store)
 
     assert kept_loss(result) == pytest.approx(loss_of(result, backbone), abs=1e-6)
 

@@ -24,7 +24,8 @@ from nunatak_training.publishing import (
     probe_inputs,
 )
 from nunatak_training.recipes import default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
+from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainSettings, train
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,7 +39,7 @@ def make_backbone() -> Backbone:
 def trained(method: Method, backbone: Backbone) -> TrainedTask:
     changes = {"epochs": 1, "min_steps": 0, "batch_size": 16, "max_length": 32}
     recipe = default_recipe(method, changes=dict(changes))
-    return fit_task(toy_data(), recipe, backbone, report=SilentReport())
+    return fit_task(toy_data(), recipe, backbone, report=Report())
 
 
 def drafted(result: TrainedTask, backbone: Backbone) -> TaskDraft:
@@ -113,8 +114,8 @@ def test_what_a_version_has_no_room_for_is_refused_before_training(
     backbone: Backbone, tmp_path: Path
 ) -> None:
     data = write_jsonl(tmp_path / "toy.jsonl", rows_of(toy_examples(12)))
-    recipe = default_recipe(HeadOnly(), changes={"epochs": 1, "max_length": 32})
-    settings = TrainSettings(task="toy", data=data, recipe=recipe, note="x" * 4097)
+    chosen = RunSettings(method=HeadOnly(), changes={"epochs": 1, "max_length": 32})
+    settings = TrainSettings(task="toy", data=data, settings=chosen, note="x" * 4097)
     report = RecordingReport()
 
     with Registry.open(str(tmp_path / "registry")) as registry:
@@ -184,6 +185,6 @@ def test_a_task_reads_what_its_examples_are(
 
     mixed = replace(data, train=paired(data.train, train_pairs), dev=paired(data.dev, dev_pairs))
     recipe = default_recipe(HeadOnly(), changes={"epochs": 1, "max_length": 32})
-    result = fit_task(mixed, recipe, backbone, report=SilentReport())
+    result = fit_task(mixed, recipe, backbone, report=Report())
 
     assert drafted(result, backbone).reads is reads

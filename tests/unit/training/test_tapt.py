@@ -35,7 +35,7 @@ from nunatak_model import (
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import fit_task
 from nunatak_training.recipes import Recipe, TaptSettings, default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 from nunatak_training.tapt import (
     NORM_BIAS,
     NORM_WEIGHT,
@@ -108,8 +108,8 @@ def test_hidden_tokens_become_less_surprising(method: Method, backbone: Backbone
 def test_tuning_starts_from_what_was_adapted(backbone: Backbone) -> None:
     recipe = recipe_of(Bottleneck(size=8)).model_copy(update={"tapt": TaptSettings(epochs=2)})
 
-    plain = fit_task(toy_data(), recipe_of(Bottleneck(size=8)), backbone, report=SilentReport())
-    first, again = (fit_task(toy_data(), recipe, backbone, report=SilentReport()) for _ in range(2))
+    plain = fit_task(toy_data(), recipe_of(Bottleneck(size=8)), backbone, report=Report())
+    first, again = (fit_task(toy_data(), recipe, backbone, report=Report()) for _ in range(2))
 
     assert all(torch.equal(first.parameters[name], it) for name, it in again.parameters.items())
     assert any(not torch.equal(first.parameters[name], it) for name, it in plain.parameters.items())

@@ -10,7 +10,7 @@ from doubles.refusals import raises
 from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_training.fitting import TrainedTask, fit_task
 from nunatak_training.recipes import Recipe, default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 from nunatak_training.train import ChosenTask, choose_layers
 
 NUM_LAYERS = 6
@@ -20,7 +20,7 @@ TEMPLATE = fit_task(
     toy_data(num_train=8, num_dev=4),
     default_recipe(HeadOnly(), changes=QUICK),
     BACKBONE,
-    report=SilentReport(),
+    report=Report(),
 )
 
 

@@ -100,7 +100,6 @@ class Example:
 
     @property
     def model_input(self) -> TextInput:
-        """The input of the tokenizer."""
         return self.text if self.text_pair is None else (self.text, self.text_pair)
 
 

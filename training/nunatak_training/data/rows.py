@@ -24,7 +24,6 @@ TEXT_KINDS = frozenset({TaskKind.SINGLE_LABEL, TaskKind.MULTI_LABEL, TaskKind.RE
 
 
 def read_text(value: object, column: str, where: str) -> str:
-    """Return a text that is not blank."""
     if not isinstance(value, str):
         raise bad_row(where, f"{column!r} must be a string, got {kind_of(value)}")
     if not value.strip():
@@ -33,7 +32,6 @@ def read_text(value: object, column: str, where: str) -> str:
 
 
 def read_label(value: object, column: str, where: str) -> str:
-    """Return the name of a label."""
     match value:
         case bool():
             label = "true" if value else "false"
@@ -70,7 +68,6 @@ def read_number(value: object, column: str, where: str) -> float:
 
 
 def read_list(value: object, column: str, where: str) -> Sequence[object]:
-    """Return a list."""
     if not isinstance(value, (list, tuple)):
         raise bad_row(
             where,

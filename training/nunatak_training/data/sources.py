@@ -48,11 +48,9 @@ class Frame(Protocol):
     """A pandas DataFrame, as far as it is read."""
 
     def astype(self, dtype: Any, /) -> Any:  # noqa: ANN401 - the types of pandas
-        """Return the frame with other types of values."""
         ...
 
     def notna(self) -> Any:  # noqa: ANN401
-        """Return where the frame has values."""
         ...
 
 
@@ -182,9 +180,6 @@ def load_task_data(
         spelt: the columns and the delimiter of the files, if not the default ones, and what becomes
             of rows that cannot be used.
         load_dataset: loads a data set that is no path.
-
-    Raises:
-        NunatakError: the examples cannot be used; the message names all bad rows.
     """
     spelt = spelt or RowFormat()
     found = _open_source(source, spelt.delimiter, load_dataset)
@@ -220,11 +215,7 @@ def load_labelled(
     spelt: RowFormat | None = None,
     load_dataset: DatasetLoader = load_from_hub,
 ) -> tuple[TaskKind, list[ReadExample]]:
-    """Read the examples of all parts of a source, with their rows; the first row tells the kind.
-
-    Raises:
-        NunatakError: the examples cannot be used; the message names all bad rows.
-    """
+    """Read the examples of all parts of a source, with their rows; the first row tells the kind."""
     spelt = spelt or RowFormat()
     found = _open_source(source, spelt.delimiter, load_dataset)
     parts = [part for part in (found.train, found.dev, found.test) if part is not None]
@@ -358,7 +349,6 @@ def _no_rows(where: str, found: object) -> NunatakError:
 
 
 def _plain(value: object) -> object:
-    """Return a value of numpy as a value of Python."""
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 

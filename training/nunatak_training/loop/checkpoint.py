@@ -33,6 +33,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, InvalidTensorsError, tensors_from_bytes
 from nunatak_training.cache import CHECKPOINTS_FOLDER, LOCK, SUFFIX, default_cache_folder, replacing
 from nunatak_training.data import TaskData
+from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.loop.step import Best, Stepper
 from nunatak_training.recipes import Recipe
 from nunatak_training.report import EpochResult, Report
@@ -163,6 +164,29 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
         lock.release()
 
 
+@contextmanager
+def run_checkpoint(
+    tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone, folder: Path | None
+) -> Generator[Checkpoint | None]:
+    """Yield the checkpoint of a run, which ends with the block; None without a folder.
+
+    A failed run keeps its checkpoint, unless it diverged: it would diverge again from there.
+
+    Raises:
+        NunatakError: as `held_checkpoint`.
+    """
+    if folder is None:
+        yield None
+        return
+    with held_checkpoint(run_key(tasks, recipe, backbone), folder) as checkpoint:
+        try:
+            yield checkpoint
+        except TrainingDivergedError:
+            checkpoint.discard()
+            raise
+        checkpoint.discard()
+
+
 def run_key(tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone) -> str:
     """SHA-256 over everything that determines a run's result, and the names of its parameters.
 
@@ -191,15 +215,15 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class LoopState:
-    """The state that changes while a loop runs."""
+    """The state that changes while a loop runs; a new loop has done nothing."""
 
     parameters: Mapping[str, Tensor]
     stepper: Stepper
     randomness: torch.Generator
     """The random state of the regularizer."""
-    best: Best
-    place: Place
-    history: list[EpochResult]
+    best: Best = field(default_factory=Best)
+    place: Place = field(default_factory=Place)
+    history: list[EpochResult] = field(default_factory=list[EpochResult])
 
 
 class _Facts(BaseModel):

@@ -23,7 +23,6 @@ from nunatak_training.loop.checkpoint import Checkpoint, LoopState, Place, resum
 from nunatak_training.loop.step import (
     BatchLogits,
     BatchLoss,
-    Best,
     Course,
     Stepper,
     plan_course,
@@ -56,7 +55,6 @@ class EncodedSet:
         )
 
     def by_example(self, rows: Sequence[T]) -> Iterator[tuple[T, ...]]:
-        """Group the values of encodings by example."""
         remaining = iter(rows)
         for size in self.sizes:
             yield tuple(islice(remaining, size))
@@ -97,6 +95,7 @@ class Epochs:
 
     state: LoopState
     course: Course
+    recipe: Recipe
     batches: Callable[[Place], Sequence[TrainBatch]]
     """All batches of the epoch at a position, in order.
 
@@ -106,16 +105,27 @@ class Epochs:
     """Scores an epoch. Without a scorer, the last epoch is kept."""
     checkpoint: Checkpoint | None
     report: Report
-    patience: int | None = None
-    """Scored epochs without a better score that end the run; absent: all epochs run."""
 
     def run(self) -> None:
-        """Run the remaining epochs; score the epochs that the course names."""
+        """Go on from the checkpoint to the last epoch; score the epochs that the course names.
+
+        The caller's random state does not change.
+        """
+        course, device = self.course, next(iter(self.state.parameters.values())).device
+        self.report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
+        try:
+            with seeded(self.recipe.seed, device):
+                resume(self.state, self.checkpoint, self.report)
+                self._run_epochs()
+        finally:
+            self.report.ended()
+
+    def _run_epochs(self) -> None:
         state = self.state
         while (epoch := state.place.epoch) <= self.course.num_epochs:
             # Only the history decides, so that a resumed run ends at the same epoch as a run
             # without a kill.
-            if is_exhausted(state.history, self.patience):
+            if is_exhausted(state.history, self.recipe.patience):
                 return
             started = time.perf_counter()
             train_loss = self._run_epoch()
@@ -213,9 +223,6 @@ def fit(  # noqa: PLR0913 - a run has many parts
         parameters=parameters,
         stepper=Stepper(parameters, recipe, course, regularizer),
         randomness=randomness,
-        best=Best(),
-        place=Place(),
-        history=[],
     )
 
     def loss_of(batch: Sequence[int]) -> Float[Tensor, ""]:
@@ -233,21 +240,15 @@ def fit(  # noqa: PLR0913 - a run has many parts
         loss = batch_loss(logits, dev.targets).item()
         return DevScore(loss=loss, score=dev_score(logits), logits=logits)
 
-    report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
-    try:
-        with seeded(recipe.seed, randomness.device):
-            resume(state, checkpoint, report)
-            Epochs(
-                state=state,
-                course=course,
-                batches=batches,
-                dev_score=scored,
-                checkpoint=checkpoint,
-                report=report,
-                patience=recipe.patience,
-            ).run()
-    finally:
-        report.ended()
+    Epochs(
+        state=state,
+        course=course,
+        recipe=recipe,
+        batches=batches,
+        dev_score=scored,
+        checkpoint=checkpoint,
+        report=report,
+    ).run()
     best = state.best
     return FitResult(
         parameters=best.parameters,

@@ -19,7 +19,7 @@ from nunatak_model import Encoding
 from nunatak_training import recipes
 from nunatak_training.errors import TrainingDivergedError
 from nunatak_training.recipes import Precision, Recipe, Schedule
-from nunatak_training.regularizers import Regularizer, Unregularized
+from nunatak_training.regularizers import Regularizer
 from nunatak_training.report import EpochResult
 
 HEAD_PREFIX = "head."
@@ -49,7 +49,6 @@ class Course:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the whole run."""
         return self.num_epochs * self.steps_per_epoch
 
     def is_evaluated(self, epoch: int) -> bool:
@@ -149,7 +148,7 @@ class Stepper:
     ) -> None:
         self._tensors = [tensor.requires_grad_() for tensor in parameters.values()]
         self._recipe = recipe
-        self._regularizer = regularizer or Unregularized()
+        self._regularizer = regularizer or Regularizer()
         self._optimizer = build_optimizer(parameters, recipe)
         self._schedule = build_schedule(self._optimizer, course)
         self._course = course

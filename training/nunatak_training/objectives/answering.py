@@ -13,7 +13,6 @@ Axes: tokens = tokens of a window.
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -24,8 +23,8 @@ from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, ServedAsTrained
-from nunatak_training.scoring import Statistics, mean_of
-from nunatak_training.scoring.spans import exact_match, overlap_f1
+from nunatak_training.scoring import Statistics
+from nunatak_training.scoring.evaluation import answer_statistics
 
 MAX_STRIDE = 128
 MAX_ANSWER_TOKENS = 15
@@ -61,7 +60,6 @@ class Answering(ServedAsTrained):
         )
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean cross-entropy of starts and ends."""
         losses = [
             functional.cross_entropy(row.T, target.to(row.device))
             for row, target in zip(logits, targets, strict=True)
@@ -69,7 +67,6 @@ class Answering(ServedAsTrained):
         return torch.stack(losses).mean()
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
-        """Score the best answer of each question."""
         predicted = [
             self._answer(windows, rows, example.text_pair or "")
             for windows, rows, example in zip(
@@ -80,15 +77,7 @@ class Answering(ServedAsTrained):
             )
         ]
         expected = [[span.text for span in label.spans] for label in examples.labels(Answers)]
-        pairs = list(zip(predicted, expected, strict=True))
-        return Statistics(
-            num_units=len(examples),
-            by_metric={
-                Metric.SPAN_F1: mean_of(np.array([overlap_f1(*pair) for pair in pairs])),
-                Metric.EXACT_MATCH: mean_of(np.array([exact_match(*pair) for pair in pairs])),
-            },
-            proportions=frozenset({Metric.EXACT_MATCH}),
-        )
+        return answer_statistics(list(zip(predicted, expected, strict=True)))
 
     def _answer(self, windows: Sequence[Encoding], rows: Logits, context: str) -> str:
         read = [log_probabilities(window, row) for window, row in zip(windows, rows, strict=True)]

@@ -21,9 +21,7 @@ class Objective(Protocol):
     """Turns examples into targets, logits into a loss, and logits of dev examples into scores."""
 
     @property
-    def metrics(self) -> tuple[Metric, ...]:
-        """All metrics of the task."""
-        ...
+    def metrics(self) -> tuple[Metric, ...]: ...
 
     @property
     def reported(self) -> tuple[Metric, ...]:
@@ -36,9 +34,7 @@ class Objective(Protocol):
         """Return the encodings of the examples, in order, with their targets."""
         ...
 
-    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Return the loss of a batch."""
-        ...
+    def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]: ...
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         """Return the statistics that score the logits of encoded examples."""

@@ -24,15 +24,8 @@ from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, ServedAsTrained
 from nunatak_training.scoring import Statistics
-from nunatak_training.scoring.counts import (
-    LabelCounts,
-    accuracy,
-    count_pairs,
-    count_sets,
-    f1_macro,
-    f1_micro,
-)
-from nunatak_training.scoring.spans import entities_in, uses_bio
+from nunatak_training.scoring.evaluation import tag_statistics
+from nunatak_training.scoring.spans import uses_bio
 
 NO_TARGET = -100
 """The target of tokens that begin no word, which the loss ignores."""
@@ -67,7 +60,6 @@ class Tagging(ServedAsTrained):
         )
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean cross-entropy of the words."""
         together = torch.cat(list(logits))
         numbers = torch.cat(list(targets)).to(together.device)
         total = functional.cross_entropy(together, numbers, ignore_index=NO_TARGET, reduction="sum")
@@ -77,7 +69,7 @@ class Tagging(ServedAsTrained):
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         """Score words, and entities if the tags mark entities; a sentence is a unit."""
         labels = examples.labels(TaggedWords)
-        expected = [[self._number_of[word.tag] for word in label.words] for label in labels]
+        expected = [[word.tag for word in label.words] for label in labels]
         chosen = [cast("list[int]", row.argmax(dim=1).tolist()) for row in logits]
         predicted = [
             self._read(windows, numbers, label.words)
@@ -88,15 +80,8 @@ class Tagging(ServedAsTrained):
                 strict=True,
             )
         ]
-        words = count_pairs(expected, predicted, num_labels=len(self._tags))
-        found = {
-            Metric.ACCURACY: accuracy(words),
-            Metric.F1_MACRO: f1_macro(words),
-            Metric.F1_MICRO: f1_micro(words),
-        }
-        if Metric.ENTITY_F1 in self.metrics:
-            found[Metric.ENTITY_F1] = f1_micro(self._entities(expected, predicted))
-        return Statistics(num_units=len(examples), by_metric=found)
+        named = [[self._tags[number] for number in row] for row in predicted]
+        return tag_statistics(self._tags, expected, named)[0]
 
     def _targets(
         self, windows: Sequence[Encoding], words: Sequence[Word]
@@ -116,23 +101,6 @@ class Tagging(ServedAsTrained):
             for word, token in found.items():
                 tags[word] = row[token]
         return tags
-
-    def _entities(
-        self, expected: Sequence[Sequence[int]], predicted: Sequence[Sequence[int]]
-    ) -> LabelCounts:
-        kinds = sorted({tag.partition("-")[2] for tag in self._tags})
-        number_of = {kind: number for number, kind in enumerate(kinds)}
-
-        def found(sentences: Sequence[Sequence[int]]) -> list[frozenset[tuple[int, ...]]]:
-            return [
-                frozenset(
-                    (number_of[kind], begin, end)
-                    for kind, begin, end in entities_in([self._tags[number] for number in sentence])
-                )
-                for sentence in sentences
-            ]
-
-        return count_sets(found(expected), found(predicted), num_labels=len(kinds))
 
 
 def first_tokens(windows: Sequence[Encoding], words: Sequence[Word]) -> tuple[dict[int, int], ...]:

@@ -6,8 +6,7 @@ Axes: rows = texts or pairs of a batch, labels.
 # torch types some of its functions partly.
 # pyright: reportUnknownMemberType=false
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -21,18 +20,19 @@ from nunatak_training.data import ExampleSet, LabelSet, Relevance, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, ServedAsTrained, encode_texts, stacked
-from nunatak_training.scoring import Statistic, Statistics, mean_of
+from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.counts import (
     LABEL_METRICS,
     confusion,
     count_pairs,
     count_sets,
-    f1_macro,
-    f1_micro,
-    f1_of,
     label_statistics,
 )
-from nunatak_training.scoring.values import Values, ndcg, pearson, reciprocal_rank, spearman
+from nunatak_training.scoring.evaluation import (
+    label_set_statistics,
+    ranking_statistics,
+    value_statistics,
+)
 
 OUTPUT_WEIGHT, OUTPUT_BIAS = "head.output.weight", "head.output.bias"
 """The parameters of a head's last layer."""
@@ -56,7 +56,6 @@ class SingleLabel(ServedAsTrained):
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean cross-entropy of the texts."""
         return functional.cross_entropy(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
@@ -102,7 +101,6 @@ class MultiLabel(ServedAsTrained):
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean binary cross-entropy of texts and labels."""
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
@@ -119,19 +117,8 @@ class MultiLabel(ServedAsTrained):
             [frozenset((number,) for number in numbers) for numbers in predicted],
             num_labels=len(self._number_of),
         )
-        all_right = np.array(expected) == np.array(predicted)
-        found: dict[Metric, Statistic] = {
-            Metric.F1_MICRO: f1_micro(counts),
-            Metric.F1_MACRO: f1_macro(counts),
-            Metric.ACCURACY: mean_of(all_right.astype(float)),
-        }
-        if self._positive is not None:
-            found[Metric.F1] = f1_of(counts, self._positive)
-        return Statistics(
-            num_units=len(examples),
-            by_metric=found,
-            proportions=frozenset({Metric.ACCURACY}),
-        )
+        misses = [float(own != other) for own, other in zip(expected, predicted, strict=True)]
+        return label_set_statistics(counts, misses, self._positive)
 
     def _numbers(self, examples: ExampleSet) -> list[frozenset[int]]:
         return [
@@ -167,20 +154,13 @@ class Regression:
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean squared error of the texts, in variances."""
         return functional.mse_loss(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         """Score by correlation, which scale and mean do not change."""
         expected = np.array(examples.labels(float))
         predicted = torch.cat(list(logits)).double().cpu().numpy()
-        return Statistics(
-            num_units=len(examples),
-            by_metric={
-                Metric.SPEARMAN: spearman(expected, predicted),
-                Metric.PEARSON: pearson(expected, predicted),
-            },
-        )
+        return value_statistics(expected, predicted)
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return parameters whose last layer includes scale and mean."""
@@ -213,26 +193,9 @@ class Ranking(ServedAsTrained):
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
-        """Mean binary cross-entropy of the pairs."""
         return functional.binary_cross_entropy_with_logits(*stacked(logits, targets))
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         """Score the order of each group; groups without a grade above 0 do not count."""
         scores = torch.cat(list(logits)).double().cpu().numpy()
-        members: defaultdict[str, list[int]] = defaultdict(list)
-        labels = examples.labels(Relevance)
-        for position, label in enumerate(labels):
-            members[label.group].append(position)
-        gains = np.maximum([label.grade for label in labels], 0.0)
-        groups = [group for group in members.values() if gains[group].any()]
-
-        def each(measure: Callable[[Values, Values], float]) -> Float[np.ndarray, " groups"]:
-            return np.array([measure(gains[group], scores[group]) for group in groups])
-
-        return Statistics(
-            num_units=len(groups),
-            by_metric={
-                Metric.NDCG: mean_of(each(ndcg)),
-                Metric.MRR: mean_of(each(reciprocal_rank)),
-            },
-        )
+        return ranking_statistics(examples.labels(Relevance), scores)[0]

@@ -62,7 +62,6 @@ class JudgedLogits:
     """Whether each example has exactly one label."""
 
     def part(self, chosen: Bool[np.ndarray, " examples"]) -> "JudgedLogits":
-        """Return some of the examples."""
         return JudgedLogits(
             logits=self.logits[chosen], truth=self.truth[chosen], is_single=self.is_single
         )
@@ -72,7 +71,6 @@ class JudgedLogits:
         return np.exp(self._log_probabilities(temperature))
 
     def loss(self, temperature: Temperature) -> float:
-        """Return the mean loss of the examples."""
         logs = self._log_probabilities(temperature)
         if self.is_single:
             return float(-logs[self.truth].mean())

@@ -39,7 +39,6 @@ class LabelCounts:
     predicted: Events
 
     def tally(self, weights: Weights) -> Tally:
-        """Return the counts per label."""
         hits, expected, predicted = (
             np.bincount(events[:, 1], weights[events[:, 0]], minlength=self.num_labels)
             for events in (self.hits, self.expected, self.predicted)
@@ -90,8 +89,6 @@ def accuracy(counts: LabelCounts) -> Statistic:
 
 
 def f1_micro(counts: LabelCounts) -> Statistic:
-    """F1 over all labels together."""
-
     def of(weights: Weights) -> float:
         hits, expected, predicted = counts.tally(weights)
         return _ratio(2 * hits.sum(), expected.sum() + predicted.sum())
@@ -183,5 +180,4 @@ def score(
 
 
 def confusion(expected: Sequence[str], predicted: Sequence[str]) -> Mapping[tuple[str, str], int]:
-    """Count each pair of true and predicted label."""
     return Counter(zip(expected, predicted, strict=True))

@@ -26,6 +26,7 @@ from nunatak_training.scoring.counts import (
     count_sets,
     f1_macro,
     f1_micro,
+    f1_of,
     label_statistics,
 )
 from nunatak_training.scoring.spans import entities_in, exact_match, overlap_f1, uses_bio
@@ -38,7 +39,7 @@ from nunatak_training.scoring.statistics import (
     weights_of_all,
     wilson_interval,
 )
-from nunatak_training.scoring.values import ndcg, pearson, reciprocal_rank, spearman
+from nunatak_training.scoring.values import Values, ndcg, pearson, reciprocal_rank, spearman
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +147,7 @@ def _multi_label(
     ]
     counts = count_sets(right, found, num_labels=len(labels))
     misses = [float(own != other) for own, other in zip(right, found, strict=True)]
-    statistics = Statistics(
-        num_units=len(said),
-        by_metric={
-            Metric.F1_MICRO: f1_micro(counts),
-            Metric.F1_MACRO: f1_macro(counts),
-            Metric.ACCURACY: mean_of(1 - np.array(misses)),
-        },
-        proportions=frozenset({Metric.ACCURACY}),
-    )
+    statistics = label_set_statistics(counts, misses)
     pairs = [
         (it.scores[label], label in own.names)
         for it, own in zip(said, expected, strict=True)
@@ -174,13 +167,7 @@ def _regression(expected: Sequence[float], said: Sequence[ExampleAnswer]) -> Eva
     right = np.array(expected, dtype=float)
     found = np.array([cast("float", it.value) for it in said], dtype=float)
     errors = np.abs(right - found)
-    statistics = Statistics(
-        num_units=len(said),
-        by_metric={
-            Metric.SPEARMAN: spearman(right, found),
-            Metric.PEARSON: pearson(right, found),
-        },
-    )
+    statistics = value_statistics(right, found)
     return Evaluation(
         metrics=_values(statistics),
         intervals=_intervals(statistics),
@@ -197,23 +184,11 @@ def _tags(
 ) -> Evaluation:
     right = [[word.tag for word in it.words] for it in expected]
     found = [list(cast("tuple[str, ...]", it.value)) for it in said]
-    words = _pairs(labels, right, found)
-    metrics: dict[Metric, Statistic] = {
-        Metric.ACCURACY: accuracy(words),
-        Metric.F1_MACRO: f1_macro(words),
-        Metric.F1_MICRO: f1_micro(words),
-    }
-    reports = _reports(labels, words, len(said))
-    if uses_bio(labels):
-        kinds = sorted({tag.partition("-")[2] for tag in labels} - {""})
-        entities = _entities(kinds, right, found)
-        metrics = {Metric.ENTITY_F1: f1_micro(entities), **metrics}
-        reports = _reports(kinds, entities, len(said))
-    statistics = Statistics(num_units=len(said), by_metric=metrics)
+    statistics, kinds, counts = tag_statistics(labels, right, found)
     return Evaluation(
         metrics=_values(statistics),
         intervals=_intervals(statistics),
-        labels=reports,
+        labels=_reports(kinds, counts, len(said)),
         confusion=confusion(list(chain.from_iterable(right)), list(chain.from_iterable(found))),
         misses=tuple(float(own != other) for own, other in zip(right, found, strict=True)),
     )
@@ -224,28 +199,97 @@ def _answers(expected: Sequence[Answers], said: Sequence[ExampleAnswer]) -> Eval
         (cast("str", it.value), [span.text for span in own.spans])
         for it, own in zip(said, expected, strict=True)
     ]
-    exact = np.array([exact_match(*pair) for pair in pairs])
-    statistics = Statistics(
-        num_units=len(said),
-        by_metric={
-            Metric.SPAN_F1: mean_of(np.array([overlap_f1(*pair) for pair in pairs])),
-            Metric.EXACT_MATCH: mean_of(exact),
-        },
-        proportions=frozenset({Metric.EXACT_MATCH}),
-    )
+    statistics = answer_statistics(pairs)
     return Evaluation(
         metrics=_values(statistics),
         intervals=_intervals(statistics),
-        misses=tuple(map(float, 1 - exact)),
+        misses=tuple(1 - exact_match(*pair) for pair in pairs),
     )
 
 
 def _ranking(expected: Sequence[Relevance], said: Sequence[ExampleAnswer]) -> Evaluation:
-    """Score the order of each group; groups without a grade above 0 do not count."""
     scores = np.array([cast("float", it.value) for it in said], dtype=float)
-    gains = np.maximum([it.grade for it in expected], 0.0)
+    statistics, gains, groups = ranking_statistics(expected, scores)
+    misses = np.zeros(len(said))
+    for group in groups:
+        first = group[int(scores[group].argmax())]
+        misses[first] = float(gains[first] <= 0)
+    return Evaluation(
+        metrics=_values(statistics),
+        intervals=_intervals(statistics),
+        misses=tuple(map(float, misses)),
+    )
+
+
+def label_set_statistics(
+    counts: LabelCounts, misses: Sequence[float], positive: int | None = None
+) -> Statistics:
+    """Return the scores of sets of labels; a text whose labels are not all right is a miss."""
+    found: dict[Metric, Statistic] = {
+        Metric.F1_MICRO: f1_micro(counts),
+        Metric.F1_MACRO: f1_macro(counts),
+        Metric.ACCURACY: mean_of(1 - np.array(misses)),
+    }
+    if positive is not None:
+        found[Metric.F1] = f1_of(counts, positive)
+    return Statistics(
+        num_units=len(misses), by_metric=found, proportions=frozenset({Metric.ACCURACY})
+    )
+
+
+def value_statistics(expected: Values, predicted: Values) -> Statistics:
+    """Return the scores of values: correlations, which scale and mean do not change."""
+    return Statistics(
+        num_units=len(expected),
+        by_metric={
+            Metric.SPEARMAN: spearman(expected, predicted),
+            Metric.PEARSON: pearson(expected, predicted),
+        },
+    )
+
+
+def tag_statistics(
+    tags: Sequence[str], expected: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> tuple[Statistics, Sequence[str], LabelCounts]:
+    """Return the scores of the tags of sentences, and what is counted: entities, if tags mark them.
+
+    Besides the scores: the types of entities and their counts, or the tags and theirs.
+    """
+    labels, counts = tags, _pairs(tags, expected, predicted)
+    found: dict[Metric, Statistic] = {
+        Metric.ACCURACY: accuracy(counts),
+        Metric.F1_MACRO: f1_macro(counts),
+        Metric.F1_MICRO: f1_micro(counts),
+    }
+    if uses_bio(tags):
+        labels = sorted({tag.partition("-")[2] for tag in tags} - {""})
+        counts = _entities(labels, expected, predicted)
+        found = {Metric.ENTITY_F1: f1_micro(counts), **found}
+    return Statistics(num_units=len(expected), by_metric=found), labels, counts
+
+
+def answer_statistics(pairs: Sequence[tuple[str, Sequence[str]]]) -> Statistics:
+    """Return the scores of answers, each with the right answers."""
+    return Statistics(
+        num_units=len(pairs),
+        by_metric={
+            Metric.SPAN_F1: mean_of(np.array([overlap_f1(*pair) for pair in pairs])),
+            Metric.EXACT_MATCH: mean_of(np.array([exact_match(*pair) for pair in pairs])),
+        },
+        proportions=frozenset({Metric.EXACT_MATCH}),
+    )
+
+
+def ranking_statistics(
+    labels: Sequence[Relevance], scores: Values
+) -> tuple[Statistics, Values, Sequence[list[int]]]:
+    """Return the scores of the order of each group, the gains, and the groups that count.
+
+    Groups without a grade above 0 do not count.
+    """
+    gains = np.maximum([it.grade for it in labels], 0.0)
     members = defaultdict[str, list[int]](list)
-    for position, label in enumerate(expected):
+    for position, label in enumerate(labels):
         members[label.group].append(position)
     groups = [group for group in members.values() if gains[group].any()]
     statistics = Statistics(
@@ -257,15 +301,7 @@ def _ranking(expected: Sequence[Relevance], said: Sequence[ExampleAnswer]) -> Ev
             ),
         },
     )
-    misses = np.zeros(len(said))
-    for group in groups:
-        first = group[int(scores[group].argmax())]
-        misses[first] = float(gains[first] <= 0)
-    return Evaluation(
-        metrics=_values(statistics),
-        intervals=_intervals(statistics),
-        misses=tuple(map(float, misses)),
-    )
+    return statistics, gains, groups
 
 
 def _pairs(

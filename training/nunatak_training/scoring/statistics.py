@@ -43,7 +43,6 @@ class Statistics:
     """The number of units of each pair of true and predicted label, if a unit has one label."""
 
     def value(self, metric: Metric) -> float:
-        """Return the score of the data itself."""
         return self.by_metric[metric](weights_of_all(self.num_units))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -16,7 +16,7 @@ from nunatak_training.fitting import method_on
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import METHODS, RegularizerName, TaptSettings
 from nunatak_training.run_settings import method_settings, read_settings
-from nunatak_training.settings import Setting, problems_in, read_mapping
+from nunatak_training.settings import Setting, problems_in, read_mapping, read_yaml
 
 Count = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=0)]
@@ -41,7 +41,7 @@ class TaskEntry(_RecipeEntry):
     kind: TaskKind | None = Field(default=None, description="null: the first train row decides")
     dev: str | None = Field(default=None, description="a file of dev examples")
     train_caps: tuple[Cap, ...] = Field(
-        default=(), description="in place of the sweep's train caps train caps"
+        default=(), description="in place of the sweep's train caps"
     )
 
 
@@ -139,8 +139,18 @@ class Grid(_Entry):
         return self
 
 
-def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None) -> Grid:
-    """Read a sweep file; `changes` replace its axes by name, and work without a file.
+def read_grid(
+    path: Path | None,
+    changes: Mapping[str, object] | None = None,
+    *,
+    texts: Mapping[str, str] | None = None,
+) -> Grid:
+    """Read a sweep file; `changes` and `texts` replace its values, and work without a file.
+
+    Args:
+        path: YAML or TOML.
+        changes: values by the names of the file, such as `seeds` and `overrides.epochs`.
+        texts: values in YAML, by the same names.
 
     Raises:
         NunatakError: `invalid_sweep`, there is no such file, the file is not YAML or TOML, or a
@@ -149,8 +159,19 @@ def read_grid(path: Path | None, changes: Mapping[str, JsonValue] | None = None)
     where = "options" if path is None else path.name
     try:
         settings = dict[str, object]() if path is None else read_mapping(path)
-        return Grid.model_validate({**settings, **(changes or {})})
+        said = {name: read_yaml(text) for name, text in (texts or {}).items()}
+        for name, value in {**(changes or {}), **said}.items():
+            group, _, inner = name.partition(".")
+            settings[group] = {**_group(settings, group), inner: value} if inner else value
+        return Grid.model_validate(settings)
     except ValidationError as error:
         raise NunatakError("invalid_sweep", where=where, problem=problems_in(error)) from error
     except ValueError as error:
         raise NunatakError("invalid_sweep", where=where, problem=str(error)) from error
+
+
+def _group(settings: Mapping[str, object], name: str) -> Mapping[str, object]:
+    found = settings.get(name, {})
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{name} has no settings with names")  # noqa: TRY004
+    return cast("Mapping[str, object]", found)

@@ -137,7 +137,6 @@ def plan_runs(
     Raises:
         NunatakError: `invalid_method`, a method does not fit a backbone.
         InvalidRecipeError: settings contradict each other.
-        NunatakError: the data of a task cannot be read.
     """
     runs: dict[str, Run] = {}
     for name, task in product(grid.backbones, grid.tasks):

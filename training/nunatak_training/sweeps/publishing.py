@@ -81,7 +81,6 @@ def publish_best(
     Raises:
         NunatakError: `invalid_sweep`, the result names no places, or the examples or the backbone
             have changed since the sweep.
-        NunatakError: the run has an error, or the registry refuses the version.
     """
     check_task_name(task)
     if best.origin is None or not isinstance(best.outcome, Finished):

@@ -149,7 +149,6 @@ class ResultsFolder:
 
     @property
     def path(self) -> Path:
-        """The folder of the results."""
         return self._path
 
     def records(self) -> tuple[RunRecord, ...]:

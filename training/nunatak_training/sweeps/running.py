@@ -9,14 +9,14 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import NoReturn, Protocol, cast
+from typing import NoReturn, cast
 
 import torch
 from safetensors.torch import save  # pyright: ignore[reportUnknownVariableType] - untyped
@@ -28,8 +28,8 @@ from nunatak_model import Backbone, load_backbone
 from nunatak_training.data import load_task_data
 from nunatak_training.fitting import TrainedTask, evaluate, fit_task
 from nunatak_training.kinds import Metric
-from nunatak_training.loop.checkpoint import held_checkpoint, run_key
-from nunatak_training.report import SilentReport
+from nunatak_training.loop.checkpoint import run_checkpoint
+from nunatak_training.report import Report
 from nunatak_training.sweeps.planning import CutData, Run, cut_data
 from nunatak_training.sweeps.results import (
     EpochRecord,
@@ -89,27 +89,18 @@ class RunContext:
         )
 
     def fit(self, run: Run) -> TrainedTask:
-        """Train; the same run gives the same parameters on the same machine.
-
-        Raises:
-            NunatakError: the run has an error.
-            NunatakError: the method does not fit the backbone.
-        """
+        """Train; the same run gives the same parameters on the same machine."""
         backbone, data = self.backbone(run.origin.backbone), self.data(run.origin.source).data
         recipe = run.description.recipe
-        key, folder = run_key({data.name: data}, recipe, backbone), self._checkpoints
-        with nullcontext() if folder is None else held_checkpoint(key, folder) as checkpoint:
-            trained = fit_task(
+        with run_checkpoint({data.name: data}, recipe, backbone, self._checkpoints) as checkpoint:
+            return fit_task(
                 data,
                 recipe,
                 backbone,
-                report=SilentReport(),
+                report=Report(),
                 trunks=self._trunks,
                 checkpoint=checkpoint,
             )
-            if checkpoint is not None:
-                checkpoint.discard()
-        return trained
 
     def _outcome(self, run: Run) -> Finished:
         trained, test = self.fit(run), self.data(run.origin.source).test
@@ -265,7 +256,6 @@ def _work(pipe: Connection, device: str, threads: int) -> None:
 
 
 def dead_run(run: Run, message: str) -> RunRecord:
-    """Return the record of a run whose process has died."""
     return RunRecord(
         run=run.description,
         outcome=Failed(code="worker_died", message=message),
@@ -276,24 +266,39 @@ def dead_run(run: Run, message: str) -> RunRecord:
     )
 
 
-class SweepReport(Protocol):
-    """Receives the progress of a sweep."""
+class SweepProgress:
+    """A bar over the runs, with a line for each run."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._bar: tqdm[NoReturn] | None = None
 
     def started(self, *, num_runs: int, num_done: int) -> None:
-        """The sweep begins: the number of runs, and the number of runs with an earlier result."""
-        ...
+        """Show the bar from its current position."""
+        self._bar = tqdm(
+            total=num_runs,
+            initial=num_done,
+            desc=visible(self._label),
+            unit="run",
+            disable=not sys.stderr.isatty(),
+        )
+        self._bar.write(f"{num_runs} runs, {num_done} of them done before", file=sys.stderr)
 
     def finished(self, record: RunRecord) -> None:
-        """The result of a run is stored."""
-        ...
+        if self._bar is None:
+            return
+        self._bar.update()
+        line = visible(f"{run_text(record.run)}: {_outcome(record)}")
+        self._bar.write(line, file=sys.stderr)
 
     def ended(self) -> None:
-        """The sweep is over, with or without success."""
-        ...
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
 
 
 def run_sweep(
-    runs: Sequence[Run], results: ResultsFolder, runner: Runner, report: SweepReport
+    runs: Sequence[Run], results: ResultsFolder, runner: Runner, report: SweepProgress
 ) -> tuple[RunRecord, ...]:
     """Do the runs without a result; return the results of all, in the order of `runs`.
 
@@ -320,39 +325,6 @@ def _kept(records: Iterable[RunRecord], results: ResultsFolder) -> Iterator[RunR
     for record in records:
         results.add(record)
         yield record
-
-
-class SweepProgress:
-    """A bar over the runs, with a line for each run."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._bar: tqdm[NoReturn] | None = None
-
-    def started(self, *, num_runs: int, num_done: int) -> None:
-        """Show the bar from its current position."""
-        self._bar = tqdm(
-            total=num_runs,
-            initial=num_done,
-            desc=visible(self._label),
-            unit="run",
-            disable=not sys.stderr.isatty(),
-        )
-        self._bar.write(f"{num_runs} runs, {num_done} of them done before", file=sys.stderr)
-
-    def finished(self, record: RunRecord) -> None:
-        """Advance the bar, and print the outcome of the run."""
-        if self._bar is None:
-            return
-        self._bar.update()
-        line = visible(f"{run_text(record.run)}: {_outcome(record)}")
-        self._bar.write(line, file=sys.stderr)
-
-    def ended(self) -> None:
-        """Close the bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
 
 def _outcome(record: RunRecord) -> str:

@@ -16,7 +16,6 @@ DIGITS = 6
 
 
 def run_text(run: RunDescription) -> str:
-    """One run in a few words."""
     parts = [run.task, method_label(run)]
     regularizer = regularizer_label(run.recipe)
     if regularizer != "none":
@@ -98,7 +97,6 @@ class Cell:
 
     @property
     def scores(self) -> tuple[float, ...]:
-        """The score of each seed."""
         return tuple(outcome.score for outcome in self.outcomes)
 
 

@@ -15,7 +15,7 @@ from nunatak_training.data import load_task_data
 from nunatak_training.fitting import fit_task
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 
 QUICK = {"epochs": 4, "max_length": 32, "dropout": 0.0}
 
@@ -43,7 +43,7 @@ def test_at_one_the_landscape_has_the_loss_of_the_trained_task() -> None:
     backbone = tiny_backbone(num_layers=2)
     data = toy_data(num_train=32, num_dev=16)
     trained = fit_task(
-        data, default_recipe(HeadOnly(), changes=dict(QUICK)), backbone, report=SilentReport()
+        data, default_recipe(HeadOnly(), changes=dict(QUICK)), backbone, report=Report()
     )
 
     points = landscape(trained, backbone, data.dev)
@@ -58,7 +58,7 @@ def test_same_data_gives_the_same_landscape_and_training_went_downhill() -> None
     backbone = tiny_backbone(num_layers=2)
     data = toy_data(num_train=32, num_dev=16)
     recipe = default_recipe(HeadOnly(), changes=dict(QUICK))
-    first, second = (fit_task(data, recipe, backbone, report=SilentReport()) for _ in range(2))
+    first, second = (fit_task(data, recipe, backbone, report=Report()) for _ in range(2))
 
     points = landscape(first, backbone, data.train)
 
@@ -79,7 +79,7 @@ def test_line_begins_where_tuning_began_after_pretraining() -> None:
     }
     changes["tapt"] = {"epochs": 3, "learning_rate": 1e-2}
     recipe = default_recipe(TopK(num_layers=1), changes=changes)
-    trained = fit_task(data, recipe, backbone, report=SilentReport())
+    trained = fit_task(data, recipe, backbone, report=Report())
 
     losses = [it.loss for it in landscape(trained, backbone, data.dev)]
 
@@ -91,7 +91,7 @@ def test_regression_is_measured_in_squared_units(tmp_path: Path) -> None:
     rows = toy_rows(TaskKind.REGRESSION, 40)
     data = load_task_data(write_jsonl(tmp_path / "train.jsonl", rows))
     trained = fit_task(
-        data, default_recipe(HeadOnly(), changes=dict(QUICK)), backbone, report=SilentReport()
+        data, default_recipe(HeadOnly(), changes=dict(QUICK)), backbone, report=Report()
     )
 
     points = landscape(trained, backbone, data.dev)

@@ -12,7 +12,7 @@ from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import TrainedTask, fit_task
 from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 from nunatak_training.regularizers import build_regularizer, random_source
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 
 NAMES = list(RegularizerName)
 QUICK: dict[str, JsonValue] = {"epochs": 2, "min_steps": 0, "batch_size": 16, "max_length": 32}
@@ -28,7 +28,7 @@ def recipe_of(name: RegularizerName, method: Method, **changes: JsonValue) -> Re
 
 
 def trained(recipe: Recipe, backbone: Backbone) -> TrainedTask:
-    return fit_task(toy_data(num_train=32), recipe, backbone, report=SilentReport())
+    return fit_task(toy_data(num_train=32), recipe, backbone, report=Report())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,7 +14,7 @@ from nunatak_contract.methods import HeadOnly, Method, TopK
 from nunatak_model import Encoding, TrunkStates, tensors_to_bytes, trunk_source
 from nunatak_training.fitting import fit_task
 from nunatak_training.recipes import default_recipe
-from nunatak_training.report import SilentReport
+from nunatak_training.report import Report
 from nunatak_training.trunk import (
     CHUNK_TOKENS,
     DiskTrunkStore,
@@ -118,7 +118,7 @@ def test_training_gives_the_same_bytes_with_and_without_a_cache(
     recipe = default_recipe(method, changes={"epochs": 2, "batch_size": 8, "max_length": 32})
 
     def trained(trunks: TrunkStore | None) -> bytes:
-        report = SilentReport()
+        report = Report()
         found = fit_task(toy_data(), recipe, BACKBONE, report=report, trunks=trunks)
         return tensors_to_bytes(found.parameters)
 
