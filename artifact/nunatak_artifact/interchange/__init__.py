@@ -1,8 +1,7 @@
 """Exchange with other programs: import of their folders, and export of our tasks."""
 
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
-from nunatak_artifact.interchange.compatibility import ImportChoices, ImportedTask
-from nunatak_artifact.interchange.folders import check_new
 from nunatak_artifact.interchange.hub import (
     HuggingFaceHub,
     draft_pulled,
@@ -27,6 +26,7 @@ from nunatak_artifact.interchange.transformers_export import (
 from nunatak_artifact.interchange.transformers_import import import_transformers
 
 __all__ = [
+    "Checkpoint",
     "HuggingFaceHub",
     "ImportChoices",
     "ImportedTask",

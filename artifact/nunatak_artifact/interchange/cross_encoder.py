@@ -8,21 +8,12 @@ only if the user chose the activation.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, cast
 
 from pydantic import JsonValue
 
-from nunatak_artifact.interchange.compatibility import (
-    CONFIG,
-    ImportChoices,
-    import_errors,
-    read_definition,
-    read_json,
-    read_settings,
-)
-from nunatak_artifact.interchange.folders import has_file, read_max_length
-from nunatak_artifact.reference import refusal
+from nunatak_artifact.checkpoint import CONFIG, Checkpoint
+from nunatak_artifact.interchange.checks import ImportChoices
 from nunatak_contract.enums import LogitUse, RankingScore
 from nunatak_model import Backbone
 from nunatak_model.sentence_folder import (
@@ -58,7 +49,7 @@ class CrossEncoder:
     """The longest input in tokens; None: the modules give no length."""
 
 
-def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
+def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncoder | None:
     """Read the cross-encoder settings of sentence-transformers; None if there are none.
 
     Raises:
@@ -68,19 +59,19 @@ def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
     """
 
     def read(name: str) -> object:
-        return read_json(folder, name) if has_file(folder, name) else None
+        return checkpoint.json(name) if checkpoint.has(name) else None
 
-    with import_errors(folder):
+    with checkpoint.backbone_errors():
         general, config = json_object(read, SENTENCE_CONFIG), json_object(read, CONFIG)
         is_new = general.get("model_type") == MODEL_TYPE
         if not is_new and config.get(KEY) is None and config.get(OLD_KEY) is None:
             return None
         max_length = None
         if is_new and read_modules(read) is not None:
-            _check_modules(folder, read, general)
-            definition, settings = read_definition(folder, backbone), read_settings(folder)
+            _check_modules(checkpoint, read, general)
+            definition, settings = checkpoint.definition(backbone), checkpoint.settings
             max_length = read_max_tokens(read, definition, settings)
-        return CrossEncoder(score=_score(folder, general, config), max_length=max_length)
+        return CrossEncoder(score=_score(checkpoint, general, config), max_length=max_length)
 
 
 def score_of(cross_encoder: CrossEncoder | None) -> RankingScore:
@@ -89,15 +80,19 @@ def score_of(cross_encoder: CrossEncoder | None) -> RankingScore:
 
 
 def longest_input(
-    folder: Path, backbone: Backbone, cross_encoder: CrossEncoder | None
+    checkpoint: Checkpoint, backbone: Backbone, cross_encoder: CrossEncoder | None
 ) -> int | None:
     """The longest input in tokens: the cross-encoder's, else the tokenizer's; None if not set."""
     own = None if cross_encoder is None else cross_encoder.max_length
-    return own or read_max_length(folder, backbone)
+    return own or checkpoint.max_length(backbone)
 
 
 def is_ranking(
-    folder: Path, cross_encoder: CrossEncoder | None, choices: ImportChoices, *, num_outputs: int
+    checkpoint: Checkpoint,
+    cross_encoder: CrossEncoder | None,
+    choices: ImportChoices,
+    *,
+    num_outputs: int,
 ) -> bool:
     """Whether a sequence classification becomes a ranking: the caller decides before the folder.
 
@@ -107,8 +102,7 @@ def is_ranking(
     """
     if choices.logit_use is LogitUse.RANKING:
         if num_outputs != 1:
-            raise refusal(
-                folder,
+            raise checkpoint.refuse(
                 f"it has {num_outputs} logits",
                 "expected one logit for a ranking; import it as a classification",
             )
@@ -122,18 +116,19 @@ def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
     return {KEY: {ACTIVATION: PATHS[score]}}
 
 
-def _check_modules(folder: Path, read: ReadJson, general: Mapping[str, Any]) -> None:
+def _check_modules(checkpoint: Checkpoint, read: ReadJson, general: Mapping[str, Any]) -> None:
     kinds = [kind for kind, _ in read_modules(read) or ()]
     if kinds != ["Transformer"]:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"its modules are {', '.join(kinds)}",
             "expected a cross-encoder of one Transformer",
         )
     check_prompt(general)
 
 
-def _score(folder: Path, general: Mapping[str, Any], config: Mapping[str, Any]) -> RankingScore:
+def _score(
+    checkpoint: Checkpoint, general: Mapping[str, Any], config: Mapping[str, Any]
+) -> RankingScore:
     """The activation of the logit, from the first place that sentence-transformers would read."""
     path = general.get(ACTIVATION)
     inner = config.get(KEY)
@@ -145,7 +140,7 @@ def _score(folder: Path, general: Mapping[str, Any], config: Mapping[str, Any]) 
         return RankingScore.SIGMOID
     module, _, name = str(path).rpartition(".")
     if name not in SCORES or not f"{module}.".startswith("torch.nn."):
-        raise refusal(
-            folder, f"it scores by {str(path)[:80]!r}", f"expected {' or '.join(PATHS.values())}"
+        raise checkpoint.refuse(
+            f"it scores by {str(path)[:80]!r}", f"expected {' or '.join(PATHS.values())}"
         )
     return SCORES[name]

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
-from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
+from nunatak_artifact.interchange.writing import new_folder
 from nunatak_artifact.loading import load_task
-from nunatak_artifact.reference import corrupt_file
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
@@ -110,9 +110,10 @@ def read_hub_folder(folder: Path) -> HubTask:
         NunatakError: `invalid_folder`, a file is missing, malformed, or not the one that the
             manifest names.
     """
-    manifest = read_model(folder, MANIFEST, TaskManifest)
+    checkpoint = Checkpoint(folder)
+    manifest = checkpoint.parsed(MANIFEST, TaskManifest)
     return HubTask(
-        manifest=manifest, blobs={blob.role: _blob(folder, blob) for blob in manifest.blobs}
+        manifest=manifest, blobs={blob.role: _blob(checkpoint, blob) for blob in manifest.blobs}
     )
 
 
@@ -154,11 +155,11 @@ def draft_pulled(
     return VersionDraft(manifest=draft, blobs=found.blobs)
 
 
-def _blob(folder: Path, blob: BlobRecord) -> bytes:
+def _blob(checkpoint: Checkpoint, blob: BlobRecord) -> bytes:
     name = _file(blob.role)
-    data = read_bytes(folder, name, limit=blob.size_bytes)
+    data = checkpoint.read_once(name, limit=blob.size_bytes)
     if (digest := sha256(data).hexdigest()) != blob.sha256:
-        raise corrupt_file(folder, name, f"must have SHA-256 {blob.sha256}, it has {digest}")
+        raise checkpoint.corrupt(name, f"must have SHA-256 {blob.sha256}, it has {digest}")
     return data
 
 

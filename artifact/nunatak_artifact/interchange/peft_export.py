@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nunatak_artifact.interchange.compatibility import CONFIG, check_exact
-from nunatak_artifact.interchange.folders import new_folder, write_json
+from nunatak_artifact.checkpoint import CONFIG
+from nunatak_artifact.interchange.checks import check_exact
 from nunatak_artifact.interchange.peft_config import (
     CONFIG_FILE,
     TASK_KINDS,
@@ -31,6 +31,7 @@ from nunatak_artifact.interchange.transformers_layout import (
     map_places,
     pooling_fields,
 )
+from nunatak_artifact.interchange.writing import new_folder, write_json
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import Ia3, Lora

@@ -2,14 +2,19 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import torch
 from pydantic import JsonValue
+from safetensors.torch import (
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+)
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from nunatak_artifact.interchange.compatibility import check_exact, write_model
+from nunatak_artifact.checkpoint import CONFIG
+from nunatak_artifact.interchange.checks import check_exact
 from nunatak_artifact.interchange.cross_encoder import activation_fields
-from nunatak_artifact.interchange.folders import new_folder
 from nunatak_artifact.interchange.transformers_layout import (
     FAMILIES,
     POOLING,
@@ -19,6 +24,7 @@ from nunatak_artifact.interchange.transformers_layout import (
     has_class,
     to_stored,
 )
+from nunatak_artifact.interchange.writing import new_folder, write_json
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import NunatakError
@@ -26,10 +32,13 @@ from nunatak_contract.heads import HeadRecord
 from nunatak_model import Backbone, BackboneConfig, Branch
 from nunatak_model.architectures import ARCHITECTURES, architecture_of, decoder, encoder_shapes
 from nunatak_model.branch import HEAD_PREFIX
+from nunatak_model.checkpoint import WEIGHTS
 from nunatak_model.config import QKV
 from nunatak_model.layer import BottleneckLayer, ChangedMaps
+from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
 from nunatak_model.weights import Linear
 
+MASKS: Final = ("[MASK]", "<mask>")
 KEEP_IT = "write it with --format hub, which keeps every method and head"
 
 
@@ -191,3 +200,70 @@ def meaning_fields(head: HeadRecord) -> dict[str, JsonValue]:
     if head.kind is HeadKind.RANKING:
         fields |= activation_fields(head.score)
     return fields
+
+
+def write_model(
+    folder: Path,
+    config: Mapping[str, JsonValue],
+    weights: Mapping[str, Tensor],
+    backbone: Backbone,
+    *,
+    max_length: int,
+) -> None:
+    """Write configuration, weights and the backbone's tokenizer.
+
+    Args:
+        folder: an empty one.
+        config: the content of `config.json`.
+        weights: tensors by stored name.
+        backbone: gives the tokenizer.
+        max_length: the tokenizer's limit, in tokens.
+    """
+    write_json(folder, CONFIG, config)
+    (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
+    tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)
+    write_json(folder, TOKENIZER_CONFIG, tokenizer)
+    save_file(
+        {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
+        folder / WEIGHTS,
+        metadata={"format": "pt"},
+    )
+
+
+def _tokenizer_config(
+    backbone: Backbone, padding_id: JsonValue, max_length: int
+) -> dict[str, JsonValue]:
+    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
+    inputs: list[JsonValue] = ["input_ids", "attention_mask"]
+    if backbone.tokenizer.tells_texts_apart:
+        inputs.append("token_type_ids")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "model_input_names": inputs,
+        **_special_tokens(tokenizer, backbone, padding_id),
+    }
+
+
+def _special_tokens(
+    tokenizer: Tokenizer, backbone: Backbone, padding_id: JsonValue
+) -> dict[str, JsonValue]:
+    """The special tokens by transformers' names.
+
+    The pipelines of transformers spell an unknown token as the text does, so its name is needed.
+    Other tokens are named only if `tokenizer.json` has them, because a name adds a token to the
+    vocabulary.
+    """
+    tokenizer.no_truncation()
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    names = dict[str, str | None]()
+    if len(ends := tokenizer.encode("").tokens) == 2:
+        first, last = ends
+        names |= {"cls_token": first, "sep_token": last, "bos_token": first, "eos_token": last}
+    names["mask_token"] = next((mask for mask in MASKS if mask in added), None)
+    unknown = backbone.tokenizer.unknown_id
+    return {
+        **({"pad_token": tokenizer.id_to_token(padding_id)} if isinstance(padding_id, int) else {}),
+        **({} if unknown is None else {"unk_token": tokenizer.id_to_token(unknown)}),
+        **{name: token for name, token in names.items() if token in added},
+    }

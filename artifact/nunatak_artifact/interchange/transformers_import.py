@@ -7,35 +7,28 @@ differs from the backbone.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_artifact.interchange.compatibility import (
+from nunatak_artifact.checkpoint import CONFIG, Checkpoint, Meaning
+from nunatak_artifact.interchange.checks import (
     AS_THE_FOLDER_SAYS,
-    CONFIG,
     ImportChoices,
     ImportedTask,
     check_shape,
     check_tokenizer,
+    labels_in_order,
+    problem_type_of,
     read_config,
-    read_object,
+    read_problem_type,
 )
 from nunatak_artifact.interchange.cross_encoder import (
     is_ranking,
     longest_input,
     read_cross_encoder,
     score_of,
-)
-from nunatak_artifact.interchange.folders import (
-    ModelConfigFile,
-    labels_in_order,
-    problem_type_of,
-    read_checkpoint,
-    read_model,
-    read_problem_type,
 )
 from nunatak_artifact.interchange.transformers_layout import (
     CLASS_SUFFIXES,
@@ -49,12 +42,10 @@ from nunatak_artifact.interchange.transformers_layout import (
 from nunatak_artifact.reference import (
     answers_of,
     check_answers,
-    check_names,
     class_named,
     config_of,
     load_model,
     probe_encodings,
-    refusal,
 )
 from nunatak_contract.enums import HeadKind, RankingScore
 from nunatak_contract.methods import Full, HeadOnly, TopK
@@ -153,7 +144,7 @@ def _layers(numbers: Sequence[int]) -> str:
 
 
 def import_transformers(
-    folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
+    checkpoint: Checkpoint, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
 ) -> ImportedTask:
     """Keep the parts of a fine-tuned checkpoint that differ from the backbone in at least one bit.
 
@@ -170,30 +161,30 @@ def import_transformers(
         NunatakError: as `import_folder`.
         UnsupportedBackboneError: a variant of the family with different computations.
     """
-    settings = read_model(folder, CONFIG, ModelConfigFile)
-    class_name, kind = _head_class(folder, settings.architectures or ())
-    check_shape(folder, backbone)
-    check_tokenizer(folder, backbone)
+    meaning = checkpoint.parsed(CONFIG, Meaning)
+    class_name, kind = _head_class(checkpoint, meaning.architectures or ())
+    check_shape(checkpoint, backbone)
+    check_tokenizer(checkpoint, backbone)
     family = FAMILIES[backbone.config.model_type]
-    stored = read_checkpoint(folder)
-    cross_encoder = read_cross_encoder(folder, backbone)
+    stored = checkpoint.float_tensors()
+    cross_encoder = read_cross_encoder(checkpoint, backbone)
     num_outputs = num_outputs_of(stored, family, kind)
     if kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
-        folder, cross_encoder, choices, num_outputs=num_outputs
+        checkpoint, cross_encoder, choices, num_outputs=num_outputs
     ):
         kind = HeadKind.RANKING
     head = head_spec(
         kind,
-        read_config(folder),
+        read_config(checkpoint),
         num_outputs=num_outputs,
-        pooling=read_pooling(folder, backbone.config, settings.classifier_pooling),
+        pooling=read_pooling(checkpoint, backbone.config, meaning.classifier_pooling),
     )
     config = config_of(
-        folder, {**read_object(folder, CONFIG), "num_labels": num_outputs, "id2label": None}
+        checkpoint, {**checkpoint.config, "num_labels": num_outputs, "id2label": None}
     )
-    loaded = load_model(folder, class_named(folder, class_name), config, stored)
+    loaded = load_model(checkpoint, class_named(checkpoint, class_name), config, stored)
     unread = loaded.unread - unread_names(family, backbone.config)
-    check_names(folder, missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
+    checkpoint.check_names(missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
     tensors = from_model(loaded.model.state_dict(), family, head, backbone.config)
     found = find_divergence(tensors, backbone)
     formats = {it.dtype for it in stored.values()} - {torch.float32}
@@ -206,27 +197,28 @@ def import_transformers(
     encodings = probe_encodings(backbone)
     branch = build_branch(spec, backbone.config, parameters)
     expected = answers_of(loaded.model, encodings)
-    check_answers(folder, branch, backbone, encodings, expected)
+    check_answers(checkpoint, branch, backbone, encodings, expected)
     return ImportedTask(
         spec=spec,
         labels=labels_in_order(
-            folder, head, given=choices.labels, stored=_stored_labels(settings, head)
+            checkpoint, head, given=choices.labels, stored=_stored_labels(meaning, head)
         ),
         problem_type=problem_type_of(
-            folder, head, choices.problem_type or read_problem_type(folder, settings.problem_type)
+            checkpoint,
+            head,
+            choices.problem_type or read_problem_type(checkpoint, meaning.problem_type),
         ),
         parameters=parameters,
-        max_length=longest_input(folder, backbone, cross_encoder),
+        max_length=longest_input(checkpoint, backbone, cross_encoder),
         score=score_of(cross_encoder) if kind is HeadKind.RANKING else RankingScore.SIGMOID,
         source=f"{class_name}, {_report(found, head, parameters, backbone)}{_advice(rounded)}",
     )
 
 
-def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
+def _head_class(checkpoint: Checkpoint, named: Sequence[str]) -> tuple[str, HeadKind]:
     """Return the one class that `config.json` names, and the kind of its head."""
     if len(named) != 1:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"architectures in config.json names {', '.join(named) or 'no class'}",
             "write there the one class of transformers that the model was trained as, such "
             "as BertForSequenceClassification",
@@ -236,20 +228,19 @@ def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
             if named[0] == family.class_prefix + suffix:
                 return named[0], kind
     prefixes = dict.fromkeys(family.class_prefix for family in FAMILIES.values())
-    raise refusal(
-        folder,
+    raise checkpoint.refuse(
         f"it is a {named[0]}",
         f"expected a class of transformers called {', '.join(prefixes)} with "
         f"{', '.join(CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
     )
 
 
-def _stored_labels(settings: ModelConfigFile, head: HeadSpec) -> Mapping[str, JsonValue]:
+def _stored_labels(meaning: Meaning, head: HeadSpec) -> Mapping[str, JsonValue]:
     """The folder's label names.
 
     If there are none, transformers' default names, which are not stored.
     """
-    return settings.id2label or {str(index): f"LABEL_{index}" for index in range(head.num_labels)}
+    return meaning.id2label or {str(index): f"LABEL_{index}" for index in range(head.num_labels)}
 
 
 def _report(

@@ -19,6 +19,7 @@ from doubles.checkpoints import TEXTS, encodings, loaded_task, published_logits
 from doubles.published import Twin, TwinFactory
 from doubles.refusals import raises
 from doubles.tasks import MAX_LENGTH
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import (
     export_backbone,
     export_transformers,
@@ -113,7 +114,9 @@ def test_an_exported_version_comes_back_as_it_was(
     skip_without_class(factory, kind)
     twin = factory.twin(method, kind=kind)
 
-    imported = import_transformers(exported(factory, twin, tmp_path / "out"), factory.backbone)
+    imported = import_transformers(
+        Checkpoint(exported(factory, twin, tmp_path / "out")), factory.backbone
+    )
 
     assert imported.spec == twin.branch.spec
     assert imported.max_length == MAX_LENGTH
@@ -147,7 +150,9 @@ def test_low_rank_updates_come_back_as_the_layers_they_change(
 ) -> None:
     twin = bert.twin(Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE))
 
-    imported = import_transformers(exported(bert, twin, tmp_path / "out"), bert.backbone)
+    imported = import_transformers(
+        Checkpoint(exported(bert, twin, tmp_path / "out")), bert.backbone
+    )
 
     assert imported.spec.method == TopK(num_layers=2)
 

@@ -1,29 +1,21 @@
 """Parts that all importers share: choices, results, and checks of a folder against the backbone.
 
 An importer reads `ImportChoices` and returns an `ImportedTask`. The checks compare the shape of the
-model, its tokenizer and its reading settings with the backbone. `write_model` writes a model folder
-in the layout of transformers.
+model, its tokenizer and its reading settings with the backbone.
 """
 
 import json
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import JsonValue
-from safetensors.torch import (
-    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
-)
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from nunatak_artifact.interchange.folders import MAX_JSON_BYTES, has_file, read_bytes, write_json
+from nunatak_artifact.checkpoint import CONFIG, Checkpoint
 from nunatak_artifact.interchange.transformers_layout import FAMILIES
-from nunatak_artifact.reference import corrupt_file, refusal
-from nunatak_contract.enums import LogitUse, OnLong, ProblemType, RankingScore, Reads
+from nunatak_contract.enums import HeadKind, LogitUse, OnLong, ProblemType, RankingScore, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_model import (
     INT8_SUFFIX,
@@ -31,27 +23,22 @@ from nunatak_model import (
     BackboneConfig,
     BranchSpec,
     CorruptBackboneError,
+    HeadSpec,
     UnsupportedBackboneError,
 )
 from nunatak_model.architectures import config_from
-from nunatak_model.checkpoint import WEIGHTS
 from nunatak_model.text.bounds import check_bounds, is_panic
 from nunatak_model.tokenizer_settings import (
     SAVE_ADVICE,
     TOKENIZER,
-    TOKENIZER_CONFIG,
     check_settings,
     definition_of,
     gives_token_types,
 )
 
-CONFIG: Final = "config.json"
 TOKENIZING_PARTS: Final = ("added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model")
 """Parts that decide token ids. Saved truncation and padding do not: each task has its length."""
 OWN_BACKBONE: Final = "import and serve it with its own folder as the backbone (--backbone)"
-MAX_TOKENIZER_BYTES: Final = 64 * 1024 * 1024
-"""XLM-R has the largest file of the family, 17 MB."""
-MASKS: Final = ("[MASK]", "<mask>")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +86,6 @@ class ImportedTask:
     """Only for an adapter: the base model that the folder names."""
 
 
-def foreign(folder: Path, backbone: Backbone, difference: str) -> NunatakError:
-    """An error: the folder belongs to another backbone."""
-    return NunatakError(
-        "foreign_backbone", folder=folder.name, backbone=backbone.name, difference=difference
-    )
-
-
 def check_exact(backbone: Backbone) -> None:
     """Refuse a quantized backbone: other programs compute other numbers.
 
@@ -120,7 +100,7 @@ def check_exact(backbone: Backbone) -> None:
         )
 
 
-def check_shape(folder: Path, backbone: Backbone) -> None:
+def check_shape(checkpoint: Checkpoint, backbone: Backbone) -> None:
     """Refuse a `config.json` of an encoder with another shape than the backbone.
 
     Raises:
@@ -130,10 +110,9 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
         NunatakError: `foreign_backbone`, another shape.
         UnsupportedBackboneError: a variant of the family with different computations.
     """
-    theirs, ours = read_config(folder), backbone.config
+    theirs, ours = read_config(checkpoint), backbone.config
     if replace(theirs, vocab_size=ours.vocab_size) == ours != theirs:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"its embeddings have {theirs.vocab_size} tokens, those of backbone "
             f"{backbone.name!r} have {ours.vocab_size} (tokens were added, or the embeddings were "
             "resized)",
@@ -145,10 +124,10 @@ def check_shape(folder: Path, backbone: Backbone) -> None:
         if getattr(theirs, name) != getattr(ours, name)
     ]
     if differences:
-        raise foreign(folder, backbone, "; ".join(differences))
+        raise checkpoint.foreign(backbone, "; ".join(differences))
 
 
-def read_config(folder: Path) -> BackboneConfig:
+def read_config(checkpoint: Checkpoint) -> BackboneConfig:
     """Read the shape of the encoder in `config.json`.
 
     Raises:
@@ -156,10 +135,9 @@ def read_config(folder: Path) -> BackboneConfig:
         NunatakError: `invalid_folder`, there is no sound `config.json`.
         UnsupportedBackboneError: a variant of the family whose layers are computed differently.
     """
-    raw = read_object(folder, CONFIG)
+    raw = checkpoint.config
     if str(raw.get("model_type")) not in FAMILIES:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"its model_type is {raw.get('model_type')!r}",
             f"checkpoints are read of {', '.join(FAMILIES)}",
         )
@@ -167,7 +145,7 @@ def read_config(folder: Path) -> BackboneConfig:
         return config_from(raw)
     except CorruptBackboneError as error:
         problem = str(error).removeprefix(f"{CONFIG} ")
-        raise corrupt_file(folder, CONFIG, problem) from error
+        raise checkpoint.corrupt(CONFIG, problem) from error
 
 
 def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
@@ -177,7 +155,7 @@ def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
     return [field.name for field in both if field.compare and field.name not in of_head]
 
 
-def check_tokenizer(folder: Path, backbone: Backbone) -> None:
+def check_tokenizer(checkpoint: Checkpoint, backbone: Backbone) -> None:
     """Refuse a folder whose tokenizer may give other token ids or types than the backbone's.
 
     Raises:
@@ -185,17 +163,13 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
         NunatakError: `foreign_backbone`, it differs in what decides token ids or types.
         NunatakError: `unsupported_import`, it differs in one setting, or as `check_reading`.
     """
-    with import_errors(folder):
-        data = definition_of(
-            partial(read_if_any, folder), read_object(folder, CONFIG), read_settings(folder)
-        )
+    with checkpoint.backbone_errors():
+        data = definition_of(checkpoint.tokenizer_file, checkpoint.config, checkpoint.settings)
     if data is None:
-        raise NunatakError(
-            "invalid_folder", folder=folder.name, reason=f"it has no {TOKENIZER}; {SAVE_ADVICE}"
-        )
+        raise checkpoint.invalid(f"it has no {TOKENIZER}; {SAVE_ADVICE}")
     try:
         definition = data.decode()
-        with import_errors(folder):
+        with checkpoint.backbone_errors():
             check_bounds(json.loads(definition))
         theirs = _normalised(definition)
     except NunatakError:
@@ -203,25 +177,24 @@ def check_tokenizer(folder: Path, backbone: Backbone) -> None:
     except BaseException as error:  # the library has no type of its own, and it may panic
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
-        raise corrupt_file(folder, TOKENIZER, f"is no tokenizer: {error}") from error
+        raise checkpoint.corrupt(TOKENIZER, f"is no tokenizer: {error}") from error
     ours = _normalised(backbone.tokenizer.definition)
     differing = [part for part in TOKENIZING_PARTS if ours.get(part) != theirs.get(part)]
     if differing and _without_spaces(ours) == _without_spaces(theirs):
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             "its tokenizer and the backbone's differ in add_prefix_space, the space before a "
             "text's first word",
-            f"{OWN_BACKBONE}, or with a copy of the backbone's folder that has the "
-            f"tokenizer files of {folder.name}, on which other tasks trained with that tokenizer "
-            "share layers",
+            f"{OWN_BACKBONE}, or with a copy of the backbone's folder that has the tokenizer files "
+            f"of {checkpoint.folder.name}, on which other tasks trained with that tokenizer share "
+            "layers",
         )
     if differing:
         names = ", ".join("vocabulary" if part == "model" else part for part in differing)
-        raise foreign(folder, backbone, f"its tokenizer differs in: {names}")
-    check_reading(folder, backbone)
+        raise checkpoint.foreign(backbone, f"its tokenizer differs in: {names}")
+    check_reading(checkpoint, backbone)
 
 
-def check_reading(folder: Path, backbone: Backbone) -> None:
+def check_reading(checkpoint: Checkpoint, backbone: Backbone) -> None:
     """Refuse settings that make transformers read texts differently from the backbone here.
 
     For files that the folder lacks, the backbone's files count.
@@ -232,72 +205,24 @@ def check_reading(folder: Path, backbone: Backbone) -> None:
         NunatakError: `unsupported_import`, transformers cuts or normalises texts in a way that is
             not available here.
     """
-    settings = read_settings(folder)
-    config = read_object(folder, CONFIG) if has_file(folder, CONFIG) else {}
+    settings = checkpoint.settings
+    config = checkpoint.config if checkpoint.has(CONFIG) else {}
     config = {"model_type": backbone.config.model_type, **config}
     ours = backbone.tokenizer.tells_texts_apart
-    with import_errors(folder):
-        check_settings(config, settings, read_definition(folder, backbone))
+    with checkpoint.backbone_errors():
+        check_settings(config, settings, checkpoint.definition(backbone))
         if not ours and not _drops_types(backbone):
             return
         theirs = gives_token_types(config, settings)
     if ours != theirs:
         gives = {True: "gives token types", False: "gives none"}
-        raise foreign(
-            folder,
+        raise checkpoint.foreign(
             backbone,
             f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's {gives[ours]}",
         )
 
 
-def read_settings(folder: Path) -> dict[str, JsonValue]:
-    """Read `tokenizer_config.json`; empty if there is no file."""
-    return read_object(folder, TOKENIZER_CONFIG) if has_file(folder, TOKENIZER_CONFIG) else {}
-
-
-def read_definition(folder: Path, backbone: Backbone) -> Mapping[str, Any]:
-    """Read `tokenizer.json`; the backbone's if there is no file."""
-    if has_file(folder, TOKENIZER):
-        found = read_json(folder, TOKENIZER, limit=MAX_TOKENIZER_BYTES)
-        return found if isinstance(found, dict) else {}
-    return json.loads(backbone.tokenizer.definition)
-
-
-def read_json(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> JsonValue:
-    """Read a JSON file of the folder.
-
-    Raises:
-        NunatakError: `invalid_folder`, the file is missing, leads out of the folder, or is no JSON.
-    """
-    try:
-        data = read_bytes(folder, name, limit=limit)
-        return json.loads(data, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise corrupt_file(folder, name, f"is no JSON: {error}") from error
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"it has the number {name}")
-
-
-@contextmanager
-def import_errors(folder: Path) -> Generator[None]:
-    """Turn the errors of reading a backbone into errors of a folder to import.
-
-    Raises:
-        NunatakError: `invalid_folder`, a file is damaged.
-        NunatakError: `unsupported_import`, a file asks for a feature that the backbone here lacks.
-    """
-    try:
-        yield
-    except CorruptBackboneError as error:
-        raise NunatakError("invalid_folder", folder=folder.name, reason=str(error)) from error
-    except UnsupportedBackboneError as error:
-        found, _, advice = str(error).partition("; ")
-        raise refusal(folder, found, advice or "take a checkpoint without it") from error
-
-
-def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
+def check_base(checkpoint: Checkpoint, named: str | None, backbone: Backbone) -> None:
     """Refuse an adapter that does not name the backbone, or the checkpoint that it was added from.
 
     Adapters hold no weights of their base model, so only the last parts of the names are compared.
@@ -309,8 +234,7 @@ def check_base(folder: Path, named: str | None, backbone: Backbone) -> None:
     if named and _last_part(named) in ours:
         return
     found = f"it was trained on {named!r}" if named else "it does not name its base model"
-    raise foreign(
-        folder,
+    raise checkpoint.foreign(
         backbone,
         f"{found}, and only the name distinguishes bases of equal shape (if this "
         "backbone is the base, use --allow-other-base)",
@@ -330,25 +254,6 @@ def _drops_types(backbone: Backbone) -> bool:
     return any(tokenizer.encode("a", "a").type_ids)
 
 
-def read_if_any(folder: Path, name: str) -> bytes | None:
-    """Read a file of a tokenizer; None if there is none."""
-    if not has_file(folder, name):
-        return None
-    return read_bytes(folder, name, limit=MAX_TOKENIZER_BYTES)
-
-
-def read_object(folder: Path, name: str) -> dict[str, JsonValue]:
-    """Read a JSON object of the folder.
-
-    Raises:
-        NunatakError: as `read_json`; anything but an object is corrupt.
-    """
-    found = read_json(folder, name)
-    if not isinstance(found, dict):
-        raise corrupt_file(folder, name, "is no JSON object")
-    return found
-
-
 def _without_spaces(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Return the parts that decide token ids, without the setting of the first space."""
     parts = {part: definition.get(part) for part in TOKENIZING_PARTS}
@@ -364,68 +269,81 @@ def _normalised(definition: str) -> dict[str, JsonValue]:
     return json.loads(Tokenizer.from_str(definition).to_str())
 
 
-def write_model(
-    folder: Path,
-    config: Mapping[str, JsonValue],
-    weights: Mapping[str, Tensor],
-    backbone: Backbone,
-    *,
-    max_length: int,
-) -> None:
-    """Write configuration, weights and the backbone's tokenizer.
+def read_problem_type(checkpoint: Checkpoint, named: str | None) -> ProblemType | None:
+    """Return the problem type that a `config.json` names.
 
-    Args:
-        folder: an empty one.
-        config: the content of `config.json`.
-        weights: tensors by stored name.
-        backbone: gives the tokenizer.
-        max_length: the tokenizer's limit, in tokens.
+    Raises:
+        NunatakError: `unsupported_import`, transformers knows no such problem.
     """
-    write_json(folder, CONFIG, config)
-    (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
-    tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)
-    write_json(folder, TOKENIZER_CONFIG, tokenizer)
-    save_file(
-        {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
-        folder / WEIGHTS,
-        metadata={"format": "pt"},
+    if named is None or named in set(ProblemType):
+        return None if named is None else ProblemType(named)
+    raise checkpoint.refuse(
+        f"problem_type in config.json is {named!r}",
+        f"expected one of {', '.join(ProblemType)}; say which with --problem-type",
     )
 
 
-def _tokenizer_config(
-    backbone: Backbone, padding_id: JsonValue, max_length: int
-) -> dict[str, JsonValue]:
-    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
-    inputs: list[JsonValue] = ["input_ids", "attention_mask"]
-    if backbone.tokenizer.tells_texts_apart:
-        inputs.append("token_type_ids")
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length,
-        "model_input_names": inputs,
-        **_special_tokens(tokenizer, backbone, padding_id),
-    }
+def problem_type_of(
+    checkpoint: Checkpoint, head: HeadSpec, said: ProblemType | None
+) -> ProblemType | None:
+    """Return the problem type, by the rule of transformers' text classification pipeline.
 
+    One logit is a regression only if `said` names one; else it is a label's logit, for sigmoid.
 
-def _special_tokens(
-    tokenizer: Tokenizer, backbone: Backbone, padding_id: JsonValue
-) -> dict[str, JsonValue]:
-    """The special tokens by transformers' names.
-
-    The pipelines of transformers spell an unknown token as the text does, so its name is needed.
-    Other tokens are named only if `tokenizer.json` has them, because a name adds a token to the
-    vocabulary.
+    Raises:
+        NunatakError: `unsupported_import`, it is a regression with several logits.
     """
-    tokenizer.no_truncation()
-    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    names = dict[str, str | None]()
-    if len(ends := tokenizer.encode("").tokens) == 2:
-        first, last = ends
-        names |= {"cls_token": first, "sep_token": last, "bos_token": first, "eos_token": last}
-    names["mask_token"] = next((mask for mask in MASKS if mask in added), None)
-    unknown = backbone.tokenizer.unknown_id
-    return {
-        **({"pad_token": tokenizer.id_to_token(padding_id)} if isinstance(padding_id, int) else {}),
-        **({} if unknown is None else {"unk_token": tokenizer.id_to_token(unknown)}),
-        **{name: token for name, token in names.items() if token in added},
-    }
+    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    if said is ProblemType.REGRESSION and head.num_labels > 1:
+        raise checkpoint.refuse(
+            f"it is a regression to {head.num_labels} numbers",
+            "a regression task gives one number; train one model for each, or name another "
+            "--problem-type if the logits are those of labels",
+        )
+    default = ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
+    return said or default
+
+
+def labels_in_order(
+    checkpoint: Checkpoint,
+    head: HeadSpec,
+    *,
+    given: tuple[str, ...] | None,
+    stored: Mapping[str, JsonValue] | None,
+) -> tuple[str, ...]:
+    """Return the labels of the logits: the caller's labels, else the folder's.
+
+    A head whose kind fixes the meaning of its outputs, such as question answering, has no labels.
+
+    Raises:
+        NunatakError: `unknown_labels`, there are none, too few, too many, or two that are equal.
+        NunatakError: `unsupported_import`, the caller names labels of a kind that has none.
+    """
+    if head.kind.fixed_outputs is not None:
+        if given is not None:
+            raise checkpoint.refuse(
+                f"a {head.kind.replace('_', ' ')} task has no labels, got {', '.join(given)}",
+                "leave out --labels",
+            )
+        return ()
+    if given is None and stored is None:
+        raise checkpoint.error(
+            "unknown_labels",
+            num_labels=head.num_labels,
+            found="the folder names none",
+        )
+    named: Mapping[str, JsonValue] = (
+        {str(index): label for index, label in enumerate(given)} if given is not None else stored
+    ) or {}
+    labels = [
+        label for index in range(head.num_labels) if isinstance(label := named.get(str(index)), str)
+    ]
+    if len(named) != head.num_labels or len(set(labels)) != head.num_labels:
+        found = json.dumps(dict(named), ensure_ascii=False)
+        raise checkpoint.error(
+            "unknown_labels",
+            num_labels=head.num_labels,
+            found=f"got {found[:200]}",
+        )
+    return tuple(labels)
