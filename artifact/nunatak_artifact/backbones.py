@@ -151,12 +151,7 @@ def list_backbones() -> list[AddedBackbone]:
 
 
 def read_backbone(name: str) -> AddedBackbone:
-    """Return the record of an added backbone.
-
-    Raises:
-        NunatakError: `backbone_not_found`, there is none of that name.
-        NunatakError: `corrupt_file`, the record is damaged.
-    """
+    """Return the record of an added backbone."""
     checkpoint = Checkpoint(added_backbones() / _checked_name(name))
     if not checkpoint.has(RECORD):
         raise NunatakError(
@@ -168,11 +163,7 @@ def read_backbone(name: str) -> AddedBackbone:
 
 
 def verify_backbone(name: str) -> str | None:
-    """Load an added backbone and compare its digest; return the problem, or None.
-
-    Raises:
-        NunatakError: `backbone_not_found`, there is none of that name.
-    """
+    """Load an added backbone and compare its digest; return the problem, or None."""
     try:
         record = read_backbone(name)
         digest = load_backbone(added_backbones() / name).digest
@@ -186,11 +177,7 @@ def verify_backbone(name: str) -> str | None:
 
 
 def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str) -> AddedBackbone:
-    """Read a checkpoint, and write it to the empty folder `made`.
-
-    Raises:
-        NunatakError: as `add_backbone`.
-    """
+    """Read a checkpoint, and write it to the empty folder `made`."""
     raw = checkpoint.config
     with checkpoint.backbone_errors():
         # An architecture that is not available is refused before anything large is read.
@@ -372,12 +359,7 @@ def _write_tokenizer(
 
 
 def _read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """All tensors of the checkpoint, in their stored format.
-
-    Raises:
-        NunatakError: `invalid_folder`, there are none, or a file is damaged.
-        NunatakError: `unsupported_import`, a file of an old format holds more than tensors.
-    """
+    """All tensors of the checkpoint, in their stored format."""
     old = checkpoint.weight_files(single=OLD_WEIGHTS, index=OLD_INDEX)
     if checkpoint.weight_files() or not old:
         return checkpoint.stored_tensors()

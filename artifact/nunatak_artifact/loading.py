@@ -32,9 +32,6 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
     """Refuse a branch whose method changes layers but whose parameters change none.
 
     The check reads the parameters up to the first difference.
-
-    Raises:
-        NunatakError: `no_effect`, every layer computes exactly what the backbone's layer does.
     """
     if not branch.layers:
         return

@@ -45,9 +45,6 @@ def run_probe(
     """Check that a branch gives the recorded logits, with all inputs in one batch.
 
     `trunk` may hold trunk states from earlier probes, which do not depend on the branch.
-
-    Raises:
-        NunatakError: `probe_failed`, the logits differ from the record.
     """
     probe = manifest.probe
     encodings = backbone.tokenizer.encode(probe.inputs, max_length=manifest.max_length)

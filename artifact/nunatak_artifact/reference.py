@@ -58,13 +58,7 @@ OWN_CODE: Final = frozenset(
 
 
 def config_of(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
-    """Return transformers' configuration of a `config.json`.
-
-    Raises:
-        NunatakError: `unsupported_import`, transformers cannot read it, or it asks for quantized
-            weights.
-        MissingExtraError: transformers is not installed.
-    """
+    """Return transformers' configuration of a `config.json`."""
     with needs_extra("training"):
         from transformers import AutoConfig  # noqa: PLC0415 - takes seconds
     if raw.get("quantization_config"):
@@ -85,11 +79,7 @@ def config_of(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> "PreTrain
 
 
 def check_num_labels(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> None:
-    """Refuse a `config.json` with more labels than any model has: transformers names each.
-
-    Raises:
-        NunatakError: `unsupported_import`, there are too many.
-    """
+    """Refuse a `config.json` with more labels than any model has: transformers names each."""
     labels = raw.get("num_labels")
     if isinstance(labels, int | float) and labels > MAX_LABELS:
         raise checkpoint.refuse(
@@ -98,12 +88,7 @@ def check_num_labels(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> No
 
 
 def class_named(checkpoint: Checkpoint, name: str) -> "type[PreTrainedModel]":
-    """Return the class of transformers with this name.
-
-    Raises:
-        NunatakError: `unsupported_import`, transformers has no such class.
-        MissingExtraError: transformers is not installed.
-    """
+    """Return the class of transformers with this name."""
     with needs_extra("training"):
         transformers = importlib.import_module("transformers")
     found = getattr(transformers, name, None)
@@ -140,11 +125,7 @@ def load_model(
     config: "PreTrainedConfig",
     tensors: Mapping[str, Tensor],
 ) -> Loaded:
-    """Make a model with these tensors, in float32, by transformers' own rules for old names.
-
-    Raises:
-        NunatakError: `unsupported_import`, transformers refuses configuration or tensors.
-    """
+    """Make a model with these tensors, in float32, by transformers' own rules for old names."""
     # The model must not hold the given tensors themselves: they may belong to a backbone.
     copies = {name: it.to("cpu", torch.float32, copy=True) for name, it in tensors.items()}
     with checkpoint.refused_by("transformers", "make a model of it"), quiet():
@@ -234,9 +215,6 @@ def check_answers(
 
     Returns:
         The difference, at most `TOLERANCE`.
-
-    Raises:
-        NunatakError: `unsupported_import`, the answers differ.
     """
     difference = difference_of(branch, backbone, encodings, expected)
     if not difference <= TOLERANCE:

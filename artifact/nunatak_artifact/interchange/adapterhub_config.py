@@ -113,13 +113,7 @@ class HeadFile(BaseModel):
 
 
 def read_bottleneck(checkpoint: Checkpoint, file: AdapterFile) -> BottleneckConfig:
-    """Read the bottleneck configuration that we can reproduce exactly.
-
-    Raises:
-        NunatakError: `invalid_folder`, the file is no configuration.
-        NunatakError: `unsupported_import`, the configuration has another method, or uses a refused
-            feature.
-    """
+    """Read the bottleneck configuration that we can reproduce exactly."""
     architecture = file.config.get("architecture")
     if architecture is not None:
         raise unsupported(
@@ -147,11 +141,7 @@ def read_bottleneck(checkpoint: Checkpoint, file: AdapterFile) -> BottleneckConf
 
 
 def size_at(checkpoint: Checkpoint, config: BottleneckConfig, layer: int, width: int) -> int:
-    """The width of the bottleneck at a layer.
-
-    Raises:
-        NunatakError: `invalid_folder`, the configuration gives no width.
-    """
+    """The width of the bottleneck at a layer."""
     factor = config.reduction_factor
     if isinstance(factor, dict):
         found = factor.get(str(layer), factor.get("default"))

@@ -99,13 +99,7 @@ def flexible_head(
     tensors: Mapping[str, Tensor],
     backbone: Backbone,
 ) -> ImportedHead:
-    """Read the head of a model class of `adapters`.
-
-    Raises:
-        NunatakError: `unsupported_import`, `HeadSpec` cannot describe the head.
-        NunatakError: `tensor_mismatch`, the tensors do not fit the configuration.
-        NunatakError: `foreign_backbone`, the head reads a pooler that the backbone does not have.
-    """
+    """Read the head of a model class of `adapters`."""
     spec = _spec(checkpoint, head)
     positions = {OUTPUT: FIRST_LINEAR}
     if head.layers == 2:
@@ -131,13 +125,7 @@ def class_head(
     tensors: Mapping[str, Tensor],
     backbone: Backbone,
 ) -> ImportedHead:
-    """Read the head of a model class of transformers.
-
-    Raises:
-        NunatakError: `unsupported_import`, `HeadSpec` cannot describe the head of this class.
-        NunatakError: `invalid_folder`, the tensors do not fit the class.
-        NunatakError: `foreign_backbone`, the head reads a pooler that the backbone does not have.
-    """
+    """Read the head of a model class of transformers."""
     kind = kind_of_class(file.model_class)
     if kind is None:
         raise checkpoint.refuse(f"its head belongs to {file.model_class[:80]!r}", HEAD_ADVICE)
@@ -237,9 +225,6 @@ def normalised_bottleneck(
         settings: common settings of all adapters. Size and first layer are found here.
         adapters: layer and our name of the place (`attention_adapter`) -> adapter; at least one.
         config: the backbone's.
-
-    Raises:
-        NunatakError: `invalid_method`, a size exceeds our method's limit.
     """
     method = settings.model_copy(
         update={
@@ -271,9 +256,6 @@ def import_adapterhub(
             `model_head.safetensors`, as `save_adapter(..., use_safetensors=True)` writes them.
         backbone: the base model of the adapter. AdapterHub records its type and width.
         choices: override the folder's head and its `config.json`.
-
-    Raises:
-        NunatakError: as `import_folder`; `invalid_method`, a width exceeds our method's limit.
     """
     family = _family(checkpoint, backbone)
     file = checkpoint.parsed(CONFIG_FILE, AdapterFile)

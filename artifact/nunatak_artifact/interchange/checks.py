@@ -87,11 +87,7 @@ class ImportedTask:
 
 
 def check_exact(backbone: Backbone) -> None:
-    """Refuse a quantized backbone: other programs compute other numbers.
-
-    Raises:
-        UnsupportedBackboneError: the backbone is quantized.
-    """
+    """Refuse a quantized backbone: other programs compute other numbers."""
     if backbone.is_quantized:
         original = backbone.name.removesuffix(INT8_SUFFIX)
         raise UnsupportedBackboneError(
@@ -101,15 +97,7 @@ def check_exact(backbone: Backbone) -> None:
 
 
 def check_shape(checkpoint: Checkpoint, backbone: Backbone) -> None:
-    """Refuse a `config.json` of an encoder with another shape than the backbone.
-
-    Raises:
-        NunatakError: `unsupported_import`, another architecture, or embeddings of more or fewer
-            tokens.
-        NunatakError: `invalid_folder`, there is no sound `config.json`.
-        NunatakError: `foreign_backbone`, another shape.
-        UnsupportedBackboneError: a variant of the family with different computations.
-    """
+    """Refuse a `config.json` of an encoder with another shape than the backbone."""
     theirs, ours = read_config(checkpoint), backbone.config
     if replace(theirs, vocab_size=ours.vocab_size) == ours != theirs:
         raise checkpoint.refuse(
@@ -128,13 +116,7 @@ def check_shape(checkpoint: Checkpoint, backbone: Backbone) -> None:
 
 
 def read_config(checkpoint: Checkpoint) -> BackboneConfig:
-    """Read the shape of the encoder in `config.json`.
-
-    Raises:
-        NunatakError: `unsupported_import`, another architecture.
-        NunatakError: `invalid_folder`, there is no sound `config.json`.
-        UnsupportedBackboneError: a variant of the family whose layers are computed differently.
-    """
+    """Read the shape of the encoder in `config.json`."""
     raw = checkpoint.config
     if str(raw.get("model_type")) not in FAMILIES:
         raise checkpoint.refuse(
@@ -156,13 +138,7 @@ def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
 
 
 def check_tokenizer(checkpoint: Checkpoint, backbone: Backbone) -> None:
-    """Refuse a folder whose tokenizer may give other token ids or types than the backbone's.
-
-    Raises:
-        NunatakError: `invalid_folder`, there is no sound `tokenizer.json`.
-        NunatakError: `foreign_backbone`, it differs in what decides token ids or types.
-        NunatakError: `unsupported_import`, it differs in one setting, or as `check_reading`.
-    """
+    """Refuse a folder whose tokenizer may give other token ids or types than the backbone's."""
     with checkpoint.backbone_errors():
         data = definition_of(checkpoint.tokenizer_file, checkpoint.config, checkpoint.settings)
     if data is None:
@@ -198,12 +174,6 @@ def check_reading(checkpoint: Checkpoint, backbone: Backbone) -> None:
     """Refuse settings that make transformers read texts differently from the backbone here.
 
     For files that the folder lacks, the backbone's files count.
-
-    Raises:
-        NunatakError: `invalid_folder`, a file is not sound.
-        NunatakError: `foreign_backbone`, only one of folder and backbone gives token types.
-        NunatakError: `unsupported_import`, transformers cuts or normalises texts in a way that is
-            not available here.
     """
     settings = checkpoint.settings
     config = checkpoint.config if checkpoint.has(CONFIG) else {}
@@ -226,9 +196,6 @@ def check_base(checkpoint: Checkpoint, named: str | None, backbone: Backbone) ->
     """Refuse an adapter that does not name the backbone, or the checkpoint that it was added from.
 
     Adapters hold no weights of their base model, so only the last parts of the names are compared.
-
-    Raises:
-        NunatakError: `foreign_backbone`, the adapter names another base, or none.
     """
     ours = {_last_part(backbone.name), _last_part(backbone.source.partition("@")[0])}
     if named and _last_part(named) in ours:
@@ -270,11 +237,7 @@ def _normalised(definition: str) -> dict[str, JsonValue]:
 
 
 def read_problem_type(checkpoint: Checkpoint, named: str | None) -> ProblemType | None:
-    """Return the problem type that a `config.json` names.
-
-    Raises:
-        NunatakError: `unsupported_import`, transformers knows no such problem.
-    """
+    """Return the problem type that a `config.json` names."""
     if named is None or named in set(ProblemType):
         return None if named is None else ProblemType(named)
     raise checkpoint.refuse(
@@ -289,9 +252,6 @@ def problem_type_of(
     """Return the problem type, by the rule of transformers' text classification pipeline.
 
     One logit is a regression only if `said` names one; else it is a label's logit, for sigmoid.
-
-    Raises:
-        NunatakError: `unsupported_import`, it is a regression with several logits.
     """
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
@@ -315,10 +275,6 @@ def labels_in_order(
     """Return the labels of the logits: the caller's labels, else the folder's.
 
     A head whose kind fixes the meaning of its outputs, such as question answering, has no labels.
-
-    Raises:
-        NunatakError: `unknown_labels`, there are none, too few, too many, or two that are equal.
-        NunatakError: `unsupported_import`, the caller names labels of a kind that has none.
     """
     if head.kind.fixed_outputs is not None:
         if given is not None:

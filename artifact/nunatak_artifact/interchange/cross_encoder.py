@@ -50,13 +50,7 @@ class CrossEncoder:
 
 
 def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncoder | None:
-    """Read the cross-encoder settings of sentence-transformers; None if there are none.
-
-    Raises:
-        NunatakError: `invalid_folder`, a file differs from the format of sentence-transformers.
-        NunatakError: `unsupported_import`, the scores need a computation that is not available
-            here.
-    """
+    """Read the cross-encoder settings of sentence-transformers; None if there are none."""
 
     def read(name: str) -> object:
         return checkpoint.json(name) if checkpoint.has(name) else None
@@ -94,12 +88,7 @@ def is_ranking(
     *,
     num_outputs: int,
 ) -> bool:
-    """Whether a sequence classification becomes a ranking: the caller decides before the folder.
-
-    Raises:
-        NunatakError: `unsupported_import`, the caller wants a ranking, but the model has several
-            logits.
-    """
+    """Whether a sequence classification becomes a ranking: the caller decides before the folder."""
     if choices.logit_use is LogitUse.RANKING:
         if num_outputs != 1:
             raise checkpoint.refuse(

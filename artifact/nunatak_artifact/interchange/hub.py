@@ -91,11 +91,7 @@ class HubTask:
 def write_hub_folder(
     manifest: TaskManifest, blobs: Mapping[str, bytes], folder: Path, *, source: str | None = None
 ) -> None:
-    """Write a version; `source` is the repository that the folder will become, if any.
-
-    Raises:
-        NunatakError: `folder_in_use`, the folder holds something already.
-    """
+    """Write a version; `source` is the repository that the folder will become, if any."""
     with new_folder(folder) as made:
         (made / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (made / README).write_text(hub_card(manifest, source=source), encoding="utf-8")
@@ -104,12 +100,7 @@ def write_hub_folder(
 
 
 def read_hub_folder(folder: Path) -> HubTask:
-    """Read a version and check that every byte is as its publisher stored it.
-
-    Raises:
-        NunatakError: `invalid_folder`, a file is missing, malformed, or not the one that the
-            manifest names.
-    """
+    """Read a version and check that every byte is as its publisher stored it."""
     checkpoint = Checkpoint(folder)
     manifest = checkpoint.parsed(MANIFEST, TaskManifest)
     return HubTask(

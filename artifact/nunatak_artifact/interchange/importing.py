@@ -34,12 +34,7 @@ FILES = ("*.json", "*.safetensors", VOCABULARY)
 def kind_of(
     checkpoint: Checkpoint,
 ) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
-    """Find the kind of a folder from its files.
-
-    Raises:
-        NunatakError: `invalid_folder`, no file is known.
-        NunatakError: `unsupported_import`, the folder is our own format, which `pull` reads.
-    """
+    """Find the kind of a folder from its files."""
     folder = checkpoint.folder
     if not folder.is_dir():
         raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")

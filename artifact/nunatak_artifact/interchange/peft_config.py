@@ -83,12 +83,7 @@ _PATTERN_FIELDS = re.compile(r"module|pattern|target|layers")
 
 
 def read_fields(checkpoint: Checkpoint) -> dict[str, JsonValue]:
-    """Read `adapter_config.json`, and refuse what cannot be imported or must not be followed.
-
-    Raises:
-        NunatakError: `invalid_folder`, the file is missing or damaged.
-        NunatakError: `unsupported_import`, the method or a setting cannot be imported.
-    """
+    """Read `adapter_config.json`, and refuse what cannot be imported or must not be followed."""
     fields = checkpoint.fields(CONFIG_FILE)
     kind = fields.get("peft_type")
     if not isinstance(kind, str):
@@ -119,13 +114,7 @@ def read_fields(checkpoint: Checkpoint) -> dict[str, JsonValue]:
 
 
 def peft_config(checkpoint: Checkpoint, fields: Mapping[str, JsonValue]) -> "PeftConfig":
-    """Return peft's own configuration.
-
-    Raises:
-        NunatakError: `unsupported_import`, peft refuses a value, or does not know a setting that is
-            on.
-        MissingExtraError: peft is not installed.
-    """
+    """Return peft's own configuration."""
     with needs_extra("training"):
         from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING  # noqa: PLC0415 - takes seconds
         from peft.utils import PeftType  # noqa: PLC0415 - takes seconds
@@ -146,12 +135,7 @@ def peft_config(checkpoint: Checkpoint, fields: Mapping[str, JsonValue]) -> "Pef
 
 
 def head_kind(checkpoint: Checkpoint, fields: Mapping[str, JsonValue]) -> HeadKind:
-    """Return the kind of the adapted model's head.
-
-    Raises:
-        NunatakError: `unsupported_import`, no head here fits the model, or the file does not name
-            it.
-    """
+    """Return the kind of the adapted model's head."""
     task_type, mapping = fields.get("task_type"), fields.get("auto_mapping")
     model_class = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     kind = TASK_KINDS.get(str(task_type))
@@ -173,11 +157,7 @@ def check_patterns(
     *,
     time_limit: float = TIME_LIMIT_SECONDS,
 ) -> None:
-    """Refuse patterns that are no regular expressions, or that take too long over these names.
-
-    Raises:
-        NunatakError: `corrupt_file`, there is such a pattern.
-    """
+    """Refuse patterns that are no regular expressions, or that take too long over these names."""
     found = {it for name, value in fields.items() if _holds_patterns(name) for it in _texts(value)}
     patterns = sorted(it for it in found if not _PLAIN.fullmatch(it))
     if not patterns:

@@ -104,10 +104,6 @@ def import_peft(
             shapes and names can be checked here.
         choices: replace a `config.json` in the checkpoint, since peft stores neither labels nor problem
             type.
-
-    Raises:
-        NunatakError: as `import_folder`.
-        MissingExtraError: peft or transformers is not installed.
     """
     fields = read_fields(checkpoint)
     family, kind = FAMILIES[backbone.config.model_type], head_kind(checkpoint, fields)
@@ -163,11 +159,7 @@ def _check_types(checkpoint: Checkpoint, kind: HeadKind, backbone: Backbone) -> 
 def _pooling(
     checkpoint: Checkpoint, config: BackboneConfig, kind: HeadKind, named: str | None
 ) -> Pooling | None:
-    """The pooling of the head, which is a setting of the base model in some architectures.
-
-    Raises:
-        NunatakError: `unsupported_import`, the folder does not name it.
-    """
+    """The pooling of the head, which is a setting of the base model in some architectures."""
     if kind.reads_tokens:
         return None
     if named is None and config.model_type in POOLINGS:

@@ -156,10 +156,6 @@ def import_transformers(
         folder: as `save_pretrained` writes it, with its tokenizer; safetensors only.
         backbone: the original backbone of the checkpoint, in float32.
         choices: override the folder.
-
-    Raises:
-        NunatakError: as `import_folder`.
-        UnsupportedBackboneError: a variant of the family with different computations.
     """
     meaning = checkpoint.parsed(CONFIG, Meaning)
     class_name, kind = _head_class(checkpoint, meaning.architectures or ())

@@ -218,11 +218,7 @@ def head_spec(
 
 
 def read_pooling(checkpoint: Checkpoint, config: BackboneConfig, named: str | None) -> Pooling:
-    """The pooling of sequence heads under the setting `classifier_pooling`.
-
-    Raises:
-        NunatakError: `unsupported_import`, transformers knows no such pooling.
-    """
+    """The pooling of sequence heads under the setting `classifier_pooling`."""
     poolings = POOLINGS.get(config.model_type)
     if poolings is None:
         return Pooling.FIRST
