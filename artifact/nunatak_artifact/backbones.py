@@ -27,25 +27,13 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from nunatak_artifact import reference
 from nunatak_artifact.checkpoint import CONFIG, MAX_TOKENIZER_BYTES, MAX_WEIGHT_BYTES, Checkpoint
 from nunatak_artifact.interchange.hub import Fetched, HuggingFaceHub, fetched, is_folder
 from nunatak_artifact.interchange.writing import check_new, new_folder, write_json
-from nunatak_artifact.reference import (
-    LONG_TEXT,
-    PROBE_INPUTS,
-    answers_of,
-    check_answers,
-    check_num_labels,
-    config_of,
-    encoder_class,
-    load_model,
-    probe_encodings,
-    quiet,
-    vector_branch,
-)
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_model import (
@@ -55,28 +43,20 @@ from nunatak_model import (
     UnsupportedBackboneError,
     load_backbone,
     tensors_to_bytes,
+    tokenizer_settings,
 )
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.checkpoint import RECORD, WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
 from nunatak_model.sentence_folder import FILES as SENTENCE_FILES
 from nunatak_model.text.bounds import check_bounds, check_token_ids, patterns_in
 from nunatak_model.text.tokenizer import TextTokenizer
-from nunatak_model.tokenizer_settings import (
-    ADDED_TOKENS,
-    ADDED_TOKENS_FILE,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    VOCABULARY,
-    check_settings,
-    definition_of,
-)
-from nunatak_model.tokenizer_settings import FILES as TOKENIZER_FILES
+from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
 
 OLD_WEIGHTS, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SLOW_TOKENIZER_FILES: Final = ("vocab.json", "merges.txt", "*.model", "vocab.bpe", "bpe.codes")
 FILES: Final = (
     CONFIG,
-    *TOKENIZER_FILES,
+    *tokenizer_settings.FILES,
     *SLOW_TOKENIZER_FILES,
     *SENTENCE_FILES,
     "model*.safetensors",
@@ -182,27 +162,29 @@ def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str
     with checkpoint.backbone_errors():
         # An architecture that is not available is refused before anything large is read.
         shape = config_from(raw)
-    check_num_labels(checkpoint, raw)
+    reference.check_num_labels(checkpoint, raw)
     tokenizer = _transformers_tokenizer(checkpoint)
-    _write_tokenizer(checkpoint, made, raw, tokenizer)
+    _write_tokenizer(checkpoint, made, tokenizer)
     for pattern in SENTENCE_FILES:
         for path in sorted(checkpoint.folder.glob(pattern)):
             _copy(checkpoint, made, str(path.relative_to(checkpoint.folder)))
     write_json(made, CONFIG, {key: it for key, it in raw.items() if key != "auto_map"})
     stored = _read_weights(checkpoint)
     _check_size(checkpoint, stored, shape)
-    config = config_of(checkpoint, raw)
-    reference = load_model(checkpoint, encoder_class(config), config, stored)
+    config = reference.config_of(checkpoint, raw)
+    theirs = reference.load_model(checkpoint, reference.encoder_class(config), config, stored)
     with checkpoint.backbone_errors():
-        tensors = _tensors(stored, reference.model.state_dict(), shape)
+        tensors = _tensors(stored, theirs.model.state_dict(), shape)
         (made / WEIGHTS).write_bytes(tensors_to_bytes(tensors))
         backbone = load_backbone(made)
-    _check_random(checkpoint, reference.missing, backbone.config)
+    _check_random(checkpoint, theirs.missing, backbone.config)
     _check_patterns(checkpoint, backbone.tokenizer)
     _check_tokens(checkpoint, tokenizer, backbone)
-    encodings = probe_encodings(backbone)
-    expected = answers_of(reference.model, encodings)
-    difference = check_answers(checkpoint, vector_branch(backbone), backbone, encodings, expected)
+    encodings = reference.probe_encodings(backbone)
+    expected = reference.answers_of(theirs.model, encodings)
+    difference = reference.check_answers(
+        checkpoint, reference.vector_branch(backbone), backbone, encodings, expected
+    )
     record = AddedBackbone(
         name=name,
         source=source,
@@ -250,18 +232,18 @@ def _transformers_tokenizer(checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - un
     with needs_extra("training"):
         from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
 
-    patterns = (TOKENIZER, VOCABULARY, *SLOW_TOKENIZER_FILES)
+    patterns = (TOKENIZER, tokenizer_settings.VOCABULARY, *SLOW_TOKENIZER_FILES)
     if not any(any(checkpoint.folder.glob(pattern)) for pattern in patterns):
         # transformers would make an empty tokenizer.
         raise checkpoint.invalid(
             f"it has no file of a tokenizer ({', '.join(patterns)})",
         )
-    with tempfile.TemporaryDirectory() as scratch, quiet():
+    with tempfile.TemporaryDirectory() as scratch, reference.quiet():
         clean = Path(scratch)
-        for pattern in (CONFIG, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
+        for pattern in (CONFIG, *tokenizer_settings.FILES, *SLOW_TOKENIZER_FILES):
             for path in sorted(checkpoint.folder.glob(pattern)):
                 _copy(checkpoint, clean, path.name)
-        _check_tokenizer_files(checkpoint, clean)
+        _check_tokenizer_files(checkpoint)
         with checkpoint.refused_by("transformers", "read its tokenizer"):
             tokenizer = cast("Any", AutoTokenizer).from_pretrained(
                 clean, trust_remote_code=False, local_files_only=True
@@ -274,16 +256,15 @@ def _transformers_tokenizer(checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - un
     return tokenizer
 
 
-def _check_tokenizer_files(checkpoint: Checkpoint, clean: Path) -> None:
+def _check_tokenizer_files(checkpoint: Checkpoint) -> None:
     """Refuse what would take far more memory or work than a tokenizer, before anything reads it."""
-    copy = Checkpoint(clean)
     with checkpoint.backbone_errors():
-        if copy.has(TOKENIZER):
-            check_bounds(copy.json(TOKENIZER, limit=MAX_TOKENIZER_BYTES))
-        for name in ("vocab.json", ADDED_TOKENS_FILE):
-            if copy.has(name):
-                check_token_ids(copy.json(name, limit=MAX_TOKENIZER_BYTES))
-        added = copy.settings.get(ADDED_TOKENS)
+        if checkpoint.has(TOKENIZER):
+            check_bounds(checkpoint.json(TOKENIZER, limit=MAX_TOKENIZER_BYTES))
+        for name in ("vocab.json", tokenizer_settings.ADDED_TOKENS_FILE):
+            if checkpoint.has(name):
+                check_token_ids(checkpoint.json(name, limit=MAX_TOKENIZER_BYTES))
+        added = checkpoint.settings.get(tokenizer_settings.ADDED_TOKENS)
         if isinstance(added, dict):
             check_token_ids([int(it) for it in added if it.isdecimal()])
 
@@ -335,15 +316,12 @@ def _check_size(
         )
 
 
-def _write_tokenizer(
-    checkpoint: Checkpoint, made: Path, raw: dict[str, JsonValue], tokenizer: Any
-) -> None:
-    settings = checkpoint.settings
-
+def _write_tokenizer(checkpoint: Checkpoint, made: Path, tokenizer: Any) -> None:  # noqa: ANN401
+    raw, settings = checkpoint.config, checkpoint.settings
     try:
-        definition = definition_of(checkpoint.tokenizer_file, raw, settings)
+        definition = tokenizer_settings.definition_of(checkpoint.tokenizer_file, raw, settings)
         if definition is not None:
-            check_settings(raw, settings, json.loads(definition))
+            tokenizer_settings.check_settings(raw, settings, json.loads(definition))
     except (UnsupportedBackboneError, CorruptBackboneError, ValueError):
         definition = None
     if definition is not None:
@@ -351,7 +329,7 @@ def _write_tokenizer(
         if settings:
             _copy(checkpoint, made, TOKENIZER_CONFIG)
         return
-    with quiet():
+    with reference.quiet():
         tokenizer.save_pretrained(made)
     written = Checkpoint(made).fields(TOKENIZER_CONFIG)
     written["model_input_names"] = list(cast("list[str]", tokenizer.model_input_names))
@@ -428,11 +406,11 @@ def _check_random(checkpoint: Checkpoint, missing: frozenset[str], config: Backb
 
 def _check_tokens(checkpoint: Checkpoint, tokenizer: Any, backbone: Backbone) -> None:  # noqa: ANN401
     """Refuse a tokenizer that gives other token ids or types than transformers' own."""
-    texts = (*PROBE_INPUTS, LONG_TEXT, "Ünïcödé, CJK 東京, and \U0001f600!")
+    texts = (*reference.PROBE_INPUTS, reference.LONG_TEXT, "Ünïcödé, CJK 東京, and \U0001f600!")
     ours = backbone.tokenizer.encode(texts, max_length=10**9)
     for text, found in zip(texts, ours, strict=True):
         pair = (text,) if isinstance(text, str) else text
-        with quiet():
+        with reference.quiet():
             read = tokenizer(*pair)
         types = read.get("token_type_ids") or [0] * found.num_tokens
         if list(found.token_ids) != read["input_ids"] or list(found.type_ids) != types:

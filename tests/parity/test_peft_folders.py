@@ -17,7 +17,7 @@ from doubles.published_names import PEFT_TARGETS
 from doubles.refusals import raises
 from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import CREATED_AT
-from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
+from nunatak_artifact import LoadedTask, Provenance, draft_task, head_record, load_task
 from nunatak_artifact.backbones import add_backbone
 from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import (
@@ -146,12 +146,11 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeftBase]:
 
 def loaded(imported: ImportedTask, backbone: Backbone) -> LoadedTask:
     """The task in the form of a server, made from manifest and bytes."""
+    head = imported.spec.head
     draft = draft_task(
         "tone",
-        spec=imported.spec,
-        labels=imported.labels,
-        problem_type=imported.problem_type,
-        score=imported.score,
+        method=imported.spec.method,
+        head=head_record(head, imported.labels, imported.problem_type, imported.score),
         parameters=imported.parameters,
         backbone=backbone,
         max_length=32,

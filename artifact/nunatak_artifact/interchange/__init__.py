@@ -2,6 +2,7 @@
 
 from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
+from nunatak_artifact.interchange.checks import ImportChoices, ImportedTask
 from nunatak_artifact.interchange.hub import (
     HuggingFaceHub,
     draft_pulled,
@@ -24,6 +25,7 @@ from nunatak_artifact.interchange.transformers_export import (
     export_transformers,
 )
 from nunatak_artifact.interchange.transformers_import import import_transformers
+from nunatak_artifact.interchange.writing import check_new
 
 __all__ = [
     "Checkpoint",

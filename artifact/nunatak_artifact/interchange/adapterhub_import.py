@@ -20,36 +20,9 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange.adapterhub_config import (
-    ACTIVATIONS,
-    CONFIG_FILE,
-    HEAD_FILE,
-    HEAD_STEM,
-    WEIGHTS_STEM,
-    AdapterFile,
-    BottleneckConfig,
-    FlexibleHead,
-    HeadFile,
-    Scaling,
-    read_bottleneck,
-    size_at,
-)
-from nunatak_artifact.interchange.checks import (
-    AS_THE_FOLDER_SAYS,
-    ImportChoices,
-    ImportedTask,
-    check_reading,
-    labels_in_order,
-    problem_type_of,
-    read_problem_type,
-)
-from nunatak_artifact.interchange.transformers_layout import (
-    FAMILIES,
-    Family,
-    head_names,
-    head_spec,
-    kind_of_class,
-)
+from nunatak_artifact.interchange import adapterhub_config as files
+from nunatak_artifact.interchange import checks
+from nunatak_artifact.interchange import transformers_layout as layout
 from nunatak_contract.enums import (
     AdaptedBlocks,
     AdapterInput,
@@ -94,7 +67,7 @@ class ImportedHead:
 
 def flexible_head(
     checkpoint: Checkpoint,
-    head: FlexibleHead,
+    head: files.FlexibleHead,
     name: str,
     tensors: Mapping[str, Tensor],
     backbone: Backbone,
@@ -120,29 +93,29 @@ def flexible_head(
 
 def class_head(
     checkpoint: Checkpoint,
-    file: HeadFile,
-    family: Family,
+    file: files.HeadFile,
+    family: layout.Family,
     tensors: Mapping[str, Tensor],
     backbone: Backbone,
 ) -> ImportedHead:
     """Read the head of a model class of transformers."""
-    kind = kind_of_class(file.model_class)
+    kind = layout.kind_of_class(file.model_class)
     if kind is None:
         raise checkpoint.refuse(f"its head belongs to {file.model_class[:80]!r}", HEAD_ADVICE)
     if file.num_labels is None:
         raise checkpoint.invalid("its head_config.json has no num_labels")
-    spec = head_spec(kind, backbone.config, num_outputs=file.num_labels)
+    spec = layout.head_spec(kind, backbone.config, num_outputs=file.num_labels)
     of_base = f"{family.encoder}."
     names = {
         ours: theirs
-        for ours, theirs in head_names(family, kind).items()
+        for ours, theirs in layout.head_names(family, kind).items()
         if not theirs.startswith(of_base)
     }
     parameters = _head_parameters(checkpoint, spec, names, tensors, backbone)
     return ImportedHead(
         spec=spec,
         parameters=parameters,
-        problem_type=problem_type_of(checkpoint, spec, None),
+        problem_type=checks.problem_type_of(checkpoint, spec, None),
         id2label=_inverted(file.label2id),
     )
 
@@ -172,7 +145,7 @@ def _pooler_parameters(checkpoint: Checkpoint, backbone: Backbone) -> dict[str, 
     }
 
 
-def _spec(checkpoint: Checkpoint, head: FlexibleHead) -> HeadSpec:
+def _spec(checkpoint: Checkpoint, head: files.FlexibleHead) -> HeadSpec:
     kind = HEAD_TYPES.get(head.head_type)
     if kind is None:
         raise checkpoint.refuse(f"its head is of type {head.head_type[:80]!r}", HEAD_ADVICE)
@@ -200,7 +173,7 @@ def _inverted(label2id: Mapping[str, int] | None) -> dict[str, JsonValue] | None
     return None if label2id is None else {str(number): label for label, number in label2id.items()}
 
 
-def _problem_type(head: FlexibleHead, spec: HeadSpec) -> ProblemType | None:
+def _problem_type(head: files.FlexibleHead, spec: HeadSpec) -> ProblemType | None:
     if spec.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
     if head.head_type == "multilabel_classification":
@@ -247,24 +220,26 @@ def normalised_bottleneck(
 
 
 def import_adapterhub(
-    checkpoint: Checkpoint, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
-) -> ImportedTask:
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
+) -> checks.ImportedTask:
     """Read a bottleneck adapter with its head. The results equal `adapters`' results to rounding.
 
     Args:
-        folder: holds `adapter_config.json`, `adapter.safetensors`, `head_config.json` and
+        checkpoint: holds `adapter_config.json`, `adapter.safetensors`, `head_config.json` and
             `model_head.safetensors`, as `save_adapter(..., use_safetensors=True)` writes them.
         backbone: the base model of the adapter. AdapterHub records its type and width.
         choices: override the folder's head and its `config.json`.
     """
     family = _family(checkpoint, backbone)
-    file = checkpoint.parsed(CONFIG_FILE, AdapterFile)
-    config = read_bottleneck(checkpoint, file)
+    file = checkpoint.parsed(files.CONFIG_FILE, files.AdapterFile)
+    config = files.read_bottleneck(checkpoint, file)
     _check_backbone(checkpoint, file, backbone)
     if checkpoint.settings:
-        check_reading(checkpoint, backbone)
+        checks.check_reading(checkpoint, backbone)
     shapes = _shapes(checkpoint, config, f"{family.encoder}.encoder.layer", file.name, backbone)
-    tensors = checkpoint.adapter_tensors(WEIGHTS_STEM, advice=PICKLE_ADVICE)
+    tensors = checkpoint.adapter_tensors(files.WEIGHTS_STEM, advice=PICKLE_ADVICE)
     checkpoint.check_tensors(
         tensors,
         {f"{prefix}.{name}": it for prefix, own in shapes.values() for name, it in own.items()},
@@ -277,15 +252,15 @@ def import_adapterhub(
     )
     head = _head(checkpoint, family, backbone)
     meaning = checkpoint.meaning
-    return ImportedTask(
+    return checks.ImportedTask(
         spec=BranchSpec(method=method, head=head.spec),
-        labels=labels_in_order(
+        labels=checks.labels_in_order(
             checkpoint, head.spec, given=choices.labels, stored=head.id2label or meaning.id2label
         ),
         problem_type=head.problem_type
         and (
             choices.problem_type
-            or read_problem_type(checkpoint, meaning.problem_type)
+            or checks.read_problem_type(checkpoint, meaning.problem_type)
             or head.problem_type
         ),
         parameters={**parameters, **head.parameters},
@@ -296,16 +271,16 @@ def import_adapterhub(
     )
 
 
-def _family(checkpoint: Checkpoint, backbone: Backbone) -> Family:
+def _family(checkpoint: Checkpoint, backbone: Backbone) -> layout.Family:
     if backbone.config.model_type in bert.MODEL_TYPES:
-        return FAMILIES[backbone.config.model_type]
+        return layout.FAMILIES[backbone.config.model_type]
     raise checkpoint.refuse(
         f"the backbone is a {backbone.config.model_type}",
         f"folders of AdapterHub are read for {', '.join(bert.MODEL_TYPES)}",
     )
 
 
-def _check_backbone(checkpoint: Checkpoint, file: AdapterFile, backbone: Backbone) -> None:
+def _check_backbone(checkpoint: Checkpoint, file: files.AdapterFile, backbone: Backbone) -> None:
     theirs, ours = file.model_type, backbone.config.model_type
     width, difference = backbone.config.hidden_width, None
     if theirs != ours:
@@ -317,16 +292,20 @@ def _check_backbone(checkpoint: Checkpoint, file: AdapterFile, backbone: Backbon
 
 
 def _shapes(
-    checkpoint: Checkpoint, config: BottleneckConfig, layers: str, name: str, backbone: Backbone
+    checkpoint: Checkpoint,
+    config: files.BottleneckConfig,
+    layers: str,
+    name: str,
+    backbone: Backbone,
 ) -> dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]:
     """Layer and our name of the place -> the adapter's prefix at that place, and its tensors."""
     width = backbone.config.hidden_width
     adapted = {"attention_adapter": config.mh_adapter, "feedforward_adapter": config.output_adapter}
-    is_trained, one = isinstance(config.scaling, str), config.scaling == Scaling.LEARNED
+    is_trained, one = isinstance(config.scaling, str), config.scaling == files.Scaling.LEARNED
     scaling = {"scaling": (1 if one else width,)} if is_trained else {}
     shapes = dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]()
     for layer in sorted(set(range(backbone.config.num_layers)) - set(config.leave_out)):
-        size = size_at(checkpoint, config, layer, width)
+        size = files.size_at(checkpoint, config, layer, width)
         for place, block in PLACES.items():
             if adapted[place]:
                 prefix = f"{layers}.{layer}.{block}.adapters.{name}"
@@ -343,7 +322,9 @@ def _shapes(
     return shapes
 
 
-def _stored(prefix: str, config: BottleneckConfig, tensors: Mapping[str, Tensor]) -> StoredAdapter:
+def _stored(
+    prefix: str, config: files.BottleneckConfig, tensors: Mapping[str, Tensor]
+) -> StoredAdapter:
     scale = config.scaling
     factor = tensors[f"{prefix}.scaling"] if isinstance(scale, str) else torch.tensor([scale])
     return StoredAdapter(
@@ -358,7 +339,7 @@ def _stored(prefix: str, config: BottleneckConfig, tensors: Mapping[str, Tensor]
     )
 
 
-def _settings(config: BottleneckConfig) -> Bottleneck:
+def _settings(config: files.BottleneckConfig) -> Bottleneck:
     match config.mh_adapter, config.output_adapter:
         case True, True:
             blocks = AdaptedBlocks.BOTH
@@ -369,15 +350,15 @@ def _settings(config: BottleneckConfig) -> Bottleneck:
     return Bottleneck(
         blocks=blocks,
         reads=AdapterInput.NORMED_SUM if config.original_ln_before else AdapterInput.BLOCK,
-        activation=ACTIVATIONS[config.non_linearity.lower()],
+        activation=files.ACTIVATIONS[config.non_linearity.lower()],
         norms=Norms.FROZEN,
         size=1,  # found in the tensors
     )
 
 
-def _head(checkpoint: Checkpoint, family: Family, backbone: Backbone) -> ImportedHead:
-    file = checkpoint.parsed(HEAD_FILE, HeadFile)
-    tensors = checkpoint.adapter_tensors(HEAD_STEM, advice=PICKLE_ADVICE)
+def _head(checkpoint: Checkpoint, family: layout.Family, backbone: Backbone) -> ImportedHead:
+    file = checkpoint.parsed(files.HEAD_FILE, files.HeadFile)
+    tensors = checkpoint.adapter_tensors(files.HEAD_STEM, advice=PICKLE_ADVICE)
     if file.config is None:
         return class_head(checkpoint, file, family, tensors, backbone)
     return flexible_head(checkpoint, file.config, file.name or "", tensors, backbone)

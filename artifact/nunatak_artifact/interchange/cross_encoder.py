@@ -15,15 +15,7 @@ from pydantic import JsonValue
 from nunatak_artifact.checkpoint import CONFIG, Checkpoint
 from nunatak_artifact.interchange.checks import ImportChoices
 from nunatak_contract.enums import LogitUse, RankingScore
-from nunatak_model import Backbone
-from nunatak_model.sentence_folder import (
-    SENTENCE_CONFIG,
-    ReadJson,
-    check_prompt,
-    json_object,
-    read_max_tokens,
-    read_modules,
-)
+from nunatak_model import Backbone, sentence_folder
 
 MODEL_TYPE: Final = "CrossEncoder"
 KEY, OLD_KEY = "sentence_transformers", "sbert_ce_default_activation_function"
@@ -56,15 +48,18 @@ def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncod
         return checkpoint.json(name) if checkpoint.has(name) else None
 
     with checkpoint.backbone_errors():
-        general, config = json_object(read, SENTENCE_CONFIG), json_object(read, CONFIG)
+        general, config = (
+            sentence_folder.json_object(read, sentence_folder.SENTENCE_CONFIG),
+            sentence_folder.json_object(read, CONFIG),
+        )
         is_new = general.get("model_type") == MODEL_TYPE
         if not is_new and config.get(KEY) is None and config.get(OLD_KEY) is None:
             return None
         max_length = None
-        if is_new and read_modules(read) is not None:
+        if is_new and sentence_folder.read_modules(read) is not None:
             _check_modules(checkpoint, read, general)
             definition, settings = checkpoint.definition(backbone), checkpoint.settings
-            max_length = read_max_tokens(read, definition, settings)
+            max_length = sentence_folder.read_max_tokens(read, definition, settings)
         return CrossEncoder(score=_score(checkpoint, general, config), max_length=max_length)
 
 
@@ -105,14 +100,16 @@ def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
     return {KEY: {ACTIVATION: PATHS[score]}}
 
 
-def _check_modules(checkpoint: Checkpoint, read: ReadJson, general: Mapping[str, Any]) -> None:
-    kinds = [kind for kind, _ in read_modules(read) or ()]
+def _check_modules(
+    checkpoint: Checkpoint, read: sentence_folder.ReadJson, general: Mapping[str, Any]
+) -> None:
+    kinds = [kind for kind, _ in sentence_folder.read_modules(read) or ()]
     if kinds != ["Transformer"]:
         raise checkpoint.refuse(
             f"its modules are {', '.join(kinds)}",
             "expected a cross-encoder of one Transformer",
         )
-    check_prompt(general)
+    sentence_folder.check_prompt(general)
 
 
 def _score(

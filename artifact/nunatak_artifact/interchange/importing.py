@@ -24,6 +24,7 @@ from nunatak_artifact.records import head_record
 from nunatak_artifact.reference import PROBE_INPUTS
 from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.heads import HeadRecord
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone
 from nunatak_model.tokenizer_settings import VOCABULARY
@@ -107,19 +108,15 @@ def draft_imported(
     if default_label is None and _is_one_of_two(imported):
         default_label = imported.labels[0]
     _check_inputs(imported.spec.head.kind, origin, choices.reads, choices.on_long)
-    _check_head(imported, origin, default_label, choices.thresholds)
+    head = _head(imported, origin, default_label, choices.thresholds)
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
         task,
-        spec=imported.spec,
-        labels=imported.labels,
-        problem_type=imported.problem_type,
-        default_label=default_label,
-        thresholds=choices.thresholds,
+        method=imported.spec.method,
+        head=head,
         reads=choices.reads,
         on_long=choices.on_long,
-        score=imported.score,
         parameters=imported.parameters,
         backbone=backbone,
         max_length=min(imported.max_length or most, most),
@@ -145,17 +142,18 @@ def _check_inputs(kind: HeadKind, origin: str, reads: Reads | None, on_long: OnL
         raise NunatakError("invalid_folder", folder=origin, reason=reason)
 
 
-def _check_head(
+def _head(
     imported: ImportedTask,
     origin: str,
     default_label: str | None,
     thresholds: Mapping[str, float] | None,
-) -> None:
+) -> HeadRecord:
     try:
-        head_record(
+        return head_record(
             imported.spec.head,
             imported.labels,
             imported.problem_type,
+            imported.score,
             default_label=default_label,
             thresholds=thresholds,
         )

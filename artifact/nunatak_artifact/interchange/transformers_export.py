@@ -13,17 +13,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from nunatak_artifact.checkpoint import CONFIG
+from nunatak_artifact.interchange import transformers_layout as layout
 from nunatak_artifact.interchange.checks import check_exact
 from nunatak_artifact.interchange.cross_encoder import activation_fields
-from nunatak_artifact.interchange.transformers_layout import (
-    FAMILIES,
-    POOLING,
-    bare_to_stored,
-    class_name,
-    config_fields,
-    has_class,
-    to_stored,
-)
 from nunatak_artifact.interchange.writing import new_folder, write_json
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind, Pooling
@@ -59,16 +51,16 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
     """
     check_exportable(base)
     own = {name: parameters[name].detach().float() for name in encoder_shapes(base.config)}
-    weights = bare_to_stored(own, base.config)
+    weights = layout.bare_to_stored(own, base.config)
     if base.pooler is not None:
         weights |= _linear(architecture_of(base.config).HEAD_SOURCES["head.dense"], base.pooler)
     config: dict[str, JsonValue] = {
-        "architectures": [f"{FAMILIES[base.config.model_type].class_prefix}Model"],
-        **config_fields(base, base.pooling),
+        "architectures": [f"{layout.FAMILIES[base.config.model_type].class_prefix}Model"],
+        **layout.config_fields(base, base.pooling),
         "dtype": "float32",
     }
     if base.pooling is Pooling.MEAN:
-        config[POOLING] = "mean"
+        config[layout.POOLING] = "mean"
     with new_folder(folder) as made:
         write_model(made, config, weights, base, max_length=base.config.max_tokens)
 
@@ -80,7 +72,7 @@ def check_exportable(base: Backbone) -> None:
     # Transformers' decoders have no field for the pooling, so the pooling would be lost, too.
     written = [
         name
-        for name in FAMILIES
+        for name in layout.FAMILIES
         if name not in decoder.MODEL_TYPES and "head.norm" not in ARCHITECTURES[name].HEAD_SOURCES
     ]
     if base.config.model_type not in written:
@@ -122,12 +114,12 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
         raise export_refusal(task, "no class of transformers has bottleneck adapters", KEEP_IT)
     check_head(task, backbone, KEEP_IT)
-    family, head = FAMILIES[backbone.config.model_type], task.manifest.head
+    family, head = layout.FAMILIES[backbone.config.model_type], task.manifest.head
     merged = merged_weights(task.branch, backbone)
-    weights = to_stored(merged, family, task.branch.spec.head, backbone.config)
+    weights = layout.to_stored(merged, family, task.branch.spec.head, backbone.config)
     config: dict[str, JsonValue] = {
-        "architectures": [class_name(family, head.kind)],
-        **config_fields(backbone, head.pooling),
+        "architectures": [layout.class_name(family, head.kind)],
+        **layout.config_fields(backbone, head.pooling),
         "dtype": "float32",
         **meaning_fields(head),
     }
@@ -145,7 +137,7 @@ def export_refusal(task: LoadedTask, part: str, advice: str) -> NunatakError:
 def check_head(task: LoadedTask, backbone: Backbone, advice: str) -> None:
     """Raise `unsupported_export` unless a class of transformers computes the task's head."""
     head = task.branch.spec.head
-    if not has_class(head, backbone.config):
+    if not layout.has_class(head, backbone.config):
         dense, bias = ("a" if it else "no" for it in (head.dense, head.bias))
         found = f"{head.pooling} pooling and {dense} dense layer and {bias} bias"
         raise export_refusal(task, f"no class of transformers has a head with {found}", advice)

@@ -12,41 +12,11 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
+from nunatak_artifact import reference
 from nunatak_artifact.checkpoint import CONFIG, Checkpoint, Meaning
-from nunatak_artifact.interchange.checks import (
-    AS_THE_FOLDER_SAYS,
-    ImportChoices,
-    ImportedTask,
-    check_shape,
-    check_tokenizer,
-    labels_in_order,
-    problem_type_of,
-    read_config,
-    read_problem_type,
-)
-from nunatak_artifact.interchange.cross_encoder import (
-    is_ranking,
-    longest_input,
-    read_cross_encoder,
-    score_of,
-)
-from nunatak_artifact.interchange.transformers_layout import (
-    CLASS_SUFFIXES,
-    FAMILIES,
-    from_model,
-    head_spec,
-    num_outputs_of,
-    read_pooling,
-    unread_names,
-)
-from nunatak_artifact.reference import (
-    answers_of,
-    check_answers,
-    class_named,
-    config_of,
-    load_model,
-    probe_encodings,
-)
+from nunatak_artifact.interchange import checks
+from nunatak_artifact.interchange import cross_encoder as cross_encoders
+from nunatak_artifact.interchange import transformers_layout as layout
 from nunatak_contract.enums import HeadKind, RankingScore
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model import (
@@ -144,8 +114,10 @@ def _layers(numbers: Sequence[int]) -> str:
 
 
 def import_transformers(
-    checkpoint: Checkpoint, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
-) -> ImportedTask:
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
+) -> checks.ImportedTask:
     """Keep the parts of a fine-tuned checkpoint that differ from the backbone in at least one bit.
 
     The split depth is the first layer that differs. The classes are those for sequence
@@ -153,35 +125,37 @@ def import_transformers(
     answering; the one logit of a cross-encoder becomes a ranking.
 
     Args:
-        folder: as `save_pretrained` writes it, with its tokenizer; safetensors only.
+        checkpoint: as `save_pretrained` writes it, with its tokenizer; safetensors only.
         backbone: the original backbone of the checkpoint, in float32.
         choices: override the folder.
     """
     meaning = checkpoint.parsed(CONFIG, Meaning)
     class_name, kind = _head_class(checkpoint, meaning.architectures or ())
-    check_shape(checkpoint, backbone)
-    check_tokenizer(checkpoint, backbone)
-    family = FAMILIES[backbone.config.model_type]
+    checks.check_shape(checkpoint, backbone)
+    checks.check_tokenizer(checkpoint, backbone)
+    family = layout.FAMILIES[backbone.config.model_type]
     stored = checkpoint.float_tensors()
-    cross_encoder = read_cross_encoder(checkpoint, backbone)
-    num_outputs = num_outputs_of(stored, family, kind)
-    if kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
+    cross_encoder = cross_encoders.read_cross_encoder(checkpoint, backbone)
+    num_outputs = layout.num_outputs_of(stored, family, kind)
+    if kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
         checkpoint, cross_encoder, choices, num_outputs=num_outputs
     ):
         kind = HeadKind.RANKING
-    head = head_spec(
+    head = layout.head_spec(
         kind,
-        read_config(checkpoint),
+        checks.read_config(checkpoint),
         num_outputs=num_outputs,
-        pooling=read_pooling(checkpoint, backbone.config, meaning.classifier_pooling),
+        pooling=layout.read_pooling(checkpoint, backbone.config, meaning.classifier_pooling),
     )
-    config = config_of(
+    config = reference.config_of(
         checkpoint, {**checkpoint.config, "num_labels": num_outputs, "id2label": None}
     )
-    loaded = load_model(checkpoint, class_named(checkpoint, class_name), config, stored)
-    unread = loaded.unread - unread_names(family, backbone.config)
+    loaded = reference.load_model(
+        checkpoint, reference.class_named(checkpoint, class_name), config, stored
+    )
+    unread = loaded.unread - layout.unread_names(family, backbone.config)
     checkpoint.check_names(missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
-    tensors = from_model(loaded.model.state_dict(), family, head, backbone.config)
+    tensors = layout.from_model(loaded.model.state_dict(), family, head, backbone.config)
     found = find_divergence(tensors, backbone)
     formats = {it.dtype for it in stored.values()} - {torch.float32}
     rounded = next((it for it in formats if _is_rounded(tensors, found, backbone, it)), None)
@@ -190,23 +164,25 @@ def import_transformers(
         name: tensors[name].to(torch.float32, copy=True)
         for name in parameter_shapes(spec, backbone.config)
     }
-    encodings = probe_encodings(backbone)
+    encodings = reference.probe_encodings(backbone)
     branch = build_branch(spec, backbone.config, parameters)
-    expected = answers_of(loaded.model, encodings)
-    check_answers(checkpoint, branch, backbone, encodings, expected)
-    return ImportedTask(
+    expected = reference.answers_of(loaded.model, encodings)
+    reference.check_answers(checkpoint, branch, backbone, encodings, expected)
+    return checks.ImportedTask(
         spec=spec,
-        labels=labels_in_order(
+        labels=checks.labels_in_order(
             checkpoint, head, given=choices.labels, stored=_stored_labels(meaning, head)
         ),
-        problem_type=problem_type_of(
+        problem_type=checks.problem_type_of(
             checkpoint,
             head,
-            choices.problem_type or read_problem_type(checkpoint, meaning.problem_type),
+            choices.problem_type or checks.read_problem_type(checkpoint, meaning.problem_type),
         ),
         parameters=parameters,
-        max_length=longest_input(checkpoint, backbone, cross_encoder),
-        score=score_of(cross_encoder) if kind is HeadKind.RANKING else RankingScore.SIGMOID,
+        max_length=cross_encoders.longest_input(checkpoint, backbone, cross_encoder),
+        score=cross_encoders.score_of(cross_encoder)
+        if kind is HeadKind.RANKING
+        else RankingScore.SIGMOID,
         source=f"{class_name}, {_report(found, head, parameters, backbone)}{_advice(rounded)}",
     )
 
@@ -219,15 +195,15 @@ def _head_class(checkpoint: Checkpoint, named: Sequence[str]) -> tuple[str, Head
             "write there the one class of transformers that the model was trained as, such "
             "as BertForSequenceClassification",
         )
-    for family in FAMILIES.values():
-        for suffix, kind in CLASS_SUFFIXES.items():
+    for family in layout.FAMILIES.values():
+        for suffix, kind in layout.CLASS_SUFFIXES.items():
             if named[0] == family.class_prefix + suffix:
                 return named[0], kind
-    prefixes = dict.fromkeys(family.class_prefix for family in FAMILIES.values())
+    prefixes = dict.fromkeys(family.class_prefix for family in layout.FAMILIES.values())
     raise checkpoint.refuse(
         f"it is a {named[0]}",
         f"expected a class of transformers called {', '.join(prefixes)} with "
-        f"{', '.join(CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
+        f"{', '.join(layout.CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
     )
 
 

@@ -10,7 +10,7 @@ from doubles.backbones import tiny_backbone
 from doubles.hostile_files import HOSTILE_FILES
 from doubles.refusals import raises
 from doubles.tasks import CREATED_AT, PROBE_INPUTS
-from nunatak_artifact import Provenance, draft_task, load_task
+from nunatak_artifact import Provenance, draft_task, head_record, load_task
 from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import ImportChoices, import_adapterhub
 from nunatak_contract.manifest import TaskManifest
@@ -86,9 +86,8 @@ def test_an_imported_task_is_drafted_and_loaded_as_any_other(
     )
     draft = draft_task(
         "tone",
-        spec=imported.spec,
-        labels=imported.labels,
-        problem_type=imported.problem_type,
+        method=imported.spec.method,
+        head=head_record(imported.spec.head, imported.labels, imported.problem_type),
         parameters=imported.parameters,
         backbone=backbone,
         max_length=32,

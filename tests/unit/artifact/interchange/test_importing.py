@@ -119,3 +119,20 @@ def test_a_malformed_name_is_refused(factory: TwinFactory, tmp_path: Path) -> No
 
     with pytest.raises(InvalidNameError):
         drafted(factory, import_folder(Checkpoint(tmp_path), factory.backbone), task="../x")
+
+
+def test_all_checks_of_a_folder_see_the_same_settings(tmp_path: Path) -> None:
+    """A file that changes between two checks must not pass one of them and serve the other."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.config == {"model_type": "bert"}
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    assert checkpoint.json("config.json") == checkpoint.config == {"model_type": "bert"}
+
+
+def test_a_file_beyond_a_smaller_limit_is_refused_although_it_was_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.read("config.json")
+    with raises("corrupt_file", match="at most 1 are read"):
+        checkpoint.read("config.json", limit=1)
