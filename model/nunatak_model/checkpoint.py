@@ -338,11 +338,7 @@ def _head_tensors(
 
 
 def bare_tensors(stored: Stored, config: BackboneConfig) -> dict[str, Tensor]:
-    """The tensors of an encoder and the initial tensors of heads, without prefix, current names.
-
-    Raises:
-        CorruptBackboneError: a tensor of the encoder is missing.
-    """
+    """The tensors of an encoder and the initial tensors of heads, without prefix, current names."""
     architecture, prefix = architecture_of(config), _prefix(stored, config)
     names = [name for it in encoder_shapes(config) for name in architecture.source_names(it)]
     tensors = {name: _find(stored, prefix + name) for name in names}

@@ -134,11 +134,7 @@ def usual_head(
 
 
 def head_shapes(spec: HeadSpec, config: BackboneConfig) -> Shapes:
-    """The exact set of tensors of a head.
-
-    Raises:
-        NunatakError: `invalid_head`, the shape contradicts the kind.
-    """
+    """The exact set of tensors of a head."""
     spec.check()
     width = config.hidden_width
     shapes: Shapes = {}

@@ -120,11 +120,7 @@ class TrunkCache:
         return self._depths.get(source, ())
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return a held state and count a hit. The caller must not write into the state.
-
-        Raises:
-            KeyError: the state is not held.
-        """
+        """Return a held state and count a hit. The caller must not write into the state."""
         state = self._states[source, depth]
         self._states.move_to_end((source, depth))
         self._hits += 1

@@ -77,12 +77,7 @@ def architecture_of(config: BackboneConfig) -> Architecture[Any]:
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
-    """Read transformers' `config.json`.
-
-    Raises:
-        UnsupportedBackboneError: another architecture, or a variant with different computations.
-        CorruptBackboneError: a field has no value that a model could have.
-    """
+    """Read transformers' `config.json`."""
     architecture = ARCHITECTURES.get(str(raw.get("model_type")))
     if raw.get("model_type") == "albert":
         raise UnsupportedBackboneError(

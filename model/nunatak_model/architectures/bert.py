@@ -70,11 +70,7 @@ HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
-    """Read transformers' `config.json` of a supported model.
-
-    Raises:
-        UnsupportedBackboneError: a variant whose layers have different computations.
-    """
+    """Read transformers' `config.json` of a supported model."""
     model_type = raw["model_type"]
     of_type = {"vocab_size": ROBERTA_VOCAB_SIZE} if model_type == "roberta" else {}
     return read_encoder(
@@ -88,9 +84,6 @@ def read_encoder(raw: Mapping[str, Any], *, from_padding: bool) -> BackboneConfi
     Args:
         raw: the fields, defaults included; `pad_token_id` may be missing.
         from_padding: whether positions start after the padding id.
-
-    Raises:
-        UnsupportedBackboneError: a variant whose layers have different computations.
     """
     positions = raw.get("position_embedding_type") or "absolute"
     if positions != "absolute" or raw.get("is_decoder"):

@@ -126,11 +126,7 @@ class DebertaConfig(BackboneConfig):
 
 
 def config_from(raw: dict[str, Any]) -> DebertaConfig:
-    """Read transformers' `config.json`.
-
-    Raises:
-        UnsupportedBackboneError: a variant with different computations.
-    """
+    """Read transformers' `config.json`."""
     raw = {**DEFAULTS, **raw}
     named: str | list[str] = raw.get("pos_att_type") or []
     products = [it.strip() for it in named.lower().split("|")] if isinstance(named, str) else named

@@ -92,11 +92,7 @@ class DecoderConfig(BackboneConfig):
 
 
 def config_from(raw: dict[str, Any]) -> DecoderConfig:
-    """Read transformers' `config.json`, in its spelling before and since version 5.
-
-    Raises:
-        UnsupportedBackboneError: a variant whose layers have different computations.
-    """
+    """Read transformers' `config.json`, in its spelling before and since version 5."""
     is_qwen = raw["model_type"] == "qwen3"
     fields = read_fields(raw, DEFAULTS[raw["model_type"]])
     if raw.get("is_causal") is False:
@@ -117,11 +113,7 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
 
 
 def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[str, Any]:
-    """The fields of a `DecoderConfig` that all models with Llama's layers share.
-
-    Raises:
-        UnsupportedBackboneError: a variant whose layers have different computations.
-    """
+    """The fields of a `DecoderConfig` that all models with Llama's layers share."""
     raw = {**SHARED_DEFAULTS, **defaults, **raw}
     if "AutoModel" in (raw.get("auto_map") or {}):
         raise UnsupportedBackboneError(

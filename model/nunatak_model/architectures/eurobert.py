@@ -60,11 +60,7 @@ BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
 
 
 def config_from(raw: dict[str, Any]) -> DecoderConfig:
-    """Read transformers' `config.json`.
-
-    Raises:
-        UnsupportedBackboneError: a variant whose layers have different computations.
-    """
+    """Read transformers' `config.json`."""
     return DecoderConfig(**read_fields(raw, DEFAULTS), has_head_norms=False)
 
 

@@ -87,11 +87,7 @@ class ModernBertConfig(BackboneConfig):
 
 
 def config_from(raw: dict[str, Any]) -> ModernBertConfig:
-    """Read transformers' `config.json`, in its spelling before and since version 5.
-
-    Raises:
-        UnsupportedBackboneError: unsupported rotary positions, or an unknown activation.
-    """
+    """Read transformers' `config.json`, in its spelling before and since version 5."""
     raw = {**DEFAULTS, **raw}
     num_layers: int = raw["num_hidden_layers"]
     bias: bool = raw["norm_bias"]

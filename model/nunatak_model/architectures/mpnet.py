@@ -62,11 +62,7 @@ source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.l
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
-    """Read transformers' `config.json`.
-
-    Raises:
-        UnsupportedBackboneError: a variant with different computations.
-    """
+    """Read transformers' `config.json`."""
     raw = {**DEFAULTS, **raw}
     if raw["relative_attention_num_buckets"] != NUM_BUCKETS:
         raise UnsupportedBackboneError(

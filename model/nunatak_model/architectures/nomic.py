@@ -141,11 +141,7 @@ class NomicArchitecture:
         self.HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
 
     def config_from(self, raw: dict[str, Any]) -> NomicConfig:
-        """Read transformers' `config.json`.
-
-        Raises:
-            UnsupportedBackboneError: a variant whose layers have different computations.
-        """
+        """Read transformers' `config.json`."""
         raw = {**SHARED_DEFAULTS, **DEFAULTS[self._model_type], **raw}
         _check_old_settings(raw)
         width, num_heads = raw["hidden_size"], raw["num_attention_heads"]

@@ -141,10 +141,6 @@ def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int)
         settings: one `rope_parameters`, or `rope_scaling`.
         theta: the base, if the settings have none.
         num_positions: the context, if the settings name no original context.
-
-    Raises:
-        UnsupportedBackboneError: another type, a setting that no type here has, or no number where
-            one is needed.
     """
     kind, given = _read_type(settings)
     values = {**_defaults(kind, theta=theta, num_positions=num_positions), **given}
@@ -185,11 +181,7 @@ def _read_type(settings: Mapping[str, Any]) -> tuple[type[Rope], dict[str, Any]]
 
 
 def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
-    """The rotary positions of a configuration that has one kind of layers.
-
-    Raises:
-        UnsupportedBackboneError: rotary positions that are computed otherwise.
-    """
+    """The rotary positions of a configuration that has one kind of layers."""
     settings: Mapping[str, Any] = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     for name in ("partial_rotary_factor", "original_max_position_embeddings"):
         if raw.get(name) not in {None, 1.0, settings.get(name)}:

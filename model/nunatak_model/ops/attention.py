@@ -374,11 +374,7 @@ class VarlenAttention:
         num_key_heads: int | None = None,
         dropout: float,
     ) -> Float[Tensor, "tokens width"]:
-        """Let the tokens of each row attend to one another (see `attend`).
-
-        Raises:
-            ValueError: dropout is not 0, and the kernels have no dropout.
-        """
+        """Let the tokens of each row attend to one another (see `attend`)."""
         if dropout > 0.0:
             raise ValueError(
                 f"the kernels that serve have no dropout, got {dropout}; "
