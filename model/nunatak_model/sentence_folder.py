@@ -89,8 +89,7 @@ def read_embedding(
 
 
 def read_modules(read: ReadJson) -> list[tuple[str, str]] | None:
-    """The chain of modules as kind and path. The first module is an encoder at the folder's root.
-    """
+    """The chain of modules as kind and path; the first is an encoder at the folder's root."""
     found = read(MODULES)
     if found is None:
         return None

@@ -70,7 +70,6 @@ HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
-    """Read transformers' `config.json` of a supported model."""
     model_type = raw["model_type"]
     of_type = {"vocab_size": ROBERTA_VOCAB_SIZE} if model_type == "roberta" else {}
     return read_encoder(
@@ -180,7 +179,6 @@ dense_block = partial(first_token_block, TANH_BLOCK)
 
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:
-    """Names and shapes of the embeddings."""
     width = config.embedding_width or config.hidden_width
     shapes: Shapes = {
         "embeddings.word": (config.vocab_size, width),
@@ -194,7 +192,6 @@ def embedding_shapes(config: BackboneConfig) -> Shapes:
 
 
 def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
-    """Names and shapes of one layer."""
     prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
     return {
         **linear_shapes(f"{prefix}.qkv", out=3 * width, into=width),
@@ -257,7 +254,6 @@ def run_feed_forward(
 
 
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
-    """All layers share the attention."""
     # A function made here would make classes from its annotations for each batch, and leave them
     # in cycles.
     return partial(run_layer, attend=partial(_attend, attention, config), config=config)

@@ -126,7 +126,6 @@ class DebertaConfig(BackboneConfig):
 
 
 def config_from(raw: dict[str, Any]) -> DebertaConfig:
-    """Read transformers' `config.json`."""
     raw = {**DEFAULTS, **raw}
     named: str | list[str] = raw.get("pos_att_type") or []
     products = [it.strip() for it in named.lower().split("|")] if isinstance(named, str) else named
@@ -163,7 +162,6 @@ def config_from(raw: dict[str, Any]) -> DebertaConfig:
 
 
 def identity(config: DebertaConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
     return bert.identity_of(
         "deberta-v2",
         config,

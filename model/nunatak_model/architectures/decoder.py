@@ -92,7 +92,6 @@ class DecoderConfig(BackboneConfig):
 
 
 def config_from(raw: dict[str, Any]) -> DecoderConfig:
-    """Read transformers' `config.json`, in its spelling before and since version 5."""
     is_qwen = raw["model_type"] == "qwen3"
     fields = read_fields(raw, DEFAULTS[raw["model_type"]])
     if raw.get("is_causal") is False:
@@ -196,7 +195,6 @@ def layer_facts(family: str, config: DecoderConfig) -> str:
 
 
 def source_names(target: str) -> tuple[str, ...]:
-    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
     if target == "embeddings.word":
         return (WORDS,)
     _, layer, part, kind = target.split(".")

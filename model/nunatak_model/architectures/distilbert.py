@@ -65,5 +65,4 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
 
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:
-    """Names and shapes of the embeddings."""
     return {name: it for name, it in bert.embedding_shapes(config).items() if name in EMBEDDINGS}

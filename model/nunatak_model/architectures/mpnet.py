@@ -62,7 +62,6 @@ source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.l
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
-    """Read transformers' `config.json`."""
     raw = {**DEFAULTS, **raw}
     if raw["relative_attention_num_buckets"] != NUM_BUCKETS:
         raise UnsupportedBackboneError(

@@ -63,7 +63,6 @@ class LinearRope(Rope):
     factor: float
 
     def frequencies(self, width: int, device: torch.device) -> Float[Tensor, " half"]:
-        """See `Rope`."""
         return Rope.frequencies(self, width, device) / self.factor
 
 
@@ -78,7 +77,6 @@ class Llama3Rope(Rope):
     original_max_position_embeddings: int
 
     def frequencies(self, width: int, device: torch.device) -> Float[Tensor, " half"]:
-        """See `Rope`."""
         plain = Rope.frequencies(self, width, device)
         context, low, high = (
             self.original_max_position_embeddings,
@@ -111,7 +109,6 @@ class YarnRope(Rope):
         return self.attention_factor
 
     def frequencies(self, width: int, device: torch.device) -> Float[Tensor, " half"]:
-        """See `Rope`."""
         powers = self.rope_theta ** (torch.arange(0, width, 2, device=device) / width)
         low, high = self._place(self.beta_fast, width), self._place(self.beta_slow, width)
         if self.truncate:

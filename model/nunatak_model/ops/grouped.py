@@ -271,7 +271,6 @@ class PaddedGroups:
     blocks: tuple[SlotBlock, ...]
 
     def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "cells in"]:
-        """Copy the tokens into their cells."""
         return self.padding.pad(x)
 
     def product(
@@ -293,7 +292,6 @@ class PaddedGroups:
         return y
 
     def unpad(self, y: Float[Tensor, "cells out"]) -> Float[Tensor, "tokens out"]:
-        """Copy the tokens out of their cells."""
         return self.padding.unpad(y)
 
 
