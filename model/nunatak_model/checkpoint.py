@@ -28,13 +28,6 @@ from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.sentence_folder import Embedding, read_embedding
 from nunatak_model.text.tokenizer import TextTokenizer
-from nunatak_model.tokenizer_settings import (
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    check_settings,
-    definition_of,
-    gives_token_types,
-)
 from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
 
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -129,9 +122,9 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     raw = _read_json(folder / "config.json")
     config = config_from(raw)
     settings = _settings(folder)
-    definition = definition_of(partial(_read_if_any, folder), raw, settings)
+    definition = tokenizer_settings.definition_of(partial(_read_if_any, folder), raw, settings)
     if definition is None:
-        raise _missing(folder / TOKENIZER)
+        raise _missing(folder / tokenizer_settings.TOKENIZER)
     tokenizer = _tokenizer(definition, raw, settings, config)
     embedding = _embedding(folder, raw, json.loads(definition), settings, config)
     digest = hashlib.sha256(
@@ -169,7 +162,7 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / TOKENIZER_CONFIG
+    path = folder / tokenizer_settings.TOKENIZER_CONFIG
     return _read_json(path) if path.exists() else {}
 
 
@@ -180,8 +173,8 @@ def _tokenizer(
         tokenizer = TextTokenizer(definition, num_token_types=config.num_token_types)
     except ValueError as error:
         raise CorruptBackboneError(str(error)) from error
-    check_settings(raw, settings, json.loads(definition))
-    if not tokenizer.tells_texts_apart or gives_token_types(raw, settings):
+    tokenizer_settings.check_settings(raw, settings, json.loads(definition))
+    if not tokenizer.tells_texts_apart or tokenizer_settings.gives_token_types(raw, settings):
         return tokenizer
     return TextTokenizer(definition, num_token_types=1)
 

@@ -36,49 +36,39 @@ PATHS: Final[Mapping[RankingScore, str]] = {
 class CrossEncoder:
     """The cross-encoder settings of a folder."""
 
-    score: RankingScore
     max_length: int | None
-    """The longest input in tokens; None: the modules give no length."""
+    """The longest input in tokens: the modules', else the tokenizer's; None if not set."""
+    score: RankingScore = RankingScore.SIGMOID
+    is_marked: bool = True
+    """Whether the folder says that it is a cross-encoder."""
 
 
-def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncoder | None:
-    """Read the cross-encoder settings of sentence-transformers; None if there are none."""
+def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncoder:
+    """Read the cross-encoder settings of sentence-transformers."""
 
     def read(name: str) -> object:
         return checkpoint.json(name) if checkpoint.has(name) else None
 
     with checkpoint.backbone_errors():
-        general, config = (
-            sentence_folder.json_object(read, sentence_folder.SENTENCE_CONFIG),
-            sentence_folder.json_object(read, CONFIG),
-        )
+        general = sentence_folder.json_object(read, sentence_folder.SENTENCE_CONFIG)
+        config = sentence_folder.json_object(read, CONFIG)
         is_new = general.get("model_type") == MODEL_TYPE
         if not is_new and config.get(KEY) is None and config.get(OLD_KEY) is None:
-            return None
+            return CrossEncoder(max_length=checkpoint.max_length(backbone), is_marked=False)
         max_length = None
         if is_new and sentence_folder.read_modules(read) is not None:
             _check_modules(checkpoint, read, general)
             definition, settings = checkpoint.definition(backbone), checkpoint.settings
             max_length = sentence_folder.read_max_tokens(read, definition, settings)
-        return CrossEncoder(score=_score(checkpoint, general, config), max_length=max_length)
-
-
-def score_of(cross_encoder: CrossEncoder | None) -> RankingScore:
-    """The score of the logit. The default is the sigmoid, as in sentence-transformers."""
-    return RankingScore.SIGMOID if cross_encoder is None else cross_encoder.score
-
-
-def longest_input(
-    checkpoint: Checkpoint, backbone: Backbone, cross_encoder: CrossEncoder | None
-) -> int | None:
-    """The longest input in tokens: the cross-encoder's, else the tokenizer's; None if not set."""
-    own = None if cross_encoder is None else cross_encoder.max_length
-    return own or checkpoint.max_length(backbone)
+        return CrossEncoder(
+            score=_score(checkpoint, general, config),
+            max_length=max_length or checkpoint.max_length(backbone),
+        )
 
 
 def is_ranking(
     checkpoint: Checkpoint,
-    cross_encoder: CrossEncoder | None,
+    cross_encoder: CrossEncoder,
     choices: ImportChoices,
     *,
     num_outputs: int,
@@ -92,7 +82,7 @@ def is_ranking(
             )
         return True
     said = choices.logit_use is not None or choices.problem_type is not None
-    return num_outputs == 1 and cross_encoder is not None and not said
+    return num_outputs == 1 and cross_encoder.is_marked and not said
 
 
 def activation_fields(score: RankingScore) -> dict[str, JsonValue]:

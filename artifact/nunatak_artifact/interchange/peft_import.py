@@ -102,9 +102,9 @@ def import_peft(
             choices.problem_type or checks.read_problem_type(checkpoint, meaning.problem_type),
         ),
         parameters=branch.parameters,
-        max_length=cross_encoders.longest_input(checkpoint, backbone, cross_encoder),
+        max_length=cross_encoder.max_length,
         source=f"peft {branch.found}, {trained_on}",
-        score=cross_encoders.score_of(cross_encoder) if ranks else RankingScore.SIGMOID,
+        score=cross_encoder.score if ranks else RankingScore.SIGMOID,
         base=str(base) if base else None,
     )
 

@@ -179,10 +179,8 @@ def import_transformers(
             choices.problem_type or checks.read_problem_type(checkpoint, meaning.problem_type),
         ),
         parameters=parameters,
-        max_length=cross_encoders.longest_input(checkpoint, backbone, cross_encoder),
-        score=cross_encoders.score_of(cross_encoder)
-        if kind is HeadKind.RANKING
-        else RankingScore.SIGMOID,
+        max_length=cross_encoder.max_length,
+        score=cross_encoder.score if kind is HeadKind.RANKING else RankingScore.SIGMOID,
         source=f"{class_name}, {_report(found, head, parameters, backbone)}{_advice(rounded)}",
     )
 
