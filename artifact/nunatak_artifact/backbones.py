@@ -235,9 +235,7 @@ def _transformers_tokenizer(checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - un
     patterns = (TOKENIZER, tokenizer_settings.VOCABULARY, *SLOW_TOKENIZER_FILES)
     if not any(any(checkpoint.folder.glob(pattern)) for pattern in patterns):
         # transformers would make an empty tokenizer.
-        raise checkpoint.invalid(
-            f"it has no file of a tokenizer ({', '.join(patterns)})",
-        )
+        raise checkpoint.invalid(f"it has no file of a tokenizer ({', '.join(patterns)})")
     with tempfile.TemporaryDirectory() as scratch, reference.quiet():
         clean = Path(scratch)
         for pattern in (CONFIG, *tokenizer_settings.FILES, *SLOW_TOKENIZER_FILES):

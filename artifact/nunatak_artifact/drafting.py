@@ -22,13 +22,7 @@ from nunatak_contract.evidence import (
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import BackboneRecord, BlobRecord, ParameterCounts, TaskDraft
 from nunatak_contract.methods import Method
-from nunatak_model import (
-    Backbone,
-    TextInput,
-    build_branch,
-    tensors_from_bytes,
-    tensors_to_bytes,
-)
+from nunatak_model import Backbone, TextInput, build_branch, tensors_from_bytes, tensors_to_bytes
 
 PARAMETERS_ROLE = "parameters"
 

@@ -36,11 +36,7 @@ def record_probe(
 
 
 def run_probe(
-    manifest: TaskManifest,
-    branch: Branch,
-    backbone: Backbone,
-    *,
-    trunk: TrunkStates | None = None,
+    manifest: TaskManifest, branch: Branch, backbone: Backbone, *, trunk: TrunkStates | None = None
 ) -> None:
     """Check that a branch gives the recorded logits, with all inputs in one batch.
 

@@ -182,9 +182,7 @@ def vector_branch(backbone: Backbone) -> Branch:
     pooled = embedding_branch(backbone)
     head = HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=backbone.config.hidden_width)
     return replace(
-        pooled,
-        spec=replace(pooled.spec, head=head),
-        head=replace(pooled.head, pooling=None),
+        pooled, spec=replace(pooled.spec, head=head), head=replace(pooled.head, pooling=None)
     )
 
 

@@ -33,10 +33,7 @@ class TrunkSource:
 def trunk_source(backbone: Backbone, encoding: Encoding) -> TrunkSource:
     """Return the source of this input's states on this backbone."""
     return TrunkSource(
-        backbone=backbone.digest,
-        dtype=backbone.dtype,
-        device=backbone.device,
-        encoding=encoding,
+        backbone=backbone.digest, dtype=backbone.dtype, device=backbone.device, encoding=encoding
     )
 
 

@@ -12,11 +12,7 @@ from nunatak_artifact.interchange.hub import (
     read_hub_folder,
     write_hub_folder,
 )
-from nunatak_artifact.interchange.importing import (
-    draft_imported,
-    import_folder,
-    kind_of,
-)
+from nunatak_artifact.interchange.importing import draft_imported, import_folder, kind_of
 from nunatak_artifact.interchange.peft_export import export_peft
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_export import (

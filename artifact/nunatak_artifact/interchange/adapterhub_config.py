@@ -147,7 +147,7 @@ def size_at(checkpoint: Checkpoint, config: BottleneckConfig, layer: int, width:
         found = factor.get(str(layer), factor.get("default"))
         if found is None:
             raise checkpoint.invalid(
-                f"its reduction_factor names neither layer {layer} nor a default",
+                f"its reduction_factor names neither layer {layer} nor a default"
             )
         factor = found
     return max(1, int(width // factor))

@@ -67,11 +67,7 @@ def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncod
 
 
 def is_ranking(
-    checkpoint: Checkpoint,
-    cross_encoder: CrossEncoder,
-    choices: ImportChoices,
-    *,
-    num_outputs: int,
+    checkpoint: Checkpoint, cross_encoder: CrossEncoder, choices: ImportChoices, *, num_outputs: int
 ) -> bool:
     """Whether a sequence classification becomes a ranking: the caller decides before the folder."""
     if choices.logit_use is LogitUse.RANKING:
@@ -96,8 +92,7 @@ def _check_modules(
     kinds = [kind for kind, _ in sentence_folder.read_modules(read) or ()]
     if kinds != ["Transformer"]:
         raise checkpoint.refuse(
-            f"its modules are {', '.join(kinds)}",
-            "expected a cross-encoder of one Transformer",
+            f"its modules are {', '.join(kinds)}", "expected a cross-encoder of one Transformer"
         )
     sentence_folder.check_prompt(general)
 

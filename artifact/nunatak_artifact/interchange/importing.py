@@ -49,9 +49,7 @@ def kind_of(
         return ImportFormat.PEFT if is_peft else ImportFormat.ADAPTERHUB
     if checkpoint.has(CONFIG):
         return ImportFormat.TRANSFORMERS
-    raise checkpoint.invalid(
-        f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)",
-    )
+    raise checkpoint.invalid(f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)")
 
 
 def import_folder(

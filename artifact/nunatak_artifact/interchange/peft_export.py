@@ -15,11 +15,7 @@ from torch import Tensor
 from nunatak_artifact.checkpoint import CONFIG
 from nunatak_artifact.interchange import transformers_layout as layout
 from nunatak_artifact.interchange.checks import check_exact
-from nunatak_artifact.interchange.peft_config import (
-    CONFIG_FILE,
-    TASK_KINDS,
-    WEIGHTS_STEM,
-)
+from nunatak_artifact.interchange.peft_config import CONFIG_FILE, TASK_KINDS, WEIGHTS_STEM
 from nunatak_artifact.interchange.peft_methods import to_peft
 from nunatak_artifact.interchange.transformers_export import (
     check_head,

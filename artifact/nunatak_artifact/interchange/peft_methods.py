@@ -200,9 +200,7 @@ def _targets(changes: Mapping[Site, MapChange]) -> tuple[LinearMap, ...]:
 
 
 def to_peft(
-    method: Lora | Ia3,
-    parameters: Mapping[str, Tensor],
-    places: Mapping[str, tuple[HeldMap, ...]],
+    method: Lora | Ia3, parameters: Mapping[str, Tensor], places: Mapping[str, tuple[HeldMap, ...]]
 ) -> tuple[dict[str, JsonValue], dict[str, Tensor]]:
     """The fields of `adapter_config.json` and the tensors of a method, by peft's names.
 

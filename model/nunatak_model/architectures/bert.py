@@ -26,13 +26,7 @@ from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.device import to_device_at_once
 from nunatak_model.ops.linear import apply_linear, layer_norm
 from nunatak_model.text.encoding import Encoding
-from nunatak_model.weights import (
-    PROJECTION,
-    EmbeddingWeights,
-    Shapes,
-    linear_shapes,
-    norm_shapes,
-)
+from nunatak_model.weights import PROJECTION, EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 
 POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
 """Values of `model_type`, and whether positions start after the padding id."""
@@ -148,10 +142,7 @@ def identity_of(family: str, config: BackboneConfig, **more: object) -> str:
 
 
 def sources_in(
-    target: str,
-    embeddings: Mapping[str, str],
-    layers: str,
-    parts: Mapping[str, tuple[str, ...]],
+    target: str, embeddings: Mapping[str, str], layers: str, parts: Mapping[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
     """Names of the stored tensors that make up `target`, by the tables of an architecture.
 

@@ -31,12 +31,7 @@ from nunatak_model.layer import MixedLayer, TokenSpan, mixed_qkv
 from nunatak_model.ops.attention import Attention, AttentionPlan
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.linear import apply_linear, layer_norm
-from nunatak_model.ops.pair_attention import (
-    attend_in_pieces,
-    by_pair,
-    by_runs,
-    distances,
-)
+from nunatak_model.ops.pair_attention import attend_in_pieces, by_pair, by_runs, distances
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import (
     PROJECTION,

@@ -103,12 +103,7 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
         _check_windows(raw, fields["num_layers"])
         # Qwen3 has no setting for these biases.
         fields["feedforward_bias"] = False
-    return DecoderConfig(
-        **fields,
-        is_causal=True,
-        has_score_bias=False,
-        has_head_norms=is_qwen,
-    )
+    return DecoderConfig(**fields, is_causal=True, has_score_bias=False, has_head_norms=is_qwen)
 
 
 def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[str, Any]:

@@ -25,12 +25,7 @@ from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, mixed_qkv
 from nunatak_model.ops.attention import Attention, AttentionPlan
 from nunatak_model.ops.device import to_device
-from nunatak_model.ops.pair_attention import (
-    attend_in_pieces,
-    by_pair,
-    by_runs,
-    distances,
-)
+from nunatak_model.ops.pair_attention import attend_in_pieces, by_pair, by_runs, distances
 from nunatak_model.weights import RELATIVE, RelativePositions, Shapes
 
 MODEL_TYPES = ("mpnet",)

@@ -258,10 +258,7 @@ class RotaryAttention:
         """Turn each pair (i, i + half) of a head by the token's angles, in float32."""
         first, second = heads.float().chunk(2, dim=-1)
         return torch.cat(
-            (
-                first * self.cosine - second * self.sine,
-                second * self.cosine + first * self.sine,
-            ),
+            (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine),
             dim=-1,
         )
 
@@ -273,9 +270,7 @@ def rotary(
     frequencies = rope.frequencies(config.head_width, positions.device)
     angles = (positions.unsqueeze(1).float() * frequencies).unsqueeze(1)
     return RotaryAttention(
-        attend=attention,
-        cosine=angles.cos() * rope.amplitude,
-        sine=angles.sin() * rope.amplitude,
+        attend=attention, cosine=angles.cos() * rope.amplitude, sine=angles.sin() * rope.amplitude
     )
 
 

@@ -273,11 +273,7 @@ def _sums_alike(sum_rows: SumRows, *, config: BackboneConfig, device: torch.devi
 
 
 def _groups_alike(
-    plan: PlanGroups,
-    *,
-    maps: Sequence[tuple[int, int]],
-    dtype: torch.dtype,
-    device: torch.device,
+    plan: PlanGroups, *, maps: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device
 ) -> bool:
     groups = plan(MEMBERS, NUM_SLOTS, device)
     num_tokens = sum(count for _, count in MEMBERS)

@@ -100,11 +100,7 @@ class SlotBanks:
     """All pages of one backbone; may be used by several threads at once."""
 
     def __init__(
-        self,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        page_bytes: int = DEFAULT_PAGE_BYTES,
+        self, *, dtype: torch.dtype, device: torch.device, page_bytes: int = DEFAULT_PAGE_BYTES
     ) -> None:
         self._dtype = dtype
         self._device = device

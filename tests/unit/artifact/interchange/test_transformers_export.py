@@ -20,11 +20,7 @@ from doubles.published import Twin, TwinFactory
 from doubles.refusals import raises
 from doubles.tasks import MAX_LENGTH
 from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import (
-    export_backbone,
-    export_transformers,
-    import_transformers,
-)
+from nunatak_artifact.interchange import export_backbone, export_transformers, import_transformers
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
@@ -36,13 +32,7 @@ from nunatak_contract.methods import (
     Method,
     TopK,
 )
-from nunatak_model import (
-    BranchSpec,
-    HeadSpec,
-    build_branch,
-    initial_parameters,
-    load_backbone,
-)
+from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters, load_backbone
 
 TOKENIZERS: Any = AutoTokenizer
 AUTO_MODEL: Any = AutoModel

@@ -392,11 +392,7 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
         "unknown_labels",
         "different texts",
     ),
-    "shard-elsewhere": (
-        index_elsewhere,
-        "escaping_file",
-        "a link out of the folder",
-    ),
+    "shard-elsewhere": (index_elsewhere, "escaping_file", "a link out of the folder"),
 }
 
 
