@@ -177,7 +177,10 @@ def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str
         tensors = _tensors(stored, theirs.model.state_dict(), shape)
         (made / WEIGHTS).write_bytes(tensors_to_bytes(tensors))
         backbone = load_backbone(made)
-    _check_random(checkpoint, theirs.missing, backbone.config)
+    source_names = architecture_of(backbone.config).source_names
+    needed = {name for it in encoder_shapes(backbone.config) for name in source_names(it)}
+    # transformers makes up the tensors that a checkpoint lacks.
+    checkpoint.check_names(missing=needed & theirs.missing)
     _check_patterns(checkpoint, backbone.tokenizer)
     _check_tokens(checkpoint, tokenizer, backbone)
     encodings = reference.probe_encodings(backbone)
@@ -393,13 +396,6 @@ def _tensors(
         return bare_tensors(stored, config)
     except CorruptBackboneError:
         return bare_tensors(read, config)
-
-
-def _check_random(checkpoint: Checkpoint, missing: frozenset[str], config: BackboneConfig) -> None:
-    """Refuse a checkpoint that lacks tensors of the encoder, which transformers makes up."""
-    source_names = architecture_of(config).source_names
-    needed = {name for it in encoder_shapes(config) for name in source_names(it)}
-    checkpoint.check_names(missing=needed & missing)
 
 
 def _check_tokens(checkpoint: Checkpoint, tokenizer: Any, backbone: Backbone) -> None:  # noqa: ANN401

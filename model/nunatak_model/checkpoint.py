@@ -121,7 +121,8 @@ def _download(hub_id: str) -> Path:
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
     raw = _read_json(folder / "config.json")
     config = config_from(raw)
-    settings = _settings(folder)
+    path = folder / tokenizer_settings.TOKENIZER_CONFIG
+    settings = _read_json(path) if path.exists() else {}
     definition = tokenizer_settings.definition_of(partial(_read_if_any, folder), raw, settings)
     if definition is None:
         raise _missing(folder / tokenizer_settings.TOKENIZER)
@@ -159,11 +160,6 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
         embeddings=embeddings_from(parameters),
         layers=tuple(layer_from(parameters, index) for index in range(config.num_layers)),
     )
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / tokenizer_settings.TOKENIZER_CONFIG
-    return _read_json(path) if path.exists() else {}
 
 
 def _tokenizer(

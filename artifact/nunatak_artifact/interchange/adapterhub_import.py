@@ -192,13 +192,7 @@ class StoredAdapter:
 def normalised_bottleneck(
     settings: Bottleneck, adapters: Mapping[tuple[int, str], StoredAdapter], config: BackboneConfig
 ) -> tuple[Bottleneck, dict[str, Tensor]]:
-    """Write adapters as one method with its float32 parameters.
-
-    Args:
-        settings: common settings of all adapters. Size and first layer are found here.
-        adapters: layer and our name of the place (`attention_adapter`) -> adapter; at least one.
-        config: the backbone's.
-    """
+    """Write adapters as one method with its float32 parameters."""
     method = settings.model_copy(
         update={
             "size": max(len(adapter.down.weight) for adapter in adapters.values()),
@@ -224,14 +218,7 @@ def import_adapterhub(
     backbone: Backbone,
     choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
 ) -> checks.ImportedTask:
-    """Read a bottleneck adapter with its head. The results equal `adapters`' results to rounding.
-
-    Args:
-        checkpoint: holds `adapter_config.json`, `adapter.safetensors`, `head_config.json` and
-            `model_head.safetensors`, as `save_adapter(..., use_safetensors=True)` writes them.
-        backbone: the base model of the adapter. AdapterHub records its type and width.
-        choices: override the folder's head and its `config.json`.
-    """
+    """Read a bottleneck adapter with its head; it computes what `adapters` does, to rounding."""
     family = _family(checkpoint, backbone)
     file = checkpoint.parsed(files.CONFIG_FILE, files.AdapterFile)
     config = files.read_bottleneck(checkpoint, file)

@@ -113,12 +113,6 @@ def draft_pulled(
 ) -> VersionDraft:
     """Validate a foreign version, and describe it for publication here.
 
-    Args:
-        found: the content of the folder.
-        backbone: must be the backbone that the task was trained on.
-        task: the name in the registry; None keeps the name in the manifest.
-        origin: the origin of the folder, for the note.
-
     Raises:
         NunatakError: backbone or tokenizer differ, or the version changes nothing, or fails its
             probe.

@@ -158,7 +158,9 @@ def check_patterns(
     time_limit: float = TIME_LIMIT_SECONDS,
 ) -> None:
     """Refuse patterns that are no regular expressions, or that take too long over these names."""
-    found = {it for name, value in fields.items() if _holds_patterns(name) for it in _texts(value)}
+    found = {
+        it for name, value in fields.items() if _PATTERN_FIELDS.search(name) for it in _texts(value)
+    }
     patterns = sorted(it for it in found if not _PLAIN.fullmatch(it))
     if not patterns:
         return
@@ -179,10 +181,6 @@ def check_patterns(
         reason = str(error.stderr).strip().rpartition("\n")[2][:200]
         problem = f"holds a pattern that is no regular expression ({reason})"
         raise checkpoint.corrupt(CONFIG_FILE, problem) from error
-
-
-def _holds_patterns(name: str) -> bool:
-    return _PATTERN_FIELDS.search(name) is not None
 
 
 def _texts(value: JsonValue) -> Iterable[str]:

@@ -202,13 +202,7 @@ def _targets(changes: Mapping[Site, MapChange]) -> tuple[LinearMap, ...]:
 def to_peft(
     method: Lora | Ia3, parameters: Mapping[str, Tensor], places: Mapping[str, tuple[HeldMap, ...]]
 ) -> tuple[dict[str, JsonValue], dict[str, Tensor]]:
-    """The fields of `adapter_config.json` and the tensors of a method, by peft's names.
-
-    Args:
-        method: describes the parameters.
-        parameters: in float32, by our names.
-        places: the maps in each module; the names of the tensors begin with the modules.
-    """
+    """The fields of `adapter_config.json` and the tensors of a method, by peft's names."""
     own = {
         module: [it for it in held if it.layer >= method.first_layer]
         for module, held in places.items()

@@ -100,11 +100,6 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     into them. Ranking becomes sequence classification with one output, as cross-encoders are
     stored.
 
-    Args:
-        task: loaded on `backbone`.
-        folder: to write to; new or empty.
-        backbone: in float32.
-
     Raises:
         NunatakError: `unsupported_export`, no class of transformers has the method or the head.
         NunatakError: `folder_in_use`, the folder holds something already.
@@ -202,15 +197,7 @@ def write_model(
     *,
     max_length: int,
 ) -> None:
-    """Write configuration, weights and the backbone's tokenizer.
-
-    Args:
-        folder: an empty one.
-        config: the content of `config.json`.
-        weights: tensors by stored name.
-        backbone: gives the tokenizer.
-        max_length: the tokenizer's limit, in tokens.
-    """
+    """Write configuration, weights and the backbone's tokenizer."""
     write_json(folder, CONFIG, config)
     (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
     tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)

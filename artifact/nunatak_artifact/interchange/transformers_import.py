@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from pydantic import JsonValue
 from torch import Tensor
 
 from nunatak_artifact import reference
@@ -22,7 +21,6 @@ from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model import (
     Backbone,
     BranchSpec,
-    HeadSpec,
     build_branch,
     dedicated_parameters,
     parameter_shapes,
@@ -123,11 +121,6 @@ def import_transformers(
     The split depth is the first layer that differs. The classes are those for sequence
     classification (one label, several, or regression), token classification and question
     answering; the one logit of a cross-encoder becomes a ranking.
-
-    Args:
-        checkpoint: as `save_pretrained` writes it, with its tokenizer; safetensors only.
-        backbone: the original backbone of the checkpoint, in float32.
-        choices: override the folder.
     """
     meaning = checkpoint.parsed(CONFIG, Meaning)
     class_name, kind = _head_class(checkpoint, meaning.architectures or ())
@@ -164,6 +157,8 @@ def import_transformers(
         name: tensors[name].to(torch.float32, copy=True)
         for name in parameter_shapes(spec, backbone.config)
     }
+    own = sum(tensor.numel() for tensor in parameters.values())
+    shared = 1 - own / dedicated_parameters(backbone.config, head)
     encodings = reference.probe_encodings(backbone)
     branch = build_branch(spec, backbone.config, parameters)
     expected = reference.answers_of(loaded.model, encodings)
@@ -171,7 +166,11 @@ def import_transformers(
     return checks.ImportedTask(
         spec=spec,
         labels=checks.labels_in_order(
-            checkpoint, head, given=choices.labels, stored=_stored_labels(meaning, head)
+            checkpoint,
+            head,
+            given=choices.labels,
+            # transformers does not store its default names.
+            stored=meaning.id2label or {str(it): f"LABEL_{it}" for it in range(head.num_labels)},
         ),
         problem_type=checks.problem_type_of(
             checkpoint,
@@ -181,7 +180,8 @@ def import_transformers(
         parameters=parameters,
         max_length=cross_encoder.max_length,
         score=cross_encoder.score if kind is HeadKind.RANKING else RankingScore.SIGMOID,
-        source=f"{class_name}, {_report(found, head, parameters, backbone)}{_advice(rounded)}",
+        source=f"{class_name}, {found.describe()}; {shared:.0%} of the parameters stay shared"
+        f"{_advice(rounded)}",
     )
 
 
@@ -203,19 +203,3 @@ def _head_class(checkpoint: Checkpoint, named: Sequence[str]) -> tuple[str, Head
         f"expected a class of transformers called {', '.join(prefixes)} with "
         f"{', '.join(layout.CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
     )
-
-
-def _stored_labels(meaning: Meaning, head: HeadSpec) -> Mapping[str, JsonValue]:
-    """The folder's label names.
-
-    If there are none, transformers' default names, which are not stored.
-    """
-    return meaning.id2label or {str(index): f"LABEL_{index}" for index in range(head.num_labels)}
-
-
-def _report(
-    found: Divergence, head: HeadSpec, parameters: Mapping[str, Tensor], backbone: Backbone
-) -> str:
-    own = sum(tensor.numel() for tensor in parameters.values())
-    shared = 1 - own / dedicated_parameters(backbone.config, head)
-    return f"{found.describe()}; {shared:.0%} of the parameters stay shared"
