@@ -31,9 +31,16 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from nunatak_artifact import reference
-from nunatak_artifact.checkpoint import CONFIG, MAX_TOKENIZER_BYTES, MAX_WEIGHT_BYTES, Checkpoint
+from nunatak_artifact.checkpoint import (
+    CONFIG,
+    MAX_TOKENIZER_BYTES,
+    MAX_WEIGHT_BYTES,
+    Checkpoint,
+    check_new,
+    new_folder,
+    write_json,
+)
 from nunatak_artifact.interchange.hub import Fetched, HuggingFaceHub, fetched, is_folder
-from nunatak_artifact.interchange.writing import check_new, new_folder, write_json
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_model import (

@@ -1,6 +1,6 @@
 """Exchange with other programs: import of their folders, and export of our tasks."""
 
-from nunatak_artifact.checkpoint import Checkpoint
+from nunatak_artifact.checkpoint import Checkpoint, check_new
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.checks import ImportChoices, ImportedTask
 from nunatak_artifact.interchange.hub import (
@@ -21,7 +21,6 @@ from nunatak_artifact.interchange.transformers_export import (
     export_transformers,
 )
 from nunatak_artifact.interchange.transformers_import import import_transformers
-from nunatak_artifact.interchange.writing import check_new
 
 __all__ = [
     "Checkpoint",

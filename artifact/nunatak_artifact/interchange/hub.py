@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from nunatak_artifact.checkpoint import Checkpoint
+from nunatak_artifact.checkpoint import Checkpoint, new_folder
 from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
-from nunatak_artifact.interchange.writing import new_folder
 from nunatak_artifact.loading import load_task
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import NunatakError

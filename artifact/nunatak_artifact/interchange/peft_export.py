@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nunatak_artifact.checkpoint import CONFIG
+from nunatak_artifact.checkpoint import CONFIG, new_folder, write_json
 from nunatak_artifact.interchange import transformers_layout as layout
 from nunatak_artifact.interchange.checks import check_exact
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE, TASK_KINDS, WEIGHTS_STEM
@@ -22,7 +22,6 @@ from nunatak_artifact.interchange.transformers_export import (
     export_refusal,
     meaning_fields,
 )
-from nunatak_artifact.interchange.writing import new_folder, write_json
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import Ia3, Lora

@@ -12,11 +12,10 @@ from safetensors.torch import (
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from nunatak_artifact.checkpoint import CONFIG
+from nunatak_artifact.checkpoint import CONFIG, new_folder, write_json
 from nunatak_artifact.interchange import transformers_layout as layout
 from nunatak_artifact.interchange.checks import check_exact
 from nunatak_artifact.interchange.cross_encoder import activation_fields
-from nunatak_artifact.interchange.writing import new_folder, write_json
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import NunatakError
