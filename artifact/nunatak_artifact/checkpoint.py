@@ -86,22 +86,26 @@ class Checkpoint:
         self.folder = folder
         self._files = dict[str, bytes]()
 
-    def error(self, code: str, **details: object) -> NunatakError:
-        return NunatakError(code, folder=self.folder.name, **details)
-
     def invalid(self, reason: str) -> NunatakError:
-        return self.error("invalid_folder", reason=reason)
+        return NunatakError("invalid_folder", folder=self.folder.name, reason=reason)
 
     def corrupt(self, file: str, problem: str) -> NunatakError:
-        return self.error("corrupt_file", file=file, problem=problem)
+        return NunatakError("corrupt_file", folder=self.folder.name, file=file, problem=problem)
 
     def refuse(self, found: str, advice: str) -> NunatakError:
         """An error: the folder asks for something that is not available here."""
-        return self.error("unsupported_import", found=found, advice=advice)
+        return NunatakError(
+            "unsupported_import", folder=self.folder.name, found=found, advice=advice
+        )
 
     def foreign(self, backbone: Backbone, difference: str) -> NunatakError:
         """An error: the folder belongs to another backbone."""
-        return self.error("foreign_backbone", backbone=backbone.name, difference=difference)
+        return NunatakError(
+            "foreign_backbone",
+            folder=self.folder.name,
+            backbone=backbone.name,
+            difference=difference,
+        )
 
     @contextmanager
     def backbone_errors(self) -> Generator[None]:
@@ -150,7 +154,7 @@ class Checkpoint:
         except (OSError, RuntimeError) as error:
             raise self.corrupt(name, "is a link that leads back to itself") from error
         if not target.is_relative_to(self.folder.resolve()):
-            raise self.error("escaping_file", file=name)
+            raise NunatakError("escaping_file", folder=self.folder.name, file=name)
         # Reading a pipe could wait without end.
         if not target.is_file():
             raise self.corrupt(name, "must be a regular file")
@@ -266,7 +270,9 @@ class Checkpoint:
         stem = "" if name == WEIGHTS else name.partition(".")[0]
         found = (it.name for it in self.folder.glob(f"*{stem}.*") if it.suffix in PICKLE_SUFFIXES)
         if pickle := min(found, default=None):
-            raise self.error("pickled_weights", file=pickle, advice=advice)
+            raise NunatakError(
+                "pickled_weights", folder=self.folder.name, file=pickle, advice=advice
+            )
         return name
 
     def check_tensors(self, tensors: Mapping[str, Tensor], expected: Shapes) -> None:
@@ -296,7 +302,7 @@ class Checkpoint:
             "of another shape": sorted(misshapen),
         }
         if any(parts.values()):
-            raise self.error("tensor_mismatch", found=mismatch_of(parts))
+            raise NunatakError("tensor_mismatch", folder=self.folder.name, found=mismatch_of(parts))
 
 
 def _refuse_constant(name: str) -> None:

@@ -284,8 +284,11 @@ def labels_in_order(
             )
         return ()
     if given is None and stored is None:
-        raise checkpoint.error(
-            "unknown_labels", num_labels=head.num_labels, found="the folder names none"
+        raise NunatakError(
+            "unknown_labels",
+            folder=checkpoint.folder.name,
+            num_labels=head.num_labels,
+            found="the folder names none",
         )
     named: Mapping[str, JsonValue] = (
         {str(index): label for index, label in enumerate(given)} if given is not None else stored
@@ -295,7 +298,10 @@ def labels_in_order(
     ]
     if len(named) != head.num_labels or len(set(labels)) != head.num_labels:
         found = json.dumps(dict(named), ensure_ascii=False)
-        raise checkpoint.error(
-            "unknown_labels", num_labels=head.num_labels, found=f"got {found[:200]}"
+        raise NunatakError(
+            "unknown_labels",
+            folder=checkpoint.folder.name,
+            num_labels=head.num_labels,
+            found=f"got {found[:200]}",
         )
     return tuple(labels)
