@@ -23,51 +23,24 @@ import time
 import zipfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from nunatak_artifact.interchange.compatibility import (
+from nunatak_artifact import reference
+from nunatak_artifact.checkpoint import (
     CONFIG,
     MAX_TOKENIZER_BYTES,
-    import_errors,
-    read_if_any,
-    read_json,
-    read_object,
-    read_settings,
-)
-from nunatak_artifact.interchange.folders import (
     MAX_WEIGHT_BYTES,
+    Checkpoint,
     check_new,
-    has_file,
     new_folder,
-    read_bytes,
-    read_model,
-    read_tensors,
-    weight_files,
     write_json,
 )
 from nunatak_artifact.interchange.hub import Fetched, HuggingFaceHub, fetched, is_folder
-from nunatak_artifact.reference import (
-    LONG_TEXT,
-    PROBE_INPUTS,
-    answers_of,
-    check_answers,
-    check_names,
-    check_num_labels,
-    config_of,
-    encoder_class,
-    load_model,
-    probe_encodings,
-    quiet,
-    refusal,
-    refused_by,
-    vector_branch,
-)
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_model import (
@@ -77,28 +50,20 @@ from nunatak_model import (
     UnsupportedBackboneError,
     load_backbone,
     tensors_to_bytes,
+    tokenizer_settings,
 )
 from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
 from nunatak_model.checkpoint import RECORD, WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
 from nunatak_model.sentence_folder import FILES as SENTENCE_FILES
 from nunatak_model.text.bounds import check_bounds, check_token_ids, patterns_in
 from nunatak_model.text.tokenizer import TextTokenizer
-from nunatak_model.tokenizer_settings import (
-    ADDED_TOKENS,
-    ADDED_TOKENS_FILE,
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    VOCABULARY,
-    check_settings,
-    definition_of,
-)
-from nunatak_model.tokenizer_settings import FILES as TOKENIZER_FILES
+from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
 
 OLD_WEIGHTS, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SLOW_TOKENIZER_FILES: Final = ("vocab.json", "merges.txt", "*.model", "vocab.bpe", "bpe.codes")
 FILES: Final = (
     CONFIG,
-    *TOKENIZER_FILES,
+    *tokenizer_settings.FILES,
     *SLOW_TOKENIZER_FILES,
     *SENTENCE_FILES,
     "model*.safetensors",
@@ -162,7 +127,7 @@ def add_backbone(
     target = added_backbones() / wanted
     check_new(target)
     with _checkpoint(place, hub=hub, revision=revision) as there, new_folder(target) as made:
-        return write_backbone(there.folder, made, name=wanted, source=there.origin)
+        return write_backbone(Checkpoint(there.folder), made, name=wanted, source=there.origin)
 
 
 def list_backbones() -> list[AddedBackbone]:
@@ -173,28 +138,19 @@ def list_backbones() -> list[AddedBackbone]:
 
 
 def read_backbone(name: str) -> AddedBackbone:
-    """Return the record of an added backbone.
-
-    Raises:
-        NunatakError: `backbone_not_found`, there is none of that name.
-        NunatakError: `corrupt_file`, the record is damaged.
-    """
-    folder = added_backbones() / _checked_name(name)
-    if not has_file(folder, RECORD):
+    """Return the record of an added backbone."""
+    checkpoint = Checkpoint(added_backbones() / _checked_name(name))
+    if not checkpoint.has(RECORD):
         raise NunatakError(
             "backbone_not_found",
             source=name,
             reason="no backbone of that name was added; `nunatak backbone list` shows all",
         )
-    return read_model(folder, RECORD, AddedBackbone)
+    return checkpoint.parsed(RECORD, AddedBackbone)
 
 
 def verify_backbone(name: str) -> str | None:
-    """Load an added backbone and compare its digest; return the problem, or None.
-
-    Raises:
-        NunatakError: `backbone_not_found`, there is none of that name.
-    """
+    """Load an added backbone and compare its digest; return the problem, or None."""
     try:
         record = read_backbone(name)
         digest = load_backbone(added_backbones() / name).digest
@@ -207,37 +163,38 @@ def verify_backbone(name: str) -> str | None:
     return f"its files have the digest {digest[:12]}..., {RECORD} says {record.digest[:12]}..."
 
 
-def write_backbone(folder: Path, made: Path, *, name: str, source: str) -> AddedBackbone:
-    """Read the checkpoint in `folder`, and write it to the empty folder `made`.
-
-    Raises:
-        NunatakError: as `add_backbone`.
-    """
-    raw = read_object(folder, CONFIG)
-    with import_errors(folder):
+def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str) -> AddedBackbone:
+    """Read a checkpoint, and write it to the empty folder `made`."""
+    raw = checkpoint.config
+    with checkpoint.backbone_errors():
         # An architecture that is not available is refused before anything large is read.
         shape = config_from(raw)
-    check_num_labels(folder, raw)
-    tokenizer = _transformers_tokenizer(folder)
-    _write_tokenizer(folder, made, raw, tokenizer)
+    reference.check_num_labels(checkpoint, raw)
+    tokenizer = _transformers_tokenizer(checkpoint)
+    _write_tokenizer(checkpoint, made, tokenizer)
     for pattern in SENTENCE_FILES:
-        for path in sorted(folder.glob(pattern)):
-            _copy(folder, made, str(path.relative_to(folder)))
+        for path in sorted(checkpoint.folder.glob(pattern)):
+            _copy(checkpoint, made, str(path.relative_to(checkpoint.folder)))
     write_json(made, CONFIG, {key: it for key, it in raw.items() if key != "auto_map"})
-    stored = _read_weights(folder)
-    _check_size(folder, stored, shape)
-    config = config_of(folder, raw)
-    reference = load_model(folder, encoder_class(config), config, stored)
-    with import_errors(folder):
-        tensors = _tensors(stored, reference.model.state_dict(), shape)
+    stored = _read_weights(checkpoint)
+    _check_size(checkpoint, stored, shape)
+    config = reference.config_of(checkpoint, raw)
+    theirs = reference.load_model(checkpoint, reference.encoder_class(config), config, stored)
+    with checkpoint.backbone_errors():
+        tensors = _tensors(stored, theirs.model.state_dict(), shape)
         (made / WEIGHTS).write_bytes(tensors_to_bytes(tensors))
         backbone = load_backbone(made)
-    _check_random(folder, reference.missing, backbone.config)
-    _check_patterns(folder, backbone.tokenizer)
-    _check_tokens(folder, tokenizer, backbone)
-    encodings = probe_encodings(backbone)
-    expected = answers_of(reference.model, encodings)
-    difference = check_answers(folder, vector_branch(backbone), backbone, encodings, expected)
+    source_names = architecture_of(backbone.config).source_names
+    needed = {name for it in encoder_shapes(backbone.config) for name in source_names(it)}
+    # transformers makes up the tensors that a checkpoint lacks.
+    checkpoint.check_names(missing=needed & theirs.missing)
+    _check_patterns(checkpoint, backbone.tokenizer)
+    _check_tokens(checkpoint, tokenizer, backbone)
+    encodings = reference.probe_encodings(backbone)
+    expected = reference.answers_of(theirs.model, encodings)
+    difference = reference.check_answers(
+        checkpoint, reference.vector_branch(backbone), backbone, encodings, expected
+    )
     record = AddedBackbone(
         name=name,
         source=source,
@@ -274,58 +231,53 @@ def _checkpoint(place: str, *, hub: HuggingFaceHub, revision: str | None) -> Gen
         yield there
 
 
-def _copy(folder: Path, made: Path, name: str) -> None:
-    data = read_bytes(folder, name, limit=MAX_TOKENIZER_BYTES)
+def _copy(checkpoint: Checkpoint, made: Path, name: str) -> None:
+    data = checkpoint.read(name, limit=MAX_TOKENIZER_BYTES)
     (made / name).parent.mkdir(exist_ok=True)
     (made / name).write_bytes(data)
 
 
-def _transformers_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - untyped there
+def _transformers_tokenizer(checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - untyped there
     """The tokenizer as transformers reads it, from copies of the files that decide it."""
     with needs_extra("training"):
         from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
 
-    patterns = (TOKENIZER, VOCABULARY, *SLOW_TOKENIZER_FILES)
-    if not any(any(folder.glob(pattern)) for pattern in patterns):
+    patterns = (TOKENIZER, tokenizer_settings.VOCABULARY, *SLOW_TOKENIZER_FILES)
+    if not any(any(checkpoint.folder.glob(pattern)) for pattern in patterns):
         # transformers would make an empty tokenizer.
-        raise NunatakError(
-            "invalid_folder",
-            folder=folder.name,
-            reason=f"it has no file of a tokenizer ({', '.join(patterns)})",
-        )
-    with tempfile.TemporaryDirectory() as scratch, quiet():
+        raise checkpoint.invalid(f"it has no file of a tokenizer ({', '.join(patterns)})")
+    with tempfile.TemporaryDirectory() as scratch, reference.quiet():
         clean = Path(scratch)
-        for pattern in (CONFIG, *TOKENIZER_FILES, *SLOW_TOKENIZER_FILES):
-            for path in sorted(folder.glob(pattern)):
-                _copy(folder, clean, path.name)
-        _check_tokenizer_files(folder, clean)
-        with refused_by(folder, "transformers", "read its tokenizer"):
+        for pattern in (CONFIG, *tokenizer_settings.FILES, *SLOW_TOKENIZER_FILES):
+            for path in sorted(checkpoint.folder.glob(pattern)):
+                _copy(checkpoint, clean, path.name)
+        _check_tokenizer_files(checkpoint)
+        with checkpoint.refused_by("transformers", "read its tokenizer"):
             tokenizer = cast("Any", AutoTokenizer).from_pretrained(
                 clean, trust_remote_code=False, local_files_only=True
             )
     if not tokenizer.is_fast:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"its tokenizer {type(tokenizer).__name__} has no form as {TOKENIZER}",
             "take a checkpoint whose tokenizer the tokenizers library can compute",
         )
     return tokenizer
 
 
-def _check_tokenizer_files(folder: Path, clean: Path) -> None:
+def _check_tokenizer_files(checkpoint: Checkpoint) -> None:
     """Refuse what would take far more memory or work than a tokenizer, before anything reads it."""
-    with import_errors(folder):
-        if has_file(clean, TOKENIZER):
-            check_bounds(read_json(clean, TOKENIZER, limit=MAX_TOKENIZER_BYTES))
-        for name in ("vocab.json", ADDED_TOKENS_FILE):
-            if has_file(clean, name):
-                check_token_ids(read_json(clean, name, limit=MAX_TOKENIZER_BYTES))
-        added = read_settings(clean).get(ADDED_TOKENS)
+    with checkpoint.backbone_errors():
+        if checkpoint.has(TOKENIZER):
+            check_bounds(checkpoint.json(TOKENIZER, limit=MAX_TOKENIZER_BYTES))
+        for name in ("vocab.json", tokenizer_settings.ADDED_TOKENS_FILE):
+            if checkpoint.has(name):
+                check_token_ids(checkpoint.json(name, limit=MAX_TOKENIZER_BYTES))
+        added = checkpoint.settings.get(tokenizer_settings.ADDED_TOKENS)
         if isinstance(added, dict):
             check_token_ids([int(it) for it in added if it.isdecimal()])
 
 
-def _check_patterns(folder: Path, tokenizer: TextTokenizer) -> None:
+def _check_patterns(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> None:
     """Refuse a tokenizer with a pattern that tries too many ways to match a short text."""
     patterns = "".join(patterns_in(json.loads(tokenizer.definition)))
     letters = sorted({it for it in patterns if it.isalnum()} | {*"a0! "})[:MAX_LETTERS]
@@ -339,8 +291,7 @@ def _check_patterns(folder: Path, tokenizer: TextTokenizer) -> None:
         except NunatakError:
             is_slow = True
         if is_slow:
-            raise refusal(
-                folder,
+            raise checkpoint.refuse(
                 f"a pattern in its {TOKENIZER} tries too many ways to match a short text",
                 "take a checkpoint whose tokenizer has a pattern without nested repetitions",
             )
@@ -359,62 +310,57 @@ def _without_lines_of_panics() -> Generator[None]:
             os.close(kept)
 
 
-def _check_size(folder: Path, stored: Mapping[str, Tensor], config: BackboneConfig) -> None:
+def _check_size(
+    checkpoint: Checkpoint, stored: Mapping[str, Tensor], config: BackboneConfig
+) -> None:
     """Refuse a `config.json` of an encoder far larger than the weights, which would be made up."""
     described = sum(math.prod(shape) for shape in encoder_shapes(config).values())
     held = sum(tensor.numel() for tensor in stored.values())
     if described > 2 * held + SMALL_NUMEL:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"its config.json describes an encoder of {described} numbers, and its weights hold "
             f"{held}",
             "take the config.json that was saved with the weights",
         )
 
 
-def _write_tokenizer(folder: Path, made: Path, raw: dict[str, JsonValue], tokenizer: Any) -> None:  # noqa: ANN401
-    settings = read_settings(folder)
-
+def _write_tokenizer(checkpoint: Checkpoint, made: Path, tokenizer: Any) -> None:  # noqa: ANN401
+    raw, settings = checkpoint.config, checkpoint.settings
     try:
-        definition = definition_of(partial(read_if_any, folder), raw, settings)
+        definition = tokenizer_settings.definition_of(checkpoint.tokenizer_file, raw, settings)
         if definition is not None:
-            check_settings(raw, settings, json.loads(definition))
+            tokenizer_settings.check_settings(raw, settings, json.loads(definition))
     except (UnsupportedBackboneError, CorruptBackboneError, ValueError):
         definition = None
     if definition is not None:
         (made / TOKENIZER).write_bytes(definition)
         if settings:
-            _copy(folder, made, TOKENIZER_CONFIG)
+            _copy(checkpoint, made, TOKENIZER_CONFIG)
         return
-    with quiet():
+    with reference.quiet():
         tokenizer.save_pretrained(made)
-    written = {**read_object(made, TOKENIZER_CONFIG)}
+    written = Checkpoint(made).fields(TOKENIZER_CONFIG)
     written["model_input_names"] = list(cast("list[str]", tokenizer.model_input_names))
     write_json(made, TOKENIZER_CONFIG, written)
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the checkpoint, in their stored format.
-
-    Raises:
-        NunatakError: `invalid_folder`, there are none, or a file is damaged.
-        NunatakError: `unsupported_import`, a file of an old format holds more than tensors.
-    """
-    old = weight_files(folder, single=OLD_WEIGHTS, index=OLD_INDEX)
-    if weight_files(folder) or not old:
-        return read_tensors(folder)
+def _read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """All tensors of the checkpoint, in their stored format."""
+    old = checkpoint.weight_files(single=OLD_WEIGHTS, index=OLD_INDEX)
+    if checkpoint.weight_files() or not old:
+        return checkpoint.stored_tensors()
     stored = dict[str, Tensor]()
     for name in old:
-        stored |= _read_old(folder, name)
+        stored |= _read_old(checkpoint, name)
     return stored
 
 
-def _read_old(folder: Path, name: str) -> dict[str, Tensor]:
+def _read_old(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
     """The tensors of a file that `torch.save` wrote.
 
     torch's restricted reader builds tensors alone, and runs no code of the file.
     """
-    data = read_bytes(folder, name, limit=MAX_WEIGHT_BYTES)
+    data = checkpoint.read_once(name, limit=MAX_WEIGHT_BYTES)
     with tempfile.NamedTemporaryFile() as copy:
         copy.write(data)
         copy.flush()
@@ -422,13 +368,13 @@ def _read_old(folder: Path, name: str) -> dict[str, Tensor]:
         del data
         try:
             if (size := _unpacked_bytes(path)) > MAX_WEIGHT_BYTES:
-                raise _refused_old(folder, name, f"it unpacks to {size} bytes")
+                raise _refused_old(checkpoint, name, f"it unpacks to {size} bytes")
             found = cast("object", torch.load(path, map_location="cpu", weights_only=True))
         except READ_ERRORS as error:
-            raise _refused_old(folder, name, str(error).partition("\n")[0][:200]) from error
+            raise _refused_old(checkpoint, name, str(error).partition("\n")[0][:200]) from error
     tensors = cast("dict[object, object]", found) if isinstance(found, dict) else {}
     if not tensors or not all(isinstance(it, Tensor) for it in tensors.values()):
-        raise _refused_old(folder, name, "it is no dictionary of tensors")
+        raise _refused_old(checkpoint, name, "it is no dictionary of tensors")
     return {str(key): cast("Tensor", it).contiguous() for key, it in tensors.items()}
 
 
@@ -441,9 +387,8 @@ def _unpacked_bytes(path: Path) -> int:
         return MAX_WEIGHT_BYTES + 1 if len(files) > MAX_FILES else sum(it.file_size for it in files)
 
 
-def _refused_old(folder: Path, name: str, reason: str) -> NunatakError:
-    return refusal(
-        folder,
+def _refused_old(checkpoint: Checkpoint, name: str, reason: str) -> NunatakError:
+    return checkpoint.refuse(
         f"{name} is not read, because only plain tensors are ({reason})",
         "if you trust it, load it once with transformers and save it with save_pretrained, "
         "which writes safetensors",
@@ -460,25 +405,17 @@ def _tensors(
         return bare_tensors(read, config)
 
 
-def _check_random(folder: Path, missing: frozenset[str], config: BackboneConfig) -> None:
-    """Refuse a checkpoint that lacks tensors of the encoder, which transformers makes up."""
-    source_names = architecture_of(config).source_names
-    needed = {name for it in encoder_shapes(config) for name in source_names(it)}
-    check_names(folder, missing=needed & missing)
-
-
-def _check_tokens(folder: Path, tokenizer: Any, backbone: Backbone) -> None:  # noqa: ANN401
+def _check_tokens(checkpoint: Checkpoint, tokenizer: Any, backbone: Backbone) -> None:  # noqa: ANN401
     """Refuse a tokenizer that gives other token ids or types than transformers' own."""
-    texts = (*PROBE_INPUTS, LONG_TEXT, "Ünïcödé, CJK 東京, and \U0001f600!")
+    texts = (*reference.PROBE_INPUTS, reference.LONG_TEXT, "Ünïcödé, CJK 東京, and \U0001f600!")
     ours = backbone.tokenizer.encode(texts, max_length=10**9)
     for text, found in zip(texts, ours, strict=True):
         pair = (text,) if isinstance(text, str) else text
-        with quiet():
+        with reference.quiet():
             read = tokenizer(*pair)
         types = read.get("token_type_ids") or [0] * found.num_tokens
         if list(found.token_ids) != read["input_ids"] or list(found.type_ids) != types:
-            raise refusal(
-                folder,
+            raise checkpoint.refuse(
                 f"transformers' {type(tokenizer).__name__} and {TOKENIZER} read "
                 f"{str(text)[:40]!r} differently",
                 "load the tokenizer once with AutoTokenizer, save it with save_pretrained, "

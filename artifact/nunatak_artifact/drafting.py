@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 
+from pydantic import BaseModel
 from torch import Tensor
 
 from nunatak_artifact.loading import check_effect
 from nunatak_artifact.probing import record_probe
-from nunatak_artifact.records import head_record
-from nunatak_contract.enums import OnLong, ProblemType, RankingScore, Reads, TensorDtype
+from nunatak_artifact.records import branch_spec
+from nunatak_contract.enums import OnLong, Reads, TensorDtype
 from nunatak_contract.evidence import (
     CalibrationRecord,
     ConfusionRecord,
@@ -18,21 +19,15 @@ from nunatak_contract.evidence import (
     MetricRecord,
     RecipeRecord,
 )
+from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import BackboneRecord, BlobRecord, ParameterCounts, TaskDraft
-from nunatak_model import (
-    Backbone,
-    BranchSpec,
-    TextInput,
-    build_branch,
-    tensors_from_bytes,
-    tensors_to_bytes,
-)
+from nunatak_contract.methods import Method
+from nunatak_model import Backbone, TextInput, build_branch, tensors_from_bytes, tensors_to_bytes
 
 PARAMETERS_ROLE = "parameters"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
+class Provenance(BaseModel, frozen=True):
     """The known origin of a task version."""
 
     created_at: datetime
@@ -56,12 +51,8 @@ class VersionDraft:
 def draft_task(  # noqa: PLR0913 - a version has this many parts
     task: str,
     *,
-    spec: BranchSpec,
-    labels: tuple[str, ...],
-    problem_type: ProblemType | None = None,
-    score: RankingScore = RankingScore.SIGMOID,
-    default_label: str | None = None,
-    thresholds: Mapping[str, float] | None = None,
+    method: Method,
+    head: HeadRecord,
     reads: Reads | None = None,
     on_long: OnLong | None = None,
     parameters: Mapping[str, Tensor],
@@ -79,19 +70,12 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
         NunatakError: the parameters do not fit method, head and backbone, or are not finite.
     """
     data = tensors_to_bytes(parameters)
-    branch = build_branch(spec, backbone.config, tensors_from_bytes(data))
+    branch = build_branch(branch_spec(head, method), backbone.config, tensors_from_bytes(data))
     check_effect(task, branch, backbone)
     manifest = TaskDraft(
         task=task,
-        head=head_record(
-            spec.head,
-            labels,
-            problem_type,
-            score,
-            default_label=default_label,
-            thresholds=thresholds,
-        ),
-        method=spec.method,
+        head=head,
+        method=method,
         split_depth=branch.split_depth,
         backbone=BackboneRecord(
             name=backbone.name,
@@ -112,13 +96,6 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
             BlobRecord(role=PARAMETERS_ROLE, sha256=sha256(data).hexdigest(), size_bytes=len(data)),
         ),
         probe=record_probe(branch, backbone, probe_inputs, max_length=max_length),
-        data=provenance.data,
-        recipe=provenance.recipe,
-        metrics=provenance.metrics,
-        test_metrics=provenance.test_metrics,
-        confusion=provenance.confusion,
-        calibration=provenance.calibration,
-        created_at=provenance.created_at,
-        note=provenance.note,
+        **dict(provenance),
     )
     return VersionDraft(manifest=manifest, blobs={PARAMETERS_ROLE: data})

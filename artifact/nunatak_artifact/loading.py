@@ -32,19 +32,14 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
     """Refuse a branch whose method changes layers but whose parameters change none.
 
     The check reads the parameters up to the first difference.
-
-    Raises:
-        NunatakError: `no_effect`, every layer computes exactly what the backbone's layer does.
     """
     if not branch.layers:
         return
-    has_additions = any(layer.has_additions for layer in branch.layers.values())
-    if not has_additions and not _owns_other_values(branch, backbone):
+    owned = branch.parameters.items()
+    if not any(layer.has_additions for layer in branch.layers.values()) and not any(
+        backbone.equals(name, tensor) is False for name, tensor in owned
+    ):
         raise NunatakError("no_effect", reference=reference, method=branch.spec.method.kind.value)
-
-
-def _owns_other_values(branch: Branch, backbone: Backbone) -> bool:
-    return any(backbone.equals(name, tensor) is False for name, tensor in branch.parameters.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +88,9 @@ def load_task(
             reason=f"its method splits at layer {stored.split_depth}, "
             f"its manifest says {manifest.split_depth}",
         )
-    _check_layers(stored, backbone)
+    needed = stored.num_frozen_layers_read(backbone.config) or 0
+    if needed > len(backbone.layers):
+        raise NunatakError("layer_not_held", index=needed - 1)
     pause()
     branch = convert_branch(stored, backbone)
     pause()
@@ -123,12 +120,6 @@ def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
             reason=f"it reads up to {manifest.max_length} tokens, "
             f"its backbone at most {backbone.config.max_tokens}",
         )
-
-
-def _check_layers(branch: Branch, backbone: Backbone) -> None:
-    needed = branch.num_frozen_layers_read(backbone.config) or 0
-    if needed > len(backbone.layers):
-        raise NunatakError("layer_not_held", index=needed - 1)
 
 
 def _check_dtype(manifest: TaskManifest, parameters: Mapping[str, Tensor]) -> None:

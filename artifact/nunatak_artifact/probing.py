@@ -36,18 +36,11 @@ def record_probe(
 
 
 def run_probe(
-    manifest: TaskManifest,
-    branch: Branch,
-    backbone: Backbone,
-    *,
-    trunk: TrunkStates | None = None,
+    manifest: TaskManifest, branch: Branch, backbone: Backbone, *, trunk: TrunkStates | None = None
 ) -> None:
     """Check that a branch gives the recorded logits, with all inputs in one batch.
 
     `trunk` may hold trunk states from earlier probes, which do not depend on the branch.
-
-    Raises:
-        NunatakError: `probe_failed`, the logits differ from the record.
     """
     probe = manifest.probe
     encodings = backbone.tokenizer.encode(probe.inputs, max_length=manifest.max_length)

@@ -8,19 +8,19 @@ answers here are exact.
 import importlib
 import logging
 import warnings
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor, nn
 
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_contract.enums import HeadKind
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import needs_extra
 from nunatak_model import (
     Backbone,
     Branch,
@@ -31,8 +31,6 @@ from nunatak_model import (
     embedding_branch,
     forward,
 )
-from nunatak_model.errors import mismatch_of
-from nunatak_model.text.bounds import is_panic
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -59,70 +57,43 @@ OWN_CODE: Final = frozenset(
 """Settings that may make transformers fetch code. Settings with an underscore are left out, too."""
 
 
-def refusal(folder: Path, found: str, advice: str) -> NunatakError:
-    """An error: the folder asks for something that is not available here."""
-    return NunatakError("unsupported_import", folder=folder.name, found=found, advice=advice)
-
-
-def corrupt_file(folder: Path, file: str, problem: str) -> NunatakError:
-    """An error: a file of the folder is damaged."""
-    return NunatakError("corrupt_file", folder=folder.name, file=file, problem=problem)
-
-
-def config_of(folder: Path, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
-    """Return transformers' configuration of a `config.json`.
-
-    Raises:
-        NunatakError: `unsupported_import`, transformers cannot read it, or it asks for quantized
-            weights.
-        MissingExtraError: transformers is not installed.
-    """
+def config_of(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
+    """Return transformers' configuration of a `config.json`."""
     with needs_extra("training"):
         from transformers import AutoConfig  # noqa: PLC0415 - takes seconds
     if raw.get("quantization_config"):
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             "its weights are quantized (quantization_config)",
             "take the model before it was quantized",
         )
-    check_num_labels(folder, raw)
+    check_num_labels(checkpoint, raw)
     fields = {
         name: value
         for name, value in raw.items()
         if not name.startswith("_") and name not in {"model_type", *OWN_CODE}
     }
-    with refused_by(folder, "transformers", "read its config.json"):
+    with checkpoint.refused_by("transformers", "read its config.json"):
         return AutoConfig.for_model(  # pyright: ignore[reportUnknownMemberType]
             str(raw.get("model_type")), **fields, attn_implementation="eager"
         )
 
 
-def check_num_labels(folder: Path, raw: Mapping[str, JsonValue]) -> None:
-    """Refuse a `config.json` with more labels than any model has: transformers names each.
-
-    Raises:
-        NunatakError: `unsupported_import`, there are too many.
-    """
+def check_num_labels(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> None:
+    """Refuse a `config.json` with more labels than any model has: transformers names each."""
     labels = raw.get("num_labels")
     if isinstance(labels, int | float) and labels > MAX_LABELS:
-        raise refusal(
-            folder, f"its config.json has num_labels={labels:.6g}", f"at most {MAX_LABELS} are read"
+        raise checkpoint.refuse(
+            f"its config.json has num_labels={labels:.6g}", f"at most {MAX_LABELS} are read"
         )
 
 
-def class_named(folder: Path, name: str) -> "type[PreTrainedModel]":
-    """Return the class of transformers with this name.
-
-    Raises:
-        NunatakError: `unsupported_import`, transformers has no such class.
-        MissingExtraError: transformers is not installed.
-    """
+def class_named(checkpoint: Checkpoint, name: str) -> "type[PreTrainedModel]":
+    """Return the class of transformers with this name."""
     with needs_extra("training"):
         transformers = importlib.import_module("transformers")
     found = getattr(transformers, name, None)
     if found is None:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"it is a {name}, a class that the installed transformers does not have",
             "train it as a class that transformers has",
         )
@@ -149,19 +120,15 @@ class Loaded:
 
 
 def load_model(
-    folder: Path,
+    checkpoint: Checkpoint,
     model_class: "type[PreTrainedModel]",
     config: "PreTrainedConfig",
     tensors: Mapping[str, Tensor],
 ) -> Loaded:
-    """Make a model with these tensors, in float32, by transformers' own rules for old names.
-
-    Raises:
-        NunatakError: `unsupported_import`, transformers refuses configuration or tensors.
-    """
+    """Make a model with these tensors, in float32, by transformers' own rules for old names."""
     # The model must not hold the given tensors themselves: they may belong to a backbone.
     copies = {name: it.to("cpu", torch.float32, copy=True) for name, it in tensors.items()}
-    with refused_by(folder, "transformers", "make a model of it"), quiet():
+    with checkpoint.refused_by("transformers", "make a model of it"), quiet():
         model, found = cast(
             "tuple[PreTrainedModel, dict[str, Any]]",
             model_class.from_pretrained(  # pyright: ignore[reportUnknownMemberType]
@@ -215,9 +182,7 @@ def vector_branch(backbone: Backbone) -> Branch:
     pooled = embedding_branch(backbone)
     head = HeadSpec(kind=HeadKind.TOKEN_CLASSIFICATION, num_labels=backbone.config.hidden_width)
     return replace(
-        pooled,
-        spec=replace(pooled.spec, head=head),
-        head=replace(pooled.head, pooling=None),
+        pooled, spec=replace(pooled.spec, head=head), head=replace(pooled.head, pooling=None)
     )
 
 
@@ -238,7 +203,7 @@ def difference_of(
 
 
 def check_answers(
-    folder: Path,
+    checkpoint: Checkpoint,
     branch: Branch,
     backbone: Backbone,
     encodings: Sequence[Encoding],
@@ -248,64 +213,16 @@ def check_answers(
 
     Returns:
         The difference, at most `TOLERANCE`.
-
-    Raises:
-        NunatakError: `unsupported_import`, the answers differ.
     """
     difference = difference_of(branch, backbone, encodings, expected)
     if not difference <= TOLERANCE:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"its answers here differ from the answers in its own library by {difference:.1e}"
             f" of their size (at most {TOLERANCE:g} is accepted)",
             "its config.json asks for a computation that is not available here; report it "
             "with this file",
         )
     return difference
-
-
-def check_names(
-    folder: Path,
-    *,
-    missing: Collection[str],
-    unread: Collection[str] = (),
-    misshapen: Collection[str] = (),
-) -> None:
-    """Refuse tensors that are not exactly the ones that a model or an adapter reads.
-
-    Raises:
-        NunatakError: `tensor_mismatch`, a tensor is missing, left over or misshapen.
-    """
-    parts = {
-        "missing": sorted(missing),
-        "that nothing reads": sorted(unread),
-        "of another shape": sorted(misshapen),
-    }
-    if any(parts.values()):
-        raise NunatakError("tensor_mismatch", folder=folder.name, found=mismatch_of(parts))
-
-
-@contextmanager
-def refused_by(folder: Path, library: str, action: str) -> Generator[None]:
-    """Turn any error of a library into a refusal of the folder.
-
-    Raises:
-        NunatakError: `unsupported_import`, the library raised an error.
-    """
-    try:
-        yield
-    except NunatakError:
-        raise
-    except BaseException as error:  # the libraries have no common type, and Rust code may panic
-        if not (isinstance(error, Exception) or is_panic(error)):
-            raise
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise refusal(
-            folder,
-            f"{library} cannot {action} ({reason})",
-            "name the backbone it was trained from, and check that the installed "
-            f"{library} loads it",
-        ) from error
 
 
 @contextmanager

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import torch
 
-from nunatak_artifact import LoadedTask, Provenance, VersionDraft, draft_task, load_task
+from nunatak_artifact import (
+    LoadedTask,
+    Provenance,
+    VersionDraft,
+    draft_task,
+    head_record,
+    load_task,
+)
 from nunatak_artifact.interchange.peft_export import export_peft
 from nunatak_artifact.interchange.transformers_export import export_transformers, merged_weights
 from nunatak_contract.enums import Pooling
@@ -84,8 +91,8 @@ def draft(plan: TaskPlan, backbone: Backbone) -> VersionDraft:
         parameters[name] = parameters[name].nextafter(torch.tensor(torch.inf))
     return draft_task(
         plan.name,
-        spec=spec,
-        labels=LABELS,
+        method=spec.method,
+        head=head_record(spec.head, LABELS),
         parameters=parameters,
         backbone=backbone,
         max_length=min(MAX_LENGTH, backbone.config.max_tokens),

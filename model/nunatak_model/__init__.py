@@ -20,9 +20,7 @@ from nunatak_model.branch import (
     parameter_shapes,
 )
 from nunatak_model.checkpoint import load_backbone
-from nunatak_model.config import (
-    BackboneConfig,
-)
+from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, UnsupportedBackboneError
 from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
 from nunatak_model.heads import HeadSpec, default_head

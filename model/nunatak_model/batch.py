@@ -50,10 +50,7 @@ def in_slot_order(branches: Iterable[Branch]) -> tuple[Branch, ...]:
 
 
 def layer_spans(
-    layout: Layout,
-    branches: Sequence[Branch],
-    plan_groups: PlanGroups | None,
-    device: torch.device,
+    layout: Layout, branches: Sequence[Branch], plan_groups: PlanGroups | None, device: torch.device
 ) -> tuple[LayerSpan, ...]:
     """The spans of a stage's tokens that run overrides, in the order of the plan's lanes."""
     own = [span for span in layout.spans if span.lane is not Lane.TRUNK]

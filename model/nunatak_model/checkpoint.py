@@ -28,13 +28,6 @@ from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, UnsupportedBackboneError
 from nunatak_model.sentence_folder import Embedding, read_embedding
 from nunatak_model.text.tokenizer import TextTokenizer
-from nunatak_model.tokenizer_settings import (
-    TOKENIZER,
-    TOKENIZER_CONFIG,
-    check_settings,
-    definition_of,
-    gives_token_types,
-)
 from nunatak_model.weights import embeddings_from, layer_from, linear_from, norm_if_any
 
 MINILM_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -128,10 +121,11 @@ def _download(hub_id: str) -> Path:
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.device) -> Backbone:
     raw = _read_json(folder / "config.json")
     config = config_from(raw)
-    settings = _settings(folder)
-    definition = definition_of(partial(_read_if_any, folder), raw, settings)
+    path = folder / tokenizer_settings.TOKENIZER_CONFIG
+    settings = _read_json(path) if path.exists() else {}
+    definition = tokenizer_settings.definition_of(partial(_read_if_any, folder), raw, settings)
     if definition is None:
-        raise _missing(folder / TOKENIZER)
+        raise _missing(folder / tokenizer_settings.TOKENIZER)
     tokenizer = _tokenizer(definition, raw, settings, config)
     embedding = _embedding(folder, raw, json.loads(definition), settings, config)
     digest = hashlib.sha256(
@@ -168,11 +162,6 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
     )
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / TOKENIZER_CONFIG
-    return _read_json(path) if path.exists() else {}
-
-
 def _tokenizer(
     definition: bytes, raw: dict[str, Any], settings: dict[str, Any], config: BackboneConfig
 ) -> TextTokenizer:
@@ -180,8 +169,8 @@ def _tokenizer(
         tokenizer = TextTokenizer(definition, num_token_types=config.num_token_types)
     except ValueError as error:
         raise CorruptBackboneError(str(error)) from error
-    check_settings(raw, settings, json.loads(definition))
-    if not tokenizer.tells_texts_apart or gives_token_types(raw, settings):
+    tokenizer_settings.check_settings(raw, settings, json.loads(definition))
+    if not tokenizer.tells_texts_apart or tokenizer_settings.gives_token_types(raw, settings):
         return tokenizer
     return TextTokenizer(definition, num_token_types=1)
 
@@ -338,11 +327,7 @@ def _head_tensors(
 
 
 def bare_tensors(stored: Stored, config: BackboneConfig) -> dict[str, Tensor]:
-    """The tensors of an encoder and the initial tensors of heads, without prefix, current names.
-
-    Raises:
-        CorruptBackboneError: a tensor of the encoder is missing.
-    """
+    """The tensors of an encoder and the initial tensors of heads, without prefix, current names."""
     architecture, prefix = architecture_of(config), _prefix(stored, config)
     names = [name for it in encoder_shapes(config) for name in architecture.source_names(it)]
     tensors = {name: _find(stored, prefix + name) for name in names}

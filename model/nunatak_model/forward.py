@@ -49,11 +49,7 @@ class _Batch:
 
 
 def run_trunk(
-    backbone: Backbone,
-    inputs: Sequence[Encoding],
-    *,
-    depth: int,
-    trunk: TrunkStates | None = None,
+    backbone: Backbone, inputs: Sequence[Encoding], *, depth: int, trunk: TrunkStates | None = None
 ) -> TrunkActivations:
     """Run the backbone's embeddings and layers below `depth` on each distinct input.
 

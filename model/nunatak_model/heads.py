@@ -23,6 +23,7 @@ from torch.nn import functional
 from nunatak_contract.enums import Activation, HeadKind, HeadNorm, Pooling
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
+from nunatak_model import weights
 from nunatak_model.architectures import architecture_of
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
@@ -30,15 +31,6 @@ from nunatak_model.ops.device import to_device
 from nunatak_model.ops.grouped import SlotGroups
 from nunatak_model.ops.linear import activate, apply_linear, layer_norm
 from nunatak_model.ops.rows import SumRows
-from nunatak_model.weights import (
-    Linear,
-    Norm,
-    Shapes,
-    linear_from,
-    linear_shapes,
-    norm_if_any,
-    norm_shapes,
-)
 
 INITIAL_DEVIATION = 0.02
 """`initializer_range` of BERT and RoBERTa."""
@@ -98,11 +90,11 @@ class Head:
     pooling: Pooling | None
     padding_id: int | None
     """See `HeadSpec`."""
-    dense: Linear | None
+    dense: weights.Linear | None
     activation: Activation
-    norm: Norm | None
+    norm: weights.Norm | None
     norm_epsilon: float
-    output: Linear | None
+    output: weights.Linear | None
 
     @property
     def scores_tokens(self) -> bool:
@@ -133,25 +125,21 @@ def usual_head(
     )
 
 
-def head_shapes(spec: HeadSpec, config: BackboneConfig) -> Shapes:
-    """The exact set of tensors of a head.
-
-    Raises:
-        NunatakError: `invalid_head`, the shape contradicts the kind.
-    """
+def head_shapes(spec: HeadSpec, config: BackboneConfig) -> weights.Shapes:
+    """The exact set of tensors of a head."""
     spec.check()
     width = config.hidden_width
-    shapes: Shapes = {}
+    shapes: weights.Shapes = {}
     if spec.dense:
-        shapes |= linear_shapes("head.dense", out=width, into=width, bias=spec.block.bias)
+        shapes |= weights.linear_shapes("head.dense", out=width, into=width, bias=spec.block.bias)
         match spec.block.norm:
             case HeadNorm.NONE:
                 pass
             case HeadNorm.GAIN:
-                shapes |= norm_shapes("head.norm", width, bias=False)
+                shapes |= weights.norm_shapes("head.norm", width, bias=False)
             case HeadNorm.GAIN_AND_OFFSET:
-                shapes |= norm_shapes("head.norm", width)
-    output = linear_shapes("head.output", out=spec.num_labels, into=width, bias=spec.bias)
+                shapes |= weights.norm_shapes("head.norm", width)
+    output = weights.linear_shapes("head.output", out=spec.num_labels, into=width, bias=spec.bias)
     return {**shapes, **output}
 
 
@@ -177,11 +165,11 @@ def head_from(spec: HeadSpec, config: BackboneConfig, parameters: Mapping[str, T
     return Head(
         pooling=spec.pooling,
         padding_id=spec.padding_id,
-        dense=linear_from(parameters, "head.dense") if spec.dense else None,
+        dense=weights.linear_from(parameters, "head.dense") if spec.dense else None,
         activation=spec.block.activation,
-        norm=norm_if_any(parameters, "head.norm"),
+        norm=weights.norm_if_any(parameters, "head.norm"),
         norm_epsilon=config.layer_norm_epsilon,
-        output=linear_from(parameters, "head.output"),
+        output=weights.linear_from(parameters, "head.output"),
     )
 
 

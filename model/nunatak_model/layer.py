@@ -163,11 +163,7 @@ class MixedLayer:
     """Operators that run the parameters of all tasks in one call."""
 
     def shared_relative(self) -> RelativePositions:
-        """The backbone's relative positions.
-
-        Raises:
-            ValueError: the backbone has none.
-        """
+        """The backbone's relative positions."""
         if self.relative is None:
             raise ValueError(f"layer {self.index} was given no relative positions")
         return self.relative
@@ -182,11 +178,7 @@ def mix_layer(
     relative: RelativePositions | None = None,
     kernels: native.TaskKernels = native.NO_TASK_KERNELS,
 ) -> MixedLayer:
-    """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes.
-
-    Raises:
-        NunatakError: `layer_not_held`, `frozen` is None, and a token has no own layer.
-    """
+    """Sort the overrides of a layer by kind. The spans must be in the order of the plan's lanes."""
     changed = tuple((span, it) for span, it in overrides if isinstance(it, ChangedMaps))
     bottleneck = tuple((span, it) for span, it in overrides if isinstance(it, BottleneckLayer))
     own = tuple((span, it.weights) for span, it in overrides if isinstance(it, OwnLayer))

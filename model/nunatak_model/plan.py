@@ -208,11 +208,7 @@ def _rows_at(depth: int, routes: Iterable[_Route]) -> tuple[PlannedRow, ...]:
 
 
 def _stage(
-    begin: int,
-    end: int,
-    routes: Sequence[_Route],
-    before: Layout,
-    input_lengths: Sequence[int],
+    begin: int, end: int, routes: Sequence[_Route], before: Layout, input_lengths: Sequence[int]
 ) -> Stage:
     rows = _rows_at(begin, routes)
     entering = tuple(sorted({route.own.input for route in routes if route.enter == begin}))
@@ -241,10 +237,7 @@ def _layout(rows: tuple[PlannedRow, ...], input_lengths: Sequence[int]) -> Layou
         members = [position for position, _ in group]
         spans.append(
             Segment(
-                lane=lane,
-                branch=branch,
-                begin=offsets[members[0]],
-                end=offsets[members[-1] + 1],
+                lane=lane, branch=branch, begin=offsets[members[0]], end=offsets[members[-1] + 1]
             )
         )
     return Layout(rows=rows, lengths=lengths, offsets=offsets, spans=tuple(spans))

@@ -65,10 +65,6 @@ def read_embedding(
         read: reads its files.
         definition: its `tokenizer.json`.
         settings: its `tokenizer_config.json`; empty without this file.
-
-    Raises:
-        CorruptBackboneError: a file differs from the format of sentence-transformers.
-        UnsupportedBackboneError: the folder needs a computation that is not available here.
     """
     general = json_object(read, SENTENCE_CONFIG)
     if general.get("model_type", EMBEDDER) != EMBEDDER:
@@ -93,13 +89,7 @@ def read_embedding(
 
 
 def read_modules(read: ReadJson) -> list[tuple[str, str]] | None:
-    """The chain of modules as kind and path. The first module is an encoder at the folder's root.
-
-    Raises:
-        CorruptBackboneError: `modules.json` is no list of modules.
-        UnsupportedBackboneError: the first module is no such encoder, or a module is not the
-            library's.
-    """
+    """The chain of modules as kind and path; the first is an encoder at the folder's root."""
     found = read(MODULES)
     if found is None:
         return None
@@ -128,12 +118,7 @@ def read_modules(read: ReadJson) -> list[tuple[str, str]] | None:
 def read_max_tokens(
     read: ReadJson, definition: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> int | None:
-    """The maximum length of a text in tokens, from the encoder's module; None if not set.
-
-    Raises:
-        CorruptBackboneError: a file is no JSON object, or the length is no number.
-        UnsupportedBackboneError: a setting changes the encoder's input.
-    """
+    """The maximum length of a text in tokens, from the encoder's module; None if not set."""
     named = next((name for name in ENCODER_CONFIGS if read(name) is not None), ENCODER_CONFIGS[0])
     module = json_object(read, named)
     for name in CHANGES_READING:
@@ -163,11 +148,7 @@ def read_max_tokens(
 
 
 def check_prompt(general: Mapping[str, Any]) -> None:
-    """Refuse a prompt that sentence-transformers puts before every text.
-
-    Raises:
-        UnsupportedBackboneError: the folder has such a prompt.
-    """
+    """Refuse a prompt that sentence-transformers puts before every text."""
     name = general.get("default_prompt_name")
     prompts: object = general.get("prompts")
     prompt = cast("dict[object, object]", prompts).get(name) if isinstance(prompts, dict) else None
@@ -179,11 +160,7 @@ def check_prompt(general: Mapping[str, Any]) -> None:
 
 
 def json_object(read: ReadJson, name: str) -> Mapping[str, Any]:
-    """Read a JSON object; empty if there is no file.
-
-    Raises:
-        CorruptBackboneError: the file holds something else.
-    """
+    """Read a JSON object; empty if there is no file."""
     found = read(name)
     if found is None:
         return {}

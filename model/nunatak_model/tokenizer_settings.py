@@ -73,9 +73,6 @@ def gives_token_types(config: Mapping[str, Any], settings: Mapping[str, Any]) ->
     Args:
         config: the `config.json`.
         settings: the `tokenizer_config.json`; empty without this file.
-
-    Raises:
-        UnsupportedBackboneError: the class of the tokenizer is unknown.
     """
     named = settings.get("model_input_names")
     if isinstance(named, list):
@@ -99,9 +96,6 @@ def check_settings(
         config: the `config.json`.
         settings: the `tokenizer_config.json`; empty without this file.
         definition: the `tokenizer.json`.
-
-    Raises:
-        UnsupportedBackboneError: there is such a setting.
     """
     _check_truncation(settings, definition)
     tokenizer_class = _class_of(config, settings)
@@ -127,10 +121,6 @@ def definition_of(
 
     Returns:
         Bytes of a `tokenizer.json`; None if the folder has neither file.
-
-    Raises:
-        UnsupportedBackboneError: `vocab.txt` is not all that decides the tokens.
-        CorruptBackboneError: a file is broken.
     """
     stored = read(TOKENIZER)
     if stored is not None:

@@ -33,10 +33,7 @@ class TrunkSource:
 def trunk_source(backbone: Backbone, encoding: Encoding) -> TrunkSource:
     """Return the source of this input's states on this backbone."""
     return TrunkSource(
-        backbone=backbone.digest,
-        dtype=backbone.dtype,
-        device=backbone.device,
-        encoding=encoding,
+        backbone=backbone.digest, dtype=backbone.dtype, device=backbone.device, encoding=encoding
     )
 
 
@@ -120,11 +117,7 @@ class TrunkCache:
         return self._depths.get(source, ())
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return a held state and count a hit. The caller must not write into the state.
-
-        Raises:
-            KeyError: the state is not held.
-        """
+        """Return a held state and count a hit. The caller must not write into the state."""
         state = self._states[source, depth]
         self._states.move_to_end((source, depth))
         self._hits += 1

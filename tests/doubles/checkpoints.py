@@ -12,7 +12,7 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput
 from doubles.backbones import tiny_tokenizer
 from doubles.published import Twin, TwinFactory
 from doubles.tasks import CREATED_AT, MAX_LENGTH, PROBE_INPUTS
-from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
+from nunatak_artifact import LoadedTask, Provenance, draft_task, head_record, load_task
 from nunatak_artifact.interchange import ImportedTask
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.manifest import TaskManifest
@@ -82,9 +82,8 @@ def loaded_task(
         labels = tuple(f"label {index}" for index in range(head.num_labels))
     draft = draft_task(
         "tone",
-        spec=branch.spec,
-        labels=labels,
-        problem_type=problem_type,
+        method=branch.spec.method,
+        head=head_record(head, labels, problem_type),
         parameters=branch.parameters,
         backbone=backbone,
         max_length=MAX_LENGTH,

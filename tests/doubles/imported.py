@@ -8,6 +8,7 @@ from typing import Any
 
 from doubles.serving import running_client
 from doubles.tasks import CREATED_AT
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import ImportChoices, draft_imported, import_folder
 from nunatak_model import Backbone
 from nunatak_registry import Registry
@@ -33,7 +34,7 @@ def answers(
             assert answer.status_code == 200, answer.text
             return answer.json()["outputs"]
 
-    imported = import_folder(folder, backbone, choices=choices)
+    imported = import_folder(Checkpoint(folder), backbone, choices=choices)
     draft = draft_imported("it", imported, backbone, origin="there", created_at=CREATED_AT)
     with tempfile.TemporaryDirectory() as scratch, Registry.open(Path(scratch)) as registry:
         registry.publish(draft.manifest, draft.blobs)

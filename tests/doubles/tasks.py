@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import torch
 from torch import Tensor
 
-from nunatak_artifact import Provenance, draft_task
+from nunatak_artifact import Provenance, draft_task, head_record
 from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.methods import Method, TopK
@@ -47,10 +47,10 @@ def tiny_task(
     spec = spec_of(backbone, method, num_labels=len(labels), kind=kind)
     draft = draft_task(
         task,
-        spec=spec,
-        labels=tuple(labels) if has_labels else (),
-        problem_type=problem_type,
-        thresholds=thresholds,
+        method=spec.method,
+        head=head_record(
+            spec.head, tuple(labels) if has_labels else (), problem_type, thresholds=thresholds
+        ),
         reads=reads,
         parameters=random_parameters(spec, backbone, seed=seed),
         backbone=backbone,

@@ -11,6 +11,7 @@ from doubles.checkpoints import save_checkpoint
 from doubles.published import Twin, TwinFactory
 from doubles.serving import running_client
 from doubles.tasks import CREATED_AT
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import draft_imported, import_folder
 from nunatak_contract.methods import Full, HeadOnly, Method, TopK
 from nunatak_registry import Registry
@@ -34,7 +35,7 @@ async def test_fan_out_over_imported_tasks_answers_as_transformers_does(
     with Registry.open(tmp_path / "registry") as registry:
         for name, method in METHODS.items():
             twins[name] = save_checkpoint(factory, tmp_path / name, method=method)
-            imported = import_folder(tmp_path / name, backbone)
+            imported = import_folder(Checkpoint(tmp_path / name), backbone)
             draft = draft_imported(name, imported, backbone, origin=name, created_at=CREATED_AT)
             registry.publish(draft.manifest, draft.blobs)
         answer = await ask(registry)

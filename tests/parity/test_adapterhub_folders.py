@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from doubles.backbones import Family, tiny_backbone
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import import_adapterhub
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import Bottleneck
@@ -36,7 +37,7 @@ def backbones() -> dict[str, Backbone]:
 
 
 def branch_of(case: str, backbone: Backbone) -> Branch:
-    imported = import_adapterhub(FOLDERS / case, backbone)
+    imported = import_adapterhub(Checkpoint(FOLDERS / case), backbone)
     return build_branch(imported.spec, backbone.config, imported.parameters)
 
 
@@ -78,7 +79,7 @@ def test_the_fixtures_differ_from_their_bare_heads(backbones: dict[str, Backbone
     """Guards the oracle: with adapters that change little, parity would prove nothing."""
     for case in CASES:
         backbone = backbones[case.partition("-")[0]]
-        imported = import_adapterhub(FOLDERS / case, backbone)
+        imported = import_adapterhub(Checkpoint(FOLDERS / case), backbone)
         idle = {
             name: tensor * (0.0 if ".up." in name else 1.0)
             for name, tensor in imported.parameters.items()
@@ -91,22 +92,24 @@ def test_the_fixtures_differ_from_their_bare_heads(backbones: dict[str, Backbone
 
 
 def test_layers_left_out_stay_in_the_trunk(backbones: dict[str, Backbone]) -> None:
-    imported = import_adapterhub(FOLDERS / "bert-houlsby-left-out", backbones["bert"])
+    imported = import_adapterhub(Checkpoint(FOLDERS / "bert-houlsby-left-out"), backbones["bert"])
 
     assert imported.spec.split_depth(backbones["bert"].config) == 1
 
 
 def test_sizes_that_differ_become_the_largest(backbones: dict[str, Backbone]) -> None:
-    imported = import_adapterhub(FOLDERS / "bert-pfeiffer-sizes-by-layer", backbones["bert"])
+    imported = import_adapterhub(
+        Checkpoint(FOLDERS / "bert-pfeiffer-sizes-by-layer"), backbones["bert"]
+    )
 
     assert isinstance(imported.spec.method, Bottleneck)
     assert imported.spec.method.size == 5
 
 
 def test_head_and_labels_match_the_folder(backbones: dict[str, Backbone]) -> None:
-    tags = import_adapterhub(FOLDERS / "roberta-pfeiffer", backbones["roberta"])
-    several = import_adapterhub(FOLDERS / "bert-houlsby-multi-label", backbones["bert"])
-    number = import_adapterhub(FOLDERS / "bert-attention-alone", backbones["bert"])
+    tags = import_adapterhub(Checkpoint(FOLDERS / "roberta-pfeiffer"), backbones["roberta"])
+    several = import_adapterhub(Checkpoint(FOLDERS / "bert-houlsby-multi-label"), backbones["bert"])
+    number = import_adapterhub(Checkpoint(FOLDERS / "bert-attention-alone"), backbones["bert"])
 
     assert tags.spec.head.kind is HeadKind.TOKEN_CLASSIFICATION
     assert tags.labels == ("label 0", "label 1", "label 2", "label 3")

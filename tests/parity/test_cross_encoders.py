@@ -17,6 +17,7 @@ from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from doubles.sentence_folders import edit
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import (
     ImportChoices,
     export_transformers,
@@ -105,7 +106,7 @@ def test_an_exported_ranking_ranks_there_as_here(
     folder = saved(factory, tmp_path / "it", release=6, activation=activation)
     query = {"query": QUERY, "documents": DOCUMENTS}
     task = loaded_task(factory.backbone, TopK(num_layers=1), kind=HeadKind.RANKING)
-    score = import_transformers(folder, factory.backbone).score
+    score = import_transformers(Checkpoint(folder), factory.backbone).score
     head = task.manifest.head.model_copy(update={"score": score})
     exported = tmp_path / "exported"
 
@@ -120,10 +121,10 @@ def test_an_exported_ranking_ranks_there_as_here(
 def test_the_longest_pair_matches_the_folder(factory: TwinFactory, tmp_path: Path) -> None:
     folder = saved(factory, tmp_path / "it", release=6, activation=SIGMOID)
     edit(folder / "tokenizer_config.json", {"model_max_length": 30})
-    assert import_transformers(folder, factory.backbone).max_length == 30
+    assert import_transformers(Checkpoint(folder), factory.backbone).max_length == 30
 
     edit(folder / "sentence_bert_config.json", {"max_seq_length": 20})
-    assert import_transformers(folder, factory.backbone).max_length == 20
+    assert import_transformers(Checkpoint(folder), factory.backbone).max_length == 20
     (ours,) = answers(folder, factory.backbone, [{"query": QUERY, "documents": DOCUMENTS}])
     check_rank(folder, ours)
 
@@ -186,7 +187,7 @@ def test_what_scores_otherwise_is_refused_by_name(
     edit(folder / file, changes)
 
     with raises("unsupported_import", match=named):
-        import_transformers(folder, factory.backbone)
+        import_transformers(Checkpoint(folder), factory.backbone)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_the_caller_may_take_a_cross_encoder_as_a_classifier(
 ) -> None:
     folder = saved(factory, tmp_path / "it", release=4, activation=SIGMOID)
 
-    imported = import_transformers(folder, factory.backbone, choices)
+    imported = import_transformers(Checkpoint(folder), factory.backbone, choices)
 
     assert imported.spec.head.kind is HeadKind.SEQUENCE_CLASSIFICATION
     assert imported.problem_type is (choices.problem_type or ProblemType.MULTI_LABEL)
@@ -212,4 +213,6 @@ def test_a_ranking_of_several_logits_is_refused(factory: TwinFactory, tmp_path: 
     save_checkpoint(factory, tmp_path)
 
     with raises("unsupported_import", match="3 logits"):
-        import_transformers(tmp_path, factory.backbone, ImportChoices(logit_use=LogitUse.RANKING))
+        import_transformers(
+            Checkpoint(tmp_path), factory.backbone, ImportChoices(logit_use=LogitUse.RANKING)
+        )

@@ -28,6 +28,7 @@ from doubles.checkpoints import logits as answer_of
 from doubles.peft_folders import PeftBase, id2label, logits_of, save
 from doubles.published import AUTO_CLASSES, TwinFactory
 from doubles.published_names import PEFT_TARGETS
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import (
     ImportChoices,
     export_peft,
@@ -135,7 +136,7 @@ def test_a_saved_model_answers_alike_imported_and_exported_back(
     choices = ImportChoices(logit_use=LogitUse.RANKING if saved.kind is RANKING else None)
     expected = [twin.expected(it) for it in texts]
 
-    imported = import_folder(tmp_path / "theirs", backbone, choices=choices)
+    imported = import_folder(Checkpoint(tmp_path / "theirs"), backbone, choices=choices)
     branch = branch_of(imported, backbone)
     task = loaded_task(backbone, branch, labels=imported.labels, problem_type=imported.problem_type)
     export_transformers(task, tmp_path / "ours", backbone)
@@ -168,7 +169,7 @@ def test_an_adapter_answers_alike_imported_and_exported_back(
     save(base.train(config, num_labels=3), tmp_path / "theirs", meaning=meaning)
     expected = answers_in_peft(base, tmp_path / "theirs", texts)
 
-    imported = import_folder(tmp_path / "theirs", base.backbone, choices=ANY_BASE)
+    imported = import_folder(Checkpoint(tmp_path / "theirs"), base.backbone, choices=ANY_BASE)
     branch = branch_of(imported, base.backbone)
     export_peft(loaded_task(base.backbone, branch), tmp_path / "ours", base.backbone)
 
@@ -294,11 +295,11 @@ def test_a_checkpoint_that_would_answer_otherwise_is_refused_with_what_to_do(
 ) -> None:
     family, writer, change, code, advice = REFUSED[name]
     folder, backbone = sound(tmp_path, family, writer)
-    import_folder(folder, backbone, choices=ANY_BASE)
+    import_folder(Checkpoint(folder), backbone, choices=ANY_BASE)
     change(folder)
 
     with pytest.raises(NunatakError) as caught:
-        import_folder(folder, backbone, choices=ANY_BASE)
+        import_folder(Checkpoint(folder), backbone, choices=ANY_BASE)
 
     assert caught.value.code == code
     assert advice in str(caught.value)

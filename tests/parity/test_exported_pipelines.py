@@ -12,6 +12,7 @@ from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.tasks import CREATED_AT
 from nunatak_artifact import load_task
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import draft_imported, export_transformers, import_folder
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.manifest import TaskManifest
@@ -36,7 +37,7 @@ def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
 
 
 def exported(folder: Path, backbone: Backbone, target: Path) -> Path:
-    imported = import_folder(folder, backbone)
+    imported = import_folder(Checkpoint(folder), backbone)
     draft = draft_imported("it", imported, backbone, origin="there", created_at=CREATED_AT)
     manifest = TaskManifest(**draft.manifest.model_dump(), version=1)
     task = load_task(manifest, draft.blobs["parameters"], backbone)

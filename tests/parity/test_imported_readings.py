@@ -15,6 +15,7 @@ from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from doubles.sentence_folders import edit
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import ImportChoices, import_transformers
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.methods import TopK
@@ -104,7 +105,7 @@ def test_pairs_have_the_token_types_that_the_tokenizer_gives(
     assert (backbone.digest == factory.backbone.digest) == gives_types
     if not gives_types:
         with raises("foreign_backbone", match="gives none to the texts of a pair"):
-            import_transformers(tmp_path / "tuned", factory.backbone)
+            import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)
 
 
 def test_a_tokenizer_class_that_is_not_known_is_refused(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_a_setting_that_contradicts_the_tokenizer_is_refused(
     edit(base / "tokenizer_config.json", settings)
 
     with raises("unsupported_import", match=named):
-        import_transformers(tmp_path / "tuned", factory.backbone)
+        import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)
     with pytest.raises(UnsupportedBackboneError, match=named):
         load_backbone(base)
 

@@ -24,6 +24,7 @@ from doubles.checkpoints import (
 from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import (
     export_transformers,
     import_transformers,
@@ -73,13 +74,16 @@ def test_every_variant_answers_alike_imported_and_exported_back(
         there, back = tmp_path / f"{kind}", tmp_path / f"{kind}-back"
         twin = save_checkpoint(factory, there, method=TopK(num_layers=1), kind=kind)
 
-        imported = import_transformers(there, backbone)
+        imported = import_transformers(Checkpoint(there), backbone)
         branch = branch_of(imported, backbone)
         export_transformers(loaded_task(backbone, branch), back, backbone)
         model = auto_class.from_pretrained(back).eval()
 
         assert imported.spec == twin.branch.spec
-        assert import_transformers(back, load_backbone(factory.folder)).spec == imported.spec
+        assert (
+            import_transformers(Checkpoint(back), load_backbone(factory.folder)).spec
+            == imported.spec
+        )
         for encoding in encodings(backbone):
             expected = twin.expected(encoding)
             for found in (logits(backbone, branch, encoding), published_logits(model, encoding)):
@@ -110,4 +114,4 @@ def test_an_encoder_that_is_computed_otherwise_is_another_backbone(tmp_path: Pat
     path.write_text(json.dumps({**json.loads(path.read_text()), "local_attention": 4}))
 
     with raises("foreign_backbone", match="its reach is 2, the backbone's is 4"):
-        import_transformers(tmp_path / "tuned", factory.backbone)
+        import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)

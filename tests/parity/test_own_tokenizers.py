@@ -12,6 +12,7 @@ from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from doubles.trained_tokenizers import TokenizerFamily, published
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import import_transformers
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import HeadOnly, TopK
@@ -61,12 +62,12 @@ def test_a_model_with_added_tokens_is_imported_on_its_own_folder(tmp_path: Path)
     assert added == had + 2
 
     with raises("unsupported_import", match=re.escape(ADVICE)) as refused:
-        import_transformers(tuned, base.backbone)
+        import_transformers(Checkpoint(tuned), base.backbone)
     own = load_backbone(tuned)
 
     assert f"have {added} tokens" in str(refused.value)
     assert f"have {had} (tokens were added" in str(refused.value)
-    assert isinstance(import_transformers(tuned, own).spec.method, HeadOnly)
+    assert isinstance(import_transformers(Checkpoint(tuned), own).spec.method, HeadOnly)
     check_scores(tuned, answers(tuned, own, TEXTS))
 
 
@@ -86,12 +87,12 @@ def test_a_model_that_reads_a_first_space_is_imported_on_a_base_that_does(
     spaced.save_pretrained(copied)
 
     with raises("unsupported_import", match="add_prefix_space") as refused:
-        import_transformers(tuned, base.backbone)
+        import_transformers(Checkpoint(tuned), base.backbone)
     copy, own = load_backbone(copied), load_backbone(tuned)
 
     assert ADVICE in str(refused.value)
     assert "copy of the backbone's folder" in str(refused.value)
-    assert import_transformers(tuned, copy).spec.method == TopK(num_layers=1)
+    assert import_transformers(Checkpoint(tuned), copy).spec.method == TopK(num_layers=1)
     parameters: dict[str, object] | None = {"ignore_labels": []} if kind.reads_tokens else None
     check = check_tokens if kind.reads_tokens else check_scores
     for backbone in (copy, own):

@@ -17,8 +17,9 @@ from doubles.published_names import PEFT_TARGETS
 from doubles.refusals import raises
 from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import CREATED_AT
-from nunatak_artifact import LoadedTask, Provenance, draft_task, load_task
+from nunatak_artifact import LoadedTask, Provenance, draft_task, head_record, load_task
 from nunatak_artifact.backbones import add_backbone
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import (
     HuggingFaceHub,
     ImportChoices,
@@ -145,12 +146,11 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeftBase]:
 
 def loaded(imported: ImportedTask, backbone: Backbone) -> LoadedTask:
     """The task in the form of a server, made from manifest and bytes."""
+    head = imported.spec.head
     draft = draft_task(
         "tone",
-        spec=imported.spec,
-        labels=imported.labels,
-        problem_type=imported.problem_type,
-        score=imported.score,
+        method=imported.spec.method,
+        head=head_record(head, imported.labels, imported.problem_type, imported.score),
         parameters=imported.parameters,
         backbone=backbone,
         max_length=32,
@@ -216,13 +216,13 @@ def test_an_adapter_answers_alike_in_peft_imported_and_exported_back(
         assume(condition=False)  # an adapter without modules, or one that peft itself cannot load
         raise
 
-    task = loaded(import_peft(folder / "theirs", base.backbone), base.backbone)
+    task = loaded(import_peft(Checkpoint(folder / "theirs"), base.backbone), base.backbone)
     export_peft(task, folder / "ours", base.backbone)
     back = base.load(folder / "ours", task_type, num_labels)
 
     assert difference(task, base.backbone, theirs) <= TOLERANCE
     assert difference(task, base.backbone, back) <= TOLERANCE
-    again = import_peft(folder / "ours", base.backbone)
+    again = import_peft(Checkpoint(folder / "ours"), base.backbone)
     assert again.labels == task.manifest.head.labels
     assert again.problem_type == task.manifest.head.problem_type
 
@@ -237,14 +237,14 @@ def test_scales_answer_alike_in_peft_imported_and_exported_back(
     save(base.train(config, num_labels=3, seed=1), tmp_path / "theirs", meaning=id2label(3))
     theirs = base.load(tmp_path / "theirs", "SEQ_CLS", 3)
 
-    task = loaded(import_peft(tmp_path / "theirs", base.backbone), base.backbone)
+    task = loaded(import_peft(Checkpoint(tmp_path / "theirs"), base.backbone), base.backbone)
     export_peft(task, tmp_path / "ours", base.backbone)
     back = base.load(tmp_path / "ours", "SEQ_CLS", 3)
 
     assert isinstance(task.branch.spec.method, Ia3)
     assert difference(task, base.backbone, theirs) <= TOLERANCE
     assert difference(task, base.backbone, back) <= TOLERANCE
-    again = import_peft(tmp_path / "ours", base.backbone)
+    again = import_peft(Checkpoint(tmp_path / "ours"), base.backbone)
     assert again.spec == task.branch.spec
     assert again.parameters.keys() == task.branch.parameters.keys()
     for part, tensor in again.parameters.items():
@@ -278,14 +278,14 @@ def test_every_map_of_every_family_answers_alike_in_peft_imported_and_exported_b
     save(base.train(config, num_labels=num_labels), tmp_path / "theirs", meaning=meaning)
     theirs = base.load(tmp_path / "theirs", kind, num_labels)
 
-    task = loaded(import_peft(tmp_path / "theirs", base.backbone), base.backbone)
+    task = loaded(import_peft(Checkpoint(tmp_path / "theirs"), base.backbone), base.backbone)
     export_peft(task, tmp_path / "ours", base.backbone)
     back = base.load(tmp_path / "ours", kind, num_labels)
 
     assert isinstance(task.branch.spec.method, Lora if method == "lora" else Ia3)
     assert difference(task, base.backbone, theirs) <= TOLERANCE
     assert difference(task, base.backbone, back) <= TOLERANCE
-    assert import_peft(tmp_path / "ours", base.backbone).spec == task.branch.spec
+    assert import_peft(Checkpoint(tmp_path / "ours"), base.backbone).spec == task.branch.spec
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -305,7 +305,7 @@ def test_all_linear_maps_are_adapted_exactly(
     save(base.train(config, num_labels=3), tmp_path / "it", meaning=meaning)
     theirs = base.load(tmp_path / "it", "SEQ_CLS", 3)
 
-    task = loaded(import_peft(tmp_path / "it", base.backbone), base.backbone)
+    task = loaded(import_peft(Checkpoint(tmp_path / "it"), base.backbone), base.backbone)
 
     assert difference(task, base.backbone, theirs) <= TOLERANCE
 
@@ -317,7 +317,9 @@ def test_the_oracle_of_scales_sees_a_scale_that_is_left_out(
     base, (targets, at_input) = bases["bert"], IA3["paper"]
     config = IA3Config(task_type="SEQ_CLS", target_modules=targets, feedforward_modules=at_input)
     adapted = base.train(config, num_labels=3, seed=1)
-    imported = import_peft(save(adapted, tmp_path / "it", meaning=id2label(3)), base.backbone)
+    imported = import_peft(
+        Checkpoint(save(adapted, tmp_path / "it", meaning=id2label(3))), base.backbone
+    )
 
     for map_name in ("key", "value", "feedforward_out"):
         planted = {
@@ -344,7 +346,7 @@ def test_scales_that_do_not_fit_their_settings_are_refused(
     edit_json(folder / "adapter_config.json", changes)
 
     with raises(code, match=named):
-        import_peft(folder, base.backbone)
+        import_peft(Checkpoint(folder), base.backbone)
 
 
 def test_scales_of_another_width_are_of_another_backbone(
@@ -357,7 +359,7 @@ def test_scales_of_another_width_are_of_another_backbone(
     edit_tensors(folder / "adapter_model.safetensors", {name: torch.ones(7, 1)})
 
     with raises("tensor_mismatch", match=r"ia3_l is \[7, 1\], expected \[32, 1\]"):
-        import_peft(folder, base.backbone)
+        import_peft(Checkpoint(folder), base.backbone)
 
 
 @pytest.mark.parametrize("kernels", ["cpu", "grouped"])
@@ -373,7 +375,7 @@ def test_large_ranks_equal_peft_in_one_batch_with_small_ones(
         config = LoraConfig(task_type="SEQ_CLS", r=rank, lora_alpha=8, target_modules="all-linear")
         theirs = base.train(config, num_labels=3, seed=number)
         folder = save(theirs, tmp_path / str(number), meaning=id2label(3))
-        task = loaded(import_peft(folder, base.backbone), base.backbone)
+        task = loaded(import_peft(Checkpoint(folder), base.backbone), base.backbone)
         adapted.append((convert_branch(task.branch, served), theirs))
     pairs = [(encoding, *task) for encoding in ENCODINGS for task in adapted]
 
@@ -397,9 +399,9 @@ def test_a_ranking_comes_back_with_its_score(
     key = {} if activation is None else {"activation_fn": activation}
     save(adapted, tmp_path / "theirs", meaning={"sentence_transformers": key})
 
-    imported = import_peft(tmp_path / "theirs", base.backbone)
+    imported = import_peft(Checkpoint(tmp_path / "theirs"), base.backbone)
     export_peft(loaded(imported, base.backbone), tmp_path / "ours", base.backbone)
-    again = import_peft(tmp_path / "ours", base.backbone)
+    again = import_peft(Checkpoint(tmp_path / "ours"), base.backbone)
 
     assert imported.spec.head.kind is HeadKind.RANKING
     assert (imported.score, again.score) == (score, score)
@@ -414,10 +416,13 @@ def test_one_logit_is_of_a_label_unless_the_folder_says_a_number(
         LoraConfig(task_type="SEQ_CLS", target_modules=["query"]), num_labels=1, seed=1
     )
     folder = save(adapted, tmp_path / "theirs", meaning=id2label(1))
-    assert import_peft(folder, base.backbone).problem_type is ProblemType.MULTI_LABEL
+    assert import_peft(Checkpoint(folder), base.backbone).problem_type is ProblemType.MULTI_LABEL
 
     number = ImportChoices(problem_type=ProblemType.REGRESSION)
-    assert import_peft(folder, base.backbone, number).problem_type is ProblemType.REGRESSION
+    assert (
+        import_peft(Checkpoint(folder), base.backbone, number).problem_type
+        is ProblemType.REGRESSION
+    )
 
 
 def test_question_answering_on_token_types_that_peft_drops_is_refused(
@@ -432,7 +437,7 @@ def test_question_answering_on_token_types_that_peft_drops_is_refused(
     assert torch.equal(logits_of(adapted, pair), logits_of(adapted, plain)), "peft reads types"
 
     with raises("unsupported_import", match="token types"):
-        import_peft(folder, base.backbone)
+        import_peft(Checkpoint(folder), base.backbone)
     task = loaded_task(
         base.backbone,
         Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
@@ -451,12 +456,14 @@ def test_an_adapter_of_another_base_is_taken_only_if_the_caller_says_so(
         LoraConfig(task_type="SEQ_CLS", target_modules=["query"]), num_labels=2, seed=1
     )
     folder = save(adapted, tmp_path / "theirs", meaning=id2label(2))
-    assert import_folder(folder, base.backbone).base == str(base.folder)
+    assert import_folder(Checkpoint(folder), base.backbone).base == str(base.folder)
 
     edit_json(folder / "adapter_config.json", {"base_model_name_or_path": named})
     with raises("foreign_backbone", match="--allow-other-base"):
-        import_folder(folder, base.backbone)
-    imported = import_folder(folder, base.backbone, choices=ImportChoices(allows_other_base=True))
+        import_folder(Checkpoint(folder), base.backbone)
+    imported = import_folder(
+        Checkpoint(folder), base.backbone, choices=ImportChoices(allows_other_base=True)
+    )
     draft = draft_imported("tone", imported, base.backbone, origin="theirs", created_at=CREATED_AT)
     assert (named or "no base named") in draft.manifest.note
 
@@ -474,10 +481,12 @@ def test_a_base_is_known_by_the_checkpoint_that_the_backbone_was_added_from(
     added = load_backbone("mine")
 
     assert (added.name, added.source) == ("mine", base.folder.name)
-    assert import_folder(folder, added).base == str(base.folder)
+    assert import_folder(Checkpoint(folder), added).base == str(base.folder)
     with raises("foreign_backbone", match="--allow-other-base"):
-        import_folder(folder, replace(added, source="another"))
-    assert import_folder(folder, replace(added, source=f"acme/{base.folder.name}@abc")).base
+        import_folder(Checkpoint(folder), replace(added, source="another"))
+    assert import_folder(
+        Checkpoint(folder), replace(added, source=f"acme/{base.folder.name}@abc")
+    ).base
 
 
 @pytest.mark.parametrize(
@@ -493,4 +502,7 @@ def test_a_base_is_known_by_the_last_part_of_its_name(
     folder = save(adapted, tmp_path / "theirs", meaning=id2label(2))
     edit_json(folder / "adapter_config.json", {"base_model_name_or_path": named})
 
-    assert import_folder(folder, replace(base.backbone, name="other/base-model")).base == named
+    assert (
+        import_folder(Checkpoint(folder), replace(base.backbone, name="other/base-model")).base
+        == named
+    )

@@ -12,6 +12,7 @@ from doubles.adapter_folders import edit_json
 from doubles.backbones import Family, save_tiny_backbone
 from doubles.peft_folders import PeftBase, id2label, logits_of, save
 from doubles.refusals import raises
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import import_peft
 from nunatak_artifact.interchange.peft_config import MERGED, NATIVE, PROMPTS
 from nunatak_contract.methods import Full, Ia3, Lora, TopK
@@ -83,7 +84,7 @@ def trained(base: PeftBase, folder: Path, config: Any) -> torch.nn.Module:  # no
 
 
 def difference(folder: Path, backbone: Backbone, theirs: torch.nn.Module) -> float:
-    imported = import_peft(folder, backbone)
+    imported = import_peft(Checkpoint(folder), backbone)
     branch = build_branch(imported.spec, backbone.config, imported.parameters)
     with torch.inference_mode():
         answers = forward(backbone, [Row(encoding=it, branch=branch) for it in ENCODINGS])
@@ -103,7 +104,7 @@ def test_a_merged_method_answers_as_in_peft(base: PeftBase, tmp_path: Path, name
     theirs = trained(base, tmp_path, METHODS[name]())
 
     assert difference(tmp_path, base.backbone, theirs) <= TOLERANCE
-    imported = import_peft(tmp_path, base.backbone)
+    imported = import_peft(Checkpoint(tmp_path), base.backbone)
     assert isinstance(imported.spec.method, TopK | Full)
     assert f"peft {MERGED[name]} folder, merged: " in imported.source
 
@@ -116,7 +117,7 @@ def test_a_variant_of_a_native_method_answers_as_in_peft(
     theirs = trained(base, tmp_path, VARIANTS[name]())
 
     assert difference(tmp_path, base.backbone, theirs) <= TOLERANCE
-    assert isinstance(import_peft(tmp_path, base.backbone).spec.method, TopK | Full)
+    assert isinstance(import_peft(Checkpoint(tmp_path), base.backbone).spec.method, TopK | Full)
 
 
 def test_layers_below_the_lowest_changed_one_stay_shared_and_the_cost_is_shown(
@@ -124,7 +125,7 @@ def test_layers_below_the_lowest_changed_one_stay_shared_and_the_cost_is_shown(
 ) -> None:
     trained(bert, tmp_path, VARIANTS["upper-dora"]())
 
-    imported = import_peft(tmp_path, bert.backbone)
+    imported = import_peft(Checkpoint(tmp_path), bert.backbone)
 
     assert imported.spec.method == TopK(num_layers=2)
     assert "peft LoRA folder, merged: 2 of 4 layers its own, 0 MB, " in imported.source
@@ -134,8 +135,8 @@ def test_plain_adapters_stay_adapters(bert: PeftBase, tmp_path: Path) -> None:
     trained(bert, tmp_path / "lora", peft.LoraConfig(target_modules=DENSE, use_rslora=True))
     trained(bert, tmp_path / "ia3", peft.IA3Config(target_modules=["key"], feedforward_modules=[]))
 
-    assert isinstance(import_peft(tmp_path / "lora", bert.backbone).spec.method, Lora)
-    assert isinstance(import_peft(tmp_path / "ia3", bert.backbone).spec.method, Ia3)
+    assert isinstance(import_peft(Checkpoint(tmp_path / "lora"), bert.backbone).spec.method, Lora)
+    assert isinstance(import_peft(Checkpoint(tmp_path / "ia3"), bert.backbone).spec.method, Ia3)
 
 
 def test_an_adapter_of_the_embeddings_owns_them(bert: PeftBase, tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_an_adapter_of_the_embeddings_owns_them(bert: PeftBase, tmp_path: Path) 
     theirs = trained(bert, tmp_path, config)
 
     assert difference(tmp_path, bert.backbone, theirs) <= TOLERANCE
-    imported = import_peft(tmp_path, bert.backbone)
+    imported = import_peft(Checkpoint(tmp_path), bert.backbone)
     assert imported.spec.method == Full()
     assert "merged: 4 of 4 layers and the embeddings its own" in imported.source
 
@@ -157,7 +158,7 @@ def test_trained_prompts_are_refused_with_what_to_do(
     with raises(
         "unsupported_import", match=f"{kind}, which puts .* train the task again with LoRA"
     ):
-        import_peft(tmp_path, bert.backbone)
+        import_peft(Checkpoint(tmp_path), bert.backbone)
 
 
 @pytest.mark.parametrize("kind", sorted({it.value for it in peft.PeftType}))
@@ -171,7 +172,7 @@ def test_every_method_of_peft_is_imported_or_refused_by_name(
     )
 
     with raises("unsupported_import", match=kind):
-        import_peft(tmp_path, bert.backbone)
+        import_peft(Checkpoint(tmp_path), bert.backbone)
 
 
 SPLIT: dict[str, tuple[Family, Make]] = {
@@ -215,7 +216,7 @@ def test_adapters_of_split_maps_answer_as_in_peft(tmp_path: Path, name: str) -> 
     theirs = trained(base, tmp_path / "it", make())
 
     assert difference(tmp_path / "it", base.backbone, theirs) <= TOLERANCE
-    method = import_peft(tmp_path / "it", base.backbone).spec.method
+    method = import_peft(Checkpoint(tmp_path / "it"), base.backbone).spec.method
     assert isinstance(method, Lora | Ia3 if name in SPLIT else TopK)
 
 
@@ -243,8 +244,8 @@ def test_the_pooling_of_the_base_decides_the_answers(
     theirs = base.load(tmp_path / "it", "SEQ_CLS", 3)
 
     assert difference(tmp_path / "it", base.backbone, theirs) <= TOLERANCE
-    assert isinstance(import_peft(tmp_path / "it", base.backbone).spec.method, Lora)
+    assert isinstance(import_peft(Checkpoint(tmp_path / "it"), base.backbone).spec.method, Lora)
 
     edit_json(tmp_path / "it" / "config.json", {"classifier_pooling": None})
     with raises("unsupported_import", match="classifier_pooling"):
-        import_peft(tmp_path / "it", base.backbone)
+        import_peft(Checkpoint(tmp_path / "it"), base.backbone)

@@ -13,6 +13,7 @@ from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import import_transformers
 from nunatak_contract.methods import TopK
 from nunatak_model import TextInput, UnsupportedBackboneError, load_backbone
@@ -137,7 +138,7 @@ def test_tokens_outside_the_vocabulary_are_refused_with_advice(
     with pytest.raises(UnsupportedBackboneError, match=named) as refused:
         load_backbone(folder)
     with raises("unsupported_import", match=named):
-        import_transformers(tuned, factory.backbone)
+        import_transformers(Checkpoint(tuned), factory.backbone)
 
     assert "save_pretrained" in str(refused.value)
 
@@ -162,6 +163,6 @@ def test_a_folder_with_neither_says_how_to_get_a_tokenizer(
     (roberta / "tokenizer.json").rename(roberta / "vocab.json")
 
     with raises("invalid_folder", match="save_pretrained"):
-        import_transformers(tmp_path / "tuned", factory.backbone)
+        import_transformers(Checkpoint(tmp_path / "tuned"), factory.backbone)
     with pytest.raises(UnsupportedBackboneError, match="save_pretrained"):
         load_backbone(roberta)

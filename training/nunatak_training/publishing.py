@@ -78,11 +78,14 @@ def draft_trained(
     recipe = trained.recipe
     return draft_task(
         task,
-        spec=trained.spec,
-        labels=trained.data.labels,
-        problem_type=trained.data.kind.problem_type,
-        default_label=default_label_of(trained.data, recipe),
-        thresholds=trained.thresholds,
+        method=trained.spec.method,
+        head=head_record(
+            trained.spec.head,
+            trained.data.labels,
+            trained.data.kind.problem_type,
+            default_label=default_label_of(trained.data, recipe),
+            thresholds=trained.thresholds,
+        ),
         reads=reads_of(trained.data),
         on_long=recipe.on_long,
         parameters=trained.parameters,

@@ -1,8 +1,8 @@
 """Exchange with other programs: import of their folders, and export of our tasks."""
 
+from nunatak_artifact.checkpoint import Checkpoint, check_new
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
-from nunatak_artifact.interchange.compatibility import ImportChoices, ImportedTask
-from nunatak_artifact.interchange.folders import check_new
+from nunatak_artifact.interchange.checks import ImportChoices, ImportedTask
 from nunatak_artifact.interchange.hub import (
     HuggingFaceHub,
     draft_pulled,
@@ -12,11 +12,7 @@ from nunatak_artifact.interchange.hub import (
     read_hub_folder,
     write_hub_folder,
 )
-from nunatak_artifact.interchange.importing import (
-    draft_imported,
-    import_folder,
-    kind_of,
-)
+from nunatak_artifact.interchange.importing import draft_imported, import_folder, kind_of
 from nunatak_artifact.interchange.peft_export import export_peft
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_export import (
@@ -27,6 +23,7 @@ from nunatak_artifact.interchange.transformers_export import (
 from nunatak_artifact.interchange.transformers_import import import_transformers
 
 __all__ = [
+    "Checkpoint",
     "HuggingFaceHub",
     "ImportChoices",
     "ImportedTask",

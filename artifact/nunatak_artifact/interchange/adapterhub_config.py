@@ -6,13 +6,11 @@ is on is refused.
 """
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, NonNegativeInt
 
-from nunatak_artifact.interchange.folders import read_model
-from nunatak_artifact.reference import refusal
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_contract.enums import Activation
 from nunatak_contract.errors import NunatakError
 
@@ -114,31 +112,27 @@ class HeadFile(BaseModel):
     label2id: dict[str, NonNegativeInt] | None = None
 
 
-def read_bottleneck(folder: Path, file: AdapterFile) -> BottleneckConfig:
-    """Read the bottleneck configuration that we can reproduce exactly.
-
-    Raises:
-        NunatakError: `invalid_folder`, the file is no configuration.
-        NunatakError: `unsupported_import`, the configuration has another method, or uses a refused
-            feature.
-    """
+def read_bottleneck(checkpoint: Checkpoint, file: AdapterFile) -> BottleneckConfig:
+    """Read the bottleneck configuration that we can reproduce exactly."""
     architecture = file.config.get("architecture")
     if architecture is not None:
-        raise unsupported(folder, f"it is an adapter of architecture {str(architecture)[:80]!r}")
-    config = read_model(folder, CONFIG_FILE, _ConfigOnly).config
+        raise unsupported(
+            checkpoint, f"it is an adapter of architecture {str(architecture)[:80]!r}"
+        )
+    config = checkpoint.parsed(CONFIG_FILE, _ConfigOnly).config
     for name, value in (config.__pydantic_extra__ or {}).items():
         if value and name not in TRAINING_ALONE:
             found = REFUSED.get(name, f"the unknown setting {name} = {str(value)[:80]!r}")
-            raise unsupported(folder, f"it uses {found}")
+            raise unsupported(checkpoint, f"it uses {found}")
     if config.non_linearity.lower() not in ACTIVATIONS:
-        raise unsupported(folder, f"its non-linearity is {config.non_linearity[:80]!r}")
+        raise unsupported(checkpoint, f"its non-linearity is {config.non_linearity[:80]!r}")
     if isinstance(config.scaling, str) and config.scaling not in set(Scaling):
-        raise unsupported(folder, f"its scaling is {config.scaling[:80]!r}")
+        raise unsupported(checkpoint, f"its scaling is {config.scaling[:80]!r}")
     # If the adapter reads the block alone, the residual setting has no effect.
     residuals = (True,) if config.original_ln_before else (True, False)
     if config.residual_before_ln not in residuals or not config.original_ln_after:
         raise unsupported(
-            folder,
+            checkpoint,
             "its norms and residuals have another place than Houlsby's or Pfeiffer's "
             f"(residual_before_ln={config.residual_before_ln!r}, "
             f"original_ln_after={config.original_ln_after})",
@@ -146,29 +140,22 @@ def read_bottleneck(folder: Path, file: AdapterFile) -> BottleneckConfig:
     return config
 
 
-def size_at(folder: Path, config: BottleneckConfig, layer: int, width: int) -> int:
-    """The width of the bottleneck at a layer.
-
-    Raises:
-        NunatakError: `invalid_folder`, the configuration gives no width.
-    """
+def size_at(checkpoint: Checkpoint, config: BottleneckConfig, layer: int, width: int) -> int:
+    """The width of the bottleneck at a layer."""
     factor = config.reduction_factor
     if isinstance(factor, dict):
         found = factor.get(str(layer), factor.get("default"))
         if found is None:
-            raise NunatakError(
-                "invalid_folder",
-                folder=folder.name,
-                reason=f"its reduction_factor names neither layer {layer} nor a default",
+            raise checkpoint.invalid(
+                f"its reduction_factor names neither layer {layer} nor a default"
             )
         factor = found
     return max(1, int(width // factor))
 
 
-def unsupported(folder: Path, found: str) -> NunatakError:
+def unsupported(checkpoint: Checkpoint, found: str) -> NunatakError:
     """A refusal that lists the supported settings."""
-    return refusal(
-        folder,
+    return checkpoint.refuse(
         found,
         "expected a bottleneck adapter of Houlsby's or Pfeiffer's kind (double_seq_bn, seq_bn)",
     )

@@ -14,52 +14,15 @@ multiplied into `up`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_artifact.interchange.adapterhub_config import (
-    ACTIVATIONS,
-    CONFIG_FILE,
-    HEAD_FILE,
-    HEAD_STEM,
-    WEIGHTS_STEM,
-    AdapterFile,
-    BottleneckConfig,
-    FlexibleHead,
-    HeadFile,
-    Scaling,
-    read_bottleneck,
-    size_at,
-)
-from nunatak_artifact.interchange.compatibility import (
-    AS_THE_FOLDER_SAYS,
-    ImportChoices,
-    ImportedTask,
-    check_reading,
-    foreign,
-    read_settings,
-)
-from nunatak_artifact.interchange.folders import (
-    check_tensors,
-    labels_in_order,
-    problem_type_of,
-    read_max_length,
-    read_model,
-    read_model_config,
-    read_problem_type,
-    read_weights,
-)
-from nunatak_artifact.interchange.transformers_layout import (
-    FAMILIES,
-    Family,
-    head_names,
-    head_spec,
-    kind_of_class,
-)
-from nunatak_artifact.reference import refusal
+from nunatak_artifact.checkpoint import Checkpoint
+from nunatak_artifact.interchange import adapterhub_config as files
+from nunatak_artifact.interchange import checks
+from nunatak_artifact.interchange import transformers_layout as layout
 from nunatak_contract.enums import (
     AdaptedBlocks,
     AdapterInput,
@@ -68,7 +31,6 @@ from nunatak_contract.enums import (
     Pooling,
     ProblemType,
 )
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Bottleneck, HeadOnly
 from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
 from nunatak_model.architectures import bert
@@ -104,20 +66,14 @@ class ImportedHead:
 
 
 def flexible_head(
-    folder: Path,
-    head: FlexibleHead,
+    checkpoint: Checkpoint,
+    head: files.FlexibleHead,
     name: str,
     tensors: Mapping[str, Tensor],
     backbone: Backbone,
 ) -> ImportedHead:
-    """Read the head of a model class of `adapters`.
-
-    Raises:
-        NunatakError: `unsupported_import`, `HeadSpec` cannot describe the head.
-        NunatakError: `tensor_mismatch`, the tensors do not fit the configuration.
-        NunatakError: `foreign_backbone`, the head reads a pooler that the backbone does not have.
-    """
-    spec = _spec(folder, head)
+    """Read the head of a model class of `adapters`."""
+    spec = _spec(checkpoint, head)
     positions = {OUTPUT: FIRST_LINEAR}
     if head.layers == 2:
         positions = {OUTPUT: SECOND_LINEAR, DENSE: FIRST_LINEAR}
@@ -126,7 +82,7 @@ def flexible_head(
         for ours, position in positions.items()
         for part in ("weight", "bias")
     }
-    parameters = _head_parameters(folder, spec, names, tensors, backbone)
+    parameters = _head_parameters(checkpoint, spec, names, tensors, backbone)
     return ImportedHead(
         spec=spec,
         parameters=parameters,
@@ -136,40 +92,36 @@ def flexible_head(
 
 
 def class_head(
-    folder: Path, file: HeadFile, family: Family, tensors: Mapping[str, Tensor], backbone: Backbone
+    checkpoint: Checkpoint,
+    file: files.HeadFile,
+    family: layout.Family,
+    tensors: Mapping[str, Tensor],
+    backbone: Backbone,
 ) -> ImportedHead:
-    """Read the head of a model class of transformers.
-
-    Raises:
-        NunatakError: `unsupported_import`, `HeadSpec` cannot describe the head of this class.
-        NunatakError: `invalid_folder`, the tensors do not fit the class.
-        NunatakError: `foreign_backbone`, the head reads a pooler that the backbone does not have.
-    """
-    kind = kind_of_class(file.model_class)
+    """Read the head of a model class of transformers."""
+    kind = layout.kind_of_class(file.model_class)
     if kind is None:
-        raise refusal(folder, f"its head belongs to {file.model_class[:80]!r}", HEAD_ADVICE)
+        raise checkpoint.refuse(f"its head belongs to {file.model_class[:80]!r}", HEAD_ADVICE)
     if file.num_labels is None:
-        raise NunatakError(
-            "invalid_folder", folder=folder.name, reason="its head_config.json has no num_labels"
-        )
-    spec = head_spec(kind, backbone.config, num_outputs=file.num_labels)
+        raise checkpoint.invalid("its head_config.json has no num_labels")
+    spec = layout.head_spec(kind, backbone.config, num_outputs=file.num_labels)
     of_base = f"{family.encoder}."
     names = {
         ours: theirs
-        for ours, theirs in head_names(family, kind).items()
+        for ours, theirs in layout.head_names(family, kind).items()
         if not theirs.startswith(of_base)
     }
-    parameters = _head_parameters(folder, spec, names, tensors, backbone)
+    parameters = _head_parameters(checkpoint, spec, names, tensors, backbone)
     return ImportedHead(
         spec=spec,
         parameters=parameters,
-        problem_type=problem_type_of(folder, spec, None),
+        problem_type=checks.problem_type_of(checkpoint, spec, None),
         id2label=_inverted(file.label2id),
     )
 
 
 def _head_parameters(
-    folder: Path,
+    checkpoint: Checkpoint,
     spec: HeadSpec,
     names: Mapping[str, str],
     tensors: Mapping[str, Tensor],
@@ -177,39 +129,39 @@ def _head_parameters(
 ) -> dict[str, Tensor]:
     """The stored tensors of a head. A dense layer without a name is the backbone's pooler."""
     shapes = head_shapes(spec, backbone.config)
-    check_tensors(folder, tensors, {names[it]: shapes[it] for it in shapes if it in names})
-    pooler = {} if shapes.keys() <= names.keys() else _pooler_parameters(folder, backbone)
+    checkpoint.check_tensors(tensors, {names[it]: shapes[it] for it in shapes if it in names})
+    pooler = {} if shapes.keys() <= names.keys() else _pooler_parameters(checkpoint, backbone)
     return {it: tensors[names[it]] if it in names else pooler[it] for it in shapes}
 
 
-def _pooler_parameters(folder: Path, backbone: Backbone) -> dict[str, Tensor]:
+def _pooler_parameters(checkpoint: Checkpoint, backbone: Backbone) -> dict[str, Tensor]:
     pooler = backbone.pooler
     if pooler is None or pooler.bias is None:
         difference = "the head reads the pooler of its base, and this backbone has none"
-        raise foreign(folder, backbone, difference)
+        raise checkpoint.foreign(backbone, difference)
     return {
         f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
         f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
     }
 
 
-def _spec(folder: Path, head: FlexibleHead) -> HeadSpec:
+def _spec(checkpoint: Checkpoint, head: files.FlexibleHead) -> HeadSpec:
     kind = HEAD_TYPES.get(head.head_type)
     if kind is None:
-        raise refusal(folder, f"its head is of type {head.head_type[:80]!r}", HEAD_ADVICE)
+        raise checkpoint.refuse(f"its head is of type {head.head_type[:80]!r}", HEAD_ADVICE)
     most = 2 if kind is HeadKind.SEQUENCE_CLASSIFICATION else 1
     if not 1 <= head.layers + head.use_pooler <= most or head.layers < 1:
         pooler = " over the pooler" if head.use_pooler else ""
-        raise refusal(
-            folder, f"its {head.head_type} head has {head.layers} layers{pooler}", HEAD_ADVICE
+        raise checkpoint.refuse(
+            f"its {head.head_type} head has {head.layers} layers{pooler}", HEAD_ADVICE
         )
     if head.layers == 2 and head.activation_function != "tanh":
-        raise refusal(folder, f"its head activates by {head.activation_function!r}", HEAD_ADVICE)
+        raise checkpoint.refuse(f"its head activates by {head.activation_function!r}", HEAD_ADVICE)
     if not head.bias:
-        raise refusal(folder, "its head has no offset (bias)", HEAD_ADVICE)
+        raise checkpoint.refuse("its head has no offset (bias)", HEAD_ADVICE)
     if kind.fixed_outputs not in {None, head.num_labels}:
-        raise refusal(
-            folder, f"its {head.head_type} head has {head.num_labels} outputs", HEAD_ADVICE
+        raise checkpoint.refuse(
+            f"its {head.head_type} head has {head.num_labels} outputs", HEAD_ADVICE
         )
     if kind.reads_tokens:
         return HeadSpec(kind=kind, num_labels=head.num_labels)
@@ -221,7 +173,7 @@ def _inverted(label2id: Mapping[str, int] | None) -> dict[str, JsonValue] | None
     return None if label2id is None else {str(number): label for label, number in label2id.items()}
 
 
-def _problem_type(head: FlexibleHead, spec: HeadSpec) -> ProblemType | None:
+def _problem_type(head: files.FlexibleHead, spec: HeadSpec) -> ProblemType | None:
     if spec.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return None
     if head.head_type == "multilabel_classification":
@@ -240,16 +192,7 @@ class StoredAdapter:
 def normalised_bottleneck(
     settings: Bottleneck, adapters: Mapping[tuple[int, str], StoredAdapter], config: BackboneConfig
 ) -> tuple[Bottleneck, dict[str, Tensor]]:
-    """Write adapters as one method with its float32 parameters.
-
-    Args:
-        settings: common settings of all adapters. Size and first layer are found here.
-        adapters: layer and our name of the place (`attention_adapter`) -> adapter; at least one.
-        config: the backbone's.
-
-    Raises:
-        NunatakError: `invalid_method`, a size exceeds our method's limit.
-    """
+    """Write adapters as one method with its float32 parameters."""
     method = settings.model_copy(
         update={
             "size": max(len(adapter.down.weight) for adapter in adapters.values()),
@@ -271,29 +214,20 @@ def normalised_bottleneck(
 
 
 def import_adapterhub(
-    folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
-) -> ImportedTask:
-    """Read a bottleneck adapter with its head. The results equal `adapters`' results to rounding.
-
-    Args:
-        folder: holds `adapter_config.json`, `adapter.safetensors`, `head_config.json` and
-            `model_head.safetensors`, as `save_adapter(..., use_safetensors=True)` writes them.
-        backbone: the base model of the adapter. AdapterHub records its type and width.
-        choices: override the folder's head and its `config.json`.
-
-    Raises:
-        NunatakError: as `import_folder`; `invalid_method`, a width exceeds our method's limit.
-    """
-    family = _family(folder, backbone)
-    file = read_model(folder, CONFIG_FILE, AdapterFile)
-    config = read_bottleneck(folder, file)
-    _check_backbone(folder, file, backbone)
-    if read_settings(folder):
-        check_reading(folder, backbone)
-    shapes = _shapes(folder, config, f"{family.encoder}.encoder.layer", file.name, backbone)
-    tensors = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
-    check_tensors(
-        folder,
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
+) -> checks.ImportedTask:
+    """Read a bottleneck adapter with its head; it computes what `adapters` does, to rounding."""
+    family = _family(checkpoint, backbone)
+    file = checkpoint.parsed(files.CONFIG_FILE, files.AdapterFile)
+    config = files.read_bottleneck(checkpoint, file)
+    _check_backbone(checkpoint, file, backbone)
+    if checkpoint.settings:
+        checks.check_reading(checkpoint, backbone)
+    shapes = _shapes(checkpoint, config, f"{family.encoder}.encoder.layer", file.name, backbone)
+    tensors = checkpoint.adapter_tensors(files.WEIGHTS_STEM, advice=PICKLE_ADVICE)
+    checkpoint.check_tensors(
         tensors,
         {f"{prefix}.{name}": it for prefix, own in shapes.values() for name, it in own.items()},
     )
@@ -303,38 +237,37 @@ def import_adapterhub(
         if adapters
         else (HeadOnly(), {})
     )
-    head = _head(folder, family, backbone)
-    meaning = read_model_config(folder)
-    return ImportedTask(
+    head = _head(checkpoint, family, backbone)
+    meaning = checkpoint.meaning
+    return checks.ImportedTask(
         spec=BranchSpec(method=method, head=head.spec),
-        labels=labels_in_order(
-            folder, head.spec, given=choices.labels, stored=head.id2label or meaning.id2label
+        labels=checks.labels_in_order(
+            checkpoint, head.spec, given=choices.labels, stored=head.id2label or meaning.id2label
         ),
         problem_type=head.problem_type
         and (
             choices.problem_type
-            or read_problem_type(folder, meaning.problem_type)
+            or checks.read_problem_type(checkpoint, meaning.problem_type)
             or head.problem_type
         ),
         parameters={**parameters, **head.parameters},
-        max_length=read_max_length(folder, backbone),
+        max_length=checkpoint.max_length(backbone),
         source="AdapterHub bottleneck folder, "
         + (f"trained on {file.model_name}" if file.model_name else "no base named"),
         base=file.model_name,
     )
 
 
-def _family(folder: Path, backbone: Backbone) -> Family:
+def _family(checkpoint: Checkpoint, backbone: Backbone) -> layout.Family:
     if backbone.config.model_type in bert.MODEL_TYPES:
-        return FAMILIES[backbone.config.model_type]
-    raise refusal(
-        folder,
+        return layout.FAMILIES[backbone.config.model_type]
+    raise checkpoint.refuse(
         f"the backbone is a {backbone.config.model_type}",
         f"folders of AdapterHub are read for {', '.join(bert.MODEL_TYPES)}",
     )
 
 
-def _check_backbone(folder: Path, file: AdapterFile, backbone: Backbone) -> None:
+def _check_backbone(checkpoint: Checkpoint, file: files.AdapterFile, backbone: Backbone) -> None:
     theirs, ours = file.model_type, backbone.config.model_type
     width, difference = backbone.config.hidden_width, None
     if theirs != ours:
@@ -342,20 +275,24 @@ def _check_backbone(folder: Path, file: AdapterFile, backbone: Backbone) -> None
     elif file.hidden_size != width:
         difference = f"its base is {file.hidden_size} wide, the backbone {width}"
     if difference is not None:
-        raise foreign(folder, backbone, difference)
+        raise checkpoint.foreign(backbone, difference)
 
 
 def _shapes(
-    folder: Path, config: BottleneckConfig, layers: str, name: str, backbone: Backbone
+    checkpoint: Checkpoint,
+    config: files.BottleneckConfig,
+    layers: str,
+    name: str,
+    backbone: Backbone,
 ) -> dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]:
     """Layer and our name of the place -> the adapter's prefix at that place, and its tensors."""
     width = backbone.config.hidden_width
     adapted = {"attention_adapter": config.mh_adapter, "feedforward_adapter": config.output_adapter}
-    is_trained, one = isinstance(config.scaling, str), config.scaling == Scaling.LEARNED
+    is_trained, one = isinstance(config.scaling, str), config.scaling == files.Scaling.LEARNED
     scaling = {"scaling": (1 if one else width,)} if is_trained else {}
     shapes = dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]()
     for layer in sorted(set(range(backbone.config.num_layers)) - set(config.leave_out)):
-        size = size_at(folder, config, layer, width)
+        size = files.size_at(checkpoint, config, layer, width)
         for place, block in PLACES.items():
             if adapted[place]:
                 prefix = f"{layers}.{layer}.{block}.adapters.{name}"
@@ -372,7 +309,9 @@ def _shapes(
     return shapes
 
 
-def _stored(prefix: str, config: BottleneckConfig, tensors: Mapping[str, Tensor]) -> StoredAdapter:
+def _stored(
+    prefix: str, config: files.BottleneckConfig, tensors: Mapping[str, Tensor]
+) -> StoredAdapter:
     scale = config.scaling
     factor = tensors[f"{prefix}.scaling"] if isinstance(scale, str) else torch.tensor([scale])
     return StoredAdapter(
@@ -387,7 +326,7 @@ def _stored(prefix: str, config: BottleneckConfig, tensors: Mapping[str, Tensor]
     )
 
 
-def _settings(config: BottleneckConfig) -> Bottleneck:
+def _settings(config: files.BottleneckConfig) -> Bottleneck:
     match config.mh_adapter, config.output_adapter:
         case True, True:
             blocks = AdaptedBlocks.BOTH
@@ -398,15 +337,15 @@ def _settings(config: BottleneckConfig) -> Bottleneck:
     return Bottleneck(
         blocks=blocks,
         reads=AdapterInput.NORMED_SUM if config.original_ln_before else AdapterInput.BLOCK,
-        activation=ACTIVATIONS[config.non_linearity.lower()],
+        activation=files.ACTIVATIONS[config.non_linearity.lower()],
         norms=Norms.FROZEN,
         size=1,  # found in the tensors
     )
 
 
-def _head(folder: Path, family: Family, backbone: Backbone) -> ImportedHead:
-    file = read_model(folder, HEAD_FILE, HeadFile)
-    tensors = read_weights(folder, HEAD_STEM, advice=PICKLE_ADVICE)
+def _head(checkpoint: Checkpoint, family: layout.Family, backbone: Backbone) -> ImportedHead:
+    file = checkpoint.parsed(files.HEAD_FILE, files.HeadFile)
+    tensors = checkpoint.adapter_tensors(files.HEAD_STEM, advice=PICKLE_ADVICE)
     if file.config is None:
-        return class_head(folder, file, family, tensors, backbone)
-    return flexible_head(folder, file.config, file.name or "", tensors, backbone)
+        return class_head(checkpoint, file, family, tensors, backbone)
+    return flexible_head(checkpoint, file.config, file.name or "", tensors, backbone)

@@ -8,31 +8,14 @@ only if the user chose the activation.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, cast
 
 from pydantic import JsonValue
 
-from nunatak_artifact.interchange.compatibility import (
-    CONFIG,
-    ImportChoices,
-    import_errors,
-    read_definition,
-    read_json,
-    read_settings,
-)
-from nunatak_artifact.interchange.folders import has_file, read_max_length
-from nunatak_artifact.reference import refusal
+from nunatak_artifact.checkpoint import CONFIG, Checkpoint
+from nunatak_artifact.interchange.checks import ImportChoices
 from nunatak_contract.enums import LogitUse, RankingScore
-from nunatak_model import Backbone
-from nunatak_model.sentence_folder import (
-    SENTENCE_CONFIG,
-    ReadJson,
-    check_prompt,
-    json_object,
-    read_max_tokens,
-    read_modules,
-)
+from nunatak_model import Backbone, sentence_folder
 
 MODEL_TYPE: Final = "CrossEncoder"
 KEY, OLD_KEY = "sentence_transformers", "sbert_ce_default_activation_function"
@@ -53,68 +36,49 @@ PATHS: Final[Mapping[RankingScore, str]] = {
 class CrossEncoder:
     """The cross-encoder settings of a folder."""
 
-    score: RankingScore
     max_length: int | None
-    """The longest input in tokens; None: the modules give no length."""
+    """The longest input in tokens: the modules', else the tokenizer's; None if not set."""
+    score: RankingScore = RankingScore.SIGMOID
+    is_marked: bool = True
+    """Whether the folder says that it is a cross-encoder."""
 
 
-def read_cross_encoder(folder: Path, backbone: Backbone) -> CrossEncoder | None:
-    """Read the cross-encoder settings of sentence-transformers; None if there are none.
-
-    Raises:
-        NunatakError: `invalid_folder`, a file differs from the format of sentence-transformers.
-        NunatakError: `unsupported_import`, the scores need a computation that is not available
-            here.
-    """
+def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncoder:
+    """Read the cross-encoder settings of sentence-transformers."""
 
     def read(name: str) -> object:
-        return read_json(folder, name) if has_file(folder, name) else None
+        return checkpoint.json(name) if checkpoint.has(name) else None
 
-    with import_errors(folder):
-        general, config = json_object(read, SENTENCE_CONFIG), json_object(read, CONFIG)
+    with checkpoint.backbone_errors():
+        general = sentence_folder.json_object(read, sentence_folder.SENTENCE_CONFIG)
+        config = sentence_folder.json_object(read, CONFIG)
         is_new = general.get("model_type") == MODEL_TYPE
         if not is_new and config.get(KEY) is None and config.get(OLD_KEY) is None:
-            return None
+            return CrossEncoder(max_length=checkpoint.max_length(backbone), is_marked=False)
         max_length = None
-        if is_new and read_modules(read) is not None:
-            _check_modules(folder, read, general)
-            definition, settings = read_definition(folder, backbone), read_settings(folder)
-            max_length = read_max_tokens(read, definition, settings)
-        return CrossEncoder(score=_score(folder, general, config), max_length=max_length)
-
-
-def score_of(cross_encoder: CrossEncoder | None) -> RankingScore:
-    """The score of the logit. The default is the sigmoid, as in sentence-transformers."""
-    return RankingScore.SIGMOID if cross_encoder is None else cross_encoder.score
-
-
-def longest_input(
-    folder: Path, backbone: Backbone, cross_encoder: CrossEncoder | None
-) -> int | None:
-    """The longest input in tokens: the cross-encoder's, else the tokenizer's; None if not set."""
-    own = None if cross_encoder is None else cross_encoder.max_length
-    return own or read_max_length(folder, backbone)
+        if is_new and sentence_folder.read_modules(read) is not None:
+            _check_modules(checkpoint, read, general)
+            definition, settings = checkpoint.definition(backbone), checkpoint.settings
+            max_length = sentence_folder.read_max_tokens(read, definition, settings)
+        return CrossEncoder(
+            score=_score(checkpoint, general, config),
+            max_length=max_length or checkpoint.max_length(backbone),
+        )
 
 
 def is_ranking(
-    folder: Path, cross_encoder: CrossEncoder | None, choices: ImportChoices, *, num_outputs: int
+    checkpoint: Checkpoint, cross_encoder: CrossEncoder, choices: ImportChoices, *, num_outputs: int
 ) -> bool:
-    """Whether a sequence classification becomes a ranking: the caller decides before the folder.
-
-    Raises:
-        NunatakError: `unsupported_import`, the caller wants a ranking, but the model has several
-            logits.
-    """
+    """Whether a sequence classification becomes a ranking: the caller decides before the folder."""
     if choices.logit_use is LogitUse.RANKING:
         if num_outputs != 1:
-            raise refusal(
-                folder,
+            raise checkpoint.refuse(
                 f"it has {num_outputs} logits",
                 "expected one logit for a ranking; import it as a classification",
             )
         return True
     said = choices.logit_use is not None or choices.problem_type is not None
-    return num_outputs == 1 and cross_encoder is not None and not said
+    return num_outputs == 1 and cross_encoder.is_marked and not said
 
 
 def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
@@ -122,18 +86,20 @@ def activation_fields(score: RankingScore) -> dict[str, JsonValue]:
     return {KEY: {ACTIVATION: PATHS[score]}}
 
 
-def _check_modules(folder: Path, read: ReadJson, general: Mapping[str, Any]) -> None:
-    kinds = [kind for kind, _ in read_modules(read) or ()]
+def _check_modules(
+    checkpoint: Checkpoint, read: sentence_folder.ReadJson, general: Mapping[str, Any]
+) -> None:
+    kinds = [kind for kind, _ in sentence_folder.read_modules(read) or ()]
     if kinds != ["Transformer"]:
-        raise refusal(
-            folder,
-            f"its modules are {', '.join(kinds)}",
-            "expected a cross-encoder of one Transformer",
+        raise checkpoint.refuse(
+            f"its modules are {', '.join(kinds)}", "expected a cross-encoder of one Transformer"
         )
-    check_prompt(general)
+    sentence_folder.check_prompt(general)
 
 
-def _score(folder: Path, general: Mapping[str, Any], config: Mapping[str, Any]) -> RankingScore:
+def _score(
+    checkpoint: Checkpoint, general: Mapping[str, Any], config: Mapping[str, Any]
+) -> RankingScore:
     """The activation of the logit, from the first place that sentence-transformers would read."""
     path = general.get(ACTIVATION)
     inner = config.get(KEY)
@@ -145,7 +111,7 @@ def _score(folder: Path, general: Mapping[str, Any], config: Mapping[str, Any]) 
         return RankingScore.SIGMOID
     module, _, name = str(path).rpartition(".")
     if name not in SCORES or not f"{module}.".startswith("torch.nn."):
-        raise refusal(
-            folder, f"it scores by {str(path)[:80]!r}", f"expected {' or '.join(PATHS.values())}"
+        raise checkpoint.refuse(
+            f"it scores by {str(path)[:80]!r}", f"expected {' or '.join(PATHS.values())}"
         )
     return SCORES[name]

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from nunatak_artifact.checkpoint import Checkpoint, new_folder
 from nunatak_artifact.drafting import PARAMETERS_ROLE, VersionDraft
-from nunatak_artifact.interchange.folders import new_folder, read_bytes, read_model
 from nunatak_artifact.loading import load_task
-from nunatak_artifact.reference import corrupt_file
 from nunatak_contract.cards import task_card
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import NunatakError
@@ -91,11 +90,7 @@ class HubTask:
 def write_hub_folder(
     manifest: TaskManifest, blobs: Mapping[str, bytes], folder: Path, *, source: str | None = None
 ) -> None:
-    """Write a version; `source` is the repository that the folder will become, if any.
-
-    Raises:
-        NunatakError: `folder_in_use`, the folder holds something already.
-    """
+    """Write a version; `source` is the repository that the folder will become, if any."""
     with new_folder(folder) as made:
         (made / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
         (made / README).write_text(hub_card(manifest, source=source), encoding="utf-8")
@@ -104,15 +99,11 @@ def write_hub_folder(
 
 
 def read_hub_folder(folder: Path) -> HubTask:
-    """Read a version and check that every byte is as its publisher stored it.
-
-    Raises:
-        NunatakError: `invalid_folder`, a file is missing, malformed, or not the one that the
-            manifest names.
-    """
-    manifest = read_model(folder, MANIFEST, TaskManifest)
+    """Read a version and check that every byte is as its publisher stored it."""
+    checkpoint = Checkpoint(folder)
+    manifest = checkpoint.parsed(MANIFEST, TaskManifest)
     return HubTask(
-        manifest=manifest, blobs={blob.role: _blob(folder, blob) for blob in manifest.blobs}
+        manifest=manifest, blobs={blob.role: _blob(checkpoint, blob) for blob in manifest.blobs}
     )
 
 
@@ -120,12 +111,6 @@ def draft_pulled(
     found: HubTask, backbone: Backbone, *, task: str | None, origin: str
 ) -> VersionDraft:
     """Validate a foreign version, and describe it for publication here.
-
-    Args:
-        found: the content of the folder.
-        backbone: must be the backbone that the task was trained on.
-        task: the name in the registry; None keeps the name in the manifest.
-        origin: the origin of the folder, for the note.
 
     Raises:
         NunatakError: backbone or tokenizer differ, or the version changes nothing, or fails its
@@ -154,11 +139,11 @@ def draft_pulled(
     return VersionDraft(manifest=draft, blobs=found.blobs)
 
 
-def _blob(folder: Path, blob: BlobRecord) -> bytes:
+def _blob(checkpoint: Checkpoint, blob: BlobRecord) -> bytes:
     name = _file(blob.role)
-    data = read_bytes(folder, name, limit=blob.size_bytes)
+    data = checkpoint.read_once(name, limit=blob.size_bytes)
     if (digest := sha256(data).hexdigest()) != blob.sha256:
-        raise corrupt_file(folder, name, f"must have SHA-256 {blob.sha256}, it has {digest}")
+        raise checkpoint.corrupt(name, f"must have SHA-256 {blob.sha256}, it has {digest}")
     return data
 
 

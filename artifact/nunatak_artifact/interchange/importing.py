@@ -2,31 +2,29 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Literal
 
 from pydantic import ValidationError
 
+from nunatak_artifact.checkpoint import CONFIG, Checkpoint
 from nunatak_artifact.drafting import Provenance, VersionDraft, draft_task
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
-from nunatak_artifact.interchange.compatibility import (
+from nunatak_artifact.interchange.checks import (
     AS_THE_FOLDER_SAYS,
-    CONFIG,
     ImportChoices,
     ImportedTask,
     check_base,
     check_exact,
-    read_object,
 )
-from nunatak_artifact.interchange.folders import has_file
 from nunatak_artifact.interchange.hub import MANIFEST
 from nunatak_artifact.interchange.peft_config import CONFIG_FILE
 from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
-from nunatak_artifact.reference import PROBE_INPUTS, refusal
+from nunatak_artifact.reference import PROBE_INPUTS
 from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.heads import HeadRecord
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone
 from nunatak_model.tokenizer_settings import VOCABULARY
@@ -35,35 +33,27 @@ FILES = ("*.json", "*.safetensors", VOCABULARY)
 
 
 def kind_of(
-    folder: Path,
+    checkpoint: Checkpoint,
 ) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
-    """Find the kind of a folder from its files.
-
-    Raises:
-        NunatakError: `invalid_folder`, no file is known.
-        NunatakError: `unsupported_import`, the folder is our own format, which `pull` reads.
-    """
+    """Find the kind of a folder from its files."""
+    folder = checkpoint.folder
     if not folder.is_dir():
         raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")
-    if has_file(folder, MANIFEST):
-        raise refusal(
-            folder, f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
+    if checkpoint.has(MANIFEST):
+        raise checkpoint.refuse(
+            f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
         )
-    if has_file(folder, CONFIG_FILE):
+    if checkpoint.has(CONFIG_FILE):
         # Both kinds of adapters have a file of this name.
-        is_peft = read_object(folder, CONFIG_FILE).get("peft_type") is not None
+        is_peft = checkpoint.fields(CONFIG_FILE).get("peft_type") is not None
         return ImportFormat.PEFT if is_peft else ImportFormat.ADAPTERHUB
-    if has_file(folder, CONFIG):
+    if checkpoint.has(CONFIG):
         return ImportFormat.TRANSFORMERS
-    raise NunatakError(
-        "invalid_folder",
-        folder=folder.name,
-        reason=f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)",
-    )
+    raise checkpoint.invalid(f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)")
 
 
 def import_folder(
-    folder: Path,
+    checkpoint: Checkpoint,
     backbone: Backbone,
     *,
     kind: ImportFormat = ImportFormat.AUTO,
@@ -79,15 +69,15 @@ def import_folder(
         NunatakError: `unsupported_import`, no method or head here computes the same.
     """
     check_exact(backbone)
-    match kind_of(folder) if kind is ImportFormat.AUTO else kind:
+    match kind_of(checkpoint) if kind is ImportFormat.AUTO else kind:
         case ImportFormat.TRANSFORMERS:
-            return import_transformers(folder, backbone, choices)
+            return import_transformers(checkpoint, backbone, choices)
         case ImportFormat.PEFT:
-            imported = import_peft(folder, backbone, choices)
+            imported = import_peft(checkpoint, backbone, choices)
         case ImportFormat.ADAPTERHUB:
-            imported = import_adapterhub(folder, backbone, choices)
+            imported = import_adapterhub(checkpoint, backbone, choices)
     if not choices.allows_other_base:
-        check_base(folder, imported.base, backbone)
+        check_base(checkpoint, imported.base, backbone)
     return imported
 
 
@@ -116,19 +106,15 @@ def draft_imported(
     if default_label is None and _is_one_of_two(imported):
         default_label = imported.labels[0]
     _check_inputs(imported.spec.head.kind, origin, choices.reads, choices.on_long)
-    _check_head(imported, origin, default_label, choices.thresholds)
+    head = _head(imported, origin, default_label, choices.thresholds)
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
         task,
-        spec=imported.spec,
-        labels=imported.labels,
-        problem_type=imported.problem_type,
-        default_label=default_label,
-        thresholds=choices.thresholds,
+        method=imported.spec.method,
+        head=head,
         reads=choices.reads,
         on_long=choices.on_long,
-        score=imported.score,
         parameters=imported.parameters,
         backbone=backbone,
         max_length=min(imported.max_length or most, most),
@@ -154,17 +140,18 @@ def _check_inputs(kind: HeadKind, origin: str, reads: Reads | None, on_long: OnL
         raise NunatakError("invalid_folder", folder=origin, reason=reason)
 
 
-def _check_head(
+def _head(
     imported: ImportedTask,
     origin: str,
     default_label: str | None,
     thresholds: Mapping[str, float] | None,
-) -> None:
+) -> HeadRecord:
     try:
-        head_record(
+        return head_record(
             imported.spec.head,
             imported.labels,
             imported.problem_type,
+            imported.score,
             default_label=default_label,
             thresholds=thresholds,
         )

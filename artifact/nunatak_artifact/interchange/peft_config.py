@@ -12,14 +12,13 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields as fields_of
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic import JsonValue
 
-from nunatak_artifact.interchange.compatibility import read_object
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange.transformers_layout import kind_of_class
-from nunatak_artifact.reference import corrupt_file, quiet, refusal, refused_by
+from nunatak_artifact.reference import quiet
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.errors import needs_extra
 
@@ -83,38 +82,30 @@ for it in patterns:
 _PATTERN_FIELDS = re.compile(r"module|pattern|target|layers")
 
 
-def read_fields(folder: Path) -> dict[str, JsonValue]:
-    """Read `adapter_config.json`, and refuse what cannot be imported or must not be followed.
-
-    Raises:
-        NunatakError: `invalid_folder`, the file is missing or damaged.
-        NunatakError: `unsupported_import`, the method or a setting cannot be imported.
-    """
-    fields = read_object(folder, CONFIG_FILE)
+def read_fields(checkpoint: Checkpoint) -> dict[str, JsonValue]:
+    """Read `adapter_config.json`, and refuse what cannot be imported or must not be followed."""
+    fields = checkpoint.fields(CONFIG_FILE)
     kind = fields.get("peft_type")
     if not isinstance(kind, str):
-        raise corrupt_file(folder, CONFIG_FILE, "names no peft_type")
+        raise checkpoint.corrupt(CONFIG_FILE, "names no peft_type")
     if kind in PROMPTS:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"it is a peft adapter of type {kind}, which puts trained vectors in front of every "
             "text",
             "no weights can hold these vectors; train the task again with LoRA or IA3",
         )
     if kind not in {**NATIVE, **MERGED}:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"it is a peft adapter of type {kind[:80]}",
             f"expected one of {', '.join({**NATIVE, **MERGED})}; merge the adapter "
             "(merge_and_unload) and import the whole model",
         )
     for name, found in REFUSED.items():
         if fields.get(name):
-            raise refusal(folder, f"it uses {found}", "train it again without")
+            raise checkpoint.refuse(f"it uses {found}", "train it again without")
     start = str(fields.get(START, True)).lower()
     if start not in PLAIN_STARTS and kind == "LORA":
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"it fits a base changed at the start ({START}={start!r})",
             "merge the adapter (merge_and_unload) and import the whole model, or convert it to "
             "plain LoRA (save_pretrained with path_initial_model_for_weight_conversion)",
@@ -122,14 +113,8 @@ def read_fields(folder: Path) -> dict[str, JsonValue]:
     return fields
 
 
-def peft_config(folder: Path, fields: Mapping[str, JsonValue]) -> "PeftConfig":
-    """Return peft's own configuration.
-
-    Raises:
-        NunatakError: `unsupported_import`, peft refuses a value, or does not know a setting that is
-            on.
-        MissingExtraError: peft is not installed.
-    """
+def peft_config(checkpoint: Checkpoint, fields: Mapping[str, JsonValue]) -> "PeftConfig":
+    """Return peft's own configuration."""
     with needs_extra("training"):
         from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING  # noqa: PLC0415 - takes seconds
         from peft.utils import PeftType  # noqa: PLC0415 - takes seconds
@@ -137,8 +122,7 @@ def peft_config(folder: Path, fields: Mapping[str, JsonValue]) -> "PeftConfig":
     known = {it.name for it in fields_of(config_class)}
     for name, value in fields.items():
         if value and name not in known:
-            raise refusal(
-                folder,
+            raise checkpoint.refuse(
                 f"it uses the setting {name[:80]} = {str(value)[:80]!r}, which the installed peft "
                 "does not know",
                 "install a newer peft, or train it again without",
@@ -146,17 +130,12 @@ def peft_config(folder: Path, fields: Mapping[str, JsonValue]) -> "PeftConfig":
     kept = known - START_SETTINGS - ELSEWHERE
     # Older releases write null for some defaults.
     given = {name: value for name, value in fields.items() if name in kept and value is not None}
-    with refused_by(folder, "peft", f"read its {CONFIG_FILE}"), quiet():
+    with checkpoint.refused_by("peft", f"read its {CONFIG_FILE}"), quiet():
         return cast("Any", config_class)(**given)
 
 
-def head_kind(folder: Path, fields: Mapping[str, JsonValue]) -> HeadKind:
-    """Return the kind of the adapted model's head.
-
-    Raises:
-        NunatakError: `unsupported_import`, no head here fits the model, or the file does not name
-            it.
-    """
+def head_kind(checkpoint: Checkpoint, fields: Mapping[str, JsonValue]) -> HeadKind:
+    """Return the kind of the adapted model's head."""
     task_type, mapping = fields.get("task_type"), fields.get("auto_mapping")
     model_class = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     kind = TASK_KINDS.get(str(task_type))
@@ -164,8 +143,7 @@ def head_kind(folder: Path, fields: Mapping[str, JsonValue]) -> HeadKind:
         kind = kind_of_class(str(model_class))
     if kind is not None:
         return kind
-    raise refusal(
-        folder,
+    raise checkpoint.refuse(
         f"its task_type is {task_type!r} and its model {model_class!r}",
         f"expected a task_type out of {', '.join(TASK_KINDS)}: an adapter without such a head "
         "answers nothing",
@@ -173,18 +151,16 @@ def head_kind(folder: Path, fields: Mapping[str, JsonValue]) -> HeadKind:
 
 
 def check_patterns(
-    folder: Path,
+    checkpoint: Checkpoint,
     fields: Mapping[str, JsonValue],
     names: Sequence[str],
     *,
     time_limit: float = TIME_LIMIT_SECONDS,
 ) -> None:
-    """Refuse patterns that are no regular expressions, or that take too long over these names.
-
-    Raises:
-        NunatakError: `corrupt_file`, there is such a pattern.
-    """
-    found = {it for name, value in fields.items() if _holds_patterns(name) for it in _texts(value)}
+    """Refuse patterns that are no regular expressions, or that take too long over these names."""
+    found = {
+        it for name, value in fields.items() if _PATTERN_FIELDS.search(name) for it in _texts(value)
+    }
     patterns = sorted(it for it in found if not _PLAIN.fullmatch(it))
     if not patterns:
         return
@@ -200,15 +176,11 @@ def check_patterns(
         )
     except subprocess.TimeoutExpired as error:
         problem = f"holds a pattern that takes over {time_limit:g} s to match"
-        raise corrupt_file(folder, CONFIG_FILE, problem) from error
+        raise checkpoint.corrupt(CONFIG_FILE, problem) from error
     except subprocess.CalledProcessError as error:
         reason = str(error.stderr).strip().rpartition("\n")[2][:200]
         problem = f"holds a pattern that is no regular expression ({reason})"
-        raise corrupt_file(folder, CONFIG_FILE, problem) from error
-
-
-def _holds_patterns(name: str) -> bool:
-    return _PATTERN_FIELDS.search(name) is not None
+        raise checkpoint.corrupt(CONFIG_FILE, problem) from error
 
 
 def _texts(value: JsonValue) -> Iterable[str]:

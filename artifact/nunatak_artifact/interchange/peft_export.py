@@ -12,24 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nunatak_artifact.interchange.compatibility import CONFIG, check_exact
-from nunatak_artifact.interchange.folders import new_folder, write_json
-from nunatak_artifact.interchange.peft_config import (
-    CONFIG_FILE,
-    TASK_KINDS,
-    WEIGHTS_STEM,
-)
+from nunatak_artifact.checkpoint import CONFIG, new_folder, write_json
+from nunatak_artifact.interchange import transformers_layout as layout
+from nunatak_artifact.interchange.checks import check_exact
+from nunatak_artifact.interchange.peft_config import CONFIG_FILE, TASK_KINDS, WEIGHTS_STEM
 from nunatak_artifact.interchange.peft_methods import to_peft
 from nunatak_artifact.interchange.transformers_export import (
     check_head,
     export_refusal,
     meaning_fields,
-)
-from nunatak_artifact.interchange.transformers_layout import (
-    FAMILIES,
-    head_names,
-    map_places,
-    pooling_fields,
 )
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind
@@ -55,8 +46,8 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     method = _method(task)
     check_head(task, backbone, "train it on a backbone that pools so")
     task_type = _task_type(task, backbone)
-    family, kind = FAMILIES[backbone.config.model_type], task.branch.spec.head.kind
-    names = head_names(family, kind)
+    family, kind = layout.FAMILIES[backbone.config.model_type], task.branch.spec.head.kind
+    names = layout.head_names(family, kind)
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
     given = _given_by_base(parameters, names, backbone)
     kept = {
@@ -64,7 +55,7 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         for name, it in parameters.items()
         if name in names and not (given and name.startswith(DENSE))
     }
-    places = map_places(family, kind, backbone.config)
+    places = layout.map_places(family, kind, backbone.config)
     of_method, tensors = to_peft(method, parameters, places)
     stored = {**kept, **tensors}
     fields = {
@@ -80,14 +71,14 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         )
         write_json(made, CONFIG_FILE, fields)
         head = task.manifest.head
-        meaning = {**pooling_fields(head.pooling, backbone.config), **meaning_fields(head)}
+        meaning = {**layout.pooling_fields(head.pooling, backbone.config), **meaning_fields(head)}
         write_json(made, CONFIG, meaning)
 
 
 def _saved(name: str) -> str:
     """The module that peft stores whole: `classifier`, or `pooler` of `bert.pooler.dense`."""
     parts = name.split(".")[:-1]
-    return parts[1] if parts[0] in {it.encoder for it in FAMILIES.values()} else parts[0]
+    return parts[1] if parts[0] in {it.encoder for it in layout.FAMILIES.values()} else parts[0]
 
 
 def _method(task: LoadedTask) -> Lora | Ia3:
@@ -118,7 +109,7 @@ def _given_by_base(
     parameters: Mapping[str, Tensor], names: Mapping[str, str], backbone: Backbone
 ) -> bool:
     """Whether the head's dense layer is the pooler of the base, which the base's folder has."""
-    family, pooler = FAMILIES[backbone.config.model_type], backbone.pooler
+    family, pooler = layout.FAMILIES[backbone.config.model_type], backbone.pooler
     if pooler is None or not names.get(f"{DENSE}.weight", "").startswith(f"{family.encoder}."):
         return False
     return all(

@@ -7,76 +7,20 @@ is LoRA or IA3; otherwise the task owns the layers from the lowest changed layer
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_artifact.interchange.compatibility import (
-    AS_THE_FOLDER_SAYS,
-    CONFIG,
-    ImportChoices,
-    ImportedTask,
-    check_reading,
-    foreign,
-    read_object,
-    read_settings,
-)
-from nunatak_artifact.interchange.cross_encoder import (
-    is_ranking,
-    longest_input,
-    read_cross_encoder,
-    score_of,
-)
-from nunatak_artifact.interchange.folders import (
-    check_tensors,
-    has_file,
-    labels_in_order,
-    problem_type_of,
-    read_model_config,
-    read_problem_type,
-    read_weights,
-)
-from nunatak_artifact.interchange.peft_config import (
-    MERGED,
-    NATIVE,
-    WEIGHTS_STEM,
-    check_patterns,
-    head_kind,
-    peft_config,
-    read_fields,
-)
+from nunatak_artifact import reference
+from nunatak_artifact.checkpoint import CONFIG, Checkpoint
+from nunatak_artifact.interchange import checks, peft_config
+from nunatak_artifact.interchange import cross_encoder as cross_encoders
+from nunatak_artifact.interchange import transformers_layout as layout
 from nunatak_artifact.interchange.peft_methods import ADAPTER, kind_of, native_method
 from nunatak_artifact.interchange.transformers_export import merged_weights
 from nunatak_artifact.interchange.transformers_import import find_divergence
-from nunatak_artifact.interchange.transformers_layout import (
-    FAMILIES,
-    POOLING,
-    POOLINGS,
-    Family,
-    class_name,
-    config_fields,
-    encoder_to_stored,
-    from_model,
-    head_names,
-    head_spec,
-    map_places,
-    num_outputs_of,
-    read_pooling,
-)
-from nunatak_artifact.reference import (
-    answers_of,
-    check_answers,
-    class_named,
-    config_of,
-    load_model,
-    probe_encodings,
-    quiet,
-    refusal,
-    refused_by,
-)
 from nunatak_contract.enums import HeadKind, Pooling, RankingScore
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.methods import Method
@@ -106,62 +50,68 @@ MERGE_TOLERANCE: Final = 1e-5
 
 
 def import_peft(
-    folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
-) -> ImportedTask:
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
+) -> checks.ImportedTask:
     """Read an adapter with its head; it computes what peft computes, to rounding.
 
     Args:
-        folder: holds `adapter_config.json` and `adapter_model.safetensors`, as peft writes them.
+        checkpoint: holds `adapter_config.json` and `adapter_model.safetensors` of peft.
         backbone: the base model of the adapter. peft records no digest of the base model, so only
             shapes and names can be checked here.
-        choices: replace a `config.json` in the folder, since peft stores neither labels nor problem
+        choices: replace the folder's `config.json`, since peft stores neither labels nor problem
             type.
-
-    Raises:
-        NunatakError: as `import_folder`.
-        MissingExtraError: peft or transformers is not installed.
     """
-    fields = read_fields(folder)
-    family, kind = FAMILIES[backbone.config.model_type], head_kind(folder, fields)
-    _check_types(folder, kind, backbone)
-    if read_settings(folder):
-        check_reading(folder, backbone)
-    stored = read_weights(folder, WEIGHTS_STEM, advice=PICKLE_ADVICE)
-    cross_encoder = read_cross_encoder(folder, backbone)
-    num_outputs = num_outputs_of(stored, family, kind, prefix=PREFIX)
-    ranks = kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
-        folder, cross_encoder, choices, num_outputs=num_outputs
+    fields = peft_config.read_fields(checkpoint)
+    family, kind = (
+        layout.FAMILIES[backbone.config.model_type],
+        peft_config.head_kind(checkpoint, fields),
     )
-    meaning, base = read_model_config(folder), fields.get("base_model_name_or_path")
+    _check_types(checkpoint, kind, backbone)
+    if checkpoint.settings:
+        checks.check_reading(checkpoint, backbone)
+    stored = checkpoint.adapter_tensors(peft_config.WEIGHTS_STEM, advice=PICKLE_ADVICE)
+    cross_encoder = cross_encoders.read_cross_encoder(checkpoint, backbone)
+    num_outputs = layout.num_outputs_of(stored, family, kind, prefix=PREFIX)
+    ranks = kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
+        checkpoint, cross_encoder, choices, num_outputs=num_outputs
+    )
+    meaning, base = checkpoint.meaning, fields.get("base_model_name_or_path")
     head = _with_padding(
-        folder,
-        head_spec(
+        checkpoint,
+        layout.head_spec(
             HeadKind.RANKING if ranks else kind,
             backbone.config,
             num_outputs=num_outputs,
-            pooling=_pooling(folder, backbone.config, kind, meaning.classifier_pooling),
+            pooling=_pooling(checkpoint, backbone.config, kind, meaning.classifier_pooling),
         ),
     )
-    branch = _branch(folder, fields, stored, _base(folder, backbone, family, head), backbone)
+    branch = _branch(
+        checkpoint, fields, stored, _base(checkpoint, backbone, family, head), backbone
+    )
     trained_on = f"trained on {base}" if base else "no base named"
-    return ImportedTask(
+    return checks.ImportedTask(
         spec=branch.spec,
-        labels=labels_in_order(folder, head, given=choices.labels, stored=meaning.id2label),
-        problem_type=problem_type_of(
-            folder, head, choices.problem_type or read_problem_type(folder, meaning.problem_type)
+        labels=checks.labels_in_order(
+            checkpoint, head, given=choices.labels, stored=meaning.id2label
+        ),
+        problem_type=checks.problem_type_of(
+            checkpoint,
+            head,
+            choices.problem_type or checks.read_problem_type(checkpoint, meaning.problem_type),
         ),
         parameters=branch.parameters,
-        max_length=longest_input(folder, backbone, cross_encoder),
+        max_length=cross_encoder.max_length,
         source=f"peft {branch.found}, {trained_on}",
-        score=score_of(cross_encoder) if ranks else RankingScore.SIGMOID,
+        score=cross_encoder.score if ranks else RankingScore.SIGMOID,
         base=str(base) if base else None,
     )
 
 
-def _check_types(folder: Path, kind: HeadKind, backbone: Backbone) -> None:
+def _check_types(checkpoint: Checkpoint, kind: HeadKind, backbone: Backbone) -> None:
     if kind is HeadKind.QUESTION_ANSWERING and backbone.tokenizer.tells_texts_apart:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             "peft's class for question answering gives its model no token types, and this "
             "backbone reads them",
             "merge the adapter (merge_and_unload), check that the merged model answers "
@@ -170,30 +120,26 @@ def _check_types(folder: Path, kind: HeadKind, backbone: Backbone) -> None:
 
 
 def _pooling(
-    folder: Path, config: BackboneConfig, kind: HeadKind, named: str | None
+    checkpoint: Checkpoint, config: BackboneConfig, kind: HeadKind, named: str | None
 ) -> Pooling | None:
-    """The pooling of the head, which is a setting of the base model in some architectures.
-
-    Raises:
-        NunatakError: `unsupported_import`, the folder does not name it.
-    """
+    """The pooling of the head, which is a setting of the base model in some architectures."""
     if kind.reads_tokens:
         return None
-    if named is None and config.model_type in POOLINGS:
-        raise refusal(
-            folder,
-            f"nothing names the pooling of its head ({POOLING})",
-            f"write {POOLING} of the base's config.json, "
-            f"{' or '.join(POOLINGS[config.model_type])}, into a config.json next to the adapter",
+    if named is None and config.model_type in layout.POOLINGS:
+        raise checkpoint.refuse(
+            f"nothing names the pooling of its head ({layout.POOLING})",
+            f"write {layout.POOLING} of the base's config.json, "
+            f"{' or '.join(layout.POOLINGS[config.model_type])}, into a config.json next to the "
+            "adapter",
         )
-    return read_pooling(folder, config, named)
+    return layout.read_pooling(checkpoint, config, named)
 
 
-def _with_padding(folder: Path, head: HeadSpec) -> HeadSpec:
+def _with_padding(checkpoint: Checkpoint, head: HeadSpec) -> HeadSpec:
     """The head of a decoder with the padding token that the folder names, if it names one."""
-    if head.pooling is not Pooling.LAST or not has_file(folder, CONFIG):
+    if head.pooling is not Pooling.LAST or not checkpoint.has(CONFIG):
         return head
-    named = read_object(folder, CONFIG).get("pad_token_id")
+    named = checkpoint.config.get("pad_token_id")
     return replace(head, padding_id=named) if isinstance(named, int) and named >= 0 else head
 
 
@@ -202,36 +148,43 @@ class _Base:
     """The base model with the backbone's weights."""
 
     model: "PreTrainedModel"
-    family: Family
+    family: layout.Family
     head: HeadSpec
     random: Mapping[str, tuple[int, ...]]
     """The shapes of the tensors that the backbone does not have, by name."""
 
 
-def _base(folder: Path, backbone: Backbone, family: Family, head: HeadSpec) -> _Base:
+def _base(
+    checkpoint: Checkpoint, backbone: Backbone, family: layout.Family, head: HeadSpec
+) -> _Base:
     raw: dict[str, JsonValue] = {
-        **config_fields(backbone, head.pooling),
+        **layout.config_fields(backbone, head.pooling),
         "id2label": {str(index): f"LABEL_{index}" for index in range(head.num_labels)},
     }
     if head.pooling is Pooling.LAST:
         raw["pad_token_id"] = head.padding_id
     parameters = {name: backbone.floating(name) for name in encoder_shapes(backbone.config)}
-    tensors = encoder_to_stored(
+    tensors = layout.encoder_to_stored(
         {name: it for name, it in parameters.items() if it is not None},
         family,
         head.kind,
         backbone.config,
     )
     tensors |= _initial_head(backbone, family, head)
-    model_class = class_named(folder, class_name(family, head.kind))
-    loaded = load_model(folder, model_class, config_of(folder, raw), tensors)
+    model_class = reference.class_named(checkpoint, layout.class_name(family, head.kind))
+    loaded = reference.load_model(
+        checkpoint, model_class, reference.config_of(checkpoint, raw), tensors
+    )
     random = {name: tuple(loaded.model.get_parameter(name).shape) for name in loaded.missing}
     return _Base(model=loaded.model, family=family, head=head, random=random)
 
 
-def _initial_head(backbone: Backbone, family: Family, head: HeadSpec) -> dict[str, Tensor]:
+def _initial_head(backbone: Backbone, family: layout.Family, head: HeadSpec) -> dict[str, Tensor]:
     """The tensors of the head that the base's checkpoint has, under transformers' names."""
-    names, sources = head_names(family, head.kind), architecture_of(backbone.config).HEAD_SOURCES
+    names, sources = (
+        layout.head_names(family, head.kind),
+        architecture_of(backbone.config).HEAD_SOURCES,
+    )
     found = dict[str, Tensor]()
     for part, layer in (("head.dense", backbone.pooler), ("head.norm", backbone.pooler_norm)):
         for kind in ("weight", "bias"):
@@ -255,43 +208,45 @@ class _Imported:
 
 
 def _branch(
-    folder: Path,
+    checkpoint: Checkpoint,
     fields: Mapping[str, JsonValue],
     stored: Mapping[str, Tensor],
     base: _Base,
     backbone: Backbone,
 ) -> _Imported:
     """The adapter as a branch whose answers equal peft's own."""
-    check_patterns(folder, fields, [name for name, _ in cast("Any", base.model).named_modules()])
-    adapted = _adapted(folder, fields, base)
-    _set_weights(folder, adapted, stored, base, backbone)
-    encodings = probe_encodings(backbone)
-    expected = answers_of(adapted.get_base_model(), encodings)
-    places = map_places(base.family, base.head.kind, backbone.config)
+    peft_config.check_patterns(
+        checkpoint, fields, [name for name, _ in cast("Any", base.model).named_modules()]
+    )
+    adapted = _adapted(checkpoint, fields, base)
+    _set_weights(checkpoint, adapted, stored, base, backbone)
+    encodings = reference.probe_encodings(backbone)
+    expected = reference.answers_of(adapted.get_base_model(), encodings)
+    places = layout.map_places(base.family, base.head.kind, backbone.config)
     native = native_method(adapted, places, backbone.config)
     _unwrap(adapted.get_base_model())
-    with refused_by(folder, "peft", "merge it"), quiet():
+    with checkpoint.refused_by("peft", "merge it"), reference.quiet():
         merged = cast("PreTrainedModel", cast("Any", adapted).merge_and_unload(safe_merge=True))
-    theirs = from_model(merged.state_dict(), base.family, base.head, backbone.config)
+    theirs = layout.from_model(merged.state_dict(), base.family, base.head, backbone.config)
     kind = str(fields["peft_type"])
     found = _native(native, theirs, base.head, backbone, kind) or _merged(
         theirs, base.head, backbone, kind
     )
     branch = build_branch(found.spec, backbone.config, found.parameters)
-    check_answers(folder, branch, backbone, encodings, expected)
+    reference.check_answers(checkpoint, branch, backbone, encodings, expected)
     return found
 
 
-def _adapted(folder: Path, fields: Mapping[str, JsonValue], base: _Base) -> "PeftModel":
-    config = peft_config(folder, fields)
+def _adapted(checkpoint: Checkpoint, fields: Mapping[str, JsonValue], base: _Base) -> "PeftModel":
+    config = peft_config.peft_config(checkpoint, fields)
     with needs_extra("training"):
         from peft import get_peft_model  # noqa: PLC0415 - takes seconds
-    with refused_by(folder, "peft", "adapt the backbone"), quiet():
+    with checkpoint.refused_by("peft", "adapt the backbone"), reference.quiet():
         return get_peft_model(base.model, config).eval()
 
 
 def _set_weights(
-    folder: Path,
+    checkpoint: Checkpoint,
     adapted: "PeftModel",
     stored: Mapping[str, Tensor],
     base: _Base,
@@ -301,17 +256,17 @@ def _set_weights(
     import peft  # noqa: PLC0415 - takes seconds
 
     library = cast("Any", peft)
-    with refused_by(folder, "peft", "name its tensors"), quiet():
+    with checkpoint.refused_by("peft", "name its tensors"), reference.quiet():
         own = cast("dict[str, Tensor]", library.get_peft_model_state_dict(adapted))
     expected = {name: tuple(it.shape) for name, it in own.items()}
     for name, shape in base.random.items():
-        # The head must come from the folder, whether the configuration says so or not.
+        # The head must come from the checkpoint, whether the configuration says so or not.
         expected.setdefault(PREFIX + name, shape)
     if kind_of(adapted) in SHAPED_BY_TRAINING:
         expected |= {name: tuple(it.shape) for name, it in stored.items() if name in expected}
-    _check_pooler(folder, stored, expected, base, backbone)
-    check_tensors(folder, stored, expected)
-    with refused_by(folder, "peft", "load its tensors"), quiet():
+    _check_pooler(checkpoint, stored, expected, base, backbone)
+    checkpoint.check_tensors(stored, expected)
+    with checkpoint.refused_by("peft", "load its tensors"), reference.quiet():
         library.set_peft_model_state_dict(adapted, dict(stored))
 
 
@@ -325,7 +280,7 @@ def _unwrap(model: Any) -> None:  # noqa: ANN401 - a model of transformers
 
 
 def _check_pooler(
-    folder: Path,
+    checkpoint: Checkpoint,
     stored: Mapping[str, Tensor],
     expected: Mapping[str, tuple[int, ...]],
     base: _Base,
@@ -334,8 +289,7 @@ def _check_pooler(
     pooler = f"{base.family.dense}.weight"
     is_needed = pooler in base.random and PREFIX + pooler in expected
     if is_needed and backbone.pooler is None and PREFIX + pooler not in stored:
-        raise foreign(
-            folder,
+        raise checkpoint.foreign(
             backbone,
             f"the head reads {base.family.dense} of its base, and this backbone has no such layer "
             "(an adapter keeps the layer if modules_to_save names it)",
@@ -350,7 +304,7 @@ def _native(
     kind: str,
 ) -> _Imported | None:
     """The adapter as LoRA or IA3 here, if that gives the weights that peft merges."""
-    if native is None or kind not in NATIVE:
+    if native is None or kind not in peft_config.NATIVE:
         return None
     method, parameters = native
     own = {name: theirs[name].clone() for name in head_shapes(head, backbone.config)}
@@ -363,7 +317,9 @@ def _native(
         room = MERGE_TOLERANCE * float(theirs[name].abs().max()) if is_changed else 0.0
         if not float((ours[name] - theirs[name]).abs().max()) <= room:
             return None
-    return _Imported(spec=spec, parameters={**parameters, **own}, found=f"{NATIVE[kind]} folder")
+    return _Imported(
+        spec=spec, parameters={**parameters, **own}, found=f"{peft_config.NATIVE[kind]} folder"
+    )
 
 
 def _merged(
@@ -377,7 +333,7 @@ def _merged(
     layers = {name.split(".")[1] for name in parameters if name.startswith("layers.")}
     copy = " and the embeddings" if any(it.startswith("embeddings.") for it in parameters) else ""
     found = (
-        f"{ {**NATIVE, **MERGED}[kind] } folder, merged: {len(layers)} of "
+        f"{ {**peft_config.NATIVE, **peft_config.MERGED}[kind] } folder, merged: {len(layers)} of "
         f"{backbone.config.num_layers} layers{copy} its own, {size / 1e6:.0f} MB"
     )
     return _Imported(spec=spec, parameters=parameters, found=found)

@@ -137,12 +137,7 @@ def _filled(parts: Sequence[tuple[slice, Tensor]], num_rows: int) -> Float[Tenso
 def normalised(
     changes: Mapping[Site, MapChange], config: BackboneConfig
 ) -> tuple[Method, dict[str, Tensor]]:
-    """Changes of maps as one method with its float32 parameters; without changes, a head alone.
-
-    Raises:
-        NunatakError: `invalid_method`, a rank is beyond our limit, or a map is scaled at its input
-            in one layer and at its output in another.
-    """
+    """Changes of maps as one method with its float32 parameters; without changes, a head alone."""
     updates = {site: it for site, it in changes.items() if isinstance(it, LoraUpdate)}
     scales = {site: it for site, it in changes.items() if isinstance(it, InputScale | OutputScale)}
     if updates:
@@ -158,9 +153,6 @@ def normalised_lora(
     Semantics:
         for each (layer, target), x:
             scale * (x @ down.T) @ up.T  is the same before and after, zero where there was none
-
-    Raises:
-        NunatakError: `invalid_method`, a rank is beyond what our method takes.
     """
     rank = max(update.down.shape[0] for update in updates.values())
     check_rank(rank)
@@ -208,17 +200,9 @@ def _targets(changes: Mapping[Site, MapChange]) -> tuple[LinearMap, ...]:
 
 
 def to_peft(
-    method: Lora | Ia3,
-    parameters: Mapping[str, Tensor],
-    places: Mapping[str, tuple[HeldMap, ...]],
+    method: Lora | Ia3, parameters: Mapping[str, Tensor], places: Mapping[str, tuple[HeldMap, ...]]
 ) -> tuple[dict[str, JsonValue], dict[str, Tensor]]:
-    """The fields of `adapter_config.json` and the tensors of a method, by peft's names.
-
-    Args:
-        method: describes the parameters.
-        parameters: in float32, by our names.
-        places: the maps in each module; the names of the tensors begin with the modules.
-    """
+    """The fields of `adapter_config.json` and the tensors of a method, by peft's names."""
     own = {
         module: [it for it in held if it.layer >= method.first_layer]
         for module, held in places.items()

@@ -2,23 +2,20 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import torch
 from pydantic import JsonValue
+from safetensors.torch import (
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+)
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from nunatak_artifact.interchange.compatibility import check_exact, write_model
+from nunatak_artifact.checkpoint import CONFIG, new_folder, write_json
+from nunatak_artifact.interchange import transformers_layout as layout
+from nunatak_artifact.interchange.checks import check_exact
 from nunatak_artifact.interchange.cross_encoder import activation_fields
-from nunatak_artifact.interchange.folders import new_folder
-from nunatak_artifact.interchange.transformers_layout import (
-    FAMILIES,
-    POOLING,
-    bare_to_stored,
-    class_name,
-    config_fields,
-    has_class,
-    to_stored,
-)
 from nunatak_artifact.loading import LoadedTask
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import NunatakError
@@ -26,10 +23,13 @@ from nunatak_contract.heads import HeadRecord
 from nunatak_model import Backbone, BackboneConfig, Branch
 from nunatak_model.architectures import ARCHITECTURES, architecture_of, decoder, encoder_shapes
 from nunatak_model.branch import HEAD_PREFIX
+from nunatak_model.checkpoint import WEIGHTS
 from nunatak_model.config import QKV
 from nunatak_model.layer import BottleneckLayer, ChangedMaps
+from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
 from nunatak_model.weights import Linear
 
+MASKS: Final = ("[MASK]", "<mask>")
 KEEP_IT = "write it with --format hub, which keeps every method and head"
 
 
@@ -50,16 +50,16 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
     """
     check_exportable(base)
     own = {name: parameters[name].detach().float() for name in encoder_shapes(base.config)}
-    weights = bare_to_stored(own, base.config)
+    weights = layout.bare_to_stored(own, base.config)
     if base.pooler is not None:
         weights |= _linear(architecture_of(base.config).HEAD_SOURCES["head.dense"], base.pooler)
     config: dict[str, JsonValue] = {
-        "architectures": [f"{FAMILIES[base.config.model_type].class_prefix}Model"],
-        **config_fields(base, base.pooling),
+        "architectures": [f"{layout.FAMILIES[base.config.model_type].class_prefix}Model"],
+        **layout.config_fields(base, base.pooling),
         "dtype": "float32",
     }
     if base.pooling is Pooling.MEAN:
-        config[POOLING] = "mean"
+        config[layout.POOLING] = "mean"
     with new_folder(folder) as made:
         write_model(made, config, weights, base, max_length=base.config.max_tokens)
 
@@ -71,7 +71,7 @@ def check_exportable(base: Backbone) -> None:
     # Transformers' decoders have no field for the pooling, so the pooling would be lost, too.
     written = [
         name
-        for name in FAMILIES
+        for name in layout.FAMILIES
         if name not in decoder.MODEL_TYPES and "head.norm" not in ARCHITECTURES[name].HEAD_SOURCES
     ]
     if base.config.model_type not in written:
@@ -99,11 +99,6 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     into them. Ranking becomes sequence classification with one output, as cross-encoders are
     stored.
 
-    Args:
-        task: loaded on `backbone`.
-        folder: to write to; new or empty.
-        backbone: in float32.
-
     Raises:
         NunatakError: `unsupported_export`, no class of transformers has the method or the head.
         NunatakError: `folder_in_use`, the folder holds something already.
@@ -113,12 +108,12 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
         raise export_refusal(task, "no class of transformers has bottleneck adapters", KEEP_IT)
     check_head(task, backbone, KEEP_IT)
-    family, head = FAMILIES[backbone.config.model_type], task.manifest.head
+    family, head = layout.FAMILIES[backbone.config.model_type], task.manifest.head
     merged = merged_weights(task.branch, backbone)
-    weights = to_stored(merged, family, task.branch.spec.head, backbone.config)
+    weights = layout.to_stored(merged, family, task.branch.spec.head, backbone.config)
     config: dict[str, JsonValue] = {
-        "architectures": [class_name(family, head.kind)],
-        **config_fields(backbone, head.pooling),
+        "architectures": [layout.class_name(family, head.kind)],
+        **layout.config_fields(backbone, head.pooling),
         "dtype": "float32",
         **meaning_fields(head),
     }
@@ -136,7 +131,7 @@ def export_refusal(task: LoadedTask, part: str, advice: str) -> NunatakError:
 def check_head(task: LoadedTask, backbone: Backbone, advice: str) -> None:
     """Raise `unsupported_export` unless a class of transformers computes the task's head."""
     head = task.branch.spec.head
-    if not has_class(head, backbone.config):
+    if not layout.has_class(head, backbone.config):
         dense, bias = ("a" if it else "no" for it in (head.dense, head.bias))
         found = f"{head.pooling} pooling and {dense} dense layer and {bias} bias"
         raise export_refusal(task, f"no class of transformers has a head with {found}", advice)
@@ -191,3 +186,62 @@ def meaning_fields(head: HeadRecord) -> dict[str, JsonValue]:
     if head.kind is HeadKind.RANKING:
         fields |= activation_fields(head.score)
     return fields
+
+
+def write_model(
+    folder: Path,
+    config: Mapping[str, JsonValue],
+    weights: Mapping[str, Tensor],
+    backbone: Backbone,
+    *,
+    max_length: int,
+) -> None:
+    """Write configuration, weights and the backbone's tokenizer."""
+    write_json(folder, CONFIG, config)
+    (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
+    tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)
+    write_json(folder, TOKENIZER_CONFIG, tokenizer)
+    save_file(
+        {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
+        folder / WEIGHTS,
+        metadata={"format": "pt"},
+    )
+
+
+def _tokenizer_config(
+    backbone: Backbone, padding_id: JsonValue, max_length: int
+) -> dict[str, JsonValue]:
+    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
+    inputs: list[JsonValue] = ["input_ids", "attention_mask"]
+    if backbone.tokenizer.tells_texts_apart:
+        inputs.append("token_type_ids")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "model_input_names": inputs,
+        **_special_tokens(tokenizer, backbone, padding_id),
+    }
+
+
+def _special_tokens(
+    tokenizer: Tokenizer, backbone: Backbone, padding_id: JsonValue
+) -> dict[str, JsonValue]:
+    """The special tokens by transformers' names.
+
+    The pipelines of transformers spell an unknown token as the text does, so its name is needed.
+    Other tokens are named only if `tokenizer.json` has them, because a name adds a token to the
+    vocabulary.
+    """
+    tokenizer.no_truncation()
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    names = dict[str, str | None]()
+    if len(ends := tokenizer.encode("").tokens) == 2:
+        first, last = ends
+        names |= {"cls_token": first, "sep_token": last, "bos_token": first, "eos_token": last}
+    names["mask_token"] = next((mask for mask in MASKS if mask in added), None)
+    unknown = backbone.tokenizer.unknown_id
+    return {
+        **({"pad_token": tokenizer.id_to_token(padding_id)} if isinstance(padding_id, int) else {}),
+        **({} if unknown is None else {"unk_token": tokenizer.id_to_token(unknown)}),
+        **{name: token for name, token in names.items() if token in added},
+    }

@@ -7,61 +7,20 @@ differs from the backbone.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 
 import torch
-from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_artifact.interchange.compatibility import (
-    AS_THE_FOLDER_SAYS,
-    CONFIG,
-    ImportChoices,
-    ImportedTask,
-    check_shape,
-    check_tokenizer,
-    read_config,
-    read_object,
-)
-from nunatak_artifact.interchange.cross_encoder import (
-    is_ranking,
-    longest_input,
-    read_cross_encoder,
-    score_of,
-)
-from nunatak_artifact.interchange.folders import (
-    ModelConfigFile,
-    labels_in_order,
-    problem_type_of,
-    read_checkpoint,
-    read_model,
-    read_problem_type,
-)
-from nunatak_artifact.interchange.transformers_layout import (
-    CLASS_SUFFIXES,
-    FAMILIES,
-    from_model,
-    head_spec,
-    num_outputs_of,
-    read_pooling,
-    unread_names,
-)
-from nunatak_artifact.reference import (
-    answers_of,
-    check_answers,
-    check_names,
-    class_named,
-    config_of,
-    load_model,
-    probe_encodings,
-    refusal,
-)
+from nunatak_artifact import reference
+from nunatak_artifact.checkpoint import CONFIG, Checkpoint, Meaning
+from nunatak_artifact.interchange import checks
+from nunatak_artifact.interchange import cross_encoder as cross_encoders
+from nunatak_artifact.interchange import transformers_layout as layout
 from nunatak_contract.enums import HeadKind, RankingScore
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model import (
     Backbone,
     BranchSpec,
-    HeadSpec,
     build_branch,
     dedicated_parameters,
     parameter_shapes,
@@ -153,48 +112,43 @@ def _layers(numbers: Sequence[int]) -> str:
 
 
 def import_transformers(
-    folder: Path, backbone: Backbone, choices: ImportChoices = AS_THE_FOLDER_SAYS
-) -> ImportedTask:
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
+) -> checks.ImportedTask:
     """Keep the parts of a fine-tuned checkpoint that differ from the backbone in at least one bit.
 
     The split depth is the first layer that differs. The classes are those for sequence
     classification (one label, several, or regression), token classification and question
     answering; the one logit of a cross-encoder becomes a ranking.
-
-    Args:
-        folder: as `save_pretrained` writes it, with its tokenizer; safetensors only.
-        backbone: the original backbone of the checkpoint, in float32.
-        choices: override the folder.
-
-    Raises:
-        NunatakError: as `import_folder`.
-        UnsupportedBackboneError: a variant of the family with different computations.
     """
-    settings = read_model(folder, CONFIG, ModelConfigFile)
-    class_name, kind = _head_class(folder, settings.architectures or ())
-    check_shape(folder, backbone)
-    check_tokenizer(folder, backbone)
-    family = FAMILIES[backbone.config.model_type]
-    stored = read_checkpoint(folder)
-    cross_encoder = read_cross_encoder(folder, backbone)
-    num_outputs = num_outputs_of(stored, family, kind)
-    if kind is HeadKind.SEQUENCE_CLASSIFICATION and is_ranking(
-        folder, cross_encoder, choices, num_outputs=num_outputs
+    meaning = checkpoint.parsed(CONFIG, Meaning)
+    class_name, kind = _head_class(checkpoint, meaning.architectures or ())
+    checks.check_shape(checkpoint, backbone)
+    checks.check_tokenizer(checkpoint, backbone)
+    family = layout.FAMILIES[backbone.config.model_type]
+    stored = checkpoint.float_tensors()
+    cross_encoder = cross_encoders.read_cross_encoder(checkpoint, backbone)
+    num_outputs = layout.num_outputs_of(stored, family, kind)
+    if kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
+        checkpoint, cross_encoder, choices, num_outputs=num_outputs
     ):
         kind = HeadKind.RANKING
-    head = head_spec(
+    head = layout.head_spec(
         kind,
-        read_config(folder),
+        checks.read_config(checkpoint),
         num_outputs=num_outputs,
-        pooling=read_pooling(folder, backbone.config, settings.classifier_pooling),
+        pooling=layout.read_pooling(checkpoint, backbone.config, meaning.classifier_pooling),
     )
-    config = config_of(
-        folder, {**read_object(folder, CONFIG), "num_labels": num_outputs, "id2label": None}
+    config = reference.config_of(
+        checkpoint, {**checkpoint.config, "num_labels": num_outputs, "id2label": None}
     )
-    loaded = load_model(folder, class_named(folder, class_name), config, stored)
-    unread = loaded.unread - unread_names(family, backbone.config)
-    check_names(folder, missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
-    tensors = from_model(loaded.model.state_dict(), family, head, backbone.config)
+    loaded = reference.load_model(
+        checkpoint, reference.class_named(checkpoint, class_name), config, stored
+    )
+    unread = loaded.unread - layout.unread_names(family, backbone.config)
+    checkpoint.check_names(missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
+    tensors = layout.from_model(loaded.model.state_dict(), family, head, backbone.config)
     found = find_divergence(tensors, backbone)
     formats = {it.dtype for it in stored.values()} - {torch.float32}
     rounded = next((it for it in formats if _is_rounded(tensors, found, backbone, it)), None)
@@ -203,58 +157,49 @@ def import_transformers(
         name: tensors[name].to(torch.float32, copy=True)
         for name in parameter_shapes(spec, backbone.config)
     }
-    encodings = probe_encodings(backbone)
+    own = sum(tensor.numel() for tensor in parameters.values())
+    shared = 1 - own / dedicated_parameters(backbone.config, head)
+    encodings = reference.probe_encodings(backbone)
     branch = build_branch(spec, backbone.config, parameters)
-    expected = answers_of(loaded.model, encodings)
-    check_answers(folder, branch, backbone, encodings, expected)
-    return ImportedTask(
+    expected = reference.answers_of(loaded.model, encodings)
+    reference.check_answers(checkpoint, branch, backbone, encodings, expected)
+    return checks.ImportedTask(
         spec=spec,
-        labels=labels_in_order(
-            folder, head, given=choices.labels, stored=_stored_labels(settings, head)
+        labels=checks.labels_in_order(
+            checkpoint,
+            head,
+            given=choices.labels,
+            # transformers does not store its default names.
+            stored=meaning.id2label or {str(it): f"LABEL_{it}" for it in range(head.num_labels)},
         ),
-        problem_type=problem_type_of(
-            folder, head, choices.problem_type or read_problem_type(folder, settings.problem_type)
+        problem_type=checks.problem_type_of(
+            checkpoint,
+            head,
+            choices.problem_type or checks.read_problem_type(checkpoint, meaning.problem_type),
         ),
         parameters=parameters,
-        max_length=longest_input(folder, backbone, cross_encoder),
-        score=score_of(cross_encoder) if kind is HeadKind.RANKING else RankingScore.SIGMOID,
-        source=f"{class_name}, {_report(found, head, parameters, backbone)}{_advice(rounded)}",
+        max_length=cross_encoder.max_length,
+        score=cross_encoder.score if kind is HeadKind.RANKING else RankingScore.SIGMOID,
+        source=f"{class_name}, {found.describe()}; {shared:.0%} of the parameters stay shared"
+        f"{_advice(rounded)}",
     )
 
 
-def _head_class(folder: Path, named: Sequence[str]) -> tuple[str, HeadKind]:
+def _head_class(checkpoint: Checkpoint, named: Sequence[str]) -> tuple[str, HeadKind]:
     """Return the one class that `config.json` names, and the kind of its head."""
     if len(named) != 1:
-        raise refusal(
-            folder,
+        raise checkpoint.refuse(
             f"architectures in config.json names {', '.join(named) or 'no class'}",
             "write there the one class of transformers that the model was trained as, such "
             "as BertForSequenceClassification",
         )
-    for family in FAMILIES.values():
-        for suffix, kind in CLASS_SUFFIXES.items():
+    for family in layout.FAMILIES.values():
+        for suffix, kind in layout.CLASS_SUFFIXES.items():
             if named[0] == family.class_prefix + suffix:
                 return named[0], kind
-    prefixes = dict.fromkeys(family.class_prefix for family in FAMILIES.values())
-    raise refusal(
-        folder,
+    prefixes = dict.fromkeys(family.class_prefix for family in layout.FAMILIES.values())
+    raise checkpoint.refuse(
         f"it is a {named[0]}",
         f"expected a class of transformers called {', '.join(prefixes)} with "
-        f"{', '.join(CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
+        f"{', '.join(layout.CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
     )
-
-
-def _stored_labels(settings: ModelConfigFile, head: HeadSpec) -> Mapping[str, JsonValue]:
-    """The folder's label names.
-
-    If there are none, transformers' default names, which are not stored.
-    """
-    return settings.id2label or {str(index): f"LABEL_{index}" for index in range(head.num_labels)}
-
-
-def _report(
-    found: Divergence, head: HeadSpec, parameters: Mapping[str, Tensor], backbone: Backbone
-) -> str:
-    own = sum(tensor.numel() for tensor in parameters.values())
-    shared = 1 - own / dedicated_parameters(backbone.config, head)
-    return f"{found.describe()}; {shared:.0%} of the parameters stay shared"

@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from pathlib import Path
 from typing import Final, TypeVar, cast
 
 import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from nunatak_artifact.reference import OWN_CODE, refusal
+from nunatak_artifact.checkpoint import Checkpoint
+from nunatak_artifact.reference import OWN_CODE
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling
 from nunatak_model import Backbone, BackboneConfig, HeadSpec
 from nunatak_model.architectures import (
@@ -217,19 +217,15 @@ def head_spec(
     return usual_head(config, kind=kind, num_labels=num_outputs, pooling=pooling)
 
 
-def read_pooling(folder: Path, config: BackboneConfig, named: str | None) -> Pooling:
-    """The pooling of sequence heads under the setting `classifier_pooling`.
-
-    Raises:
-        NunatakError: `unsupported_import`, transformers knows no such pooling.
-    """
+def read_pooling(checkpoint: Checkpoint, config: BackboneConfig, named: str | None) -> Pooling:
+    """The pooling of sequence heads under the setting `classifier_pooling`."""
     poolings = POOLINGS.get(config.model_type)
     if poolings is None:
         return Pooling.FIRST
     chosen = named or next(iter(poolings))
     if chosen not in poolings:
-        raise refusal(
-            folder, f"its {POOLING} is {named!r}", f"expected one of {', '.join(poolings)}"
+        raise checkpoint.refuse(
+            f"its {POOLING} is {named!r}", f"expected one of {', '.join(poolings)}"
         )
     return poolings[chosen]
 

@@ -1,7 +1,6 @@
 """`nunatak task import|export|push|pull`: exchange versions with other programs and the hub."""
 
 # ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -265,6 +264,7 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
 def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | None) -> Published:
     """Import a folder, publish it, and point `alias`, if given, at the new version."""
     from nunatak_artifact.interchange import (
+        Checkpoint,
         HuggingFaceHub,
         draft_imported,
         fetched,
@@ -280,7 +280,9 @@ def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | N
     with fetched(
         request.place, hub=HuggingFaceHub(), revision=request.revision, files=importing.FILES
     ) as there:
-        imported = import_folder(there.folder, backbone, kind=request.kind, choices=request.choices)
+        imported = import_folder(
+            Checkpoint(there.folder), backbone, kind=request.kind, choices=request.choices
+        )
         draft = draft_imported(
             request.task,
             imported,

@@ -77,12 +77,6 @@ def architecture_of(config: BackboneConfig) -> Architecture[Any]:
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
-    """Read transformers' `config.json`.
-
-    Raises:
-        UnsupportedBackboneError: another architecture, or a variant with different computations.
-        CorruptBackboneError: a field has no value that a model could have.
-    """
     architecture = ARCHITECTURES.get(str(raw.get("model_type")))
     if raw.get("model_type") == "albert":
         raise UnsupportedBackboneError(
@@ -117,7 +111,6 @@ def _check_sizes(config: BackboneConfig) -> None:
 
 
 def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
-    """Names and shapes of one layer."""
     return architecture_of(config).layer_shapes(layer, config)
 
 

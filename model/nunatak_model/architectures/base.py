@@ -25,11 +25,7 @@ class RunLayer(Protocol):
     """Runs the layers of one encoder over packed rows that were planned before."""
 
     def __call__(
-        self,
-        hidden: Float[Tensor, "tokens width"],
-        layer: MixedLayer,
-        *,
-        dropout: float,
+        self, hidden: Float[Tensor, "tokens width"], layer: MixedLayer, *, dropout: float
     ) -> Float[Tensor, "tokens width"]:
         """Run one layer; each row's result equals the result of its task's own layer alone."""
         ...

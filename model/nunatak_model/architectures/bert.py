@@ -26,13 +26,7 @@ from nunatak_model.ops.attention import Attention
 from nunatak_model.ops.device import to_device_at_once
 from nunatak_model.ops.linear import apply_linear, layer_norm
 from nunatak_model.text.encoding import Encoding
-from nunatak_model.weights import (
-    PROJECTION,
-    EmbeddingWeights,
-    Shapes,
-    linear_shapes,
-    norm_shapes,
-)
+from nunatak_model.weights import PROJECTION, EmbeddingWeights, Shapes, linear_shapes, norm_shapes
 
 POSITIONS_FROM_PADDING = {"bert": False, "roberta": True, "xlm-roberta": True, "camembert": True}
 """Values of `model_type`, and whether positions start after the padding id."""
@@ -70,11 +64,6 @@ HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
-    """Read transformers' `config.json` of a supported model.
-
-    Raises:
-        UnsupportedBackboneError: a variant whose layers have different computations.
-    """
     model_type = raw["model_type"]
     of_type = {"vocab_size": ROBERTA_VOCAB_SIZE} if model_type == "roberta" else {}
     return read_encoder(
@@ -88,9 +77,6 @@ def read_encoder(raw: Mapping[str, Any], *, from_padding: bool) -> BackboneConfi
     Args:
         raw: the fields, defaults included; `pad_token_id` may be missing.
         from_padding: whether positions start after the padding id.
-
-    Raises:
-        UnsupportedBackboneError: a variant whose layers have different computations.
     """
     positions = raw.get("position_embedding_type") or "absolute"
     if positions != "absolute" or raw.get("is_decoder"):
@@ -156,10 +142,7 @@ def identity_of(family: str, config: BackboneConfig, **more: object) -> str:
 
 
 def sources_in(
-    target: str,
-    embeddings: Mapping[str, str],
-    layers: str,
-    parts: Mapping[str, tuple[str, ...]],
+    target: str, embeddings: Mapping[str, str], layers: str, parts: Mapping[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
     """Names of the stored tensors that make up `target`, by the tables of an architecture.
 
@@ -187,7 +170,6 @@ dense_block = partial(first_token_block, TANH_BLOCK)
 
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:
-    """Names and shapes of the embeddings."""
     width = config.embedding_width or config.hidden_width
     shapes: Shapes = {
         "embeddings.word": (config.vocab_size, width),
@@ -201,7 +183,6 @@ def embedding_shapes(config: BackboneConfig) -> Shapes:
 
 
 def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
-    """Names and shapes of one layer."""
     prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
     return {
         **linear_shapes(f"{prefix}.qkv", out=3 * width, into=width),
@@ -264,7 +245,6 @@ def run_feed_forward(
 
 
 def plan_layers(attention: Attention, config: BackboneConfig) -> RunLayer:
-    """All layers share the attention."""
     # A function made here would make classes from its annotations for each batch, and leave them
     # in cycles.
     return partial(run_layer, attend=partial(_attend, attention, config), config=config)

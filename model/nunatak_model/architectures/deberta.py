@@ -31,12 +31,7 @@ from nunatak_model.layer import MixedLayer, TokenSpan, mixed_qkv
 from nunatak_model.ops.attention import Attention, AttentionPlan
 from nunatak_model.ops.device import to_device
 from nunatak_model.ops.linear import apply_linear, layer_norm
-from nunatak_model.ops.pair_attention import (
-    attend_in_pieces,
-    by_pair,
-    by_runs,
-    distances,
-)
+from nunatak_model.ops.pair_attention import attend_in_pieces, by_pair, by_runs, distances
 from nunatak_model.text.encoding import Encoding
 from nunatak_model.weights import (
     PROJECTION,
@@ -126,11 +121,6 @@ class DebertaConfig(BackboneConfig):
 
 
 def config_from(raw: dict[str, Any]) -> DebertaConfig:
-    """Read transformers' `config.json`.
-
-    Raises:
-        UnsupportedBackboneError: a variant with different computations.
-    """
     raw = {**DEFAULTS, **raw}
     named: str | list[str] = raw.get("pos_att_type") or []
     products = [it.strip() for it in named.lower().split("|")] if isinstance(named, str) else named
@@ -167,7 +157,6 @@ def config_from(raw: dict[str, Any]) -> DebertaConfig:
 
 
 def identity(config: DebertaConfig) -> str:
-    """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
     return bert.identity_of(
         "deberta-v2",
         config,

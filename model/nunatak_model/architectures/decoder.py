@@ -92,11 +92,6 @@ class DecoderConfig(BackboneConfig):
 
 
 def config_from(raw: dict[str, Any]) -> DecoderConfig:
-    """Read transformers' `config.json`, in its spelling before and since version 5.
-
-    Raises:
-        UnsupportedBackboneError: a variant whose layers have different computations.
-    """
     is_qwen = raw["model_type"] == "qwen3"
     fields = read_fields(raw, DEFAULTS[raw["model_type"]])
     if raw.get("is_causal") is False:
@@ -108,20 +103,11 @@ def config_from(raw: dict[str, Any]) -> DecoderConfig:
         _check_windows(raw, fields["num_layers"])
         # Qwen3 has no setting for these biases.
         fields["feedforward_bias"] = False
-    return DecoderConfig(
-        **fields,
-        is_causal=True,
-        has_score_bias=False,
-        has_head_norms=is_qwen,
-    )
+    return DecoderConfig(**fields, is_causal=True, has_score_bias=False, has_head_norms=is_qwen)
 
 
 def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[str, Any]:
-    """The fields of a `DecoderConfig` that all models with Llama's layers share.
-
-    Raises:
-        UnsupportedBackboneError: a variant whose layers have different computations.
-    """
+    """The fields of a `DecoderConfig` that all models with Llama's layers share."""
     raw = {**SHARED_DEFAULTS, **defaults, **raw}
     if "AutoModel" in (raw.get("auto_map") or {}):
         raise UnsupportedBackboneError(
@@ -204,7 +190,6 @@ def layer_facts(family: str, config: DecoderConfig) -> str:
 
 
 def source_names(target: str) -> tuple[str, ...]:
-    """Names, without prefix, of the stored tensors that make up our tensor `target`."""
     if target == "embeddings.word":
         return (WORDS,)
     _, layer, part, kind = target.split(".")

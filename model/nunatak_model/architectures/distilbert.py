@@ -49,10 +49,6 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     """Read transformers' `config.json`.
 
     The table of positions is stored, so `sinusoidal_pos_embds` changes nothing.
-
-    Raises:
-        UnsupportedBackboneError: a variant with different computations, or two names of one field
-            with different values.
     """
     read_activation("activation", raw.get("activation", "gelu"))
     fields = {name: it for name, it in raw.items() if name not in {*NAMES.values(), *FIXED}}
@@ -69,5 +65,4 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
 
 
 def embedding_shapes(config: BackboneConfig) -> Shapes:
-    """Names and shapes of the embeddings."""
     return {name: it for name, it in bert.embedding_shapes(config).items() if name in EMBEDDINGS}

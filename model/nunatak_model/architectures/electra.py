@@ -45,9 +45,6 @@ def config_from(raw: dict[str, Any]) -> BackboneConfig:
     """Read transformers' `config.json`.
 
     The fields `summary_...` belong to heads for multiple choice, and change nothing here.
-
-    Raises:
-        UnsupportedBackboneError: a variant with different computations.
     """
     raw = {**DEFAULTS, **raw}
     config = bert.read_encoder(raw, from_padding=False)

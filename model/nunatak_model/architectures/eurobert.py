@@ -60,11 +60,6 @@ BLOCK = DenseBlock(activation=Activation.GELU, bias=True, norm=HeadNorm.NONE)
 
 
 def config_from(raw: dict[str, Any]) -> DecoderConfig:
-    """Read transformers' `config.json`.
-
-    Raises:
-        UnsupportedBackboneError: a variant whose layers have different computations.
-    """
     return DecoderConfig(**read_fields(raw, DEFAULTS), has_head_norms=False)
 
 
@@ -75,6 +70,5 @@ def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | 
 
 
 def plan_layers(attention: Attention, config: DecoderConfig) -> RunLayer:
-    """All layers share the attention."""
     attend = rotary(attention, attention.positions(), config.rope, config)
     return partial(run_prenorm_layer, attention=attend, config=config, norm=rms_norm)

@@ -87,11 +87,6 @@ class ModernBertConfig(BackboneConfig):
 
 
 def config_from(raw: dict[str, Any]) -> ModernBertConfig:
-    """Read transformers' `config.json`, in its spelling before and since version 5.
-
-    Raises:
-        UnsupportedBackboneError: unsupported rotary positions, or an unknown activation.
-    """
     raw = {**DEFAULTS, **raw}
     num_layers: int = raw["num_hidden_layers"]
     bias: bool = raw["norm_bias"]
@@ -147,7 +142,6 @@ def identity(config: ModernBertConfig) -> str:
 
 
 def source_names(target: str) -> tuple[str, ...]:
-    """Name, without prefix, of the stored tensor that is our tensor `target`."""
     if target in EMBEDDINGS:
         return (EMBEDDINGS[target],)
     _, layer, part, kind = target.split(".")
@@ -162,7 +156,6 @@ def dense_block(config: ModernBertConfig, pooling: Pooling | None) -> DenseBlock
 
 
 def embedding_shapes(config: ModernBertConfig) -> Shapes:
-    """Names and shapes of the embeddings."""
     width = config.hidden_width
     return {
         "embeddings.word": (config.vocab_size, width),

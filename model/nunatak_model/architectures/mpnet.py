@@ -25,12 +25,7 @@ from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, mixed_qkv
 from nunatak_model.ops.attention import Attention, AttentionPlan
 from nunatak_model.ops.device import to_device
-from nunatak_model.ops.pair_attention import (
-    attend_in_pieces,
-    by_pair,
-    by_runs,
-    distances,
-)
+from nunatak_model.ops.pair_attention import attend_in_pieces, by_pair, by_runs, distances
 from nunatak_model.weights import RELATIVE, RelativePositions, Shapes
 
 MODEL_TYPES = ("mpnet",)
@@ -62,11 +57,6 @@ source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="encoder.l
 
 
 def config_from(raw: dict[str, Any]) -> BackboneConfig:
-    """Read transformers' `config.json`.
-
-    Raises:
-        UnsupportedBackboneError: a variant with different computations.
-    """
     raw = {**DEFAULTS, **raw}
     if raw["relative_attention_num_buckets"] != NUM_BUCKETS:
         raise UnsupportedBackboneError(

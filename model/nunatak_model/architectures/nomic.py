@@ -141,11 +141,6 @@ class NomicArchitecture:
         self.HEAD_SOURCES: Mapping[str, str] = {"head.dense": "pooler.dense"}
 
     def config_from(self, raw: dict[str, Any]) -> NomicConfig:
-        """Read transformers' `config.json`.
-
-        Raises:
-            UnsupportedBackboneError: a variant whose layers have different computations.
-        """
         raw = {**SHARED_DEFAULTS, **DEFAULTS[self._model_type], **raw}
         _check_old_settings(raw)
         width, num_heads = raw["hidden_size"], raw["num_attention_heads"]
@@ -173,7 +168,6 @@ class NomicArchitecture:
         )
 
     def identity(self, config: NomicConfig) -> str:
-        """Return the facts for a digest, in addition to names, shapes and bytes of the tensors."""
         return json.dumps(
             {
                 "family": config.model_type,
@@ -186,7 +180,6 @@ class NomicArchitecture:
         )
 
     def source_names(self, target: str) -> tuple[str, ...]:
-        """Names, without prefix, of the stored tensors that make up our tensor `target`."""
         norm, layers, parts = LAYERS[self._model_type]
         if target in EMBEDDINGS:
             return (EMBEDDINGS[target],)
@@ -201,7 +194,6 @@ class NomicArchitecture:
         return TANH_BLOCK if pooling is Pooling.FIRST else None
 
     def embedding_shapes(self, config: NomicConfig) -> Shapes:
-        """Names and shapes of the embeddings."""
         width = config.hidden_width
         shapes: Shapes = {"embeddings.word": (config.vocab_size, width)}
         if config.has_token_types:
@@ -209,7 +201,6 @@ class NomicArchitecture:
         return {**shapes, **norm_shapes("embeddings.norm", width)}
 
     def layer_shapes(self, layer: int, config: NomicConfig) -> Shapes:
-        """Names and shapes of one layer."""
         prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
         bias = config.is_gte
         return {
@@ -236,7 +227,6 @@ class NomicArchitecture:
         return layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
 
     def plan_layers(self, attention: Attention, config: NomicConfig) -> RunLayer:
-        """All layers share the attention."""
         turned = rotary(attention, attention.positions(), config.rope, config)
         return partial(
             bert.run_layer,

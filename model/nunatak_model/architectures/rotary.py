@@ -63,7 +63,6 @@ class LinearRope(Rope):
     factor: float
 
     def frequencies(self, width: int, device: torch.device) -> Float[Tensor, " half"]:
-        """See `Rope`."""
         return Rope.frequencies(self, width, device) / self.factor
 
 
@@ -78,7 +77,6 @@ class Llama3Rope(Rope):
     original_max_position_embeddings: int
 
     def frequencies(self, width: int, device: torch.device) -> Float[Tensor, " half"]:
-        """See `Rope`."""
         plain = Rope.frequencies(self, width, device)
         context, low, high = (
             self.original_max_position_embeddings,
@@ -111,7 +109,6 @@ class YarnRope(Rope):
         return self.attention_factor
 
     def frequencies(self, width: int, device: torch.device) -> Float[Tensor, " half"]:
-        """See `Rope`."""
         powers = self.rope_theta ** (torch.arange(0, width, 2, device=device) / width)
         low, high = self._place(self.beta_fast, width), self._place(self.beta_slow, width)
         if self.truncate:
@@ -141,10 +138,6 @@ def read_rope(settings: Mapping[str, Any], *, theta: object, num_positions: int)
         settings: one `rope_parameters`, or `rope_scaling`.
         theta: the base, if the settings have none.
         num_positions: the context, if the settings name no original context.
-
-    Raises:
-        UnsupportedBackboneError: another type, a setting that no type here has, or no number where
-            one is needed.
     """
     kind, given = _read_type(settings)
     values = {**_defaults(kind, theta=theta, num_positions=num_positions), **given}
@@ -185,11 +178,7 @@ def _read_type(settings: Mapping[str, Any]) -> tuple[type[Rope], dict[str, Any]]
 
 
 def read_flat_rope(raw: Mapping[str, Any], *, default_theta: float) -> Rope:
-    """The rotary positions of a configuration that has one kind of layers.
-
-    Raises:
-        UnsupportedBackboneError: rotary positions that are computed otherwise.
-    """
+    """The rotary positions of a configuration that has one kind of layers."""
     settings: Mapping[str, Any] = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     for name in ("partial_rotary_factor", "original_max_position_embeddings"):
         if raw.get(name) not in {None, 1.0, settings.get(name)}:
@@ -269,10 +258,7 @@ class RotaryAttention:
         """Turn each pair (i, i + half) of a head by the token's angles, in float32."""
         first, second = heads.float().chunk(2, dim=-1)
         return torch.cat(
-            (
-                first * self.cosine - second * self.sine,
-                second * self.cosine + first * self.sine,
-            ),
+            (first * self.cosine - second * self.sine, second * self.cosine + first * self.sine),
             dim=-1,
         )
 
@@ -284,9 +270,7 @@ def rotary(
     frequencies = rope.frequencies(config.head_width, positions.device)
     angles = (positions.unsqueeze(1).float() * frequencies).unsqueeze(1)
     return RotaryAttention(
-        attend=attention,
-        cosine=angles.cos() * rope.amplitude,
-        sine=angles.sin() * rope.amplitude,
+        attend=attention, cosine=angles.cos() * rope.amplitude, sine=angles.sin() * rope.amplitude
     )
 
 

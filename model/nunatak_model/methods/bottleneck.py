@@ -70,7 +70,6 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
                 )
 
     def split_depth(self, config: BackboneConfig) -> int:
-        """The lowest adapted layer."""
         return self.method.first_layer
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:

@@ -28,11 +28,7 @@ from nunatak_model.methods.base import MethodMaths, check_first_layer, map_width
 from nunatak_model.ops.grouped import SlotGroups
 from nunatak_model.weights import Shapes
 
-SCALABLE_INPUTS = (
-    LinearMap.ATTENTION_OUTPUT,
-    LinearMap.FEEDFORWARD_IN,
-    LinearMap.FEEDFORWARD_OUT,
-)
+SCALABLE_INPUTS = (LinearMap.ATTENTION_OUTPUT, LinearMap.FEEDFORWARD_IN, LinearMap.FEEDFORWARD_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,6 @@ class LoraMaths(MethodMaths[Lora]):
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
-        """The lowest adapted layer."""
         return self.method.first_layer
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:

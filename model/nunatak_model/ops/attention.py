@@ -102,16 +102,13 @@ class RunAttention:
     device: torch.device
 
     def positions(self) -> Int[Tensor, " tokens"]:
-        """Place of each token in its row, counted from 0."""
         lengths = (run.length for run in self.plan for _ in range(run.num_rows))
         return flattened(map(range, lengths), self.device)
 
     def narrow(self, reach: int) -> "RunAttention":
-        """The same rows, with tokens that see only `reach` tokens to either side."""
         return replace(self, plan=narrow(self.plan, reach=reach, device=self.device))
 
     def causal(self) -> "RunAttention":
-        """The same rows, with tokens that see only themselves and earlier tokens."""
         return replace(self, plan=tuple(replace(run, is_causal=True) for run in self.plan))
 
     def __call__(
@@ -122,7 +119,6 @@ class RunAttention:
         num_key_heads: int | None = None,
         dropout: float,
     ) -> Float[Tensor, "tokens width"]:
-        """Let the tokens of each row attend to one another (see `attend`)."""
         return attend(
             qkv, self.plan, num_heads=num_heads, num_key_heads=num_key_heads, dropout=dropout
         )
@@ -217,7 +213,6 @@ class PaddedAttention:
         return torch.cat(places).index_select(0, self.padding.cell_of)
 
     def narrow(self, reach: int) -> "PaddedAttention":
-        """The same rows, with tokens that see only `reach` tokens to either side."""
         device = self.padding.cell_of.device
         return replace(self, plan=narrow(self.plan, reach=reach, device=device), additive={})
 
@@ -237,7 +232,6 @@ class PaddedAttention:
         num_key_heads: int | None = None,
         dropout: float,
     ) -> Float[Tensor, "tokens width"]:
-        """Let the tokens of each row attend to one another (see `attend`)."""
         plan = self.additive.get(qkv.dtype)
         if plan is None:
             plan = self.additive[qkv.dtype] = tuple(_additive(it, qkv.dtype) for it in self.plan)
@@ -359,11 +353,9 @@ class VarlenAttention:
         return places - self.bounds.index_select(0, row)
 
     def narrow(self, reach: int) -> "VarlenAttention":
-        """The same rows, with tokens that see only `reach` tokens to either side."""
         return replace(self, window=(reach, reach))
 
     def causal(self) -> "VarlenAttention":
-        """The same rows, with tokens that see only themselves and earlier tokens."""
         return replace(self, window=BACKWARDS)
 
     def __call__(
@@ -374,11 +366,6 @@ class VarlenAttention:
         num_key_heads: int | None = None,
         dropout: float,
     ) -> Float[Tensor, "tokens width"]:
-        """Let the tokens of each row attend to one another (see `attend`).
-
-        Raises:
-            ValueError: dropout is not 0, and the kernels have no dropout.
-        """
         if dropout > 0.0:
             raise ValueError(
                 f"the kernels that serve have no dropout, got {dropout}; "

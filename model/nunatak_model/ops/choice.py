@@ -26,6 +26,7 @@ from torch.nn import functional
 from nunatak_contract.enums import Activation
 from nunatak_contract.errors import NunatakError
 from nunatak_model.config import BackboneConfig
+from nunatak_model.ops import native
 from nunatak_model.ops.attention import (
     Attention,
     PlanAttention,
@@ -46,22 +47,6 @@ from nunatak_model.ops.grouped import (
 )
 from nunatak_model.ops.linear import activate, layer_norm
 from nunatak_model.ops.low_rank import LoraUpdate
-from nunatak_model.ops.native import (
-    ACTIVATIONS,
-    LONGEST_ROW,
-    NATIVE_DTYPES,
-    NATIVE_TASK_KERNELS,
-    NO_TASK_KERNELS,
-    AdapterMaps,
-    AddAdapters,
-    AddLowRank,
-    LowRank,
-    RunNorms,
-    TaskKernels,
-    has_native_operators,
-    laid_by_columns,
-    native_attention,
-)
 from nunatak_model.ops.rows import SumRows, sum_by_index, sum_by_segment
 from nunatak_model.weights import Linear, Norm
 
@@ -103,7 +88,7 @@ class Ops:
     """Products grouped over tasks; None if each task runs alone."""
     banks: SlotBanks | None = None
     """Pages of slots, which the groups read; None if there are no groups."""
-    tasks: TaskKernels = NO_TASK_KERNELS
+    tasks: native.TaskKernels = native.NO_TASK_KERNELS
     """Operators that serve all tasks of a layer without slots."""
 
     def fast_kernels(self) -> tuple[str, ...]:
@@ -114,7 +99,7 @@ class Ops:
             "segment_sums": self.sum_rows is sum_by_segment,
             "grouped_products": self.groups is kernel_groups,
             "padded_products": self.groups is padded_groups,
-            "native_attention": self.attention is native_attention,
+            "native_attention": self.attention is native.native_attention,
             "native_low_rank": self.tasks.low_rank is not None,
             "native_adapters": self.tasks.adapters is not None,
             "native_norms": self.tasks.norms is not None,
@@ -128,10 +113,10 @@ PLAIN_OPS = Ops()
 
 def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
     """The operations that should be the fastest for such a backbone on this device; unproven."""
-    if device.type == "cpu" and dtype in NATIVE_DTYPES and has_native_operators():
+    if device.type == "cpu" and dtype in native.NATIVE_DTYPES and native.has_native_operators():
         # Terms for pairs of tokens need attention by runs.
-        attention = attention_by_runs if config.has_pair_terms else native_attention
-        return Ops(attention=attention, tasks=NATIVE_TASK_KERNELS)
+        attention = attention_by_runs if config.has_pair_terms else native.native_attention
+        return Ops(attention=attention, tasks=native.NATIVE_TASK_KERNELS)
     if device.type != "cuda":
         return PLAIN_OPS
     if config.has_pair_terms:
@@ -168,7 +153,7 @@ def proven_ops(
         NunatakError: `invalid_settings`, a kernel has stopped the device.
     """
     forms = {ops.attention: "flash attention", padded_attention: "padded attention"}
-    if ops.attention is native_attention:
+    if ops.attention is native.native_attention:
         forms = {ops.attention: "the native attention"}
     attention = _first_proven(
         forms,
@@ -198,14 +183,14 @@ def proven_ops(
 
 
 def _proven_task_kernels(
-    tasks: TaskKernels, config: BackboneConfig, *, dtype: torch.dtype, device: torch.device
-) -> TaskKernels:
+    tasks: native.TaskKernels, config: BackboneConfig, *, dtype: torch.dtype, device: torch.device
+) -> native.TaskKernels:
     def proven(form: FormT | None, name: str, proof: Callable[..., bool]) -> FormT | None:
         names: dict[FormT | None, str] = {form: name}
         run = partial(proof, width=config.hidden_width, dtype=dtype, device=device)
         return _first_proven(names, plain=None, proof=run, device=device)
 
-    return TaskKernels(
+    return native.TaskKernels(
         low_rank=proven(tasks.low_rank, "the native low-rank update", _updates_alike),
         adapters=proven(tasks.adapters, "the native adapter", _adapts_alike),
         norms=proven(tasks.norms, "the native norm", _normalises_alike),
@@ -257,7 +242,7 @@ def _check_alive(name: str, device: torch.device, error: Exception) -> None:
 def _attends_alike(
     attention: PlanAttention, *, config: BackboneConfig, dtype: torch.dtype, device: torch.device
 ) -> bool:
-    longest = LONGEST_ROW if attention is native_attention else max(LENGTHS)
+    longest = native.LONGEST_ROW if attention is native.native_attention else max(LENGTHS)
     lengths = [min(length, config.max_tokens, longest) for length in LENGTHS]
     qkv = _random(sum(lengths), sum(config.qkv_widths), device=device).to(dtype)
     fast, plain = attention(lengths, device), attention_by_runs(lengths, device)
@@ -288,11 +273,7 @@ def _sums_alike(sum_rows: SumRows, *, config: BackboneConfig, device: torch.devi
 
 
 def _groups_alike(
-    plan: PlanGroups,
-    *,
-    maps: Sequence[tuple[int, int]],
-    dtype: torch.dtype,
-    device: torch.device,
+    plan: PlanGroups, *, maps: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device
 ) -> bool:
     groups = plan(MEMBERS, NUM_SLOTS, device)
     num_tokens = sum(count for _, count in MEMBERS)
@@ -322,12 +303,12 @@ def _products(maps: Sequence[tuple[int, int]], dtype: torch.dtype) -> Iterator[t
 
 
 def _updates_alike(
-    add: AddLowRank, *, width: int, dtype: torch.dtype, device: torch.device
+    add: native.AddLowRank, *, width: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
     x, spans = _task_tokens(width, dtype, device)
     seen = _random(len(x), 2 * width, device=device, seed=1).to(dtype)
     updates = [
-        LowRank(
+        native.LowRank(
             tokens=tokens,
             first_column=number % 2 * width,
             update=LoraUpdate(
@@ -347,11 +328,11 @@ def _updates_alike(
 
 
 def _adapts_alike(
-    add: AddAdapters, *, width: int, dtype: torch.dtype, device: torch.device
+    add: native.AddAdapters, *, width: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
     x, spans = _task_tokens(width, dtype, device)
     adapters = [
-        AdapterMaps(
+        native.AdapterMaps(
             tokens=tokens,
             down=Linear(
                 weight=_factor(size, width, dtype, device),
@@ -366,13 +347,16 @@ def _adapts_alike(
     ]
     return all(
         _adapts_alike_by(add, x, adapters, activation)
-        for activation in ACTIVATIONS
+        for activation in native.ACTIVATIONS
         if activation is not None
     )
 
 
 def _adapts_alike_by(
-    add: AddAdapters, x: Tensor, adapters: Sequence[AdapterMaps], activation: Activation
+    add: native.AddAdapters,
+    x: Tensor,
+    adapters: Sequence[native.AdapterMaps],
+    activation: Activation,
 ) -> bool:
     seen = _random(*x.shape, device=x.device, seed=1).to(x.dtype)
     expected = seen.float()
@@ -384,7 +368,7 @@ def _adapts_alike_by(
 
 
 def _normalises_alike(
-    run: RunNorms, *, width: int, dtype: torch.dtype, device: torch.device
+    run: native.RunNorms, *, width: int, dtype: torch.dtype, device: torch.device
 ) -> bool:
     x, spans = _task_tokens(width, dtype, device)
     norms = [
@@ -421,7 +405,7 @@ def _factor(
     out: int, into: int, dtype: torch.dtype, device: torch.device
 ) -> Float[Tensor, "out in"]:
     factor = _random(out, into, device=device, seed=out).div_(into**0.5).to(dtype)
-    return laid_by_columns(factor)
+    return native.laid_by_columns(factor)
 
 
 def _exactly(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor, "tokens out"]:

@@ -100,11 +100,7 @@ class SlotBanks:
     """All pages of one backbone; may be used by several threads at once."""
 
     def __init__(
-        self,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        page_bytes: int = DEFAULT_PAGE_BYTES,
+        self, *, dtype: torch.dtype, device: torch.device, page_bytes: int = DEFAULT_PAGE_BYTES
     ) -> None:
         self._dtype = dtype
         self._device = device
@@ -271,7 +267,6 @@ class PaddedGroups:
     blocks: tuple[SlotBlock, ...]
 
     def pad(self, x: Float[Tensor, "tokens in"]) -> Float[Tensor, "cells in"]:
-        """Copy the tokens into their cells."""
         return self.padding.pad(x)
 
     def product(
@@ -293,7 +288,6 @@ class PaddedGroups:
         return y
 
     def unpad(self, y: Float[Tensor, "cells out"]) -> Float[Tensor, "tokens out"]:
-        """Copy the tokens out of their cells."""
         return self.padding.unpad(y)
 
 

@@ -27,11 +27,7 @@ head_width]."""
 
 
 def by_runs(attention: Attention) -> RunAttention:
-    """Return the attention if it is by runs of rows of one length.
-
-    Raises:
-        TypeError: another form of attention, which takes no terms.
-    """
+    """Return the attention if it is by runs of rows of one length."""
     if not isinstance(attention, RunAttention):
         raise TypeError(f"only attention by runs takes terms for pairs, got {type(attention)}")
     return attention

@@ -73,11 +73,9 @@ class Padding:
     cell_of: Int[Tensor, " tokens"]
 
     def pad(self, x: Float[Tensor, "tokens width"]) -> Float[Tensor, "cells width"]:
-        """Copy the tokens into their cells."""
         return x.index_select(0, self.token_of)
 
     def unpad(self, y: Float[Tensor, "cells width"]) -> Float[Tensor, "tokens width"]:
-        """Copy the tokens out of their cells."""
         return y.index_select(0, self.cell_of)
 
 

@@ -28,12 +28,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 def check_bounds(definition: object) -> None:
-    """Refuse a `tokenizer.json` that asks for more memory or work than any published one.
-
-    Raises:
-        UnsupportedBackboneError: a token id, a replacement, the special tokens or the longest word
-            exceed a bound.
-    """
+    """Refuse a `tokenizer.json` that asks for more memory or work than any published one."""
     if not isinstance(definition, dict):
         return
     parts = cast("dict[str, object]", definition)
@@ -65,9 +60,6 @@ def check_token_ids(vocabulary: object) -> None:
 
     Args:
         vocabulary: ids by token, or a list of ids; anything else has no ids.
-
-    Raises:
-        UnsupportedBackboneError: an id is beyond the bound.
     """
     match vocabulary:
         case dict():

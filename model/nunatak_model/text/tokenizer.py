@@ -26,12 +26,7 @@ class TextTokenizer:
     """The backbone's tokenizer. Several threads may call it at once."""
 
     def __init__(self, definition: bytes, *, num_token_types: int) -> None:
-        """Read a `tokenizer.json`.
-
-        Raises:
-            ValueError: the tokenizers library cannot read the text.
-            UnsupportedBackboneError: it asks for more memory or work than any published one.
-        """
+        """Read a `tokenizer.json`."""
         self.digest = hashlib.sha256(definition).hexdigest()
         self._num_token_types = num_token_types
         self._without_framing: Tokenizer | None = None
@@ -77,10 +72,6 @@ class TextTokenizer:
         Texts are cut to `max_length` tokens, the longer text of a pair first. The part of each
         encoding counts the cut tokens. The texts must hold no lone surrogates. The work is done in
         Rust, without the interpreter's lock.
-
-        Raises:
-            NunatakError: `invalid_text`, the tokenizer gives up on a text, because a pattern tries
-                too many ways to match it. Every method that encodes raises this error.
         """
         return [
             whole if whole.num_tokens <= max_length else long_text(whole, found).cut(max_length)
@@ -233,11 +224,7 @@ class TextTokenizer:
 def _encoded(
     encode: Callable[[list[TextInput]], list[tokenizers.Encoding]], inputs: Sequence[TextInput]
 ) -> list[tokenizers.Encoding]:
-    """Encode the inputs together.
-
-    Raises:
-        NunatakError: `invalid_text`, the library gives up on one of them.
-    """
+    """Encode the inputs together."""
     try:
         return encode(list(inputs))
     except BaseException as error:

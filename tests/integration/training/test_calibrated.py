@@ -3,7 +3,6 @@
 # scipy ships no types.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from doubles.checkpoints import branch_of, published_logits
 from doubles.examples import noisy_data
 from doubles.serving import running_client
 from nunatak_artifact import load_task
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import (
     export_transformers,
     import_transformers,
@@ -117,7 +117,7 @@ def test_transformers_and_a_second_import_give_the_same_logits(
 
     export_transformers(task, tmp_path / "plain", backbone)
     model = CLASSIFIERS.from_pretrained(tmp_path / "plain").eval()
-    imported = import_transformers(tmp_path / "plain", backbone)
+    imported = import_transformers(Checkpoint(tmp_path / "plain"), backbone)
 
     theirs = torch.stack([published_logits(model, it) for it in encodings(backbone)])
     ours = logits_of(backbone, branch_of(imported, backbone))

@@ -25,6 +25,7 @@ from nunatak_artifact.backbones import (
     read_backbone,
     verify_backbone,
 )
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import HuggingFaceHub
 from nunatak_artifact.reference import (
     answers_of,
@@ -166,14 +167,19 @@ def test_the_comparison_sees_every_setting_that_a_reader_may_miss(
     folder = save_tiny_backbone(tmp_path / "base", family=family)
     backbone = load_backbone(folder)
     raw = {**json.loads((folder / "config.json").read_text()), **setting}
-    config = config_of(folder, raw)
+    checkpoint = Checkpoint(folder)
+    config = config_of(checkpoint, raw)
     tensors = load_file(folder / "model.safetensors")
-    model = load_model(folder, encoder_class(config), config, tensors).model
+    model = load_model(checkpoint, encoder_class(config), config, tensors).model
     encodings = probe_encodings(backbone)
 
     with raises("unsupported_import", match="differ from the answers in its own library"):
         check_answers(
-            folder, vector_branch(backbone), backbone, encodings, answers_of(model, encodings)
+            Checkpoint(folder),
+            vector_branch(backbone),
+            backbone,
+            encodings,
+            answers_of(model, encodings),
         )
 
 

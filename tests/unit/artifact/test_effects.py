@@ -8,7 +8,7 @@ from torch import Tensor
 
 from doubles.refusals import raises
 from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
-from nunatak_artifact import Provenance, VersionDraft, draft_task, load_task
+from nunatak_artifact import Provenance, VersionDraft, draft_task, head_record, load_task
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
@@ -49,8 +49,8 @@ def idle_parameters(method: Method, backbone: Backbone) -> dict[str, Tensor]:
 def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> VersionDraft:
     return draft_task(
         "tone",
-        spec=spec_of(backbone, method, num_labels=len(LABELS)),
-        labels=LABELS,
+        method=method,
+        head=head_record(spec_of(backbone, method, num_labels=len(LABELS)).head, LABELS),
         parameters=parameters,
         backbone=backbone,
         max_length=32,

@@ -8,6 +8,7 @@ from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.tasks import tiny_task
 from nunatak_artifact import load_task
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import check_exportable, import_folder
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Ia3, Lora, Method, TopK
@@ -59,6 +60,6 @@ def test_other_programs_folders_are_neither_read_nor_written(
     quantized: Backbone, tmp_path: Path
 ) -> None:
     with pytest.raises(UnsupportedBackboneError, match="computes in integers"):
-        import_folder(tmp_path, quantized)
+        import_folder(Checkpoint(tmp_path), quantized)
     with pytest.raises(UnsupportedBackboneError, match="computes in integers"):
         check_exportable(quantized)

@@ -102,8 +102,7 @@ def run_case(
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda it: str(it.kind))
 @pytest.mark.parametrize(
-    "family",
-    [pytest.param(it, marks=[pytest.mark.slow] * (it not in TRIED)) for it in FAMILIES],
+    "family", [pytest.param(it, marks=[pytest.mark.slow] * (it not in TRIED)) for it in FAMILIES]
 )
 def test_a_case_of_each_pair_runs_without_waiting_for_the_device(
     family: Family, method: Method

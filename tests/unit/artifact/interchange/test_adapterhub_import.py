@@ -10,7 +10,8 @@ from doubles.backbones import tiny_backbone
 from doubles.hostile_files import HOSTILE_FILES
 from doubles.refusals import raises
 from doubles.tasks import CREATED_AT, PROBE_INPUTS
-from nunatak_artifact import Provenance, draft_task, load_task
+from nunatak_artifact import Provenance, draft_task, head_record, load_task
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import ImportChoices, import_adapterhub
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone
@@ -64,7 +65,7 @@ def test_what_is_no_plain_bottleneck_is_refused_by_name(
     edit_json(folder / file, changes)
 
     with raises("unsupported_import", match=named):
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
 
 def test_an_unknown_problem_type_of_the_model_is_refused_by_name(
@@ -73,19 +74,20 @@ def test_an_unknown_problem_type_of_the_model_is_refused_by_name(
     (folder / "config.json").write_text('{"problem_type": "poetry"}')
 
     with raises("unsupported_import", match="'poetry'"):
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize("case", ["bert-pfeiffer", "bert-attention-alone"])
 def test_an_imported_task_is_drafted_and_loaded_as_any_other(
     case: str, tmp_path: Path, backbone: Backbone
 ) -> None:
-    imported = import_adapterhub(adapterhub_folder(tmp_path / "adapter", case), backbone)
+    imported = import_adapterhub(
+        Checkpoint(adapterhub_folder(tmp_path / "adapter", case)), backbone
+    )
     draft = draft_task(
         "tone",
-        spec=imported.spec,
-        labels=imported.labels,
-        problem_type=imported.problem_type,
+        method=imported.spec.method,
+        head=head_record(imported.spec.head, imported.labels, imported.problem_type),
         parameters=imported.parameters,
         backbone=backbone,
         max_length=32,
@@ -104,7 +106,7 @@ def test_a_missing_file_is_named(name: str, folder: Path, backbone: Backbone) ->
     (folder / name).unlink()
 
     with raises("invalid_folder", match=name):
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -115,7 +117,7 @@ def test_a_link_out_of_the_folder_is_not_followed(
     (folder / name).symlink_to(tmp_path / name)
 
     with raises("escaping_file", match=name):
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize("file", [WEIGHTS, HEAD_WEIGHTS])
@@ -126,7 +128,7 @@ def test_hostile_weights_are_a_corrupt_file(
     (folder / file).write_bytes(HOSTILE_FILES[name])
 
     with raises("corrupt_file") as caught:
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
     assert caught.value.fields["file"] == file
 
@@ -139,7 +141,7 @@ def test_a_broken_configuration_is_a_corrupt_file(
     (folder / file).write_bytes(data)
 
     with raises("corrupt_file") as caught:
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
     assert caught.value.fields["file"] == file
 
@@ -154,21 +156,21 @@ def test_a_pickle_is_refused_unread_and_says_how_to_save(
     (folder / weights).rename(folder / pickle)
 
     with raises("pickled_weights", match=f"{pickle}.*use_safetensors=True"):
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
 
 def test_a_size_other_than_configured_is_refused(folder: Path, backbone: Backbone) -> None:
     edit_json(folder / CONFIG, {"config.reduction_factor": 8})
 
     with raises("tensor_mismatch", match="of another shape"):
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
 
 def test_a_size_that_is_left_open_is_refused(folder: Path, backbone: Backbone) -> None:
     edit_json(folder / CONFIG, {"config.reduction_factor": {"0": 16}})
 
     with raises("invalid_folder", match="neither layer 1 nor a default"):
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
 
 def test_tensors_of_a_deeper_model_are_refused(folder: Path, backbone: Backbone) -> None:
@@ -176,7 +178,7 @@ def test_tensors_of_a_deeper_model_are_refused(folder: Path, backbone: Backbone)
     edit_tensors(folder / WEIGHTS, {name: torch.ones(32)})
 
     with raises("tensor_mismatch", match=r"layer\.5"):
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize(
@@ -188,13 +190,13 @@ def test_another_base_model_is_another_backbone(
     edit_json(folder / CONFIG, changes)
 
     with raises("foreign_backbone"):
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
 
 
 def test_labels_are_asked_for_where_the_head_has_none(folder: Path, backbone: Backbone) -> None:
     edit_json(folder / HEAD, {"config.label2id": None})
 
     with raises("unknown_labels"):
-        import_adapterhub(folder, backbone)
+        import_adapterhub(Checkpoint(folder), backbone)
     named = ImportChoices(labels=("a", "b", "c"))
-    assert import_adapterhub(folder, backbone, named).labels == named.labels
+    assert import_adapterhub(Checkpoint(folder), backbone, named).labels == named.labels

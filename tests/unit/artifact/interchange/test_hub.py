@@ -9,13 +9,7 @@ from doubles.backbones import tiny_backbone
 from doubles.hubs import FakeHub, running_hub
 from doubles.refusals import raises
 from doubles.tasks import publish_tiny_task
-from nunatak_artifact.interchange import (
-    HuggingFaceHub,
-    fetched,
-    is_folder,
-    push,
-    read_hub_folder,
-)
+from nunatak_artifact.interchange import HuggingFaceHub, fetched, is_folder, push, read_hub_folder
 from nunatak_artifact.interchange.hub import FILES, HubUnavailableError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import Registry

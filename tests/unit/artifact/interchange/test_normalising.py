@@ -7,10 +7,7 @@ from hypothesis import strategies as st
 
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
-from nunatak_artifact.interchange.adapterhub_import import (
-    StoredAdapter,
-    normalised_bottleneck,
-)
+from nunatak_artifact.interchange.adapterhub_import import StoredAdapter, normalised_bottleneck
 from nunatak_artifact.interchange.peft_methods import normalised_lora
 from nunatak_contract.enums import Activation, HeadKind, LinearMap, Norms
 from nunatak_contract.methods import Bottleneck, Lora

@@ -10,6 +10,7 @@ from doubles.adapter_folders import loaded_task, peft_folder
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.tasks import LABELS
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import export_peft, import_peft
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, HeadOnly, Lora, Method, TopK
@@ -69,7 +70,7 @@ def test_what_was_written_reads_back_bit_by_bit(kind: HeadKind, tmp_path: Path) 
     )
     export_peft(task, tmp_path / "out", backbone)
 
-    imported = import_peft(tmp_path / "out", backbone)
+    imported = import_peft(Checkpoint(tmp_path / "out"), backbone)
 
     assert imported.spec == task.branch.spec
     assert imported.parameters.keys() == task.branch.parameters.keys()

@@ -13,6 +13,7 @@ from doubles.backbones import WIDTH, tiny_backbone
 from doubles.hostile_files import HOSTILE_FILES
 from doubles.refusals import raises
 from doubles.tasks import LABELS
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import ImportChoices, import_peft
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora
@@ -69,7 +70,7 @@ def test_what_cannot_be_imported_is_refused_by_name(
     edit_json(folder / CONFIG, changes)
 
     with raises("unsupported_import", match=named):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize("name", WITHOUT_TENSORS)
@@ -79,7 +80,7 @@ def test_a_setting_without_its_tensors_is_a_mismatch(
     edit_json(folder / CONFIG, WITHOUT_TENSORS[name])
 
     with raises("tensor_mismatch", match="missing"):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize("off", [None, False, [], {}, 0], ids=str)
@@ -88,7 +89,7 @@ def test_an_unknown_setting_that_is_off_is_no_hindrance(
 ) -> None:
     edit_json(folder / CONFIG, {"spectral_gate": off, "megatron_core": "megatron.core"})
 
-    assert import_peft(folder, backbone).spec.method == Lora(
+    assert import_peft(Checkpoint(folder), backbone).spec.method == Lora(
         rank=2, alpha=4.0, targets=QUERY_AND_VALUE
     )
 
@@ -96,7 +97,7 @@ def test_an_unknown_setting_that_is_off_is_no_hindrance(
 def test_patterns_may_be_null_as_in_older_folders(folder: Path, backbone: Backbone) -> None:
     edit_json(folder / CONFIG, {"rank_pattern": None, "alpha_pattern": None})
 
-    assert import_peft(folder, backbone).spec.method == Lora(
+    assert import_peft(Checkpoint(folder), backbone).spec.method == Lora(
         rank=2, alpha=4.0, targets=QUERY_AND_VALUE
     )
 
@@ -104,12 +105,12 @@ def test_patterns_may_be_null_as_in_older_folders(folder: Path, backbone: Backbo
 def test_a_trained_pooler_is_taken_and_a_frozen_one_is_the_backbones(
     folder: Path, backbone: Backbone
 ) -> None:
-    trained = import_peft(folder, backbone).parameters["head.dense.weight"]
+    trained = import_peft(Checkpoint(folder), backbone).parameters["head.dense.weight"]
     edit_json(folder / CONFIG, {"modules_to_save": ["classifier"]})
     names = [f"base_model.model.bert.pooler.dense.{part}" for part in ("weight", "bias")]
     edit_tensors(folder / WEIGHTS, dict.fromkeys(names))
 
-    frozen = import_peft(folder, backbone).parameters["head.dense.weight"]
+    frozen = import_peft(Checkpoint(folder), backbone).parameters["head.dense.weight"]
 
     assert backbone.pooler is not None
     assert torch.equal(frozen, backbone.pooler.weight)
@@ -124,7 +125,7 @@ def test_a_backbone_without_the_pooler_that_the_head_reads_is_refused(
     edit_tensors(folder / WEIGHTS, dict.fromkeys(names))
 
     with raises("foreign_backbone", match="pooler"):
-        import_peft(folder, replace(backbone, pooler=None))
+        import_peft(Checkpoint(folder), replace(backbone, pooler=None))
 
 
 def test_the_class_of_the_model_decides_the_task_without_a_type(
@@ -136,7 +137,7 @@ def test_the_class_of_the_model_decides_the_task_without_a_type(
         folder / CONFIG, {"task_type": None, "auto_mapping": mapping, "modules_to_save": saved}
     )
 
-    assert import_peft(folder, backbone).labels == LABELS
+    assert import_peft(Checkpoint(folder), backbone).labels == LABELS
 
 
 @pytest.mark.parametrize("name", CORRUPT_CONFIGS)
@@ -146,7 +147,7 @@ def test_a_broken_configuration_is_a_corrupt_file(
     (folder / CONFIG).write_bytes(CORRUPT_CONFIGS[name])
 
     with raises("corrupt_file") as caught:
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
     assert caught.value.fields["file"] == CONFIG
 
@@ -156,7 +157,7 @@ def test_hostile_weights_are_a_corrupt_file(name: str, folder: Path, backbone: B
     (folder / WEIGHTS).write_bytes(HOSTILE_FILES[name])
 
     with raises("corrupt_file") as caught:
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
     assert caught.value.fields["file"] == WEIGHTS
 
@@ -166,7 +167,7 @@ def test_truncated_weights_are_a_corrupt_file(folder: Path, backbone: Backbone) 
     for size in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
         (folder / WEIGHTS).write_bytes(whole[:size])
         with raises("corrupt_file"):
-            import_peft(folder, backbone)
+            import_peft(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS, MEANING])
@@ -177,7 +178,7 @@ def test_a_link_out_of_the_folder_is_not_followed(
     (folder / name).symlink_to(tmp_path / name)
 
     with raises("escaping_file", match=name):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS, MEANING])
@@ -186,7 +187,7 @@ def test_a_pipe_is_not_waited_for(name: str, folder: Path, backbone: Backbone) -
     os.mkfifo(folder / name)
 
     with raises("corrupt_file", match="regular file"):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
@@ -194,21 +195,21 @@ def test_a_missing_file_is_named(name: str, folder: Path, backbone: Backbone) ->
     (folder / name).unlink()
 
     with raises("invalid_folder", match=name):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 def test_a_pickle_is_refused_unread(folder: Path, backbone: Backbone) -> None:
     (folder / WEIGHTS).rename(folder / "adapter_model.bin")
 
     with raises("pickled_weights", match=r"adapter_model\.bin"):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 def test_a_missing_tensor_is_named(folder: Path, backbone: Backbone) -> None:
     edit_tensors(folder / WEIGHTS, {QUERY.format(2, "B"): None})
 
     with raises("tensor_mismatch", match=re.escape(f": 1 missing ({QUERY.format(2, 'B')})")):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize("name", ["base_model.model.bert.extra", "classifier.bias"])
@@ -216,14 +217,14 @@ def test_a_tensor_that_nothing_reads_is_named(name: str, folder: Path, backbone:
     edit_tensors(folder / WEIGHTS, {name: torch.ones(3)})
 
     with raises("tensor_mismatch", match=name.removeprefix("base_model.model.")):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 def test_a_rank_other_than_configured_is_refused(folder: Path, backbone: Backbone) -> None:
     edit_json(folder / CONFIG, {"rank_pattern": {"query": 3}})
 
     with raises("tensor_mismatch", match="of another shape"):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 def test_a_missing_head_is_a_missing_tensor(folder: Path, backbone: Backbone) -> None:
@@ -233,7 +234,7 @@ def test_a_missing_head_is_a_missing_tensor(folder: Path, backbone: Backbone) ->
     )
 
     with raises("tensor_mismatch", match=r"classifier\.weight"):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 def test_an_adapter_of_another_shape_of_model_asks_for_its_backbone(
@@ -247,23 +248,23 @@ def test_an_adapter_of_another_shape_of_model_asks_for_its_backbone(
         edit_tensors(folder / WEIGHTS, changes)
 
         with raises("tensor_mismatch", match=f"{named}.*name the backbone it was trained from"):
-            import_peft(folder, backbone)
+            import_peft(Checkpoint(folder), backbone)
 
 
 def test_an_adapter_of_another_family_asks_for_its_backbone(folder: Path) -> None:
     with raises(
         "unsupported_import", match=r"peft cannot adapt.*name the backbone it was trained from"
     ):
-        import_peft(folder, tiny_backbone(family="roberta"))
+        import_peft(Checkpoint(folder), tiny_backbone(family="roberta"))
 
 
 def test_labels_are_asked_for_where_the_folder_has_none(folder: Path, backbone: Backbone) -> None:
     (folder / MEANING).unlink()
 
     with raises("unknown_labels"):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
     named = ImportChoices(labels=("a", "b", "c"))
-    assert import_peft(folder, backbone, named).labels == named.labels
+    assert import_peft(Checkpoint(folder), backbone, named).labels == named.labels
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_labels_that_do_not_fit_the_head_are_refused(
     edit_json(folder / MEANING, {"id2label": labels})
 
     with raises("unknown_labels"):
-        import_peft(folder, backbone)
+        import_peft(Checkpoint(folder), backbone)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_the_longest_input_is_what_the_tokenizer_says_if_the_backbone_can(
     (folder / "tokenizer_config.json").write_text("{}")
     edit_json(folder / "tokenizer_config.json", {"model_max_length": said})
 
-    assert import_peft(folder, backbone).max_length == expected
+    assert import_peft(Checkpoint(folder), backbone).max_length == expected
 
 
 def test_half_precision_adapters_become_float32(folder: Path, backbone: Backbone) -> None:
@@ -296,7 +297,7 @@ def test_half_precision_adapters_become_float32(folder: Path, backbone: Backbone
     halves = {name: tensor.half() for name, tensor in tensors.items()}
     (folder / WEIGHTS).write_bytes(tensors_to_bytes(halves))
 
-    imported = import_peft(folder, backbone)
+    imported = import_peft(Checkpoint(folder), backbone)
 
     assert {tensor.dtype for tensor in imported.parameters.values()} == {torch.float32}
 
@@ -310,7 +311,7 @@ def test_layers_below_the_lowest_adapted_stay_in_the_trunk(
     (folder / WEIGHTS).write_bytes(tensors_to_bytes(queries))
     edit_json(folder / CONFIG, {"target_modules": ["query"], "layers_to_transform": [3]})
 
-    imported = import_peft(folder, backbone)
+    imported = import_peft(Checkpoint(folder), backbone)
 
     assert imported.spec.method == Lora(
         rank=2, alpha=4.0, targets=(LinearMap.QUERY,), first_layer=3

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from doubles.refusals import raises
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange.peft_config import check_patterns
 
 NAMES = [
@@ -29,13 +30,13 @@ FIELDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("pattern", [r".*\.(query|dense)", "bert.pooler.dense", "query", ""])
 def test_a_pattern_that_matches_at_once_is_let_through(pattern: str) -> None:
-    check_patterns(Path("adapter"), {"target_modules": pattern}, NAMES)
+    check_patterns(Checkpoint(Path("adapter")), {"target_modules": pattern}, NAMES)
 
 
 @pytest.mark.parametrize("pattern", ["((", "*", "(?P<a>", "a{2,1}", "\\", "[", "(" * 2000])
 def test_what_is_no_pattern_is_a_corrupt_file(pattern: str) -> None:
     with raises("corrupt_file", match="no regular expression"):
-        check_patterns(Path("adapter"), {"target_modules": pattern}, NAMES)
+        check_patterns(Checkpoint(Path("adapter")), {"target_modules": pattern}, NAMES)
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -43,10 +44,12 @@ def test_a_pattern_that_would_take_years_is_given_up_wherever_it_stands(field: s
     started = time.monotonic()
 
     with raises("corrupt_file", match="to match"):
-        check_patterns(Path("adapter"), {field: FIELDS[field]}, NAMES, time_limit=0.3)
+        check_patterns(Checkpoint(Path("adapter")), {field: FIELDS[field]}, NAMES, time_limit=0.3)
 
     assert time.monotonic() - started < 5
 
 
 def test_texts_that_peft_does_not_match_are_no_patterns() -> None:
-    check_patterns(Path("adapter"), {"base_model_name_or_path": "C:\\models\\(base"}, NAMES)
+    check_patterns(
+        Checkpoint(Path("adapter")), {"base_model_name_or_path": "C:\\models\\(base"}, NAMES
+    )

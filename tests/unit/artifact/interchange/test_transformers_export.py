@@ -19,11 +19,8 @@ from doubles.checkpoints import TEXTS, encodings, loaded_task, published_logits
 from doubles.published import Twin, TwinFactory
 from doubles.refusals import raises
 from doubles.tasks import MAX_LENGTH
-from nunatak_artifact.interchange import (
-    export_backbone,
-    export_transformers,
-    import_transformers,
-)
+from nunatak_artifact.checkpoint import Checkpoint
+from nunatak_artifact.interchange import export_backbone, export_transformers, import_transformers
 from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
 from nunatak_contract.methods import (
     QUERY_AND_VALUE,
@@ -35,13 +32,7 @@ from nunatak_contract.methods import (
     Method,
     TopK,
 )
-from nunatak_model import (
-    BranchSpec,
-    HeadSpec,
-    build_branch,
-    initial_parameters,
-    load_backbone,
-)
+from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters, load_backbone
 
 TOKENIZERS: Any = AutoTokenizer
 AUTO_MODEL: Any = AutoModel
@@ -113,7 +104,9 @@ def test_an_exported_version_comes_back_as_it_was(
     skip_without_class(factory, kind)
     twin = factory.twin(method, kind=kind)
 
-    imported = import_transformers(exported(factory, twin, tmp_path / "out"), factory.backbone)
+    imported = import_transformers(
+        Checkpoint(exported(factory, twin, tmp_path / "out")), factory.backbone
+    )
 
     assert imported.spec == twin.branch.spec
     assert imported.max_length == MAX_LENGTH
@@ -147,7 +140,9 @@ def test_low_rank_updates_come_back_as_the_layers_they_change(
 ) -> None:
     twin = bert.twin(Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE))
 
-    imported = import_transformers(exported(bert, twin, tmp_path / "out"), bert.backbone)
+    imported = import_transformers(
+        Checkpoint(exported(bert, twin, tmp_path / "out")), bert.backbone
+    )
 
     assert imported.spec.method == TopK(num_layers=2)
 

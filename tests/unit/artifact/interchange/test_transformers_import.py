@@ -18,6 +18,7 @@ from doubles.checkpoints import branch_of, encodings, logits, save_checkpoint
 from doubles.hostile_files import HOSTILE_TOKENIZERS
 from doubles.published import TwinFactory
 from doubles.refusals import raises
+from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.interchange import ImportChoices, import_transformers
 from nunatak_contract.enums import HeadKind, LogitUse, ProblemType
 from nunatak_contract.methods import Full, HeadOnly, Method, TopK
@@ -52,7 +53,7 @@ def test_the_split_depth_is_found_and_the_answers_stay(
 ) -> None:
     twin = save_checkpoint(factory, tmp_path, method=method, kind=kind)
 
-    imported = import_transformers(tmp_path, factory.backbone)
+    imported = import_transformers(Checkpoint(tmp_path), factory.backbone)
 
     assert imported.spec == twin.branch.spec
     branch = branch_of(imported, factory.backbone)
@@ -64,7 +65,7 @@ def test_the_split_depth_is_found_and_the_answers_stay(
 def test_only_what_differs_is_kept(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path, method=TopK(num_layers=2))
 
-    parameters = import_transformers(tmp_path, bert.backbone).parameters
+    parameters = import_transformers(Checkpoint(tmp_path), bert.backbone).parameters
 
     assert {name.split(".")[1] for name in parameters if name.startswith("layers.")} == {"2", "3"}
     assert not any(name.startswith("embeddings.") for name in parameters)
@@ -84,7 +85,7 @@ def test_the_source_says_what_was_found(
 ) -> None:
     save_checkpoint(bert, tmp_path, method=method)
 
-    source = import_transformers(tmp_path, bert.backbone).source
+    source = import_transformers(Checkpoint(tmp_path), bert.backbone).source
 
     assert source.startswith(f"BertForSequenceClassification, {found}; ")
     assert source.endswith("% of the parameters stay shared")
@@ -96,7 +97,7 @@ def test_layers_above_a_changed_one_belong_to_the_branch_even_if_equal(
     save_checkpoint(bert, tmp_path)
     change(tmp_path, "bert.encoder.layer.1.output.LayerNorm.bias", lambda tensor: tensor + 1e-6)
 
-    imported = import_transformers(tmp_path, bert.backbone)
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone)
 
     assert imported.spec.method == TopK(num_layers=3)
     assert "layer 1 differs: top-3 of 4" in imported.source
@@ -121,7 +122,7 @@ def test_the_problem_type_is_read_as_transformers_reads_it(
 ) -> None:
     save_checkpoint(bert, tmp_path, num_labels=num_labels, problem_type=stored)
 
-    imported = import_transformers(tmp_path, bert.backbone)
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone)
 
     assert imported.problem_type is expected
     assert imported.labels == tuple(f"label {index}" for index in range(num_labels))
@@ -130,7 +131,9 @@ def test_the_problem_type_is_read_as_transformers_reads_it(
 def test_labels_may_be_replaced(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path)
 
-    imported = import_transformers(tmp_path, bert.backbone, ImportChoices(labels=("a", "b", "c")))
+    imported = import_transformers(
+        Checkpoint(tmp_path), bert.backbone, ImportChoices(labels=("a", "b", "c"))
+    )
 
     assert imported.labels == ("a", "b", "c")
 
@@ -155,10 +158,10 @@ def test_a_label_map_that_names_no_text_for_a_logit_is_refused_unless_the_caller
     edit(tmp_path / "config.json", id2label=stored)
 
     with raises("unknown_labels", match="--labels a,b,c"):
-        import_transformers(tmp_path, bert.backbone)
+        import_transformers(Checkpoint(tmp_path), bert.backbone)
 
     named = ImportChoices(labels=("a", "b", "c"))
-    assert import_transformers(tmp_path, bert.backbone, named).labels == ("a", "b", "c")
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone, named).labels == ("a", "b", "c")
 
 
 def test_labels_that_transformers_leaves_out_have_its_names(
@@ -167,14 +170,14 @@ def test_labels_that_transformers_leaves_out_have_its_names(
     save_checkpoint(bert, tmp_path, num_labels=2)
     edit(tmp_path / "config.json", id2label=None, label2id=None)
 
-    assert import_transformers(tmp_path, bert.backbone).labels == ("LABEL_0", "LABEL_1")
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone).labels == ("LABEL_0", "LABEL_1")
 
 
 def test_the_one_output_of_a_cross_encoder_is_a_ranking(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path, num_labels=1)
     edit(tmp_path / "config.json", sentence_transformers={"version": "4.0.1"})
 
-    imported = import_transformers(tmp_path, bert.backbone)
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone)
 
     assert imported.spec.head.kind is HeadKind.RANKING
     assert (imported.labels, imported.problem_type) == ((), None)
@@ -182,18 +185,18 @@ def test_the_one_output_of_a_cross_encoder_is_a_ranking(bert: TwinFactory, tmp_p
 
 def test_the_longest_input_matches_the_tokenizer(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path)
-    assert import_transformers(tmp_path, bert.backbone).max_length == 40
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone).max_length == 40
 
     edit(tmp_path / "tokenizer_config.json", model_max_length=10**30)
-    assert import_transformers(tmp_path, bert.backbone).max_length is None
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone).max_length is None
 
     (tmp_path / "tokenizer_config.json").unlink()
-    assert import_transformers(tmp_path, bert.backbone).max_length is None
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone).max_length is None
 
 
 def test_shards_and_names_of_old_checkpoints_are_read(bert: TwinFactory, tmp_path: Path) -> None:
     save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
-    whole = import_transformers(tmp_path, bert.backbone)
+    whole = import_transformers(Checkpoint(tmp_path), bert.backbone)
     stored = load_file(tmp_path / "model.safetensors")
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): it for name, it in stored.items()}
     old["bert.embeddings.position_ids"] = torch.arange(8)
@@ -204,7 +207,7 @@ def test_shards_and_names_of_old_checkpoints_are_read(bert: TwinFactory, tmp_pat
     index = {"weight_map": {name: file for file, names in shards.items() for name in names}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    again = import_transformers(tmp_path, bert.backbone)
+    again = import_transformers(Checkpoint(tmp_path), bert.backbone)
 
     assert again.spec == whole.spec
     assert all(torch.equal(again.parameters[name], it) for name, it in whole.parameters.items())
@@ -214,7 +217,7 @@ def test_a_pooler_that_no_head_reads_is_left_out(bert: TwinFactory, tmp_path: Pa
     save_checkpoint(bert, tmp_path, kind=HeadKind.TOKEN_CLASSIFICATION)
     add(tmp_path, "bert.pooler.dense.weight", torch.zeros(32, 32))
 
-    imported = import_transformers(tmp_path, bert.backbone)
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone)
 
     assert set(imported.parameters) == {"head.output.weight", "head.output.bias"}
 
@@ -389,11 +392,7 @@ REFUSALS: dict[str, tuple[Damage, str, str]] = {
         "unknown_labels",
         "different texts",
     ),
-    "shard-elsewhere": (
-        index_elsewhere,
-        "escaping_file",
-        "a link out of the folder",
-    ),
+    "shard-elsewhere": (index_elsewhere, "escaping_file", "a link out of the folder"),
 }
 
 
@@ -406,7 +405,7 @@ def test_what_cannot_be_imported_is_refused_by_name(
     damage(tmp_path)
 
     with raises(code) as caught:
-        import_transformers(tmp_path, bert.backbone)
+        import_transformers(Checkpoint(tmp_path), bert.backbone)
 
     assert message in str(caught.value)
 
@@ -417,7 +416,7 @@ def test_another_backbone_of_the_same_shape_shares_nothing(
     save_checkpoint(bert, tmp_path / "tuned", method=TopK(num_layers=1))
     other = load_backbone(save_tiny_backbone(tmp_path / "other", seed=7))
 
-    assert isinstance(import_transformers(tmp_path / "tuned", other).spec.method, Full)
+    assert isinstance(import_transformers(Checkpoint(tmp_path / "tuned"), other).spec.method, Full)
 
 
 @pytest.mark.parametrize("labels", [("a", "b"), ("a", "b", "c", "d"), ("a", "b", "a")])
@@ -427,7 +426,7 @@ def test_labels_that_do_not_fit_the_head_are_refused(
     save_checkpoint(bert, tmp_path)
 
     with raises("unknown_labels"):
-        import_transformers(tmp_path, bert.backbone, ImportChoices(labels=labels))
+        import_transformers(Checkpoint(tmp_path), bert.backbone, ImportChoices(labels=labels))
 
 
 @pytest.mark.parametrize("kind", [HeadKind.QUESTION_ANSWERING, HeadKind.RANKING])
@@ -438,7 +437,9 @@ def test_labels_for_a_head_that_has_none_are_refused(
     use = LogitUse.RANKING if kind is HeadKind.RANKING else None
 
     with raises("unsupported_import", match="leave out --labels"):
-        import_transformers(tmp_path, bert.backbone, ImportChoices(labels=("a",), logit_use=use))
+        import_transformers(
+            Checkpoint(tmp_path), bert.backbone, ImportChoices(labels=("a",), logit_use=use)
+        )
 
 
 def test_a_problem_that_is_not_known_is_what_the_caller_says(
@@ -448,7 +449,7 @@ def test_a_problem_that_is_not_known_is_what_the_caller_says(
     edit(tmp_path / "config.json", problem_type="poetry")
     choices = ImportChoices(problem_type=ProblemType.MULTI_LABEL)
 
-    imported = import_transformers(tmp_path, bert.backbone, choices)
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone, choices)
 
     assert imported.problem_type is ProblemType.MULTI_LABEL
 
@@ -459,11 +460,11 @@ def test_a_file_left_over_from_shards_is_not_read(bert: TwinFactory, tmp_path: P
     index = {"weight_map": {"bert.pooler.dense.bias": "model-00001-of-00004.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    imported = import_transformers(tmp_path, bert.backbone)
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone)
     own = load_backbone(tmp_path)
 
     assert imported.spec.method == TopK(num_layers=1)
-    assert isinstance(import_transformers(tmp_path, own).spec.method, HeadOnly)
+    assert isinstance(import_transformers(Checkpoint(tmp_path), own).spec.method, HeadOnly)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -471,11 +472,11 @@ def test_layers_that_differ_by_rounding_alone_are_told(
     bert: TwinFactory, tmp_path: Path, dtype: torch.dtype
 ) -> None:
     save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
-    exact = import_transformers(tmp_path, bert.backbone)
+    exact = import_transformers(Checkpoint(tmp_path), bert.backbone)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({name: it.to(dtype) for name, it in tensors.items()}, tmp_path / "model.safetensors")
 
-    rounded = import_transformers(tmp_path, bert.backbone)
+    rounded = import_transformers(Checkpoint(tmp_path), bert.backbone)
 
     name = str(dtype).removeprefix("torch.")
     assert f"the folder stores {name}" in rounded.source
@@ -491,4 +492,4 @@ def test_a_checkpoint_that_changed_every_layer_is_not_told_to_be_rounded(
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({name: it.half() for name, it in tensors.items()}, tmp_path / "model.safetensors")
 
-    assert "stores" not in import_transformers(tmp_path, bert.backbone).source
+    assert "stores" not in import_transformers(Checkpoint(tmp_path), bert.backbone).source

@@ -135,8 +135,7 @@ def changed(**changes: object) -> Callable[[Sequence[int], torch.device], Attent
     ids=["one-token", "nan", "refuses", "positions", "window", "neighbours", "missing"],
 )
 def test_attention_that_fails_or_differs_is_replaced_with_one_warning(
-    attention: Callable[[Sequence[int], torch.device], Attention],
-    caplog: pytest.LogCaptureFixture,
+    attention: Callable[[Sequence[int], torch.device], Attention], caplog: pytest.LogCaptureFixture
 ) -> None:
     backbone = with_gpu_kernels(tiny_backbone(family="modernbert"))
 

@@ -18,15 +18,7 @@ from doubles.backbones import Family, tiny_backbone
 from doubles.native_ops import native_operators
 from doubles.tasks import random_parameters
 from nunatak_contract.enums import Activation, AdapterInput, HeadKind, LinearMap, Norms
-from nunatak_contract.methods import (
-    QUERY_AND_VALUE,
-    Bottleneck,
-    HeadOnly,
-    Ia3,
-    Lora,
-    Method,
-    TopK,
-)
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Ia3, Lora, Method, TopK
 from nunatak_model import (
     Backbone,
     Branch,
