@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from doubles.examples import RecordingReport
-from nunatak_training.loop.checkpoint import Checkpoint
+from nunatak_training.loop.checkpoint import SavedRun
 
 
 class Killed(Exception):  # noqa: N818 - stands for a signal, which is no Exception
@@ -23,7 +23,7 @@ class Mortal(RecordingReport):
             raise Killed
 
 
-class EveryTime(Checkpoint):
+class EveryTime(SavedRun):
     """A checkpoint that is always due, and so holds the last point of the loop."""
 
     def __init__(self, path: Path) -> None:

@@ -30,7 +30,7 @@ from nunatak_model import (
 from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric, TaskKind
-from nunatak_training.loop.checkpoint import Checkpoint
+from nunatak_training.loop.checkpoint import SavedRun
 from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
 from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
@@ -118,7 +118,7 @@ def fit_task(
     *,
     report: Report,
     trunks: TrunkStore | None = None,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: SavedRun | None = None,
 ) -> TrainedTask:
     """Train a task. The backbone does not change.
 
@@ -242,7 +242,7 @@ def starting_parameters(
     backbone: Backbone,
     *,
     report: Report,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: SavedRun | None = None,
 ) -> dict[str, Tensor]:
     """Return the initial parameters of tuning: from the seed, and pretrained if the recipe says so.
 

@@ -32,8 +32,8 @@ from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import branch_logits, branch_spec, check_recipe
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import (
-    Checkpoint,
     LoopState,
+    SavedRun,
     run_checkpoint,
 )
 from nunatak_training.loop.fit import DevScore, EncodedSet, Epochs, TrainBatch, predict
@@ -140,7 +140,7 @@ def fit_encoder(
     backbone: Backbone,
     *,
     report: Report,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: SavedRun | None = None,
 ) -> FittedEncoder:
     """Train a copy of the backbone's encoder on all tasks, each with its own head.
 

@@ -36,7 +36,7 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.loop.checkpoint import Checkpoint, LoopState, Place, snapshot
+from nunatak_training.loop.checkpoint import LoopState, Place, SavedRun, snapshot
 from nunatak_training.loop.fit import Epochs, TrainBatch, shuffled_batches
 from nunatak_training.loop.step import HEAD_PREFIX, Stepper, plan_course
 from nunatak_training.recipes import Recipe, TaptSettings, changed_recipe
@@ -172,7 +172,7 @@ def adapt(
     backbone: Backbone,
     *,
     report: Report,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: SavedRun | None = None,
 ) -> None:
     """Train the method's own part of `parameters`, in place, by masked language modelling.
 

@@ -17,7 +17,7 @@ from doubles.examples import RecordingReport, toy_data
 from nunatak_contract.methods import TopK
 from nunatak_model import tensors_to_bytes
 from nunatak_training.fitting import (fit_task)
-from nunatak_training.loop.checkpoint import (Checkpoint)
+from nunatak_training.loop.checkpoint import (SavedRun)
 from nunatak_training.recipes import (default_recipe)
 from nunatak_training.trunk import (DiskTrunkStore)
 
@@ -35,7 +35,7 @@ changes = {"epochs": 5, "batch_size": 8, "max_length": 32, "regularizer": regula
 recipe = default_recipe(TopK(num_layers=2), changes=changes)
 folder.mkdir(exist_ok=True)
 # On a clock that stands still a checkpoint is always due.
-checkpoint = Checkpoint(folder / "run.safetensors", interval=0.0, clock=lambda: 0.0)
+checkpoint = SavedRun(folder / "run.safetensors", interval=0.0, clock=lambda: 0.0)
 trained = fit_task(data, recipe, backbone, report=report, trunks=DiskTrunkStore(folder),
                    checkpoint=checkpoint)
 (folder / "weights").write_bytes(tensors_to_bytes(trained.parameters))

@@ -61,7 +61,7 @@ class SavedState:
     """The facts that are not tensors, as JSON."""
 
 
-class Checkpoint:
+class SavedRun:
     """The file of a run. `held_checkpoint` makes sure that only one process uses the file."""
 
     def __init__(
@@ -121,10 +121,10 @@ class Checkpoint:
         now = self._clock()
         self._due_at = now + max(self._interval, (now - begun) / MAX_SHARE)
 
-    def part(self, part: str) -> "Checkpoint":
+    def part(self, part: str) -> "SavedRun":
         """Return the checkpoint of a part of the run, which stays when the next part begins."""
         path = self._path.with_name(f"{self._path.stem}.{part}{SUFFIX}")
-        return Checkpoint(path, interval=self._interval, clock=self._clock)
+        return SavedRun(path, interval=self._interval, clock=self._clock)
 
     def discard(self) -> None:
         """Remove the files of the run and of its parts: the run is over, and its result is safe."""
@@ -134,7 +134,7 @@ class Checkpoint:
 
 
 @contextmanager
-def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoint]:
+def held_checkpoint(key: str, folder: Path | None = None) -> Generator[SavedRun]:
     """Yield the checkpoint of a run, for this process alone.
 
     Within the block, torch computes with the run's first number of threads, because another number
@@ -155,7 +155,7 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
         raise NunatakError(
             "cache_unusable", folder=root, problem=error.strerror or str(error)
         ) from error
-    checkpoint, threads = Checkpoint(root / f"{key}{SUFFIX}"), torch.get_num_threads()
+    checkpoint, threads = SavedRun(root / f"{key}{SUFFIX}"), torch.get_num_threads()
     try:
         torch.set_num_threads(checkpoint.num_threads or threads)
         yield checkpoint
@@ -167,7 +167,7 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[Checkpoin
 @contextmanager
 def run_checkpoint(
     tasks: Mapping[str, TaskData], recipe: Recipe, backbone: Backbone, folder: Path | None
-) -> Generator[Checkpoint | None]:
+) -> Generator[SavedRun | None]:
     """Yield the checkpoint of a run, which ends with the block; None without a folder.
 
     A failed run keeps its checkpoint, unless it diverged: it would diverge again from there.
@@ -286,7 +286,7 @@ def restore(state: LoopState, held: SavedState) -> None:
     _restore_random_states(state.randomness, _part(RANDOM, held.tensors))
 
 
-def resume(state: LoopState, checkpoint: Checkpoint | None, report: Report) -> None:
+def resume(state: LoopState, checkpoint: SavedRun | None, report: Report) -> None:
     """Continue from the checkpoint, if there is one with a snapshot."""
     held = None if checkpoint is None else checkpoint.load()
     if held is not None:

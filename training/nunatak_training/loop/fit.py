@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_model import Encoding
-from nunatak_training.loop.checkpoint import Checkpoint, LoopState, Place, resume, snapshot
+from nunatak_training.loop.checkpoint import LoopState, Place, SavedRun, resume, snapshot
 from nunatak_training.loop.step import (
     BatchLogits,
     BatchLoss,
@@ -103,7 +103,7 @@ class Epochs:
     """
     dev_score: Callable[[], DevScore] | None
     """Scores an epoch. Without a scorer, the last epoch is kept."""
-    checkpoint: Checkpoint | None
+    checkpoint: SavedRun | None
     report: Report
 
     def run(self) -> None:
@@ -201,7 +201,7 @@ def fit(  # noqa: PLR0913 - a run has many parts
     recipe: Recipe,
     dev_score: Callable[[Sequence[Float[Tensor, "*vectors outputs"]]], float],
     report: Report,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: SavedRun | None = None,
 ) -> FitResult:
     """Train `parameters` in place and return a copy of them after the best epoch.
 

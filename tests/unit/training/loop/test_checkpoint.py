@@ -13,7 +13,7 @@ from doubles.refusals import raises
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Method, TopK
 from nunatak_model import tensors_to_bytes
 from nunatak_training.fitting import fit_task
-from nunatak_training.loop.checkpoint import Checkpoint, SavedState, held_checkpoint, run_key
+from nunatak_training.loop.checkpoint import SavedRun, SavedState, held_checkpoint, run_key
 from nunatak_training.recipes import Recipe, RegularizerName, default_recipe
 
 BACKBONE = tiny_backbone(num_layers=3)
@@ -27,7 +27,7 @@ def recipe_of(method: Method, **changes: JsonValue) -> Recipe:
 
 
 def weights(
-    recipe: Recipe, report: RecordingReport, checkpoint: Checkpoint | None = None
+    recipe: Recipe, report: RecordingReport, checkpoint: SavedRun | None = None
 ) -> tuple[bytes, int, list[float]]:
     trained = fit_task(DATA, recipe, BACKBONE, report=report, checkpoint=checkpoint)
     scores = [epoch.dev_loss for epoch in trained.history]
@@ -169,7 +169,7 @@ def test_a_checkpoint_that_cannot_be_read_costs_time_and_nothing_else(
 def test_checkpoints_are_as_far_apart_as_the_interval_or_what_they_cost(tmp_path: Path) -> None:
     # The clock is read three times per save: for the check, before the write, and after the write.
     times = iter([0.0, 9.0, 10.0, 10.0, 12.0, 51.0, 52.0])
-    checkpoint = Checkpoint(tmp_path / "run.safetensors", interval=10.0, clock=lambda: next(times))
+    checkpoint = SavedRun(tmp_path / "run.safetensors", interval=10.0, clock=lambda: next(times))
     state = SavedState(tensors={"weight": torch.ones(2)}, facts="{}")
 
     due = [checkpoint.is_due, checkpoint.is_due]
