@@ -22,7 +22,7 @@ from doubles.serving import make_settings, running_server  # noqa: E402
 from doubles.tasks import publish_tiny_task  # noqa: E402
 from nunatak_registry import Registry  # noqa: E402
 
-WARM_UP_REQUESTS, TRACED_REQUESTS = 3, 3
+WARM_UP_REQUESTS, TRACED_REQUESTS = 3, 8
 
 
 def product_files() -> dict[str, list[Path]]:

@@ -38,7 +38,7 @@ from nunatak_registry import Registry
 from nunatak_training.data import DataWarning, load_task_data, load_test_set
 from nunatak_training.fitting import evaluate, fit_task, recipe_on
 from nunatak_training.kinds import Metric
-from nunatak_training.loop.checkpoint import Checkpoint, run_key
+from nunatak_training.loop.checkpoint import SavedRun, run_key
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
@@ -246,7 +246,7 @@ def test_a_run_killed_before_it_published_goes_on_and_leaves_no_checkpoint(
     )
     place.parent.mkdir()
     # With a clock that stands still, a checkpoint is always due.
-    held = Checkpoint(place, interval=0.0, clock=lambda: 0.0)
+    held = SavedRun(place, interval=0.0, clock=lambda: 0.0)
     killed = fit_task(data, recipe, backbone, report=RecordingReport(), checkpoint=held)
     report = RecordingReport()
 
