@@ -1,5 +1,6 @@
 """A killed sweep continues after its last result."""
 
+import json
 import subprocess
 import sys
 from itertools import takewhile
@@ -15,12 +16,16 @@ from nunatak_training.sweeps import ResultsFolder
 @pytest.mark.slow
 def test_killed_sweep_keeps_its_results_and_does_the_others(tmp_path: Path) -> None:
     folder, results = toy_folder(tmp_path / "toys"), tmp_path / "results"
-    command = [
-        *("sweep", "run", "--task", f"tone={folder / 'toy'}", "--method", "head"),
-        *("--backbone", str(folder / "backbone"), "--results", str(results)),
-        *("--seeds", ",".join(map(str, range(40))), "--set", "epochs=30"),
-        *("--set", "max_length=32"),
-    ]
+    grid = {
+        "tasks": [{"name": "tone", "data": str(folder / "toy")}],
+        "methods": [{"kind": "head"}],
+        "backbones": [str(folder / "backbone")],
+        "seeds": list(range(40)),
+        "recipe": {"epochs": 30, "max_length": 32},
+    }
+    file = tmp_path / "sweep.yaml"
+    file.write_text(json.dumps(grid))
+    command = ["sweep", "run", str(file), "--results", str(results)]
     with subprocess.Popen(  # noqa: S603 - our own interpreter; no shell
         [sys.executable, "-m", "nunatak_cli", *command], stderr=subprocess.PIPE, text=True
     ) as process:

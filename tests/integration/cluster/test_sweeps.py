@@ -1,5 +1,6 @@
 """A run of a sweep gives the same weights on a cluster as alone."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,18 @@ def test_runs_on_a_cluster_give_the_weights_of_runs_alone(tmp_path: Path) -> Non
 def test_the_command_prints_what_each_run_cost(tmp_path: Path) -> None:
     folder, results = toy_folder(tmp_path / "toys"), tmp_path / "results"
 
+    grid = {
+        "tasks": [{"name": "tone", "data": str(folder / "toy")}],
+        "methods": [{"kind": "head"}],
+        "backbones": [str(folder / "backbone")],
+        "recipe": {"epochs": 1, "max_length": 32},
+    }
+    file = tmp_path / "sweep.yaml"
+    file.write_text(json.dumps(grid))
+
     ran = nunatak(
-        *("sweep", "run", "--task", f"tone={folder / 'toy'}", "--method", "head"),
-        *("--backbone", str(folder / "backbone"), "--results", str(results), "--on", "ray"),
-        *("--seeds", "1,2", "--set", "epochs=1", "--set", "max_length=32"),
+        *("sweep", "run", str(file), "--results", str(results), "--on", "ray"),
+        *("--set", "seeds=[1,2]"),
     )
 
     assert ran.exit_code == 0, ran.stderr
