@@ -61,7 +61,7 @@ memory_sampled = EventHook()
 
 @dataclass(slots=True, kw_only=True)
 class Asked:
-    """The run of this process: what it asks, and what it saw beside Locust's statistics."""
+    """The run of this process: its questions, and the measures that Locust does not keep."""
 
     scenario: Scenario = SCENARIOS[0]
     tasks: tuple[str, ...] = ()

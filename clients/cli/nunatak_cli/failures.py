@@ -66,7 +66,7 @@ def _flushed() -> Generator[None]:
 
 
 def _drop_output() -> None:
-    """Let the interpreter's last flush succeed: what is left cannot be written."""
+    """Let the interpreter's last flush succeed, because the output takes no more text."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
