@@ -220,7 +220,7 @@ class KnownFacts:
             lapses = self._num_lapses
             traffic = await self._traffic.again()
             policies, names = await self._policies.again(), await self._names.again()
-            # A fact from before a lapse may be older than a change of which this process heard nothing.
+            # A fact from before a lapse may be older than a change that this process has missed.
             is_valid = lapses == self._num_lapses
             self._traffic.replace(traffic if is_valid else {})
             self._policies.replace(policies if is_valid else {})
