@@ -290,8 +290,8 @@ def test_rows_of_callers_that_hang_up_are_never_computed(
 
         assert ask(address).status_code == 200
         assert 'status="499"} 40.0' in httpx.get(f"{address}/metrics").text
-        # The batch in progress on the device, and the last row.
-        assert computed_rows(address) - before <= 4 + 1
+        # The batch in progress on the device, a batch that preempts it, and the last row.
+        assert computed_rows(address) - before <= 4 + 4 + 1
 
 
 def ask(address: str) -> httpx.Response:
