@@ -15,9 +15,8 @@ from datetime import datetime
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskManifest
 from nunatak_registry.aliases import AliasEvent, Candidate, CandidateEvent
-from nunatak_registry.base import Store
 from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError
-from nunatak_registry.index.index import Change
+from nunatak_registry.index.index import Change, Store
 from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.publication import check_place
 
@@ -155,7 +154,7 @@ class Copies(Store):
             InvalidManifestError: a stored manifest is damaged.
         """
         with self._index.reading() as snapshot:
-            if task not in snapshot.next_versions():
+            if task not in snapshot.next_versions(task):
                 raise TaskNotFoundError(task)
             return _state_in(snapshot, task)
 
@@ -181,8 +180,9 @@ class Copies(Store):
             plan = plan_copy(task, wanted, _state_in(snapshot, task))
             if plan.blobs:
                 check_place(snapshot, self._blobs, plan.blobs)
+            has_reserved = snapshot.next_versions(task).get(task) == plan.next_version
         num_bytes = sum(self._fetch(blob, source) for blob in plan.blobs.values())
-        if plan.versions or plan.aliases or not self._has_reserved(task, plan):
+        if plan.versions or plan.aliases or not has_reserved:
             with self._writing() as change:
                 # Another process may have changed the task meanwhile, and `gc` may have removed a
                 # blob. Under this lock neither can.
@@ -199,10 +199,6 @@ class Copies(Store):
             num_bytes=num_bytes,
         )
 
-    def _has_reserved(self, task: str, plan: CopyPlan) -> bool:
-        with self._index.reading() as snapshot:
-            return snapshot.next_versions().get(task) == plan.next_version
-
     def _fetch(self, blob: BlobRecord, source: "Copies") -> int:
         """Write a blob unless it is here undamaged; return the bytes that were written."""
         try:
@@ -217,7 +213,7 @@ def _state_in(snapshot: Snapshot, task: str) -> TaskState:
     times = snapshot.publication_times(task)
     candidates = snapshot.candidates(task)
     return TaskState(
-        next_version=snapshot.next_versions().get(task, 1),
+        next_version=snapshot.next_versions(task).get(task, 1),
         versions={
             record.version: VersionState(
                 manifest=record.parse(),

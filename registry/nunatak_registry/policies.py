@@ -1,6 +1,6 @@
 """Published policies, their rows in the index, and the check of a policy against heads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -57,31 +57,20 @@ class PolicyRecord:
         )
 
     def parse(self) -> PublishedPolicy:
-        """Return the version.
-
-        Raises:
-            NunatakError: `invalid_policy`, the row changed since it was published, or this release
-                cannot read it.
-        """
+        """Return the version, unless its row is damaged (`invalid_policy`)."""
         reference = f"{self.name}/{self.version}"
         if digest_of(self.document.encode()) != self.digest:
-            raise NunatakError(
-                "invalid_policy",
-                problem=f"the stored policy {reference} differs from the published policy; restore "
-                "the index from a backup",
+            raise _invalid(
+                f"the stored policy {reference} differs from the published policy; restore the "
+                "index from a backup"
             )
         try:
             policy = Policy.model_validate_json(self.document)
             published_at = datetime.fromisoformat(self.published_at)
         except (ValidationError, ValueError) as error:
-            raise NunatakError(
-                "invalid_policy", problem=f"the stored policy {reference} cannot be read: {error}"
-            ) from error
+            raise _invalid(f"the stored policy {reference} cannot be read: {error}") from error
         if policy.name != self.name:
-            raise NunatakError(
-                "invalid_policy",
-                problem=f"the policy stored as {reference} has the name {policy.name!r}",
-            )
+            raise _invalid(f"the policy stored as {reference} has the name {policy.name!r}")
         return PublishedPolicy(
             policy=policy, version=self.version, published_at=published_at, by=self.by
         )
@@ -93,30 +82,29 @@ def check_policy(policy: Policy, head_of: HeadOf) -> None:
     Raises:
         NunatakError: `invalid_policy`, a task cannot decide a condition, or does not exist.
     """
-    heads = dict[str, HeadRecord]()
+    subject, heads = f"policy {policy.name!r}", dict[str, HeadRecord]()
     for text in policy.references:
         try:
             heads[text] = head_of(text)
         except NunatakError as error:
-            raise _refusal(policy, str(error)) from error
+            raise _invalid(f"{subject}: {error}") from error
     for rule in policy.rules:
         for condition in rule.conditions:
-            head = heads[condition.task]
-            problem = find_misfit(condition, head)
+            problem = find_misfit(condition, heads[condition.task])
             if problem is not None:
-                raise _refusal(policy, f"rule {rule.name!r}, task {condition.task!r}: {problem}")
-        if rule.action is VerdictAction.MASK and not _can_mask(rule, heads.__getitem__):
-            raise _refusal(
-                policy,
-                f"rule {rule.name!r} masks, so it needs tasks of token classification: every task "
-                "with combine any, at least one with combine all",
+                where = f"rule {rule.name!r}, task {condition.task!r}"
+                raise _invalid(f"{subject}: {where}: {problem}")
+        if rule.action is VerdictAction.MASK and not _can_mask(rule, heads):
+            raise _invalid(
+                f"{subject}: rule {rule.name!r} masks, so it needs tasks of token classification: "
+                "every task with combine any, at least one with combine all"
             )
 
 
-def _can_mask(rule: Rule, head_of: HeadOf) -> bool:
-    has_spans = [head_of(it.task).kind is HeadKind.TOKEN_CLASSIFICATION for it in rule.conditions]
-    return all(has_spans) if rule.combine is Combine.ANY else any(has_spans)
+def _can_mask(rule: Rule, heads: Mapping[str, HeadRecord]) -> bool:
+    kinds = [heads[it.task].kind is HeadKind.TOKEN_CLASSIFICATION for it in rule.conditions]
+    return all(kinds) if rule.combine is Combine.ANY else any(kinds)
 
 
-def _refusal(policy: Policy, problem: str) -> NunatakError:
-    return NunatakError("invalid_policy", problem=f"policy {policy.name!r}: {problem}")
+def _invalid(problem: str) -> NunatakError:
+    return NunatakError("invalid_policy", problem=problem)

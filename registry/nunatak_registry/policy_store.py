@@ -8,23 +8,24 @@ from nunatak_contract.heads import HeadRecord
 from nunatak_contract.names import TaskReference, check_policy_name
 from nunatak_contract.policies import Policy
 from nunatak_registry.aliases import actor
-from nunatak_registry.base import Store
-from nunatak_registry.index.index import Change, find_version
+from nunatak_registry.index.index import Change, Store
 from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.policies import HeadOf, PolicyRecord, PublishedPolicy, check_policy
 
 
 class PolicyStore(Store):
-    """The policies of one registry."""
+    """The policies of one registry.
+
+    Raises `policy_not_found` if there is no such policy or version, and `invalid_policy` if a
+    stored document is damaged, or if a task of a new version cannot decide a condition or does not
+    exist.
+    """
 
     def put(self, policy: Policy, *, by: str | None = None) -> PublishedPolicy:
         """Publish a policy under its next number; the new version serves from then on.
 
         A policy that equals its newest version is not published twice: the newest version is
         returned. `by` is the author; None: the user of the operating system.
-
-        Raises:
-            NunatakError: `invalid_policy`, a task cannot decide a condition, or does not exist.
         """
         with self._writing() as change:
             return self._publish(change, policy, by=by)
@@ -36,11 +37,6 @@ class PolicyStore(Store):
 
         `to` is the older number; None: the one before the newest. The newest version itself is not
         published twice.
-
-        Raises:
-            NunatakError: `policy_not_found`, there is no such policy or version.
-            NunatakError: `invalid_policy`, the older document is damaged, or a task cannot decide
-                one of its conditions any longer.
         """
         check_policy_name(name)
         with self._writing() as change:
@@ -53,33 +49,19 @@ class PolicyStore(Store):
             return self._publish(change, older[-1].parse().policy, by=by)
 
     def history(self, name: str) -> list[PublishedPolicy]:
-        """Return every version of a policy, the newest first.
-
-        Raises:
-            NunatakError: `policy_not_found`, there is no such policy.
-            NunatakError: `invalid_policy`, a stored document is damaged.
-        """
+        """Return every version of a policy, the newest first."""
         records = self._records(name)
         if not records:
             raise NunatakError("policy_not_found", policy=name)
         return [record.parse() for record in reversed(records)]
 
     def check(self, policy: Policy) -> None:
-        """Return if the present task versions can decide every condition of a policy.
-
-        Raises:
-            NunatakError: `invalid_policy`, a task cannot decide a condition, or does not exist.
-        """
+        """Return if the present task versions can decide every condition of a policy."""
         with self._index.reading() as snapshot:
             check_policy(policy, _heads_in(snapshot))
 
     def get(self, name: str, version: int | None = None) -> PublishedPolicy:
-        """Return one version of a policy, or the newest one.
-
-        Raises:
-            NunatakError: `policy_not_found`, there is no such policy or version.
-            NunatakError: `invalid_policy`, the stored document is damaged.
-        """
+        """Return one version of a policy, or the newest one."""
         found = [it for it in self._records(name) if version in {None, it.version}]
         if not found:
             wanted = name if version is None else f"{name}/{version}"
@@ -87,11 +69,7 @@ class PolicyStore(Store):
         return found[-1].parse()
 
     def newest(self) -> list[PublishedPolicy]:
-        """Return the newest version of each policy, ordered by name.
-
-        Raises:
-            NunatakError: `invalid_policy`, a stored document is damaged.
-        """
+        """Return the newest version of each policy, ordered by name."""
         return [record.parse() for record in {it.name: it for it in self._records()}.values()]
 
     def numbers(self) -> dict[str, int]:
@@ -103,7 +81,6 @@ class PolicyStore(Store):
 
         Raises:
             NunatakError: `copy_conflict`, this registry contradicts the source.
-            NunatakError: `invalid_policy`, a stored document is damaged, in the source or here.
         """
         wanted = source._records(name)  # noqa: SLF001 - another store of the same class
         versions = [record.parse() for record in wanted]
@@ -138,6 +115,6 @@ class PolicyStore(Store):
 
 def _heads_in(snapshot: Snapshot) -> HeadOf:
     def head_of(text: str) -> HeadRecord:
-        return find_version(snapshot, TaskReference.parse(text)).parse().head
+        return snapshot.find(TaskReference.parse(text)).parse().head
 
     return head_of

@@ -15,7 +15,6 @@ from itertools import islice
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord
-from nunatak_registry.base import Store
 from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key
 from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.errors import (
@@ -24,7 +23,7 @@ from nunatak_registry.errors import (
     InvalidManifestError,
     StoreUnavailableError,
 )
-from nunatak_registry.index.index import Change
+from nunatak_registry.index.index import Change, Store
 from nunatak_registry.index.records import VersionRecord
 from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.policies import PolicyRecord
