@@ -20,8 +20,6 @@ from nunatak_contract.names import (
 from nunatak_registry.aliases import (
     AliasEvent,
     AliasEventKind,
-    CandidateEvent,
-    CandidateEventKind,
     Traffic,
     actor,
     check_expected,
@@ -30,7 +28,7 @@ from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.copying import Copies
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
-from nunatak_registry.index.index import Change, Clock, Index, Store
+from nunatak_registry.index.index import Clock, Index
 from nunatak_registry.index.snapshot import Generation
 from nunatak_registry.listing import (
     DamagedTask,
@@ -40,11 +38,11 @@ from nunatak_registry.listing import (
     summarize,
 )
 from nunatak_registry.locations import parse_location
-from nunatak_registry.policy_store import PolicyStore
+from nunatak_registry.policies import PolicyStore
 from nunatak_registry.publication import check_place, check_publication, number_draft
 from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
-from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep
+from nunatak_registry.upkeep import Upkeep
 
 
 def utc_now() -> datetime:
@@ -52,7 +50,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Registry(Store):
+class Registry(Upkeep):
     """A versioned store of tasks. Threads and processes may share the registry.
 
     Every method may raise `StoreUnavailableError`, and `InvalidNameError` for a malformed name. A
@@ -63,7 +61,6 @@ class Registry(Store):
 
     def __init__(self, *, index: Index, blobs: BlobStore, clock: Clock) -> None:
         super().__init__(index=index, blobs=blobs, clock=clock)
-        self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
         self.rollouts = RolloutStore(index=index, blobs=blobs, clock=clock)
         self.policies = PolicyStore(index=index, blobs=blobs, clock=clock)
         self.copies = Copies(index=index, blobs=blobs, clock=clock)
@@ -242,7 +239,17 @@ class Registry(Store):
             change.require_version(task, version)
             if version == current:
                 return change.history(task, alias)[-1]
-            return self._move(change, task, alias, AliasEventKind.PROMOTE, (current, version), by)
+            event = AliasEvent(
+                task=task,
+                alias=alias,
+                kind=AliasEventKind.PROMOTE,
+                from_version=current,
+                to_version=version,
+                at=self._clock(),
+                by=actor(by),
+            )
+            change.move_alias(event)
+            return event
 
     def rollback(
         self,
@@ -263,7 +270,17 @@ class Registry(Store):
         """
         with self._writing() as change:
             current, target = change.rollback(task, alias, expected_version)
-            return self._move(change, task, alias, AliasEventKind.ROLLBACK, (current, target), by)
+            event = AliasEvent(
+                task=task,
+                alias=alias,
+                kind=AliasEventKind.ROLLBACK,
+                from_version=current,
+                to_version=target,
+                at=self._clock(),
+                by=actor(by),
+            )
+            change.move_alias(event)
+            return event
 
     def next_rollback(
         self, task: str, alias: str, *, expected_version: int | None = None
@@ -340,64 +357,12 @@ class Registry(Store):
         with self._index.reading() as snapshot:
             return snapshot.held(reader, self._clock())
 
-    def verify(self, task: str | None = None, *, quarantine: bool = False) -> list[Finding]:
-        """Check every version of one task or of all, and report the faults.
-
-        Reads every byte. Leftover files, foreign files and the whole index are checked only with
-        all tasks. With `quarantine`, bad files are moved to the folder `quarantine` next to the
-        blobs, and never deleted. A version that is deleted and collected during the check may be
-        reported as damaged.
-        """
-        if task is not None:
-            with self._index.reading() as snapshot:
-                snapshot.require_task(task)
-        findings = self._upkeep.verify(task)
-        return self._upkeep.quarantine(findings) if quarantine and findings else findings
-
-    def gc(self, grace_s: float = DEFAULT_GRACE_S) -> Collected:
-        """Remove files that no version needs: blobs of deleted versions and temporary files.
-
-        A file is removed only if it was written, and lost its last version, at least `grace_s`
-        seconds ago. The grace period protects readers: the period must be longer than a reader's
-        time from the resolution of a version to the end of its reading, plus the difference of the
-        hosts' clocks.
-        """
-        return self._upkeep.collect(grace_s)
-
     def generation(self) -> Generation:
         """Return the generation, which changes with every change and with a restore.
 
         One small query, which also sees changes of other processes.
         """
         return self._index.generation()
-
-    def _move(
-        self,
-        change: Change,
-        task: str,
-        alias: str,
-        kind: AliasEventKind,
-        versions: tuple[int | None, int],
-        by: str | None,
-    ) -> AliasEvent:
-        event = AliasEvent(
-            task=task,
-            alias=alias,
-            kind=kind,
-            from_version=versions[0],
-            to_version=versions[1],
-            at=self._clock(),
-            by=actor(by),
-        )
-        change.move_alias(event)
-        for candidate in change.candidates(task):
-            if candidate.alias == alias:
-                change.change_candidate(
-                    CandidateEvent(
-                        kind=CandidateEventKind.END, candidate=candidate, at=event.at, by=event.by
-                    )
-                )
-        return event
 
 
 def _create_folder(folder: Path) -> None:

@@ -17,6 +17,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_registry.aliases import AliasEvent, Candidate, CandidateEvent, CandidateEventKind
 from nunatak_registry.blobs.blobs import BlobStore, digest_of
 from nunatak_registry.index.database import Database, FileIdentity, raise_generation
+from nunatak_registry.index.records import PolicyRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
@@ -31,7 +32,6 @@ from nunatak_registry.index.schema import (
     VersionRow,
 )
 from nunatak_registry.index.snapshot import Generation, Snapshot
-from nunatak_registry.policies import PolicyRecord
 
 Clock = Callable[[], datetime]
 
@@ -84,10 +84,15 @@ class Change(Snapshot):
         raise_generation(self._connection)
 
     def move_alias(self, event: AliasEvent) -> None:
-        """Move the alias to the version of the event, and append the event to its history."""
+        """Move the alias to the version of the event, append the event, and end all candidates."""
         self._point(event)
         self._connection.execute(insert(AliasEventRow).values(_values(event)))
         raise_generation(self._connection)
+        for it in self.candidates(event.task):
+            if it.alias == event.alias:
+                kind = CandidateEventKind.END
+                end = CandidateEvent(kind=kind, candidate=it, at=event.at, by=event.by)
+                self.change_candidate(end)
 
     def bring_forward(
         self,

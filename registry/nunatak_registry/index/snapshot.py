@@ -49,7 +49,7 @@ from nunatak_registry.errors import (
     TaskNotFoundError,
     VersionNotFoundError,
 )
-from nunatak_registry.index.records import VersionRecord
+from nunatak_registry.index.records import PolicyRecord, VersionRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
@@ -64,7 +64,6 @@ from nunatak_registry.index.schema import (
     TaskRow,
     VersionRow,
 )
-from nunatak_registry.policies import PolicyRecord
 
 _MOST_KEYS: Final = 10_000
 """Most pairs in one query; SQLite takes 32,766 values."""
