@@ -7,8 +7,8 @@ writes a folder whole or not at all.
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -119,8 +119,8 @@ class Checkpoint:
             raise self.refuse(found, advice or "take a checkpoint without it") from error
 
     @contextmanager
-    def refused_by(self, library: str, action: str) -> Generator[None]:
-        """Turn any error of a library into a refusal of this folder."""
+    def failures(self, as_error: Callable[[BaseException], NunatakError]) -> Generator[None]:
+        """Turn any error of a library, but none of our own, into an error of this folder."""
         try:
             yield
         except NunatakError:
@@ -128,12 +128,20 @@ class Checkpoint:
         except BaseException as error:  # the libraries have no common type, and Rust may panic
             if not (isinstance(error, Exception) or is_panic(error)):
                 raise
+            raise as_error(error) from error
+
+    def refused_by(self, library: str, action: str) -> AbstractContextManager[None]:
+        """Turn any error of a library into a refusal of this folder."""
+
+        def refusal(error: BaseException) -> NunatakError:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise self.refuse(
+            return self.refuse(
                 f"{library} cannot {action} ({reason})",
                 "name the backbone it was trained from, and check that the installed "
                 f"{library} loads it",
-            ) from error
+            )
+
+        return self.failures(refusal)
 
     def has(self, name: str) -> bool:
         """Whether the folder has an entry of this name, file or not."""

@@ -122,10 +122,13 @@ def import_transformers(
     classification (one label, several, or regression), token classification and question
     answering; the one logit of a cross-encoder becomes a ranking.
     """
-    meaning = checkpoint.parsed(CONFIG, Meaning)
+    folder, meaning = (
+        checks.Import(checkpoint, backbone, choices),
+        checkpoint.parsed(CONFIG, Meaning),
+    )
     class_name, kind = _head_class(checkpoint, meaning.architectures or ())
-    checks.check_shape(checkpoint, backbone)
-    checks.check_tokenizer(checkpoint, backbone)
+    folder.check_shape()
+    folder.check_tokenizer()
     family = layout.FAMILIES[backbone.config.model_type]
     stored = checkpoint.float_tensors()
     cross_encoder = cross_encoders.read_cross_encoder(checkpoint, backbone)
@@ -136,7 +139,7 @@ def import_transformers(
         kind = HeadKind.RANKING
     head = layout.head_spec(
         kind,
-        checks.read_config(checkpoint),
+        folder.config,
         num_outputs=num_outputs,
         pooling=layout.read_pooling(checkpoint, backbone.config, meaning.classifier_pooling),
     )
@@ -163,20 +166,12 @@ def import_transformers(
     branch = build_branch(spec, backbone.config, parameters)
     expected = reference.answers_of(loaded.model, encodings)
     reference.check_answers(checkpoint, branch, backbone, encodings, expected)
+    # transformers does not store its default names.
+    named = meaning.id2label or {str(it): f"LABEL_{it}" for it in range(head.num_labels)}
     return checks.ImportedTask(
         spec=spec,
-        labels=checks.labels_in_order(
-            checkpoint,
-            head,
-            given=choices.labels,
-            # transformers does not store its default names.
-            stored=meaning.id2label or {str(it): f"LABEL_{it}" for it in range(head.num_labels)},
-        ),
-        problem_type=checks.problem_type_of(
-            checkpoint,
-            head,
-            choices.problem_type or checks.read_problem_type(checkpoint, meaning.problem_type),
-        ),
+        labels=folder.labels(head, named),
+        problem_type=folder.problem_type(head),
         parameters=parameters,
         max_length=cross_encoder.max_length,
         score=cross_encoder.score if kind is HeadKind.RANKING else RankingScore.SIGMOID,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.reference import OWN_CODE
-from nunatak_contract.enums import HeadKind, LinearMap, Pooling
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
 from nunatak_model import Backbone, BackboneConfig, HeadSpec
 from nunatak_model.architectures import (
     ARCHITECTURES,
@@ -215,6 +215,13 @@ def head_spec(
     """
     pooling = Pooling.LAST if config.is_causal else pooling
     return usual_head(config, kind=kind, num_labels=num_outputs, pooling=pooling)
+
+
+def usual_problem_type(head: HeadSpec) -> ProblemType | None:
+    """The problem type of a head, where nothing names one."""
+    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    return ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
 
 
 def read_pooling(checkpoint: Checkpoint, config: BackboneConfig, named: str | None) -> Pooling:
