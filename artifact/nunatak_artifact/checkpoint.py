@@ -325,11 +325,7 @@ def check_new(target: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Generator[Path]:
-    """Yield a folder to fill, and move it to `target` if the block succeeds.
-
-    Raises:
-        NunatakError: `folder_in_use`, `target` is a file, or a folder that is not empty.
-    """
+    """Yield a folder to fill, and move it to `target` if the block succeeds."""
     check_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Next to the target, so that the move at the end stays within one file system.

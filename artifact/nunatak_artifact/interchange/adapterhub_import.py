@@ -119,13 +119,13 @@ class _AdapterHubImport(checks.Import):
                 f"the backbone is a {config.model_type}",
                 f"folders of AdapterHub are read for {', '.join(bert.MODEL_TYPES)}",
             )
-        family = layout.FAMILIES[config.model_type]
         file = checkpoint.parsed(files.CONFIG_FILE, files.AdapterFile)
         bottleneck = files.read_bottleneck(checkpoint, file)
         self._check_backbone(file)
         if checkpoint.settings:
             self.check_reading()
-        shapes = self._shapes(bottleneck, f"{family.encoder}.encoder.layer", file.name)
+        layers = f"{layout.FAMILIES[config.model_type].encoder}.encoder.layer"
+        shapes = self._shapes(bottleneck, layers, file.name)
         tensors = checkpoint.adapter_tensors(files.WEIGHTS_STEM, advice=PICKLE_ADVICE)
         checkpoint.check_tensors(
             tensors,
@@ -135,7 +135,7 @@ class _AdapterHubImport(checks.Import):
         method, parameters = HeadOnly(), dict[str, Tensor]()
         if adapters:
             method, parameters = normalised_bottleneck(_settings(bottleneck), adapters, config)
-        head = self._head(family)
+        head = self._head()
         return checks.ImportedTask(
             spec=BranchSpec(method=method, head=head.spec),
             labels=self.labels(head.spec, head.id2label or checkpoint.meaning.id2label),
@@ -183,11 +183,11 @@ class _AdapterHubImport(checks.Import):
                     shapes[layer, place] = (f"{layers}.{layer}.{block}.adapters.{name}", own)
         return shapes
 
-    def _head(self, family: layout.Family) -> _Head:
+    def _head(self) -> _Head:
         file = self.checkpoint.parsed(files.HEAD_FILE, files.HeadFile)
         tensors = self.checkpoint.adapter_tensors(files.HEAD_STEM, advice=PICKLE_ADVICE)
         if file.config is None:
-            return self._class_head(file, family, tensors)
+            return self._class_head(file, tensors)
         return self._flexible_head(file.config, file.name or "", tensors)
 
     def _flexible_head(
@@ -217,9 +217,7 @@ class _AdapterHubImport(checks.Import):
             label2id=head.label2id,
         )
 
-    def _class_head(
-        self, file: files.HeadFile, family: layout.Family, tensors: Mapping[str, Tensor]
-    ) -> _Head:
+    def _class_head(self, file: files.HeadFile, tensors: Mapping[str, Tensor]) -> _Head:
         """The head of a model class of transformers."""
         kind = layout.kind_of_class(file.model_class)
         if kind is None:
@@ -228,11 +226,9 @@ class _AdapterHubImport(checks.Import):
         if file.num_labels is None:
             raise self.checkpoint.invalid("its head_config.json has no num_labels")
         spec = layout.head_spec(kind, self.backbone.config, num_outputs=file.num_labels)
-        names = {
-            ours: theirs
-            for ours, theirs in layout.head_names(family, kind).items()
-            if not theirs.startswith(f"{family.encoder}.")
-        }
+        held = layout.Layout(self.backbone.config, kind)
+        of_base = f"{held.family.encoder}."
+        names = {ours: it for ours, it in held.head_names.items() if not it.startswith(of_base)}
         return _Head(
             spec=spec,
             parameters=self._head_parameters(spec, names, tensors),

@@ -92,12 +92,6 @@ def draft_imported(
     """Describe an imported task as a version to publish, without data and scores.
 
     If there are two exclusive labels, the first is the default label unless the caller names one.
-
-    Raises:
-        InvalidNameError: `task` is no name of a task.
-        NunatakError: `invalid_folder`, labels and head contradict each other.
-        NunatakError: `no_effect`, the parameters change no layer of the backbone.
-        NunatakError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)
     _check_inputs(imported.spec.head.kind, origin, choices)

@@ -83,14 +83,14 @@ class _PeftImport(checks.Import):
         super().__init__(checkpoint, backbone, choices)
         self.fields = peft_config.read_fields(checkpoint)
         self.method = str(self.fields["peft_type"])
-        self.family = layout.FAMILIES[backbone.config.model_type]
         self.kind = peft_config.head_kind(checkpoint, self.fields)
+        self.names = layout.Layout(backbone.config, self.kind)
 
     def task(self) -> checks.ImportedTask:
         self._check_types()
         if self.checkpoint.settings:
             self.check_reading()
-        num_outputs = layout.num_outputs_of(self.stored, self.family, self.kind, prefix=PREFIX)
+        num_outputs = self.names.num_outputs(self.stored, prefix=PREFIX)
         cross_encoder = cross_encoders.read_cross_encoder(self.checkpoint, self.backbone)
         ranks = self.kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
             self.checkpoint, cross_encoder, self.choices, num_outputs=num_outputs
@@ -158,16 +158,9 @@ class _PeftImport(checks.Import):
         if head.pooling is Pooling.LAST:
             raw["pad_token_id"] = head.padding_id
         parameters = {name: backbone.floating(name) for name in encoder_shapes(backbone.config)}
-        tensors = layout.encoder_to_stored(
-            {name: it for name, it in parameters.items() if it is not None},
-            self.family,
-            head.kind,
-            backbone.config,
-        )
-        tensors |= self._initial_head(head)
-        model_class = reference.class_named(
-            self.checkpoint, layout.class_name(self.family, head.kind)
-        )
+        known = {name: it for name, it in parameters.items() if it is not None}
+        tensors = self.names.encoder_to_stored(known) | self._initial_head(head)
+        model_class = reference.class_named(self.checkpoint, self.names.class_name)
         config = reference.config_of(self.checkpoint, raw)
         loaded = reference.load_model(self.checkpoint, model_class, config, tensors)
         random = {name: tuple(loaded.model.get_parameter(name).shape) for name in loaded.missing}
@@ -175,7 +168,7 @@ class _PeftImport(checks.Import):
 
     def _initial_head(self, head: HeadSpec) -> dict[str, Tensor]:
         """The tensors of the head that the base's checkpoint has, under transformers' names."""
-        backbone, names = self.backbone, layout.head_names(self.family, head.kind)
+        backbone, names = self.backbone, self.names.head_names
         sources, found = architecture_of(backbone.config).HEAD_SOURCES, dict[str, Tensor]()
         for part, layer in (("head.dense", backbone.pooler), ("head.norm", backbone.pooler_norm)):
             for kind in ("weight", "bias"):
@@ -195,12 +188,11 @@ class _PeftImport(checks.Import):
         adapted = self._adapted(base)
         encodings = reference.probe_encodings(backbone)
         expected = reference.answers_of(adapted.get_base_model(), encodings)
-        places = layout.map_places(self.family, head.kind, backbone.config)
-        native = native_method(adapted, places, backbone.config)
+        native = native_method(adapted, self.names.map_places(), backbone.config)
         _unwrap(adapted.get_base_model())
         with checkpoint.refused_by("peft", "merge it"), reference.quiet():
             merged = cast("PreTrainedModel", cast("Any", adapted).merge_and_unload(safe_merge=True))
-        theirs = layout.from_model(merged.state_dict(), self.family, head, backbone.config)
+        theirs = self.names.from_model(merged.state_dict(), head)
         found = self._native(native, theirs, head) or self._merged(theirs, head)
         branch = build_branch(found.spec, backbone.config, found.parameters)
         reference.check_answers(checkpoint, branch, backbone, encodings, expected)
@@ -229,12 +221,13 @@ class _PeftImport(checks.Import):
         return adapted
 
     def _check_pooler(self, base: _Base, expected: Mapping[str, tuple[int, ...]]) -> None:
-        pooler = f"{self.family.dense}.weight"
+        dense = self.names.family.dense
+        pooler = f"{dense}.weight"
         is_needed = pooler in base.random and PREFIX + pooler in expected
         if is_needed and self.backbone.pooler is None and PREFIX + pooler not in self.stored:
             raise self.checkpoint.foreign(
                 self.backbone,
-                f"the head reads {self.family.dense} of its base, and this backbone has no such "
+                f"the head reads {dense} of its base, and this backbone has no such "
                 "layer (an adapter keeps the layer if modules_to_save names it)",
             )
 

@@ -129,10 +129,10 @@ def import_transformers(
     class_name, kind = _head_class(checkpoint, meaning.architectures or ())
     folder.check_shape()
     folder.check_tokenizer()
-    family = layout.FAMILIES[backbone.config.model_type]
     stored = checkpoint.float_tensors()
     cross_encoder = cross_encoders.read_cross_encoder(checkpoint, backbone)
-    num_outputs = layout.num_outputs_of(stored, family, kind)
+    names = layout.Layout(backbone.config, kind)
+    num_outputs = names.num_outputs(stored)
     if kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
         checkpoint, cross_encoder, choices, num_outputs=num_outputs
     ):
@@ -149,9 +149,9 @@ def import_transformers(
     loaded = reference.load_model(
         checkpoint, reference.class_named(checkpoint, class_name), config, stored
     )
-    unread = loaded.unread - layout.unread_names(family, backbone.config)
+    unread = loaded.unread - names.unread_names
     checkpoint.check_names(missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
-    tensors = layout.from_model(loaded.model.state_dict(), family, head, backbone.config)
+    tensors = names.from_model(loaded.model.state_dict(), head)
     found = find_divergence(tensors, backbone)
     formats = {it.dtype for it in stored.values()} - {torch.float32}
     rounded = next((it for it in formats if _is_rounded(tensors, found, backbone, it)), None)
