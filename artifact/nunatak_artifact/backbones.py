@@ -129,14 +129,12 @@ def add_backbone(
 
 
 def list_backbones() -> list[AddedBackbone]:
-    """Return the records of all added backbones, by name."""
     folder = added_backbones()
     names = sorted(it.parent.name for it in folder.glob(f"*/{RECORD}")) if folder.is_dir() else []
     return [read_backbone(name) for name in names]
 
 
 def read_backbone(name: str) -> AddedBackbone:
-    """Return the record of an added backbone."""
     checkpoint = Checkpoint(added_backbones() / _checked_name(name))
     if not checkpoint.has(RECORD):
         raise NunatakError(
@@ -162,7 +160,6 @@ def verify_backbone(name: str) -> str | None:
 
 
 def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str) -> AddedBackbone:
-    """Read a checkpoint, and write it to the empty folder `made`."""
     raw = checkpoint.config
     with checkpoint.backbone_errors():
         # An architecture that is not available is refused before anything large is read.

@@ -109,7 +109,6 @@ class Checkpoint:
 
     @contextmanager
     def backbone_errors(self) -> Generator[None]:
-        """Turn the errors of reading a backbone into errors of this folder."""
         try:
             yield
         except CorruptBackboneError as error:
@@ -198,7 +197,6 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> dict[str, JsonValue]:
-        """The content of `config.json`."""
         return self.fields(CONFIG)
 
     @cached_property
@@ -341,6 +339,5 @@ def new_folder(target: Path) -> Generator[Path]:
 
 
 def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
-    """Write an indented JSON file."""
     text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / name).write_text(text + "\n", encoding="utf-8")

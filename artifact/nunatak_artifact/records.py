@@ -40,6 +40,5 @@ def head_record(
 
 
 def branch_spec(head: HeadRecord, method: Method) -> BranchSpec:
-    """Return the branch that the records of a manifest describe."""
     shared = {name: getattr(head, name) for name in SHARED}
     return BranchSpec(method=method, head=HeadSpec(num_labels=head.num_outputs, **shared))

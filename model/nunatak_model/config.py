@@ -83,12 +83,10 @@ class BackboneConfig:
 
     @property
     def head_width(self) -> int:
-        """Width of one attention head."""
         return self.own_head_width or self.hidden_width // self.num_heads
 
     @property
     def num_key_heads(self) -> int:
-        """Number of heads of keys, and of values."""
         return self.num_shared_heads or self.num_heads
 
     @property

@@ -193,7 +193,6 @@ class _AdapterHubImport(checks.Import):
     def _flexible_head(
         self, head: files.FlexibleHead, name: str, tensors: Mapping[str, Tensor]
     ) -> _Head:
-        """The head of a model class of `adapters`."""
         spec = self._spec(head)
         positions = {OUTPUT: FIRST_LINEAR}
         if head.layers == 2:
@@ -218,7 +217,6 @@ class _AdapterHubImport(checks.Import):
         )
 
     def _class_head(self, file: files.HeadFile, tensors: Mapping[str, Tensor]) -> _Head:
-        """The head of a model class of transformers."""
         kind = layout.kind_of_class(file.model_class)
         if kind is None:
             found = f"its head belongs to {file.model_class[:80]!r}"

@@ -33,7 +33,6 @@ FILES = ("*.json", "*.safetensors", VOCABULARY)
 def kind_of(
     checkpoint: Checkpoint,
 ) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
-    """Find the kind of a folder from its files."""
     folder = checkpoint.folder
     if not folder.is_dir():
         raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")

@@ -116,7 +116,6 @@ class _PeftImport(checks.Import):
 
     @cached_property
     def stored(self) -> Mapping[str, Tensor]:
-        """The tensors of the folder."""
         return self.checkpoint.adapter_tensors(peft_config.WEIGHTS_STEM, advice=PICKLE_ADVICE)
 
     def _check_types(self) -> None:

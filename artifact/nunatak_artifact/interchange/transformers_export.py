@@ -147,7 +147,6 @@ def merged_weights(branch: Branch, backbone: Backbone) -> dict[str, Tensor]:
 def _changed(
     layer: ChangedMaps, prefix: str, weights: Mapping[str, Tensor], config: BackboneConfig
 ) -> dict[str, Tensor]:
-    """The maps of one layer with the changes merged in."""
     # In float64, so that only the result is rounded.
     merged = dict[str, Tensor]()
     for target, change in (*layer.outputs.items(), *layer.inputs.items()):
@@ -189,7 +188,6 @@ def write_model(
     *,
     max_length: int,
 ) -> None:
-    """Write configuration, weights and the backbone's tokenizer."""
     write_json(folder, CONFIG, config)
     (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
     tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)

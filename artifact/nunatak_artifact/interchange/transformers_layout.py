@@ -170,7 +170,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 
 def kind_of_class(model_class: str) -> HeadKind | None:
-    """Return the kind of head of a class of transformers, by the end of its name."""
     return next(
         (kind for suffix, kind in CLASS_SUFFIXES.items() if model_class.endswith(suffix)), None
     )
@@ -356,12 +355,10 @@ class Layout:
         return {name: tuple(own) for name, own in places.items()}
 
     def encoder_to_stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Rename the tensors of an encoder to the names of checkpoints."""
         bare = bare_to_stored(tensors, self.config)
         return {f"{self.encoder}.{name}": it for name, it in bare.items()}
 
     def to_stored(self, tensors: Mapping[str, Tensor], head: HeadSpec) -> dict[str, Tensor]:
-        """Rename the tensors of a whole model to the names of checkpoints."""
         names = self.head_names
         own = {names[name]: tensors[name] for name in head_shapes(head, self.config)}
         return {**self.encoder_to_stored(tensors), **own}

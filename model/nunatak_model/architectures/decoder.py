@@ -184,7 +184,6 @@ def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | 
 
 
 def embedding_shapes(config: DecoderConfig) -> Shapes:
-    """Names and shapes of the embeddings: only the words."""
     return {"embeddings.word": (config.vocab_size, config.hidden_width)}
 
 

@@ -124,7 +124,6 @@ class NomicConfig(BackboneConfig):
 
     @property
     def is_gte(self) -> bool:
-        """Whether the model is a GTE."""
         return self.model_type == GTE
 
 
@@ -176,7 +175,6 @@ class NomicArchitecture:
         return tuple(f"{layers}.{layer}.{name}.{kind}" for name in parts[part])
 
     def dense_block(self, config: NomicConfig, pooling: Pooling | None) -> DenseBlock | None:
-        """The pooler of heads that read the first token."""
         del config
         return TANH_BLOCK if pooling is Pooling.FIRST else None
 
