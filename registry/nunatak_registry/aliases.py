@@ -126,6 +126,22 @@ class CandidateEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AliasState:
+    """One alias with everything that ever happened to it, oldest first."""
+
+    moves: tuple[AliasEvent, ...] = ()
+    changes: tuple[CandidateEvent, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+
+    def begins_with(self, other: "AliasState") -> bool:
+        """Return whether everything that happened to `other` happened first to this one."""
+        return (
+            self.moves[: len(other.moves)] == other.moves
+            and self.changes[: len(other.changes)] == other.changes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTraffic:
     """A candidate's manifest, and its share of the requests."""
 

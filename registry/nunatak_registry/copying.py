@@ -14,7 +14,7 @@ from datetime import datetime
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskManifest
-from nunatak_registry.aliases import AliasEvent, Candidate, CandidateEvent
+from nunatak_registry.aliases import AliasState
 from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError
 from nunatak_registry.index.index import Change, Store
 from nunatak_registry.index.snapshot import Snapshot
@@ -29,22 +29,6 @@ class VersionState:
     document: str
     """The exact text of the manifest, which the index keeps with its digest."""
     published_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AliasState:
-    """One alias with everything that ever happened to it, oldest first."""
-
-    moves: tuple[AliasEvent, ...] = ()
-    changes: tuple[CandidateEvent, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
-
-    def begins_with(self, other: "AliasState") -> bool:
-        """Return whether everything that happened to `other` happened first to this one."""
-        return (
-            self.moves[: len(other.moves)] == other.moves
-            and self.changes[: len(other.changes)] == other.changes
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,18 +219,7 @@ def _state_in(snapshot: Snapshot, task: str) -> TaskState:
 
 def _add(change: Change, task: str, plan: CopyPlan) -> None:
     change.reserve_numbers(task, plan.next_version)
-    for version in plan.versions:
-        change.add_version(
-            version.manifest,
-            version.manifest.content,
-            version.published_at,
-            document=version.document,
-        )
+    for it in plan.versions:
+        change.add_version(it.manifest, it.published_at, document=it.document)
     for alias, state in plan.aliases.items():
-        change.bring_forward(
-            task,
-            alias,
-            moves=state.moves,
-            changes=state.changes,
-            candidates=state.candidates,
-        )
+        change.bring_forward(task, alias, state)

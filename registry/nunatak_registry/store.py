@@ -124,7 +124,7 @@ class Registry(Upkeep):
             if existing is not None:
                 return existing.parse()
             manifest = number_draft(draft, change.take_version(draft.task))
-            change.add_version(manifest, content_digest, self._clock())
+            change.add_version(manifest, self._clock())
             return manifest
 
     def resolve(self, reference: TaskReference | str) -> TaskManifest:

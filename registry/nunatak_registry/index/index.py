@@ -14,7 +14,13 @@ from sqlalchemy import URL, bindparam, delete, func, insert, or_, select, update
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_registry.aliases import AliasEvent, Candidate, CandidateEvent, CandidateEventKind
+from nunatak_registry.aliases import (
+    AliasEvent,
+    AliasState,
+    Candidate,
+    CandidateEvent,
+    CandidateEventKind,
+)
 from nunatak_registry.blobs.blobs import BlobStore, digest_of
 from nunatak_registry.index.database import Database, FileIdentity, raise_generation
 from nunatak_registry.index.records import PolicyRecord
@@ -56,12 +62,7 @@ class Change(Snapshot):
             )
 
     def add_version(
-        self,
-        manifest: TaskManifest,
-        content_digest: str,
-        at: datetime,
-        *,
-        document: str | None = None,
+        self, manifest: TaskManifest, at: datetime, *, document: str | None = None
     ) -> None:
         """Record a version under a number that `take_version` gave or `reserve_numbers` took.
 
@@ -72,7 +73,7 @@ class Change(Snapshot):
         self._connection.execute(
             insert(VersionRow).values(
                 **key,
-                content_digest=content_digest,
+                content_digest=manifest.content,
                 manifest=document,
                 manifest_digest=digest_of(document.encode()),
                 published_at=at.isoformat(),
@@ -94,15 +95,7 @@ class Change(Snapshot):
                 end = CandidateEvent(kind=kind, candidate=it, at=event.at, by=event.by)
                 self.change_candidate(end)
 
-    def bring_forward(
-        self,
-        task: str,
-        alias: str,
-        *,
-        moves: Sequence[AliasEvent],
-        changes: Sequence[CandidateEvent],
-        candidates: Collection[Candidate],
-    ) -> None:
+    def bring_forward(self, task: str, alias: str, state: AliasState) -> None:
         """Append what happened to an alias in another registry, in its order.
 
         The alias then points where the last move led, and has these candidates only.
@@ -110,14 +103,15 @@ class Change(Snapshot):
         self._connection.execute(
             delete(CandidateRow).where(CandidateRow.task == task, CandidateRow.alias == alias)
         )
-        for move in moves[-1:]:
+        for move in state.moves[-1:]:
             self._point(move)
-        for move in moves:
-            self._connection.execute(insert(AliasEventRow).values(_values(move)))
-        for candidate in candidates:
-            self._connection.execute(insert(CandidateRow).values(_values(candidate)))
-        for change in changes:
-            self._connection.execute(insert(CandidateEventRow).values(_values(change)))
+        for row, records in (
+            (AliasEventRow, state.moves),
+            (CandidateRow, state.candidates),
+            (CandidateEventRow, state.changes),
+        ):
+            for record in records:
+                self._connection.execute(insert(row).values(_values(record)))
         raise_generation(self._connection)
 
     def change_candidate(self, event: CandidateEvent) -> None:
