@@ -9,7 +9,7 @@ from torch import Tensor
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import ProbeLogits, ProbeRecord
 from nunatak_contract.manifest import TaskManifest
-from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, TrunkStates, forward
+from nunatak_model import Backbone, Branch, Row, TextInput, TrunkStates, forward
 
 RELATIVE_TOLERANCE: Mapping[torch.dtype, float] = {
     # Half-precision formats keep 8 or 11 significant bits per value. A dozen layers turn this
@@ -28,10 +28,14 @@ a number to the next integer in every layer above; the effect was measured below
 def record_probe(
     branch: Branch, backbone: Backbone, inputs: Sequence[TextInput], *, max_length: int
 ) -> ProbeRecord:
-    encodings = backbone.tokenizer.encode(inputs, max_length=max_length)
+    logits = list[ProbeLogits]()
     # One input at a time: the probe records the logits of a row alone.
-    logits = tuple(_recorded(_logits(backbone, branch, encoding)) for encoding in encodings)
-    return ProbeRecord(inputs=tuple(inputs), logits=logits)
+    for encoding in backbone.tokenizer.encode(inputs, max_length=max_length):
+        with torch.inference_mode():
+            (output,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
+        found = output.cpu()
+        logits.append(_floats(found) if found.dim() == 1 else tuple(map(_floats, found)))
+    return ProbeRecord(inputs=tuple(inputs), logits=tuple(logits))
 
 
 def run_probe(
@@ -66,18 +70,6 @@ def probe_tolerance(recorded: float, expected: Sequence[float], backbone: Backbo
     if backbone.is_quantized:
         relative = max(relative, INT8_TOLERANCE)
     return max(recorded, relative * scale)
-
-
-def _logits(backbone: Backbone, branch: Branch, encoding: Encoding) -> Tensor:
-    with torch.inference_mode():
-        (output,) = forward(backbone, [Row(encoding=encoding, branch=branch)])
-    return output.cpu()
-
-
-def _recorded(logits: Tensor) -> ProbeLogits:
-    if logits.dim() == 1:
-        return _floats(logits)
-    return tuple(_floats(token) for token in logits)
 
 
 def _floats(logits: Tensor) -> tuple[float, ...]:

@@ -181,17 +181,11 @@ SCENARIOS = (
 
 
 def scenario_named(name: str) -> Scenario:
-    """Return a scenario by its name.
-
-    Raises:
-        NunatakError: `invalid_settings`, there is no scenario of this name.
-    """
-    for scenario in SCENARIOS:
-        if scenario.name == name:
-            return scenario
-    known = ", ".join(it.name for it in SCENARIOS)
+    known = {it.name: it for it in SCENARIOS}
+    if name in known:
+        return known[name]
     raise NunatakError(
         "invalid_settings",
-        problem=f"no scenario {name!r}; expected one of {known}. A locustfile of your own makes "
-        "others",
+        problem=f"no scenario {name!r}; expected one of {', '.join(known)}. A locustfile of your "
+        "own makes others",
     )

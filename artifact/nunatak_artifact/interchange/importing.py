@@ -95,7 +95,9 @@ def draft_imported(
     check_task_name(task)
     _check_inputs(imported.spec.head.kind, origin, choices)
     default_label = choices.default_label
-    if default_label is None and _is_one_of_two(imported):
+    is_classification = imported.spec.head.kind is HeadKind.SEQUENCE_CLASSIFICATION
+    is_single = imported.problem_type in {None, ProblemType.SINGLE_LABEL}
+    if default_label is None and is_classification and is_single and len(imported.labels) == 2:
         default_label = imported.labels[0]
     try:
         head = head_record(
@@ -125,12 +127,6 @@ def draft_imported(
         probe_inputs=PROBE_INPUTS,
         provenance=Provenance(created_at=created_at, note="; ".join(filter(None, (found, note)))),
     )
-
-
-def _is_one_of_two(imported: ImportedTask) -> bool:
-    is_classification = imported.spec.head.kind is HeadKind.SEQUENCE_CLASSIFICATION
-    is_single = imported.problem_type in {None, ProblemType.SINGLE_LABEL}
-    return is_classification and is_single and len(imported.labels) == 2
 
 
 def _check_inputs(kind: HeadKind, origin: str, choices: ImportChoices) -> None:
