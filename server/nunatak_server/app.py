@@ -73,7 +73,6 @@ class Application(DescribedApp):
         """The load shedder, which the transport calls before all layers."""
 
     def is_leaving(self) -> bool:
-        """Return whether each connection should close after its next answer."""
         return self.state.runtime.readiness.state in (State.LEAVING, State.DRAINING)
 
     def answer_unreadable(self) -> Response:
@@ -96,10 +95,6 @@ def create_app(
     Parts that are not given are opened from the settings, and closed at the end. `on_fatal` is
     called on the event loop when only a new process can serve again. From then on the application
     answers 503.
-
-    Raises:
-        NunatakError: `invalid_settings`, the server would be open to other machines.
-        KeyFileError: the file of API keys cannot be read.
     """
     check_exposure(settings)
     authenticator = authenticator_for(settings.api_keys_file)

@@ -56,31 +56,22 @@ class Backbones:
         return iter((self.default, *self.others))
 
     def serves(self, manifest: TaskManifest) -> bool:
-        """Return whether the backbone of a version is here."""
         return manifest.backbone.digest in self._by_digest
 
     @property
     def max_tokens(self) -> int:
-        """Tokens of the longest text that a backbone reads."""
         return max(it.config.max_tokens for it in self)
 
     def of(self, manifest: TaskManifest) -> Backbone:
-        """Return the backbone of a version.
-
-        Raises:
-            NunatakError: `backbone_mismatch`, the backbone is not here.
-        """
         found = self._by_digest.get(manifest.backbone.digest)
         if found is None:
             raise self.mismatch(manifest)
         return found
 
     def in_use(self, backbone: Backbone) -> BackboneInUse:
-        """Return what batches and loads of a backbone compute on."""
         return self._in_use[backbone.digest]
 
     def mismatch(self, manifest: TaskManifest) -> NunatakError:
-        """Return the refusal of a version whose backbone is not here."""
         return NunatakError(
             "backbone_mismatch",
             reference=manifest.reference,
@@ -90,22 +81,15 @@ class Backbones:
         )
 
     def named(self, name: str) -> Backbone:
-        """Return the backbone that a request for embeddings names.
-
-        Raises:
-            NunatakError: `model_not_found`, no backbone has this name.
-        """
         for backbone in self:
             if backbone.name == name:
                 return backbone
         raise NunatakError("model_not_found", served=", ".join(it.name for it in self))
 
     def with_digest(self, digest: str) -> Backbone:
-        """Return the backbone with a digest."""
         return self._by_digest[digest]
 
     def for_rows(self) -> Mapping[str, RowBackbone]:
-        """Return what rows need to know, by digest."""
         largest = max(map(_layer_parameters, self))
         return {
             it.digest: RowBackbone(
@@ -124,12 +108,7 @@ def _layer_parameters(backbone: Backbone) -> float:
 
 
 def load_serving_backbone(settings: ServerSettings) -> Backbone:
-    """Load the backbone of the settings, on the device and in the number format of the settings.
-
-    Raises:
-        NunatakError: `invalid_settings`, the device does not exist.
-        NunatakError: the backbone does not exist, cannot be read, or has fewer layers.
-    """
+    """Load the backbone of the settings, on the device and in the number format of the settings."""
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     backbone = load_backbone(settings.backbone, dtype=dtype, device=device)
@@ -149,12 +128,6 @@ def load_serving_backbone(settings: ServerSettings) -> Backbone:
 
 
 def load_serving_backbones(settings: ServerSettings) -> Backbones:
-    """Load all backbones of the settings.
-
-    Raises:
-        NunatakError: as `load_serving_backbone`; or `invalid_settings`, two backbones are alike, or
-            `backbone_layers` cuts several backbones.
-    """
     names = settings.all_backbones()
     if len(names) > 1 and settings.backbone_layers is not None:
         problem = "backbone_layers: it cuts one backbone; leave it out, or serve one backbone"

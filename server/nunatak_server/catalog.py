@@ -68,7 +68,6 @@ class CallThreads:
         return await loop.run_in_executor(self._pool, partial(call, *args, **kwargs))
 
     def close(self) -> None:
-        """End the threads after their calls."""
         self._pool.shutdown()
 
 
@@ -102,11 +101,7 @@ class Catalog:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Result:
-        """Read for a caller, in the caller's turn.
-
-        Raises:
-            StoreUnavailableError: the registry has not answered within `look_up_s`.
-        """
+        """Read for a caller, in the caller's turn."""
         try:
             async with asyncio.timeout(self._look_up_s), self._turns.slot(caller):
                 return await self._look(read, *args, **kwargs)
@@ -122,33 +117,25 @@ class Catalog:
         return await self.note(self.registry.hold, self.reader, versions, seconds=seconds)
 
     async def held(self) -> set[tuple[str, int]]:
-        """Return the versions that this process protects from deletion now."""
         return await self.note(self.registry.held, self.reader)
 
     async def traffic(
         self, references: Collection[TaskReference], caller: str | None = None
     ) -> Found[TaskReference, Traffic]:
-        """Return the versions that references mean now, with their canaries and shadows."""
         return await self._find(_traffic, references, caller)
 
     async def policies(
         self, names: Collection[str], caller: str | None = None
     ) -> Found[str, PublishedPolicy]:
-        """Return the newest versions of policies."""
         return await self._find(_policy, names, caller)
 
     async def names(
         self, lists: Collection[TaskList], caller: str | None = None
     ) -> Found[TaskList, tuple[str, ...]]:
-        """Return the names of the tasks that are on each list."""
         return await self._find(_visible_names, lists, caller)
 
     async def wait_for_replicas(self, seconds: float) -> None:
-        """Return once every live replica has confirmed the present generation.
-
-        Raises:
-            NunatakError: `replicas_behind`, some replicas have not confirmed within `seconds`.
-        """
+        """Return once every live replica has confirmed the present generation."""
         ends_at = time.monotonic() + seconds
         revision = (await self.poll(self.registry.generation)).number
         while behind := await self.poll(self.registry.replicas.behind, revision):
@@ -225,11 +212,9 @@ class VisibleCatalog:
         self._caller = caller
 
     async def resolve(self, reference: TaskReference) -> TaskManifest:
-        """Return the manifest of the version that a reference means now."""
         return (await self.traffic(reference)).manifest
 
     async def traffic(self, reference: TaskReference) -> Traffic:
-        """Return the version that a reference means now, with its canary and shadow."""
         check_visible(reference.task, self._caller.tasks)
         traffic = await self._catalog.look_up(
             self._caller.name, _traffic, self._registry, reference
@@ -238,7 +223,6 @@ class VisibleCatalog:
         return traffic
 
     async def task(self, name: str) -> ListedTask:
-        """Return one task."""
         check_visible(name, self._caller.tasks)
         listed = await self._catalog.look_up(self._caller.name, self._registry.task, name)
         note_task(name)
@@ -252,7 +236,6 @@ class VisibleCatalog:
         return found
 
     async def tasks(self) -> list[ListedTask]:
-        """Return the caller's tasks."""
         listed = await self._catalog.look_up(self._caller.name, self._registry.tasks)
         return [it for it in listed if self._caller.tasks.allows(it.name)]
 
@@ -263,7 +246,6 @@ class VisibleCatalog:
 
 
 def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
-    """Return whether a list has all tasks of a policy."""
     return all(map(tasks.allows, published.policy.tasks))
 
 
@@ -271,9 +253,6 @@ def check_visible(task: str, tasks: TaskList) -> None:
     """Return if a task is on the list.
 
     A task that is not on the list is never looked up, so no time reveals whether the task exists.
-
-    Raises:
-        TaskNotFoundError: the task is not on the list.
     """
     if not tasks.allows(task):
         raise TaskNotFoundError(task)

@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 
 def cuda_fault(device: torch.device) -> str | None:
-    """Run a product on a CUDA device; return the reason of a failure, or None."""
     if not torch.cuda.is_available():
         return "torch finds no CUDA device here"
     found = torch.cuda.device_count()
@@ -45,11 +44,7 @@ def cuda_fault(device: torch.device) -> str | None:
 def resolve_device(
     name: str, *, find_fault: FindFault = cuda_fault, nvidia_device: Path = NVIDIA_DEVICE
 ) -> torch.device:
-    """Return the device of that name; `auto` is CUDA if it can compute, else the CPU.
-
-    Raises:
-        NunatakError: `invalid_settings`, there is no such device, or it cannot compute.
-    """
+    """Return the device of that name; `auto` is CUDA if it can compute, else the CPU."""
     if name == "auto":
         return _best_device(find_fault, nvidia_device)
     if not KNOWN.fullmatch(name):
@@ -111,7 +106,6 @@ def _has_bfloat16(device: torch.device, find_capability: FindCapability) -> bool
 
 
 def describe_device(device: torch.device) -> str:
-    """Return the device for a log line, with its model and generation if it is a CUDA device."""
     if device.type != "cuda":
         return str(device)
     major, minor = torch.cuda.get_device_capability(device)

@@ -56,7 +56,6 @@ class _Facts(Generic[Key, Fact]):
         self._epoch = 0
 
     def known(self, key: Key) -> Fact | None:
-        """Return a remembered fact, or None; never waits."""
         fact = self._known.get(key)
         if fact is None and key in self._aside:
             fact = self._aside.pop(key)
@@ -64,7 +63,6 @@ class _Facts(Generic[Key, Fact]):
         return fact
 
     async def get(self, key: Key, caller: str) -> Fact:
-        """Return a fact, looked up unless it is remembered; raises its refusal."""
         found = (await self.find((key,), caller))[key]
         if isinstance(found, NunatakError):
             # Each raise extends the traceback, so the traceback would grow with every request.
@@ -72,11 +70,7 @@ class _Facts(Generic[Key, Fact]):
         return found
 
     async def find(self, keys: Collection[Key], caller: str) -> Found[Key, Fact]:
-        """Return these facts, and perhaps others; those not remembered are looked up together.
-
-        Raises:
-            StoreUnavailableError: the store cannot be read.
-        """
+        """Return these facts, and perhaps others; those not remembered are looked up together."""
         found = self._remembered(keys)
         while missing := [key for key in keys if key not in found]:
             under_way = {it for key in missing if (it := self._asked.get((caller, key)))}
@@ -90,11 +84,7 @@ class _Facts(Generic[Key, Fact]):
         return found
 
     async def again(self) -> dict[Key, Fact]:
-        """Look up every fact again that was asked for since the last change.
-
-        Raises:
-            StoreUnavailableError: the store cannot be read.
-        """
+        """Look up every fact again that was asked for since the last change."""
         if not self._known:
             return {}
         found = await self._look_up(tuple(self._known), None)
@@ -180,42 +170,24 @@ class KnownFacts:
         self._num_lapses = 0
 
     def known(self, reference: TaskReference) -> Traffic | None:
-        """Return the remembered meaning of a reference, or None; never waits."""
         return self._traffic.known(reference)
 
     async def traffic(
         self, references: Collection[TaskReference], caller: str
     ) -> Found[TaskReference, Traffic]:
-        """Return what each reference means.
-
-        Raises:
-            StoreUnavailableError: the store cannot be read.
-        """
         return await self._traffic.find(references, caller)
 
     async def policy(self, name: str, caller: str, *, tasks: TaskList) -> PublishedPolicy:
-        """Return the newest version of a policy, if the caller may ask all of its tasks.
-
-        Raises:
-            NunatakError: `policy_not_found`, there is no such policy for this caller.
-            NunatakError: `invalid_policy`, the stored document is damaged.
-            StoreUnavailableError: the policy is not known yet, and the store cannot be read.
-        """
         found = await self._policies.get(name, caller)
         if not may_ask(found, tasks):
             raise NunatakError("policy_not_found", policy=name)
         return found
 
     async def names(self, tasks: TaskList, caller: str) -> tuple[str, ...]:
-        """Return the names of the tasks that are on a list."""
         return await self._names.get(tasks, caller)
 
     async def renew(self) -> None:
-        """Look up again what is in use, because the registry has changed, and forget the rest.
-
-        Raises:
-            StoreUnavailableError: the store cannot be read, and nothing was forgotten.
-        """
+        """Look up again what is in use, because the registry has changed, and forget the rest."""
         async with self._renewing:
             lapses = self._num_lapses
             traffic = await self._traffic.again()

@@ -47,7 +47,6 @@ class RegistryWatch:
         """Whether the last poll could read the registry."""
 
     async def run(self) -> None:
-        """Poll until cancelled. A failed poll changes nothing, and is repeated."""
         seen: Generation | None = None
         while True:
             try:
@@ -97,9 +96,7 @@ class Members(Protocol):
         """Write the row of this process, and return the number of the other replicas."""
         ...
 
-    def leave(self) -> Awaitable[None]:
-        """Remove the row of this process."""
-        ...
+    def leave(self) -> Awaitable[None]: ...
 
 
 class Membership:
@@ -131,7 +128,6 @@ class Membership:
         self._is_refused = False
 
     def see(self, generation: Generation) -> None:
-        """Confirm a generation that this process has applied."""
         if generation != self._seen:
             self._seen = generation
             self.tell()
@@ -141,7 +137,6 @@ class Membership:
         self._has_news.set()
 
     async def run(self) -> None:
-        """Beat until cancelled."""
         while True:
             await self._pause(self._has_news, self._interval_s)
             await self.beat()
@@ -204,9 +199,7 @@ class Holds(Protocol):
         """Hold these versions, and no others, for `seconds`; return the held versions."""
         ...
 
-    def held(self) -> Awaitable[AbstractSet[Version]]:
-        """Return the present holds of this process."""
-        ...
+    def held(self) -> Awaitable[AbstractSet[Version]]: ...
 
 
 class HoldRenewal:
@@ -252,7 +245,6 @@ class HoldRenewal:
         self._look.set()
 
     async def run(self) -> None:
-        """Renew the holds until cancelled."""
         while True:
             self._look.clear()
             if self._clock() >= self._retry_at:

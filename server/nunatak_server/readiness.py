@@ -63,7 +63,6 @@ class Readiness:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `check_ready` returns."""
         return self.state is State.READY and not self._is_stalled and self._has_lease
 
     def move_to(self, state: State) -> None:
@@ -74,21 +73,14 @@ class Readiness:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether `check` returns."""
         return self.state in (State.READY, State.LEAVING) and self._has_lease
 
     def check(self) -> None:
-        """Return if the server accepts requests.
-
-        Raises:
-            NunatakError: `not_ready`, the process is starting, has failed, or has no lease.
-            NunatakError: `draining`, the process is shutting down.
-        """
+        """Return if the server accepts requests."""
         if not self.takes_requests:
             self.check_ready()
 
     def check_ready(self) -> None:
-        """Return if callers should send more requests; raises like `check`."""
         match self.state:
             case State.READY if self._is_stalled:
                 raise NunatakError(

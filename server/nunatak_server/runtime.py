@@ -231,11 +231,7 @@ class Runtime:
         return shares_cores and self._engine.num_rows > self.residency.num_waiting_for_loads
 
     async def start(self) -> None:
-        """Start the threads, run forward passes, load the pins, and then accept requests.
-
-        Raises:
-            NunatakError: the forward pass fails.
-        """
+        """Start the threads, run forward passes, load the pins, and then accept requests."""
         if self.settings.compute_threads:
             torch.set_num_threads(self.settings.compute_threads)
         logger.info(
@@ -254,7 +250,6 @@ class Runtime:
         self.readiness.move_to(State.READY)
 
     def state(self) -> ServerState:
-        """Return the state that a scrape shows next to the counters."""
         return ServerState(
             build=self._build,
             is_ready=self.readiness.is_ready,
@@ -271,7 +266,6 @@ class Runtime:
         )
 
     def kernels(self) -> tuple[str, ...]:
-        """Return the names of the fast kernels in use."""
         found = (it.fast_kernels for it in self._computes.values())
         return tuple(dict.fromkeys(chain.from_iterable(found)))
 
@@ -314,7 +308,6 @@ class Runtime:
             await asyncio.to_thread(self.tracing.close)
 
     async def beat(self, seen: Generation) -> int:
-        """Write the row of this process in the registry, and return the number of the others."""
         return await self.catalog.note(
             self.registry.replicas.beat,
             Beat(
@@ -337,7 +330,6 @@ class Runtime:
         )
 
     async def leave(self) -> None:
-        """Remove the row of this process from the registry."""
         await self.catalog.note(self.registry.replicas.leave, self.catalog.reader)
 
     async def _look_up(self, reference: TaskReference) -> Traffic:
@@ -374,7 +366,6 @@ class Runtime:
         self._holding.look()
 
     async def _warm_up(self) -> None:
-        """Run the warm-up rows, which prove that this process can compute."""
         known = self.backbones.for_rows()
         for backbone in self.backbones:
             tasks = await asyncio.to_thread(on_own_thread, warm_up_tasks, backbone)

@@ -143,12 +143,7 @@ class Scorer:
         )
 
     def score(self, read: ReadInputs) -> ScoredInputs:
-        """Return the answers to a chunk. An input whose outputs are not finite is refused.
-
-        Raises:
-            EngineFailedError: the device is lost.
-            OutOfMemoryError: there is no memory for a batch.
-        """
+        """Return the answers to a chunk. An input whose outputs are not finite is refused."""
         logits = self._logits(read)
         refusals = dict(read.refusals)
         for name, rows in logits.items():
@@ -184,7 +179,6 @@ class Scorer:
         )
 
     def _find_refusal(self, item: Input) -> Refusal | None:
-        """Return why an input cannot be read, by its kind or by its characters."""
         try:
             check_texts([item], max_chars=self._max_text_chars)
         except NunatakError as error:
@@ -199,7 +193,6 @@ class Scorer:
     def _find_too_long(
         self, encodings: Mapping[Reading, Sequence[Encodings]], index: int
     ) -> Refusal | None:
-        """Return the refusal of a task that refuses long texts, if an input is too long for it."""
         for name, task in self._tasks.items():
             if on_long_of(task.manifest, self._options) is OnLong.REFUSE:
                 reading = self._readings[name]
@@ -209,7 +202,6 @@ class Scorer:
         return None
 
     def _encode(self, inputs: Sequence[Input]) -> dict[Reading, list[Encodings]]:
-        """Return the encodings of each input, for each distinct reading of the tasks."""
         texts = [texts_to_read(item) for item in inputs]
         found = dict[Reading, list[Encodings]]()
         for reading in dict.fromkeys(self._readings.values()):

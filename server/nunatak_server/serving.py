@@ -78,9 +78,6 @@ def connection_limits() -> tuple[int, int]:
     """Return the most open connections and the most that wait at a port, for the files allowed.
 
     The limit of open files of this process is raised first, as far as it may be and is of use.
-
-    Raises:
-        NunatakError: `invalid_settings`, this process may open too few files.
     """
     useful = RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -155,12 +152,7 @@ def serve_template(
     origins: Mapping[str, Origin],
     create_registry: bool = False,
 ) -> int:
-    """Load the backbone, and serve from several processes until a signal; return the exit status.
-
-    Raises:
-        NunatakError: as `serve`; or `invalid_settings`, the backbone is not on the CPU, or this
-            process cannot fork.
-    """
+    """Load the backbone, and serve from several processes until a signal; return the status."""
     # A handler without a thread, because a process with threads cannot fork.
     log_everything(settings.log_format, logging.StreamHandler)
     prepare(settings)
@@ -187,12 +179,6 @@ def serve_template(
 
 
 def prepare(settings: ServerSettings) -> None:
-    """Set up the libraries of this process.
-
-    Raises:
-        NunatakError: `invalid_settings`, the server would be open to other machines, or may open
-            too few files.
-    """
     # The threads of the tokenizer would take cores from the forward pass, for a few short texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     check_exposure(settings)
@@ -254,7 +240,6 @@ class DrainingServer(uvicorn.Server):
         super().__init__(_config(self._app, settings))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, open the port, and announce the address."""
         await super().startup(sockets)
         if self.started and self.failure is None:
             self._announce(_address(self.servers[0].sockets[0]))
@@ -360,7 +345,6 @@ def _log_configuration(configuration: Configuration) -> None:
 
 
 def begin(address: str, *, max_requests: int, announce: Callable[[str], None]) -> None:
-    """Make garbage collection rare, then announce that the server accepts requests."""
     collect_rarely(max_requests=max_requests)
     announce(address)
 

@@ -264,11 +264,9 @@ class ServerSettings(BaseSettings):
 
     @property
     def address_of_replica(self) -> str:
-        """The address that `nunatak replicas` shows."""
         return self.replica_address or f"{socket.gethostname()}:{self.port}"
 
     def allowed_origins(self) -> frozenset[str]:
-        """Return the origins in `cors_origins`."""
         return frozenset(_listed(self.cors_origins))
 
     def all_backbones(self) -> tuple[str, ...]:
@@ -276,7 +274,6 @@ class ServerSettings(BaseSettings):
         return (self.backbone, *_listed(self.other_backbones))
 
     def pinned(self) -> tuple[TaskReference, ...]:
-        """Return the task references in `pins`."""
         return _references_in(self.pins)
 
     def for_device(self, device_type: str) -> Self:
@@ -334,12 +331,7 @@ class Configuration:
 
 
 def configure(given: Mapping[str, object], *, file: Path | None = None) -> Configuration:
-    """Return the settings: `given` by flags, and for the rest the environment and the file.
-
-    Raises:
-        NunatakError: `invalid_settings`, the file cannot be read, or a value is invalid; the
-            message names the source of the value.
-    """
+    """Return the settings: `given` by flags, and for the rest the environment and the file."""
     path = file or _named_file()
     sources: dict[Origin, Mapping[str, object]] = {
         Origin.FLAG: given,

@@ -61,7 +61,6 @@ class ReplicaPlace:
         return cls(supervisor=supervisor, reports_to=reports_to, listeners=tuple(listeners))
 
     def __str__(self) -> str:
-        """Return the text that `find` reads."""
         return " ".join(map(str, (self.supervisor, self.reports_to, *self.listeners)))
 
 
@@ -74,7 +73,6 @@ class _Template:
     is_ready: bool = False
 
     def look(self) -> None:
-        """Read whether a replica answers, and whether all do."""
         if not self.is_ready and select.select([self.reports], [], [], 0)[0]:
             came = os.read(self.reports, len(ANSWERS + READY))
             self.answers |= ANSWERS in came
@@ -86,9 +84,6 @@ def supervise(settings: ServerSettings) -> int:
 
     The templates read the settings again, from the same arguments, environment and file. The
     address of the shared port is printed once all replicas answer.
-
-    Raises:
-        NunatakError: `invalid_settings`, a port is in use.
     """
     log_everything(settings.log_format)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -59,7 +59,6 @@ class _Replica:
     is_open: bool = False
 
     def look(self) -> None:
-        """Read whether the replica answers."""
         if not self.is_open and self.news.poll():
             try:
                 self.is_open = self.news.recv_bytes() == READY
@@ -86,9 +85,6 @@ class Template:
         """Serve until a signal, or until a replica fails before all have answered once.
 
         A replica that is killed is started again as soon as one has answered callers.
-
-        Raises:
-            NunatakError: `invalid_settings`, this process has several threads, and cannot fork.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         end_with(self._place.supervisor)
@@ -151,7 +147,6 @@ class Template:
         self._lose(index, status=status, started=replica.started)
 
     def _lose(self, index: int, *, status: int, started: float) -> None:
-        """Decide what follows the end of a replica."""
         if self._is_ending:
             return
         if self._has_begun or (self._has_answered and status < 0):
@@ -171,7 +166,6 @@ class Template:
     def _run_replica(
         self, index: int, news: "Connection[bytes, bytes]", teller: "Connection[bytes, bytes]"
     ) -> None:
-        """Serve in the new process, and end it."""
         end_with(self._pid)
         # A copy that stays open would hide the end of a process from the others.
         for copied in (news, *(it.news for it in self._replicas.values())):
@@ -204,17 +198,12 @@ def divided(settings: ServerSettings) -> ServerSettings:
 
 
 def settings_of(settings: ServerSettings, index: int, *, port: int) -> ServerSettings:
-    """Return the settings of one replica, with a port of its own and a name of its own."""
     name = settings.replica_id and f"{settings.replica_id}-{index}"
     return settings.model_copy(update={"port": port, "replica_id": name})
 
 
 def check_single() -> None:
-    """Refuse to fork with several threads.
-
-    Raises:
-        NunatakError: `invalid_settings`.
-    """
+    """Refuse to fork with several threads."""
     names = [(it / "comm").read_text().strip() for it in THREADS.iterdir()]
     if len(names) > 1:
         raise NunatakError(

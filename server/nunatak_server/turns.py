@@ -35,7 +35,6 @@ class FairSemaphore:
 
     @asynccontextmanager
     async def slot(self, caller: str) -> AsyncGenerator[None]:
-        """Wait for a slot, and hold the slot while the block runs."""
         await self._enter(caller)
         try:
             yield
@@ -101,12 +100,10 @@ class Turns:
             await asyncio.sleep(0)
 
     async def on_thread(self, work: Callable[[], Result], *, caller: str) -> Result:
-        """Run work on the thread, once it is the turn of the caller."""
         async with self._outputs.slot(caller):
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
-        """End the thread once its work is done."""
         self._pool.shutdown()
 
 
@@ -134,5 +131,4 @@ class Pace:
         return found
 
     async def on_thread(self, work: Callable[[], Result]) -> Result:
-        """Run work on the thread of all requests, once it is the turn of the caller."""
         return await self._turns.on_thread(work, caller=self._caller)

@@ -21,11 +21,7 @@ from nunatak_server.settings import ServerSettings
 
 
 def check_exposure(settings: ServerSettings) -> None:
-    """Refuse to listen to other machines without keys, unless `insecure_open` is set.
-
-    Raises:
-        NunatakError: `invalid_settings`, there are no keys, and the host is not a loopback address.
-    """
+    """Refuse to listen to other machines without keys, unless `insecure_open` is set."""
     if (
         settings.api_keys_file is None
         and not settings.insecure_open
@@ -40,10 +36,6 @@ def check_exposure(settings: ServerSettings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address.
-
-    Among names, only `localhost` is safe.
-    """
     if host == "localhost":
         return True
     try:
@@ -66,13 +58,9 @@ class Authenticator(Protocol):
         """Shares of callers by name, 1 without an entry; the mapping stays up to date."""
         ...
 
-    def identify(self, presented: bytes | None) -> Caller | None:
-        """Return the caller with this key; None if the caller has no access."""
-        ...
+    def identify(self, presented: bytes | None) -> Caller | None: ...
 
-    async def run(self) -> None:
-        """Keep the keys up to date until cancelled."""
-        ...
+    async def run(self) -> None: ...
 
 
 class OpenAuthenticator:
@@ -81,7 +69,6 @@ class OpenAuthenticator:
     weights: Mapping[str, float] = MappingProxyType({})
 
     def identify(self, presented: bytes | None) -> Caller | None:
-        """Return the one caller, with or without a key."""
         return ANYONE
 
     async def run(self) -> None:
@@ -110,11 +97,9 @@ class KeyAuthenticator:
         self._pause = pause
 
     def identify(self, presented: bytes | None) -> Caller | None:
-        """Return the caller with this key; None without a key or with an invalid one."""
         return None if presented is None else self._known.ring.identify(presented, now=self._now())
 
     async def run(self) -> None:
-        """Read the file again whenever it has changed, until cancelled."""
         is_readable = True
         while True:
             await self._pause(REREAD_S)
@@ -153,11 +138,7 @@ def _known(keys: StampedKeys) -> _Known:
 
 
 def authenticator_for(path: Path | None) -> Authenticator:
-    """Return the authenticator for a file of keys; without a file, every caller may do everything.
-
-    Raises:
-        KeyFileError: the file cannot be read.
-    """
+    """Return the authenticator for a file of keys; without one, every caller may do everything."""
     if path is None:
         return OpenAuthenticator()
     keys = read_keys(path)

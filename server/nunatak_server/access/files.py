@@ -40,11 +40,6 @@ class StampedKeys:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return the state of a file without reading the file.
-
-    Raises:
-        KeyFileError: the file does not exist.
-    """
     try:
         return _stamp(path.stat())
     except OSError as error:
@@ -52,11 +47,6 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def read_keys(path: Path) -> StampedKeys:
-    """Read a file of keys.
-
-    Raises:
-        KeyFileError: the file cannot be read, other users may write to it, or it holds no keys.
-    """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
@@ -71,9 +61,6 @@ def change_keys(path: Path, change: Callable[[Keys], Keys]) -> None:
     """Replace the keys of a file with the result of `change`; a missing file has no keys.
 
     A lock orders changes of all processes. Readers see the old file or the new one.
-
-    Raises:
-        KeyFileError: the file cannot be read or written.
     """
     try:
         with _locked(path.parent):
@@ -107,11 +94,7 @@ def _parse(path: Path, data: bytes) -> Keys:
 
 
 def _write(path: Path, content: KeyFile) -> None:
-    """Replace a file and keep its owner and mode, because a server may run as another user.
-
-    Raises:
-        KeyFileError: the file belongs to another user, and this process cannot keep that owner.
-    """
+    """Replace a file and keep its owner and mode, because a server may run as another user."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE)
     try:

@@ -39,11 +39,9 @@ class TaskList:
 
     @property
     def has_all(self) -> bool:
-        """Whether every task is on the list, now and later."""
         return EVERY_TASK in self.patterns
 
     def allows(self, task: str) -> bool:
-        """Return whether a task is on the list."""
         return any(_matches(pattern, task) for pattern in self.patterns)
 
 
@@ -95,7 +93,6 @@ class KeyRecord(BaseModel):
 
     @property
     def caller(self) -> Caller:
-        """The caller with this key."""
         return Caller(
             name=self.name,
             scopes=self.scopes,
@@ -104,7 +101,6 @@ class KeyRecord(BaseModel):
         )
 
     def has_expired(self, now: datetime) -> bool:
-        """Return whether the key has expired."""
         return self.expires_at is not None and now >= self.expires_at
 
 
@@ -126,12 +122,10 @@ class KeyFile(BaseModel):
 
 
 def new_key() -> str:
-    """Return a new key. Nothing stores the key itself."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def digest_of(key: bytes) -> str:
-    """Return the stored digest of a key."""
     return hashlib.sha256(key).hexdigest()
 
 
@@ -147,7 +141,6 @@ class Keyring:
         self._callers = {self._blinded(bytes.fromhex(it.sha256)): (it, it.caller) for it in keys}
 
     def identify(self, presented: bytes, *, now: datetime) -> Caller | None:
-        """Return the caller with this key; None if the key is unknown or has expired."""
         found = self._callers.get(self._blinded(hashlib.sha256(presented).digest()))
         if found is None:
             return None

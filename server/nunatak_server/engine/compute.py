@@ -60,10 +60,6 @@ class BackboneInUse:
         """Compute; if that fails, compute by torch's own operations.
 
         If these succeed, a fast kernel is at fault, and none of them is used any more.
-
-        Args:
-            compute: the work, on the backbone that serves.
-            again: the work of the second attempt, if it differs.
         """
         backbone = self.backbone
         try:
@@ -139,14 +135,12 @@ class BatchCompute:
         return _split(flat, [output.numel() for output in outputs])
 
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:
-        """Tell whether the trunk state of a text at a split depth is cached."""
         if self._trunk is None or not split_depth:
             return False
         return split_depth in self._trunk.depths(trunk_source(self._in_use.backbone, encoding))
 
 
 def logits_to_floats(logits: Tensor) -> list[float]:
-    """Return a vector of logits as numbers, once the device has computed them."""
     return cast("list[float]", logits.float().tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
 
 
@@ -233,11 +227,7 @@ class Compute(Protocol):
 def compute_rows(
     compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None = None
 ) -> Sequence[RowLogits]:
-    """Run rows as one batch; if the batch fails, run each of its task versions alone.
-
-    Raises:
-        EngineFailedError: no later batch can succeed.
-    """
+    """Run rows as one batch; if the batch fails, run each of its task versions alone."""
     # By branch as well: after a restore of the registry, one number may have two contents.
     versions: dict[tuple[str, int, Branch], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
@@ -277,7 +267,6 @@ def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOut
 
 
 def _compute_apart(compute: Compute, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
-    """Run the rows that callers wait for, and then the shadow rows."""
     computed: dict[int, RowLogits] = {}
     for is_shadow in (False, True):
         indices = [index for index, row in enumerate(rows) if row.is_shadow is is_shadow]

@@ -171,7 +171,6 @@ class Engine:
         return self._clock() - self._moved_at if self.num_rows else 0.0
 
     def start(self) -> None:
-        """Start the engine thread; answers go to the running event loop."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(
             target=self._run, args=(loop,), name="nunatak-engine", daemon=True
@@ -179,11 +178,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
-        """Queue rows; the engine resolves the future of each row later.
-
-        Raises:
-            NunatakError: `not_ready`, the engine has stopped.
-        """
+        """Queue rows; the engine resolves the future of each row later."""
         if not self.num_rows:
             self._moved_at = self._clock()
         if not self._inbox.put(rows):
@@ -259,7 +254,6 @@ class Engine:
     def _with_shadows(
         self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], limits: BatchLimits
     ) -> BatchPlan[PendingRow]:
-        """Add the shadow rows that fit, and drop the others."""
         if not self._shadows:
             return plan
         shadows = [row for row in self._shadows if not row.is_cancelled]

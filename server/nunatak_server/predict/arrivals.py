@@ -31,7 +31,6 @@ class RequestPart:
         self._open[reference] = task
 
     def begin(self, read: Sequence[AskedTask | TaskFailure], *, tokenize_s: float) -> None:
-        """Note the time of the tokenizer, and let the failed tasks arrive."""
         self._tokenize_s = tokenize_s
         for item in read:
             if isinstance(item, TaskFailure):
@@ -52,7 +51,6 @@ class RequestPart:
             )
 
     def fail(self, error: NunatakError) -> None:
-        """Let all open tasks arrive as refused."""
         for reference, task in list(self._open.items()):
             self.put(TaskFailure(reference=reference, error=error, task=task), refusal=error)
 

@@ -75,9 +75,6 @@ class Dispatcher:
         Versions in memory are asked at once and together, so that they meet in one batch. The other
         versions are asked together once they are loaded, or once half of the time is over. `report`
         is called for each version as soon as all of its rows are answered.
-
-        Raises:
-            NunatakError: `not_ready`, the engine has stopped.
         """
         leases = [self._residency.lease_resident(each.manifest) for each in asked]
         hot = [(each, lease) for each, lease in zip(asked, leases, strict=True) if lease]
@@ -102,11 +99,7 @@ class Dispatcher:
     async def ask_backbone(
         self, asked: AskedBackbone, branch: Branch, *, deadline: float, pace: Pace
     ) -> list[RowOutcome]:
-        """Return the answers of the backbone. Its branch is always in memory and needs no lease.
-
-        Raises:
-            NunatakError: `not_ready`, the engine has stopped.
-        """
+        """Return the answers of the backbone. Its branch is always in memory and needs no lease."""
         row_of = partial(
             pending_row,
             task=BACKBONE,

@@ -105,11 +105,9 @@ class _ReadInputs:
         return self.encodings[self.readings[key_of(manifest)]]
 
     def extents_of(self, manifest: TaskManifest) -> tuple[Extent, ...]:
-        """Return the lengths of each input, as a version reads them."""
         return self.extents[self.readings[key_of(manifest)]]
 
     def find_too_long(self, manifest: TaskManifest) -> TooManyTokensError | None:
-        """Return the refusal of a version that refuses long texts, if a text is too long."""
         if on_long_of(manifest, self.request.options) is not OnLong.REFUSE:
             return None
         return find_cut(self.encodings_of(manifest), max_length=manifest.max_length)
@@ -177,7 +175,6 @@ class Preprocessor:
         self._embedding_groups = count(-2, -1)
 
     def is_known(self, text: str, tasks: TaskList) -> bool:
-        """Return whether a reference can be resolved without the registry."""
         return not isinstance(self._find(text, tasks), TaskReference)
 
     async def read(
@@ -187,10 +184,6 @@ class Preprocessor:
 
         Returns each task with its readings or its failure, and the seconds of the tokenizer. The
         permit counts `MIN_COST` for each row before the row is made.
-
-        Raises:
-            DeadlineExceededError: the deadline of the request passed first.
-            TooManyTokensError: every task refuses a text as too long.
         """
         reading = self._read(request, permit, deadline, pace, name)
         return await within(request.handling.deadline_s, reading, late=DeadlineExceededError)
@@ -201,11 +194,6 @@ class Preprocessor:
         """Plan the backbone's rows for the texts.
 
         Returns the backbone with its readings, and the seconds of the tokenizer.
-
-        Raises:
-            DeadlineTooShortError: the backbone cannot answer in time.
-            DeadlineExceededError: the deadline of the request passed first.
-            TooManyTokensError: the request refuses long texts, and a text is too long.
         """
         problem = _find_lateness(request, BACKBONE, permit)
         if problem is not None:
@@ -297,7 +285,6 @@ class Preprocessor:
     def _choose(
         self, text: str, traffic: Traffic, request: PredictionRequest, permit: Permit
     ) -> Chosen | TaskFailure:
-        """Return which version answers, or why none can answer these inputs."""
         # A canary and a shadow read every form of input that the alias's version reads.
         manifest = traffic.manifest
         problem = find_misfit(request.inputs, manifest.head.kind, manifest.reads)
@@ -315,7 +302,6 @@ class Preprocessor:
         return chosen
 
     def _check(self, text: str, chosen: Chosen, read: _ReadInputs) -> Chosen | TaskFailure:
-        """Return the versions that read the inputs, or the refusal of a too long text."""
         manifest, shadow = chosen.manifest, chosen.shadow
         problem = read.find_too_long(manifest)
         if problem is not None:
@@ -358,7 +344,6 @@ class Preprocessor:
         ]
 
     def _find(self, text: str, tasks: TaskList) -> Traffic | TaskFailure | TaskReference:
-        """Return the versions of a reference, or the reference if a look-up is needed."""
         try:
             reference = TaskReference.parse(text)
         except InvalidNameError as error:
@@ -390,7 +375,6 @@ def _resolved(
 def _find_lateness(
     request: PredictionRequest | EmbeddingRequest, task: str, permit: Permit
 ) -> DeadlineTooShortError | None:
-    """Return why a task cannot answer in time, if the queue already shows it."""
     wait_s = permit.wait_s(task)
     if wait_s <= request.handling.deadline_s:
         return None
@@ -400,7 +384,6 @@ def _find_lateness(
 def _refuse_if_all_do(
     checked: Sequence[Chosen | TaskFailure], found: Sequence[Chosen | TaskFailure]
 ) -> None:
-    """Refuse the whole request if every possible task refuses a text as too long."""
     errors = [
         item.error
         for item, chosen in zip(checked, found, strict=True)

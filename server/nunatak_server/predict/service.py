@@ -136,7 +136,6 @@ class PredictionService:
             raise
 
     async def predict(self, request: PredictionRequest) -> Predictions:
-        """Answer a request, with an answer or a failure for each of its tasks."""
         pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
             deadline = self._clock() + request.handling.deadline_s
@@ -164,9 +163,6 @@ class PredictionService:
 
         The rows are trunk rows to the end. If tasks ask about the same text in the batch or asked
         before, the embedding needs only the layers above.
-
-        Raises:
-            NunatakError: `layer_not_held`, the upper layers of the backbone are not in memory.
         """
         pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
@@ -380,7 +376,6 @@ class PredictionService:
 
 
 def _output_work(request: PredictionRequest, outcome: TaskOutcome) -> int:
-    """Return the work to make the outputs of a task, in logits."""
     asked = outcome.asked
     if isinstance(asked, TaskFailure):
         return 0

@@ -215,7 +215,6 @@ class Embeddings:
 
 
 def result_of(request: PredictionRequest, outcome: TaskOutcome) -> TaskPrediction | TaskFailure:
-    """Return one task's answer about all inputs of a request, or its first failure."""
     asked = outcome.asked
     if isinstance(asked, TaskFailure):
         return asked
@@ -248,7 +247,6 @@ def result_of(request: PredictionRequest, outcome: TaskOutcome) -> TaskPredictio
 
 
 def late_result(outcome: TaskOutcome) -> TaskFailure:
-    """Return the failure of a task whose answer is not made before the deadline."""
     asked = outcome.asked
     if isinstance(asked, TaskFailure):
         return asked
@@ -274,7 +272,6 @@ def lateness_of(outcomes: Sequence[TaskOutcome]) -> DeadlineExceededError | None
 
 
 def version_record(asked: AskedTask, rows: RowOutcomes) -> VersionWork:
-    """Return the work of a version, for observers of predictions."""
     failed = next((row for row in rows if not isinstance(row, RowAnswer)), None)
     computed = (row for row in rows if isinstance(row, RowAnswer))
     return VersionWork(

@@ -48,9 +48,7 @@ class ResidencyObserver(Protocol):
 
     def observe_load_wait(self, seconds: float) -> None: ...
 
-    def observe_evictions(self, tasks: Sequence[str]) -> None:
-        """Record evicted versions, each by its task."""
-        ...
+    def observe_evictions(self, tasks: Sequence[str]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +117,7 @@ class Loads:
             self._return_soon()
 
     async def lease(self, manifest: TaskManifest, *, remember_failures: bool) -> LoadedTask:
-        """Load a version that is not in memory, and return it with a lease.
-
-        Raises:
-            TaskDoesNotFitError: the version needs more memory than the budget has.
-            TaskUnhealthyError: the load fails for an unexpected reason.
-            EngineFailedError: the device is lost.
-            OutOfMemoryError: the device has less memory than the budget assumes.
-        """
+        """Load a version that is not in memory, and return it with a lease."""
         key = key_of(manifest)
         if remember_failures:
             self._check_failure(key)
@@ -336,13 +327,7 @@ class LoadThrottle:
         rest: Callable[[float], object] = time.sleep,
         worked: Callable[[], float] = time.thread_time,
     ) -> None:
-        """Take functions that run on the load threads.
-
-        Args:
-            is_wanted: whether loads must rest now.
-            rest: sleeps for a number of seconds.
-            worked: returns the CPU time of the calling thread, in seconds.
-        """
+        """Take functions that run on the load threads."""
         self._is_wanted = is_wanted
         self._rest = rest
         self._worked = worked

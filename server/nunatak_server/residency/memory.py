@@ -88,7 +88,6 @@ def free_memory(device: torch.device) -> int:
 
 
 def _cgroup_bytes(name: str) -> int | None:
-    """Return a number of the process's control group; None if there is no such number."""
     try:
         text = (CGROUP / name).read_text(encoding="ascii").strip()
     except OSError:
@@ -117,11 +116,9 @@ class HostTier:
         self._read = cached(self._blobs, key=_digest, lock=self._lock, info=True)(read)
 
     def read(self, manifest: TaskManifest) -> bytes:
-        """Return the stored parameters of a version."""
         return self._read(manifest)
 
     def stats(self) -> HostStats:
-        """Return the present content, and counts of the reads."""
         reads = self._read.cache_info()
         with self._lock:
             return HostStats(

@@ -53,7 +53,6 @@ class Residency:
         self._loads = Loads(loader, resident_set=self._resident_set, observer=observer, clock=clock)
 
     def lease_resident(self, manifest: TaskManifest) -> Lease | None:
-        """Lease a version that is in memory, or return None; never waits."""
         key = key_of(manifest)
         task = self._resident_set.lease(key)
         if task is None:
@@ -62,13 +61,7 @@ class Residency:
         return Lease(task, end=self._end_lease)
 
     async def lease(self, manifest: TaskManifest) -> Lease:
-        """Lease a version for a request, and load the version first if necessary.
-
-        Raises:
-            TaskDoesNotFitError: the version needs more memory than the budget has.
-            TaskUnhealthyError: the load fails for an unexpected reason.
-            EngineFailedError: the device is lost.
-        """
+        """Lease a version for a request, and load the version first if necessary."""
         leased = self.lease_resident(manifest)
         if leased is not None:
             return leased
@@ -104,7 +97,6 @@ class Residency:
         return task
 
     def unpin(self, task: str, version: int | None = None) -> tuple[int, ...]:
-        """Unpin one version of a task, or all; return the versions that were pinned."""
         versions, evicted = self._resident_set.unpin(task, version)
         self._loads.count_evicted(evicted)
         self._loads.start_waiting()
@@ -114,10 +106,6 @@ class Residency:
         """Evict one version of a task, or all; return the evicted versions.
 
         All or nothing: if one of the versions is leased or pinned, none is evicted.
-
-        Raises:
-            NunatakError: `task_in_use`, a version is leased.
-            NunatakError: `task_pinned`, a version is pinned.
         """
         dropped = self._resident_set.evict(task, version)
         self._loads.count_evicted(dropped)
@@ -129,7 +117,6 @@ class Residency:
         return self._resident_set.get(key_of(manifest)) is not None
 
     def resident(self) -> tuple[LoadedTask, ...]:
-        """Return the versions in memory, ordered by task and version."""
         return self._resident_set.resident()
 
     def is_pinned(self, task: LoadedTask) -> bool:
@@ -161,7 +148,6 @@ class Residency:
         self._loads.start_waiting()
 
     async def aclose(self) -> None:
-        """Wait for running loads, then end the load threads."""
         await self._loads.aclose()
 
     async def _lease_anew(self, manifest: TaskManifest) -> LoadedTask:

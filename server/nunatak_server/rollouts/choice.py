@@ -49,7 +49,6 @@ class Chosen:
 
     @property
     def manifests(self) -> tuple[TaskManifest, ...]:
-        """Every version that reads the inputs."""
         return (self.manifest,) if self.shadow is None else (self.manifest, self.shadow)
 
 
@@ -64,12 +63,6 @@ def choose(
 
     While the canary may not answer, the alias's own version gets the canary's share. The shadow
     runs only where the alias's own version answers, because a report compares these two versions.
-
-    Args:
-        traffic: the versions of the request's reference.
-        routing_key: makes the choice sticky; without a key the choice is random.
-        draw: returns random numbers in [0, 1).
-        may_answer: whether this server has validated a candidate.
     """
     canary, shadow = traffic.canary, traffic.shadow
     arm = None if canary is None else Arm.ALIAS
@@ -137,7 +130,6 @@ class CandidateValidation:
         loading.add_done_callback(lambda _: self._loading.pop(key))
 
     async def aclose(self) -> None:
-        """Cancel the tasks that wait for loads."""
         loading = list(self._loading.values())
         for task in loading:
             task.cancel()

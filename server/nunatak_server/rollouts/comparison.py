@@ -185,7 +185,6 @@ class _Tally:
 
 
 def pair_of(answered: TaskManifest, shadow: TaskManifest) -> Pair:
-    """Return the key of the report of two versions."""
     return key_of(answered), key_of(shadow)
 
 
@@ -196,12 +195,10 @@ class Reports:
         self._tallies = LRUCache[Pair, _Tally](MAX_PAIRS)
 
     def report(self, pair: Pair) -> ShadowComparison:
-        """Return the report of a pair; an empty report before the first comparison."""
         tally = self._tallies.get(pair)
         return ShadowComparison() if tally is None else tally.report()
 
     def add_comparisons(self, pair: Pair, comparisons: Iterable[Comparison]) -> None:
-        """Add comparisons of inputs that both versions answered."""
         tally = self._tally(pair)
         for comparison in comparisons:
             tally.compared += 1

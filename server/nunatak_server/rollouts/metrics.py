@@ -48,7 +48,6 @@ class RolloutMetrics:
         self._split.labels(self._tasks.of(task), arm.value, outcome).inc()
 
     def observe_comparison(self, task: str, comparison: Comparison) -> None:
-        """Count one input on which the shadow was compared."""
         outcome = AGREED if comparison.agreement == 1.0 else DIFFERED
         label = self._tasks.of(task)
         self._shadow.labels(label, outcome).inc()

@@ -43,7 +43,6 @@ class Rollouts:
         )
 
     def choose(self, traffic: Traffic, *, routing_key: str | None) -> Chosen:
-        """Choose the versions for one request; a canary answers once it is validated here."""
         return choose(
             traffic,
             routing_key=routing_key,
@@ -52,6 +51,5 @@ class Rollouts:
         )
 
     async def aclose(self) -> None:
-        """End the tasks that run in the background."""
         await self._validation.aclose()
         await self.shadows.aclose()

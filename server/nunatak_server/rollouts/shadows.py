@@ -121,7 +121,6 @@ class Shadows:
         self._metrics.observe_dropped(answered.task, num_inputs)
 
     def report(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowComparison:
-        """Return the comparison of a shadow with the answering version, on this server."""
         return self._reports.report(pair_of(answered, shadow))
 
     async def aclose(self) -> None:

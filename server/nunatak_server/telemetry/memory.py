@@ -76,7 +76,6 @@ def saved_by_formula(*groups: tuple[BackboneConfig, Sequence[Branch]]) -> float:
 
 
 def _used_and_full(config: BackboneConfig, branches: Sequence[Branch]) -> tuple[float, float]:
-    """Return the parameters that branches of one backbone use, and those of full models."""
     heads = sum(branch.head_parameters for branch in branches)
     full = len(branches) * encoder_parameters(config) + heads
     own = heads + sum(branch.branch_parameters for branch in branches)

@@ -56,11 +56,9 @@ class OpenSpan:
 
     @property
     def trace_id(self) -> str:
-        """Return the 32 hexadecimal digits of the trace."""
         return trace.format_trace_id(self._span.get_span_context().trace_id)
 
     def end(self, *, route: str, status: int) -> None:
-        """Name the span after its route, and end it."""
         contexts.detach(self._token)
         self._span.set_attribute("http.route", route)
         self._span.set_attribute("http.response.status_code", status)
