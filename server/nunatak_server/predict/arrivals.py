@@ -8,19 +8,18 @@ from nunatak_contract.errors import NunatakError
 from nunatak_server.predict.types import (
     AskedTask,
     PredictionRequest,
-    RowOutcomes,
     StreamedResult,
     TaskFailure,
-    TaskOutcome,
 )
+
+Arrival = tuple[AskedTask | TaskFailure, float]
+"""An answered or failed task, and the seconds of the tokenizer for its part of the request."""
 
 
 class RequestPart:
     """References of a stream that are answered together. Each reference arrives once."""
 
-    def __init__(
-        self, request: PredictionRequest, *, arrive: Callable[[TaskOutcome], None]
-    ) -> None:
+    def __init__(self, request: PredictionRequest, *, arrive: Callable[[Arrival], None]) -> None:
         self.request = request
         self._arrive = arrive
         self._open: dict[str, str | None] = dict.fromkeys(request.references)
@@ -36,37 +35,27 @@ class RequestPart:
             if isinstance(item, TaskFailure):
                 self.put(item)
 
-    def put(
-        self,
-        asked: AskedTask | TaskFailure,
-        rows: RowOutcomes = (),
-        *,
-        refusal: NunatakError | None = None,
-    ) -> None:
+    def put(self, asked: AskedTask | TaskFailure) -> None:
         """Let one task arrive, unless it has arrived already."""
         if asked.reference in self._open:
             del self._open[asked.reference]
-            self._arrive(
-                TaskOutcome(asked=asked, rows=rows, tokenize_s=self._tokenize_s, refusal=refusal)
-            )
+            self._arrive((asked, self._tokenize_s))
 
     def fail(self, error: NunatakError) -> None:
         for reference, task in list(self._open.items()):
-            self.put(TaskFailure(reference=reference, error=error, task=task), refusal=error)
+            self.put(TaskFailure(reference=reference, error=error, task=task, refuses_request=True))
 
 
 class Arrivals:
     """Collects items of several coroutines in the order of arrival."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[TaskOutcome | BaseException] = asyncio.Queue()
+        self._queue: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
 
-    def put(self, arrival: TaskOutcome) -> None:
+    def put(self, arrival: Arrival) -> None:
         self._queue.put_nowait(arrival)
 
-    async def take(
-        self, count: int, sources: Iterable[Awaitable[None]]
-    ) -> AsyncGenerator[TaskOutcome]:
+    async def take(self, count: int, sources: Iterable[Awaitable[None]]) -> AsyncGenerator[Arrival]:
         """Yield `count` arrivals while the sources run; closing the generator cancels the sources.
 
         An exception of a source is raised here.

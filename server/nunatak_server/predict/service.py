@@ -33,11 +33,9 @@ from nunatak_server.predict.types import (
     Embeddings,
     PredictionRequest,
     Predictions,
-    RowOutcomes,
     StageTimes,
     StreamedResult,
     TaskFailure,
-    TaskOutcome,
     TaskPrediction,
     late_result,
     lateness_of,
@@ -139,14 +137,14 @@ class PredictionService:
         pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
             deadline = self._clock() + request.handling.deadline_s
-            outcomes = await self._answer(request, permit, deadline, pace)
-            results = await self._conclude(request, outcomes, deadline, pace)
+            answered, tokenize_s = await self._answer(request, permit, deadline, pace)
+            results = await self._conclude(request, answered, deadline, pace)
         for result in results:
             self._metrics.observe_request(*_metric_labels(result))
-        lateness = lateness_of(outcomes)
+        lateness = lateness_of(answered)
         if lateness is not None:
             raise lateness
-        return Predictions(results=results, timings=await _timings_of(outcomes, pace))
+        return Predictions(results=results, timings=await _timings_of(answered, tokenize_s, pace))
 
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         """Yield an answer or a failure for each task, in the order of arrival.
@@ -167,20 +165,23 @@ class PredictionService:
         pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
             deadline = self._clock() + request.handling.deadline_s
-            asked, tokenize_s = await self._preprocessor.read_texts(request, permit)
+            specs, tokenize_s = await self._preprocessor.read_texts(request, permit)
             tokens = RowTokens()
-            for row in asked.rows:
+            for row in specs:
                 tokens.add(BACKBONE, row)
             permit.take_tokens({BACKBONE: sum((*tokens.least.values(), *tokens.extra.values()))})
             branch = self._embedding_branches[self._backbones.with_digest(request.backbone).digest]
-            rows = await self._dispatcher.ask_backbone(asked, branch, deadline=deadline, pace=pace)
+            rows = await self._dispatcher.ask_backbone(specs, branch, deadline=deadline, pace=pace)
             answers = list(map(backbone_answer, rows))
             timings = StageTimes(tokenize_s=tokenize_s).with_rows(answers)
             self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
             vectors = await _vectors(answers, pace, normalises=request.normalises)
         self._metrics.observe_request(BACKBONE, OK)
         return Embeddings(
-            vectors=vectors, num_tokens=asked.num_tokens, is_cut=asked.is_cut, timings=timings
+            vectors=vectors,
+            num_tokens=sum(it.encoding.num_tokens for it in specs),
+            is_cut=any(it.encoding.part.num_left_out for it in specs),
+            timings=timings,
         )
 
     @contextmanager
@@ -233,12 +234,12 @@ class PredictionService:
         deadline: float,
         pace: Pace,
         part: RequestPart | None = None,
-    ) -> list[TaskOutcome]:
-        """Return the outcome of each task, in the order of the references.
+    ) -> tuple[list[AskedTask | TaskFailure], float]:
+        """Return each task with its outcomes, in order, and the seconds of the tokenizer.
 
-        A part receives each outcome as soon as it is ready.
+        A part receives each task as soon as it is answered.
         """
-        name = _no_name if part is None else part.name
+        name = part.name if part else None
         read, tokenize_s = await self._preprocessor.read(
             request, permit, deadline=deadline, pace=pace, name=name
         )
@@ -255,18 +256,10 @@ class PredictionService:
             raise
         if part is not None:
             part.begin(read, tokenize_s=tokenize_s)
-        report = None if part is None else part.put
-        rows = await self._dispatcher.ask(asked, deadline=deadline, pace=pace, report=report)
-        await self._record(asked, rows, tokenize_s, pace, read_at=read_at)
-        answered = iter(rows)
-        return [
-            TaskOutcome(
-                asked=item,
-                rows=next(answered) if isinstance(item, AskedTask) else (),
-                tokenize_s=tokenize_s,
-            )
-            for item in read
-        ]
+        report = part.put if part else None
+        await self._dispatcher.ask(asked, deadline=deadline, pace=pace, report=report)
+        await self._record(asked, tokenize_s, pace, read_at=read_at)
+        return read, tokenize_s
 
     async def _stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         pace = self._turns.pace(request.handling.caller)
@@ -276,13 +269,13 @@ class PredictionService:
             parts = [RequestPart(it, arrive=arrivals.put) for it in self._split(request)]
             sources = [self._answer_part(part, permit, deadline, pace) for part in parts]
             async with aclosing(arrivals.take(len(request.references), sources)) as taken:
-                async for outcome in taken:
-                    (result,) = await self._conclude(request, [outcome], deadline, pace)
+                async for answered, tokenize_s in taken:
+                    (result,) = await self._conclude(request, [answered], deadline, pace)
                     self._metrics.observe_request(*_metric_labels(result))
                     yield StreamedResult(
                         result=result,
-                        timings=await _timings_of([outcome], pace),
-                        refusal=outcome.refusal or _lateness_of(result),
+                        timings=await _timings_of([answered], tokenize_s, pace),
+                        refusal=_refusal_in(result),
                     )
 
     def _split(self, request: PredictionRequest) -> Iterator[PredictionRequest]:
@@ -302,25 +295,25 @@ class PredictionService:
     ) -> None:
         """Answer some tasks of a request. Each task arrives, also after a failure."""
         try:
-            for outcome in await self._answer(part.request, permit, deadline, pace, part):
-                part.put(outcome.asked, outcome.rows)
+            answered, _ = await self._answer(part.request, permit, deadline, pace, part)
+            for each in answered:
+                part.put(each)
         except NunatakError as error:
             part.fail(error)
 
     async def _record(
         self,
         asked: Sequence[AskedTask],
-        rows: Sequence[RowOutcomes],
         tokenize_s: float,
         pace: Pace,
         *,
         read_at: float,
     ) -> None:
         versions, queue_s = list[VersionWork](), list[float]()
-        for each, outcomes in zip(asked, rows, strict=True):
-            versions.append(version_record(each, outcomes))
-            queue_s += [row.queue_s for row in outcomes if isinstance(row, RowAnswer)]
-            await pace.count(len(outcomes))
+        for each in asked:
+            versions.append(version_record(each))
+            queue_s += [row.queue_s for row in each.outcomes if isinstance(row, RowAnswer)]
+            await pace.count(len(each.outcomes))
         record = PredictionRecord(
             tokenize_started_at=read_at - tokenize_s,
             tokenize_s=tokenize_s,
@@ -335,29 +328,33 @@ class PredictionService:
     async def _conclude(
         self,
         request: PredictionRequest,
-        outcomes: Sequence[TaskOutcome],
+        answered: Sequence[AskedTask | TaskFailure],
         deadline: float,
         pace: Pace,
     ) -> tuple[TaskPrediction | TaskFailure, ...]:
-        """Return the results of outcomes, and count the answers of aliases with a canary."""
-        sizes = [_output_work(request, outcome) for outcome in outcomes]
+        """Return the results of tasks, and count the answers of aliases with a canary."""
+        sizes = [
+            work_of(it.manifest.head, it.encodings, options=request.options)
+            if isinstance(it, AskedTask)
+            else 0
+            for it in answered
+        ]
         if sum(sizes) <= MAX_LOGITS_ON_LOOP:
-            results = self._results(request, outcomes)
+            results = _results(request, answered)
         else:
             results = ()
-            for part in _parts(outcomes, sizes):
+            for part in _parts(answered, sizes):
                 results += await self._results_in_turn(request, part, deadline, pace)
-        for outcome, result in zip(outcomes, results, strict=True):
-            if isinstance(outcome.asked, AskedTask) and outcome.asked.arm is not None:
-                _, code = _metric_labels(result)
-                task = outcome.asked.manifest.task
-                self._rollouts.metrics.observe_answer(task, outcome.asked.arm, code)
+        for each, result in zip(answered, results, strict=True):
+            if isinstance(each, AskedTask) and each.arm is not None:
+                task, (_, code) = each.manifest.task, _metric_labels(result)
+                self._rollouts.metrics.observe_answer(task, each.arm, code)
         return results
 
     async def _results_in_turn(
         self,
         request: PredictionRequest,
-        outcomes: Sequence[TaskOutcome],
+        answered: Sequence[AskedTask | TaskFailure],
         deadline: float,
         pace: Pace,
     ) -> tuple[TaskPrediction | TaskFailure, ...]:
@@ -366,37 +363,27 @@ class PredictionService:
         if left_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    return await pace.on_thread(partial(self._results, request, outcomes))
-        return tuple(map(late_result, outcomes))
-
-    def _results(
-        self, request: PredictionRequest, outcomes: Sequence[TaskOutcome]
-    ) -> tuple[TaskPrediction | TaskFailure, ...]:
-        return tuple(result_of(request, outcome) for outcome in outcomes)
+                    return await pace.on_thread(partial(_results, request, answered))
+        return tuple(map(late_result, answered))
 
 
-def _output_work(request: PredictionRequest, outcome: TaskOutcome) -> int:
-    asked = outcome.asked
-    if isinstance(asked, TaskFailure):
-        return 0
-    return work_of(asked.manifest.head, asked.encodings, options=request.options)
+def _results(
+    request: PredictionRequest, answered: Sequence[AskedTask | TaskFailure]
+) -> tuple[TaskPrediction | TaskFailure, ...]:
+    return tuple(result_of(request, each) for each in answered)
 
 
 def _parts(
-    outcomes: Sequence[TaskOutcome], sizes: Sequence[int]
-) -> Iterator[Sequence[TaskOutcome]]:
-    """Cut outcomes into parts of at most `MAX_LOGITS_A_TURN`, of one outcome at least."""
+    answered: Sequence[AskedTask | TaskFailure], sizes: Sequence[int]
+) -> Iterator[Sequence[AskedTask | TaskFailure]]:
+    """Cut tasks into parts of at most `MAX_LOGITS_A_TURN`, of one task at least."""
     begin = total = 0
     for index, size in enumerate(sizes):
         total += size
         if total > MAX_LOGITS_A_TURN and index > begin:
-            yield outcomes[begin:index]
+            yield answered[begin:index]
             begin, total = index, size
-    yield outcomes[begin:]
-
-
-def _no_name(_reference: str, _task: str) -> None:
-    """Forget which tasks exist."""
+    yield answered[begin:]
 
 
 async def _vectors(
@@ -410,18 +397,23 @@ async def _vectors(
     return await pace.on_thread(lambda: tuple(map(normalised, vectors)))
 
 
-async def _timings_of(outcomes: Sequence[TaskOutcome], pace: Pace) -> StageTimes:
-    timings = StageTimes(tokenize_s=outcomes[0].tokenize_s if outcomes else 0.0)
-    for outcome in outcomes:
-        timings = timings.with_rows(outcome.rows)
-        await pace.count(len(outcome.rows))
+async def _timings_of(
+    answered: Sequence[AskedTask | TaskFailure], tokenize_s: float, pace: Pace
+) -> StageTimes:
+    timings = StageTimes(tokenize_s=tokenize_s)
+    for each in answered:
+        if isinstance(each, AskedTask):
+            timings = timings.with_rows(each.outcomes)
+            await pace.count(len(each.outcomes))
     return timings
 
 
-def _lateness_of(result: TaskPrediction | TaskFailure) -> DeadlineExceededError | None:
-    if isinstance(result, TaskFailure) and isinstance(result.error, DeadlineExceededError):
-        return result.error
-    return None
+def _refusal_in(result: TaskPrediction | TaskFailure) -> NunatakError | None:
+    """Return the failure of the whole request, if it is the failure of this task."""
+    if not isinstance(result, TaskFailure):
+        return None
+    is_late = isinstance(result.error, DeadlineExceededError)
+    return result.error if result.refuses_request or is_late else None
 
 
 def _metric_labels(result: TaskPrediction | TaskFailure) -> tuple[str | None, str]:
