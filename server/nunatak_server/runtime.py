@@ -37,8 +37,7 @@ from nunatak_server.facts import KnownFacts
 from nunatak_server.following import HoldRenewal, Membership, RegistryWatch, run_together
 from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
 from nunatak_server.readiness import Readiness, RegistryLease, State
-from nunatak_server.residency.loading import VersionLoader, pin_at_start
-from nunatak_server.residency.loads import Loader, LoadThrottle
+from nunatak_server.residency.loading import LoadThrottle, VersionLoader, pin_at_start
 from nunatak_server.residency.memory import (
     HostTier,
     find_memory_return,
@@ -46,7 +45,7 @@ from nunatak_server.residency.memory import (
     size_in_memory,
     task_memory_budget,
 )
-from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.residency import Loader, Residency
 from nunatak_server.residency.resident_set import key_of
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission

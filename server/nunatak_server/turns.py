@@ -2,16 +2,16 @@
 
 The event loop and the threads belong to all callers. A request with many rows therefore works on
 the event loop in slices, at most one slice of all requests between two looks for other work. Work
-on threads goes through `FairSemaphore`.
+on threads goes through `FairSemaphore`. `within` limits the time of work.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -132,3 +132,17 @@ class Pace:
 
     async def on_thread(self, work: Callable[[], Result]) -> Result:
         return await self._turns.on_thread(work, caller=self._caller)
+
+
+async def within(
+    seconds: float, work: Coroutine[Any, Any, Result], *, late: Callable[[], Exception]
+) -> Result:
+    """Await `work`; after the time limit, cancel `work` and raise the error that `late` makes."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise late() from None
+        raise

@@ -30,8 +30,7 @@ from nunatak_server.catalog import Found
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.facts import KnownFacts, LookUp
-from nunatak_server.residency.loads import PATIENCE_S, Loader
-from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.residency import PATIENCE_S, Loader, Residency
 from nunatak_server.serving import DrainingServer
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.tracing import Tracing

@@ -14,8 +14,15 @@ from types import MappingProxyType
 from typing import Protocol
 
 from nunatak_contract.errors import NunatakError
-from nunatak_server.access.files import Stamp, StampedKeys, read_keys, stamp_of
-from nunatak_server.access.keys import ANYONE, Caller, Keyring
+from nunatak_server.access.keys import (
+    ANYONE,
+    Caller,
+    Keyring,
+    Stamp,
+    StampedKeys,
+    read_keys,
+    stamp_of,
+)
 from nunatak_server.errors import KeyFileError
 from nunatak_server.settings import ServerSettings
 

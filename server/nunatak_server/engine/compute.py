@@ -10,11 +10,12 @@
 
 import logging
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -33,11 +34,41 @@ from nunatak_model import (
     without_fast_kernels,
 )
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError, TaskUnhealthyError
-from nunatak_server.failures import device_failure
 from nunatak_server.scheduler.planner import BatchPlan
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 logger = logging.getLogger(__name__)
+
+LIBRARY_FAILURE: Final = re.compile(
+    r"(?:CUDA|cuDNN) error: (\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
+)
+"""Messages of cuBLAS and cuDNN for a failed device. Other statuses concern shapes or memory."""
+NO_DEVICE_MEMORY: Final = "CUDA error: out of memory"
+NO_MEMORY: Final = re.compile(r"_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate memory")
+"""Messages of libraries, and of torch on a CPU, for missing memory."""
+
+
+def device_failure(error: Exception) -> EngineFailedError | OutOfMemoryError | None:
+    """Return the failure of the device behind an error; None if the device is not the cause."""
+    match error:
+        case torch.AcceleratorError():
+            # Kernels without memory and failed allocations of pinned memory raise this error, too.
+            if str(error).startswith(NO_DEVICE_MEMORY):
+                return OutOfMemoryError()
+            return EngineFailedError(type(error).__name__)
+        case MemoryError() | torch.OutOfMemoryError():
+            return OutOfMemoryError()
+        case RuntimeError():
+            return _library_failure(str(error))
+        case _:
+            return None
+
+
+def _library_failure(message: str) -> EngineFailedError | OutOfMemoryError | None:
+    if found := LIBRARY_FAILURE.match(message):
+        return EngineFailedError(found[1])
+    return OutOfMemoryError() if NO_MEMORY.search(message) else None
+
 
 AnswerT = TypeVar("AnswerT")
 
@@ -207,8 +238,6 @@ def report_of(
 
 
 RowLogits = list[float] | NunatakError
-
-logger = logging.getLogger(__name__)
 
 
 class Compute(Protocol):

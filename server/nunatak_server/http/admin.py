@@ -32,7 +32,6 @@ from nunatak_registry import (
 )
 from nunatak_server.access.keys import ANYONE, Scope
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.failures import within
 from nunatak_server.http.access import PUBLIC, caller_of, needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -49,6 +48,7 @@ from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
 from nunatak_server.telemetry.metrics import CONTENT_TYPE
+from nunatak_server.turns import within
 
 LOAD_DEADLINE_S: Final = 120.0
 """Default time to wait for a load."""

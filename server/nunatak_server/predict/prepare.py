@@ -17,7 +17,6 @@ from nunatak_server.access.keys import TaskList
 from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
 from nunatak_server.facts import KnownFacts
-from nunatak_server.failures import within
 from nunatak_server.outputs.outputs import PredictionOptions, on_long_of, reading_of
 from nunatak_server.predict.types import (
     BACKBONE,
@@ -26,8 +25,7 @@ from nunatak_server.predict.types import (
     PredictionRequest,
     TaskFailure,
 )
-from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.rollouts.shadows import ShadowRun
+from nunatak_server.rollouts.rollouts import Rollouts, ShadowRun
 from nunatak_server.scheduler.admission import Permit
 from nunatak_server.scheduler.rows import (
     ANONYMOUS,
@@ -47,7 +45,7 @@ from nunatak_server.tokenization import (
     find_cut,
     find_misfit,
 )
-from nunatak_server.turns import Pace
+from nunatak_server.turns import Pace, within
 
 # After any other error of a look-up, the task exists.
 UNPROVEN_TASK = (TaskNotFoundError, StoreUnavailableError)

@@ -28,8 +28,7 @@ from nunatak_server.outputs.outputs import (
     outputs_of,
     predictions_of,
 )
-from nunatak_server.rollouts.choice import Arm
-from nunatak_server.rollouts.shadows import ShadowRun
+from nunatak_server.rollouts.rollouts import Arm, ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.telemetry.records import OK, VersionWork
 from nunatak_server.tokenization import Encodings, Extent, Reading

@@ -1,15 +1,18 @@
 """Comparison of a shadow with the answering version.
 
 `compare_outputs` compares two outputs for one input. `Reports` adds the comparisons up for each
-pair of versions, on this server since its start.
+pair of versions, on this server since its start. `RolloutMetrics` counts them, and the answers of
+canaries. Its labels are task names of the registry, bounded in number.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from cachetools import LRUCache
+from prometheus_client import Counter, Histogram
+from prometheus_client.registry import Collector
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.heads import HeadRecord
@@ -17,6 +20,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_server.outputs.entities import EntityOptions, TokenEntity
 from nunatak_server.outputs.outputs import Output, PredictionOptions
 from nunatak_server.residency.resident_set import VersionKey, key_of
+from nunatak_server.telemetry.metrics import LabelValues
 
 FULL_OPTIONS: Final = PredictionOptions(entities=EntityOptions(ignored_labels=frozenset()))
 """All that a head can output: a score for each label, a label for each token."""
@@ -216,3 +220,53 @@ class Reports:
 
     def _tally(self, pair: Pair) -> _Tally:
         return self._tallies.setdefault(pair, _Tally())
+
+
+AGREED: Final = "agreed"
+DIFFERED: Final = "differed"
+ERROR: Final = "error"
+DROPPED: Final = "dropped"
+
+
+class RolloutMetrics:
+    """Counts answers of aliases with a canary, and shadow inputs; any thread may call it."""
+
+    def __init__(self) -> None:
+        self._tasks = LabelValues()
+        self._split = Counter(
+            "nunatak_split_requests",
+            "Answers of tasks whose alias has a canary, by the version that answered",
+            ["task", "arm", "outcome"],
+            registry=None,
+        )
+        self._shadow = Counter(
+            "nunatak_shadow_inputs",
+            "Inputs of a shadow, by outcome",
+            ["task", "outcome"],
+            registry=None,
+        )
+        self._drift = Histogram(
+            "nunatak_shadow_score_drift",
+            "Largest absolute difference of the scores of a shadow, by input",
+            ["task"],
+            buckets=DRIFT_BOUNDS,
+            registry=None,
+        )
+
+    def collectors(self) -> Iterator[Collector]:
+        yield from (self._split, self._shadow, self._drift)
+
+    def observe_answer(self, task: str, arm: str, outcome: str) -> None:
+        self._split.labels(self._tasks.of(task), arm, outcome).inc()
+
+    def observe_comparison(self, task: str, comparison: Comparison) -> None:
+        outcome = AGREED if comparison.agreement == 1.0 else DIFFERED
+        label = self._tasks.of(task)
+        self._shadow.labels(label, outcome).inc()
+        self._drift.labels(label).observe(comparison.max_drift)
+
+    def observe_errors(self, task: str, num_inputs: int) -> None:
+        self._shadow.labels(self._tasks.of(task), ERROR).inc(num_inputs)
+
+    def observe_dropped(self, task: str, num_inputs: int) -> None:
+        self._shadow.labels(self._tasks.of(task), DROPPED).inc(num_inputs)

@@ -25,7 +25,7 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.following import HoldRenewal, RegistryWatch
 from nunatak_server.readiness import State
-from nunatak_server.residency.loads import LoadThrottle
+from nunatak_server.residency.loading import LoadThrottle
 from nunatak_server.residency.residency import Residency
 from nunatak_server.runtime import Runtime
 

@@ -13,8 +13,7 @@ from nunatak_server.access.authenticators import (
     authenticator_for,
     check_exposure,
 )
-from nunatak_server.access.files import change_keys, read_keys
-from nunatak_server.access.keys import ANYONE, Scope
+from nunatak_server.access.keys import ANYONE, Scope, change_keys, read_keys
 from nunatak_server.errors import KeyFileError
 from nunatak_server.settings import ServerSettings
 
