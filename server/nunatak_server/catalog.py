@@ -93,6 +93,12 @@ class Catalog:
         """Makes changes for operators."""
         self._look = CallThreads("look", num_threads=NUM_LOOKS)
         self._turns = FairSemaphore(num_slots=NUM_LOOKS)
+        self.traffic = partial(self._find, _traffic)
+        """What references mean now: versions, with their canaries and shadows."""
+        self.policies = partial(self._find, _policy)
+        """The newest versions of policies."""
+        self.names = partial(self._find, _visible_names)
+        """The names of the tasks that are on each list."""
 
     async def look_up(
         self,
@@ -111,28 +117,10 @@ class Catalog:
             ) from error
 
     async def hold(
-        self, versions: Collection[tuple[str, int]], *, seconds: float
+        self, versions: Collection[tuple[str, int]], seconds: float
     ) -> frozenset[tuple[str, int]]:
         """Protect these versions, and no others, from deletion; return the protected ones."""
         return await self.note(self.registry.hold, self.reader, versions, seconds=seconds)
-
-    async def held(self) -> set[tuple[str, int]]:
-        return await self.note(self.registry.held, self.reader)
-
-    async def traffic(
-        self, references: Collection[TaskReference], caller: str | None = None
-    ) -> Found[TaskReference, Traffic]:
-        return await self._find(_traffic, references, caller)
-
-    async def policies(
-        self, names: Collection[str], caller: str | None = None
-    ) -> Found[str, PublishedPolicy]:
-        return await self._find(_policy, names, caller)
-
-    async def names(
-        self, lists: Collection[TaskList], caller: str | None = None
-    ) -> Found[TaskList, tuple[str, ...]]:
-        return await self._find(_visible_names, lists, caller)
 
     async def wait_for_replicas(self, seconds: float) -> None:
         """Return once every live replica has confirmed the present generation."""
@@ -149,7 +137,10 @@ class Catalog:
             threads.close()
 
     async def _find(
-        self, read: Callable[[Registry, Key], Fact], keys: Collection[Key], caller: str | None
+        self,
+        read: Callable[[Registry, Key], Fact],
+        keys: Collection[Key],
+        caller: str | None = None,
     ) -> Found[Key, Fact]:
         if caller is None:
             return await self.poll(_each, self.registry, read, keys)

@@ -71,7 +71,9 @@ class _Facts(Generic[Key, Fact]):
 
     async def find(self, keys: Collection[Key], caller: str) -> Found[Key, Fact]:
         """Return these facts, and perhaps others; those not remembered are looked up together."""
-        found = self._remembered(keys)
+        known = ((key, self.known(key)) for key in keys)
+        remembered = ((key, self._refused.get(key) if it is None else it) for key, it in known)
+        found = {key: it for key, it in remembered if it is not None}
         while missing := [key for key in keys if key not in found]:
             under_way = {it for key in missing if (it := self._asked.get((caller, key)))}
             if not under_way:
@@ -99,11 +101,6 @@ class _Facts(Generic[Key, Fact]):
         self._aside = facts
         for key, fact in facts.items():
             self._note(key, fact)
-
-    def _remembered(self, keys: Collection[Key]) -> dict[Key, Fact | NunatakError]:
-        known = ((key, self.known(key)) for key in keys)
-        found = ((key, self._refused.get(key) if it is None else it) for key, it in known)
-        return {key: it for key, it in found if it is not None}
 
     async def _ask(self, keys: Collection[Key], caller: str) -> Found[Key, Fact]:
         epoch, asked = self._epoch, asyncio.get_running_loop().create_future()
@@ -164,27 +161,20 @@ class KnownFacts:
         self._traffic = _Facts(traffic, max_known=max_known, note=self._note_meaning)
         self._policies = _Facts(policies, max_known=max_known)
         self._names = _Facts(names, max_known=max_known)
+        self.known, self.traffic = self._traffic.known, self._traffic.find
+        """What references mean: as far as it is remembered, and looked up."""
+        self.names = self._names.get
+        """The names of the tasks that are on a list."""
         self._on_move = on_move
         self._last_meant: LRUCache[TaskReference, VersionKey] = LRUCache(max_known)
         self._renewing = asyncio.Lock()
         self._num_lapses = 0
-
-    def known(self, reference: TaskReference) -> Traffic | None:
-        return self._traffic.known(reference)
-
-    async def traffic(
-        self, references: Collection[TaskReference], caller: str
-    ) -> Found[TaskReference, Traffic]:
-        return await self._traffic.find(references, caller)
 
     async def policy(self, name: str, caller: str, *, tasks: TaskList) -> PublishedPolicy:
         found = await self._policies.get(name, caller)
         if not may_ask(found, tasks):
             raise NunatakError("policy_not_found", policy=name)
         return found
-
-    async def names(self, tasks: TaskList, caller: str) -> tuple[str, ...]:
-        return await self._names.get(tasks, caller)
 
     async def renew(self) -> None:
         """Look up again what is in use, because the registry has changed, and forget the rest."""

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol
+from typing import Any
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Generation
@@ -89,16 +89,6 @@ TOGETHER_S = 2.0
 BEATS_PER_LEASE = 5
 
 
-class Members(Protocol):
-    """The replicas of the registry; both methods may raise `NunatakError`."""
-
-    def beat(self, seen: Generation) -> Awaitable[int]:
-        """Write the row of this process, and return the number of the other replicas."""
-        ...
-
-    def leave(self) -> Awaitable[None]: ...
-
-
 class Membership:
     """Keeps this process among the replicas of its registry.
 
@@ -111,13 +101,19 @@ class Membership:
     def __init__(
         self,
         *,
-        members: Members,
+        beat: Callable[[Generation], Awaitable[int]],
+        leave: Callable[[], Awaitable[object]],
         lease: RegistryLease | None,
         on_return: Callable[[], None],
         pause: Callable[[asyncio.Event, float], Awaitable[None]] | None = None,
     ) -> None:
-        """`pause` waits for some seconds, or until the event is set."""
-        self._members = members
+        """Take functions that may raise `NunatakError`.
+
+        `beat` writes the row of this process, and returns the number of the other replicas. `leave`
+        removes the row. `pause` waits for some seconds, or until the event is set.
+        """
+        self._beat = beat
+        self._leave = leave
         self._lease = lease
         self._on_return = on_return
         self._pause = pause or _pause
@@ -147,7 +143,7 @@ class Membership:
         if self._seen is None:
             return
         begun = 0.0 if self._lease is None else self._lease.clock()
-        self._asked = asyncio.ensure_future(self._members.beat(self._seen))
+        self._asked = asyncio.ensure_future(self._beat(self._seen))
         try:
             num_others = await asyncio.shield(self._asked)
         except Exception as error:  # noqa: BLE001 - as for a poll
@@ -168,7 +164,7 @@ class Membership:
         # The beat that `run` was writing when it was cancelled must not come after the leave.
         await asyncio.wait([self._asked])
         try:
-            await self._members.leave()
+            await self._leave()
         except NunatakError as error:
             logger.warning("cannot leave the replicas of the registry: %s", error)
 
@@ -190,18 +186,6 @@ Version = tuple[str, int]
 """A task name and a version number."""
 
 
-class Holds(Protocol):
-    """The holds of this process in the registry; both methods may raise `NunatakError`."""
-
-    def hold(
-        self, versions: Collection[Version], *, seconds: float
-    ) -> Awaitable[AbstractSet[Version]]:
-        """Hold these versions, and no others, for `seconds`; return the held versions."""
-        ...
-
-    def held(self) -> Awaitable[AbstractSet[Version]]: ...
-
-
 class HoldRenewal:
     """Renews the holds on the versions in memory. The server also serves without holds."""
 
@@ -209,18 +193,22 @@ class HoldRenewal:
         self,
         *,
         resident: Callable[[], Collection[Version]],
-        holds: Holds,
+        hold: Callable[[Collection[Version], float], Awaitable[AbstractSet[Version]]],
+        held: Callable[[], Awaitable[AbstractSet[Version]]],
         interval_s: float,
         on_first: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[asyncio.Event, float], Awaitable[None]] | None = None,
     ) -> None:
-        """`on_first` is called when a first version comes into memory.
+        """Take functions of the registry that may raise `NunatakError`.
 
-        `pause` waits for some seconds, or until the event is set.
+        `hold` holds these versions, and no others, for some seconds, and returns the held versions.
+        `held` returns the present holds of this process. `on_first` is called when a first version
+        comes into memory. `pause` waits for some seconds, or until the event is set.
         """
         self._resident = resident
-        self._holds = holds
+        self._hold = hold
+        self._held = held
         self._interval_s = interval_s
         self._on_first = on_first
         self._clock = clock
@@ -267,7 +255,8 @@ class HoldRenewal:
         if wanted and not self._wanted:
             self._on_first()
         try:
-            if wanted != self._wanted or (wanted and await self._is_due(now)):
+            is_due = now >= self._renew_at
+            if wanted != self._wanted or (wanted and (is_due or await self._held() != self._taken)):
                 self._taken = await self._ask(wanted)
                 self._wanted = wanted
                 self._renew_at, self._over_at = now + RENEWAL_S, now + HOLD_S
@@ -275,9 +264,6 @@ class HoldRenewal:
             self._refuse(error, now)
         else:
             self.is_refused = self._has_logged_expiry = False
-
-    async def _is_due(self, now: float) -> bool:
-        return now >= self._renew_at or await self._holds.held() != self._taken
 
     def _refuse(self, error: Exception, now: float) -> None:
         if not self.is_refused:
@@ -290,7 +276,7 @@ class HoldRenewal:
             logger.error("the holds have expired, so any version may be deleted: %s", error)
 
     async def _ask(self, versions: Collection[Version]) -> AbstractSet[Version]:
-        self._asked = asyncio.ensure_future(self._holds.hold(versions, seconds=HOLD_S))
+        self._asked = asyncio.ensure_future(self._hold(versions, HOLD_S))
         return await asyncio.shield(self._asked)
 
 

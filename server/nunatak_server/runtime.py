@@ -23,14 +23,13 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import (
-    Backbone,
     TrunkCache,
     on_own_thread,
 )
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
 from nunatak_server.backbones import Backbones
 from nunatak_server.catalog import Catalog
-from nunatak_server.engine.compute import BatchCompute, BatchObservers
+from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.facts import KnownFacts
@@ -68,15 +67,6 @@ POLLS_PER_HOLD = 20
 logger = logging.getLogger(__name__)
 
 
-def _stopwatch_of(device: torch.device) -> Callable[[], float]:
-    """Return the clock that the engine thread uses to time batches.
-
-    On a CPU the clock is the CPU time of the thread. With wall time, other work on the same cores
-    would look like slow batches, and the time model could not see how time grows with tokens.
-    """
-    return time.thread_time if device.type == "cpu" else time.monotonic
-
-
 class Runtime:
     """The threads and the state of one serving process; `start` before use, `aclose` after."""
 
@@ -109,7 +99,12 @@ class Runtime:
             names=self.catalog.names,
             on_move=self.metrics.observe_alias_move,
         )
-        self._membership = Membership(members=self, lease=lease, on_return=self.facts.invalidate)
+        self._membership = Membership(
+            beat=self._beat,
+            leave=lambda: self.catalog.note(registry.replicas.leave, self.catalog.reader),
+            lease=lease,
+            on_return=self.facts.invalidate,
+        )
         self.readiness = Readiness(
             on_move=self._membership.tell,
             stalled_s=lambda: self._engine.stalled_s,
@@ -124,17 +119,24 @@ class Runtime:
         )
         self._on_fatal = on_fatal
         # Recorded before the budget of task versions, which is a share of the memory that is left.
-        self._computes = {it.digest: self._compute_of(it) for it in backbones}
+        trunk = self.trunk_cache if settings.trunk_cache_bytes else None
+        self._computes = {
+            it.digest: BatchCompute(it, trunk=trunk, in_use=backbones.in_use(it))
+            for it in backbones
+        }
         self.tracing = tracing
         batch_limits = settings.batch_limits(longest_row_tokens=backbones.max_tokens)
+        # On a CPU, batches are timed by the CPU time of the engine thread. With wall time, other
+        # work on the same cores would look like slow batches, and the time model could not see how
+        # time grows with tokens.
         self._engine = Engine(
             computes=self._computes,
             rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
             limits=batch_limits,
             time_model=BatchTimeModel(fixed_share=settings.batch_overhead),
-            observer=BatchObservers(self.metrics, *([tracing] if tracing else [])),
+            observers=[it.observe_batch for it in (self.metrics, tracing) if it],
             on_fatal=self._fail,
-            stopwatch=_stopwatch_of(backbone.device),
+            stopwatch=time.thread_time if backbone.device.type == "cpu" else time.monotonic,
         )
         self._tokenization = Tokenization(
             {it.digest: it.tokenizer for it in backbones},
@@ -216,7 +218,8 @@ class Runtime:
         self._watching: asyncio.Task[None] | None = None
         self._holding = HoldRenewal(
             resident=lambda: [key_of(it.manifest)[:2] for it in self.residency.resident()],
-            holds=self.catalog,
+            hold=self.catalog.hold,
+            held=lambda: self.catalog.note(registry.held, self.catalog.reader),
             on_first=self._membership.tell,
             # A hold is a write. If more tasks are in use than fit, the versions in memory change
             # with every other request.
@@ -306,7 +309,7 @@ class Runtime:
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
-    async def beat(self, seen: Generation) -> int:
+    async def _beat(self, seen: Generation) -> int:
         return await self.catalog.note(
             self.registry.replicas.beat,
             Beat(
@@ -327,9 +330,6 @@ class Runtime:
                 ),
             ),
         )
-
-    async def leave(self) -> None:
-        await self.catalog.note(self.registry.replicas.leave, self.catalog.reader)
 
     async def _look_up(self, reference: TaskReference) -> Traffic:
         return await self.catalog.poll(self.registry.traffic, reference)
@@ -368,15 +368,10 @@ class Runtime:
         known = self.backbones.for_rows()
         for backbone in self.backbones:
             tasks = await asyncio.to_thread(on_own_thread, warm_up_tasks, backbone)
-            token_cost = known[backbone.digest].token_cost
-            for rows in warm_up_batches(backbone, tasks, token_cost=token_cost):
+            for rows in warm_up_batches(backbone, tasks, known=known[backbone.digest]):
                 self._engine.submit(rows)
                 for row in rows:
                     backbone_answer(await row.future)
-
-    def _compute_of(self, backbone: Backbone) -> BatchCompute:
-        trunk = self.trunk_cache if self.settings.trunk_cache_bytes else None
-        return BatchCompute(backbone, trunk=trunk, in_use=self.backbones.in_use(backbone))
 
     def _is_trunk_held(self, row: PendingRow) -> bool:
         compute = self._computes[row.backbone]

@@ -149,7 +149,10 @@ class Scorer:
         for name, rows in logits.items():
             for position, found in zip(read.positions, rows, strict=True):
                 if not all(map(math.isfinite, chain.from_iterable(found))):
-                    refusals.setdefault(position, self._unhealthy(name))
+                    manifest = self._tasks[name].manifest
+                    reason = "gives outputs that are not finite"
+                    error = TaskUnhealthyError(manifest.task, manifest.version, reason)
+                    refusals.setdefault(position, Refusal(error=error, reference=name))
         kept = [index for index, it in enumerate(read.positions) if it not in refusals]
         return ScoredInputs(
             positions=tuple(read.positions[index] for index in kept),
@@ -240,7 +243,9 @@ class Scorer:
         batch, num_tokens = list[Encoding](), 0
         # The order of equal lengths is the order of the chunk.
         for encoding in sorted(wanted, key=lambda it: -it.num_tokens):
-            added = encoding.num_tokens * (1 + self._num_own_rows(wanted[encoding]))
+            depths = [self._tasks[it].branch.split_depth for it in wanted[encoding]]
+            num_own_rows = sum(it != self._backbone.config.num_layers for it in depths)
+            added = encoding.num_tokens * (1 + num_own_rows)
             if batch and num_tokens + added > self._batch_tokens:
                 yield batch
                 batch, num_tokens = [], 0
@@ -248,16 +253,6 @@ class Scorer:
             num_tokens += added
         if batch:
             yield batch
-
-    def _num_own_rows(self, names: Sequence[str]) -> int:
-        num_layers = self._backbone.config.num_layers
-        return sum(self._tasks[name].branch.split_depth != num_layers for name in names)
-
-    def _unhealthy(self, name: str) -> Refusal:
-        manifest = self._tasks[name].manifest
-        reason = "gives outputs that are not finite"
-        error = TaskUnhealthyError(manifest.task, manifest.version, reason)
-        return Refusal(error=error, reference=name)
 
 
 def open_scorer(

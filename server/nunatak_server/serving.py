@@ -242,7 +242,8 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started and self.failure is None:
-            self._announce(_address(self.servers[0].sockets[0]))
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Answer 503 at /readyz from the signal on; a second signal ends the drain delay."""
@@ -262,7 +263,7 @@ class DrainingServer(uvicorn.Server):
             return
         ends_at = time.monotonic() + self._drain_delay_s
         # Polled, because a signal handler does not wake the event loop.
-        while self._is_leaving and time.monotonic() < ends_at:
+        while not self._delay_is_over and self.failure is None and time.monotonic() < ends_at:
             if time.monotonic() > ends_at - LAST_CONNECTIONS_S:
                 # A new connection would close before its first request is read.
                 for server in self.servers:
@@ -294,10 +295,6 @@ class DrainingServer(uvicorn.Server):
         for connection in connections:
             if isinstance(connection, BoundedProtocol):
                 connection.end()
-
-    @property
-    def _is_leaving(self) -> bool:
-        return not self._delay_is_over and self.failure is None
 
     @property
     def _runtime(self) -> Runtime | None:
@@ -347,8 +344,3 @@ def _log_configuration(configuration: Configuration) -> None:
 def begin(address: str, *, max_requests: int, announce: Callable[[str], None]) -> None:
     collect_rarely(max_requests=max_requests)
     announce(address)
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

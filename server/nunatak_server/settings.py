@@ -332,7 +332,8 @@ class Configuration:
 
 def configure(given: Mapping[str, object], *, file: Path | None = None) -> Configuration:
     """Return the settings: `given` by flags, and for the rest the environment and the file."""
-    path = file or _named_file()
+    named = os.environ.get(CONFIG_VARIABLE)
+    path = file or (Path(named) if named else None)
     sources: dict[Origin, Mapping[str, object]] = {
         Origin.FLAG: given,
         Origin.ENVIRONMENT: EnvSettingsSource(ServerSettings)(),
@@ -364,7 +365,9 @@ def shown_value(value: object) -> object:
         case SecretStr():
             return HIDDEN
         case str() if "://" in value:
-            return _without_secrets(value)
+            # Replaced in the text, because a parser would lose a slash of `sqlite:////path`.
+            named = re.sub(r"(?<=://).*@", f"{HIDDEN}@", value)
+            return re.sub(r"\?.*", f"?{HIDDEN}", named)
         case _:
             return str(value)
 
@@ -387,11 +390,6 @@ def _listed(text: str) -> list[str]:
 
 def _references_in(text: str) -> tuple[TaskReference, ...]:
     return tuple(map(TaskReference.parse, _listed(text)))
-
-
-def _named_file() -> Path | None:
-    name = os.environ.get(CONFIG_VARIABLE)
-    return Path(name) if name else None
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -448,9 +446,3 @@ def _quoted(text: str) -> str:
         for character in text.replace("\\", "\\\\").replace('"', '\\"')
     )
     return f'"{escaped}"'
-
-
-def _without_secrets(url: str) -> str:
-    # Replaced in the text, because a parser would lose a slash of `sqlite:////path`.
-    named = re.sub(r"(?<=://).*@", f"{HIDDEN}@", url)
-    return re.sub(r"\?.*", f"?{HIDDEN}", named)

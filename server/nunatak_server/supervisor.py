@@ -88,7 +88,8 @@ def supervise(settings: ServerSettings) -> int:
     log_everything(settings.log_format)
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     with ExitStack() as stack:
-        ports = _ports(settings)
+        # The shared port, then one of each replica; 0 is any free port.
+        ports = [settings.port and settings.port + it for it in range(1 + settings.processes)]
         listeners = [stack.enter_context(_bound(settings.host, port)) for port in ports]
         host, port = listeners[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
@@ -123,7 +124,9 @@ class Supervisor:
                 template.look()
             self._replace_if_ready()
             self._bury()
-            self._revive()
+            is_lost = self._present is None and self._next is None
+            if is_lost and not self._is_ending and time.monotonic() >= self._not_before:
+                self._start()
         return self._status
 
     def _templates(self) -> list[_Template]:
@@ -214,18 +217,6 @@ class Supervisor:
             logger.error("the processes ended (status %d); new ones start", status)
             begun = time.monotonic() if lost is None else lost.started
             self._not_before = begun + RESTART_S
-
-    def _revive(self) -> None:
-        is_lost = self._present is None and self._next is None
-        if is_lost and not self._is_ending and time.monotonic() >= self._not_before:
-            self._start()
-
-
-def _ports(settings: ServerSettings) -> list[int]:
-    """Return the shared port and the ports of the replicas; 0 is any free port."""
-    if not settings.port:
-        return [0] * (1 + settings.processes)
-    return [settings.port + index for index in range(1 + settings.processes)]
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -1,6 +1,5 @@
 """The rows that a server computes before it is ready, which prove that the process can compute."""
 
-import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +12,6 @@ from nunatak_model import (
     Backbone,
     Branch,
     BranchSpec,
-    Encoding,
     build_branch,
     convert_branch,
     default_head,
@@ -21,7 +19,14 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_model.layer import OwnLayer
-from nunatak_server.scheduler.rows import PendingRow
+from nunatak_server.scheduler.rows import (
+    ANONYMOUS,
+    PendingRow,
+    Priority,
+    RowBackbone,
+    pending_row,
+    row_spec,
+)
 
 WARM_UP_TEXT = "ready " * 128
 WARM_UP_METHODS: tuple[Method, ...] = (
@@ -74,7 +79,7 @@ def warm_up_tasks(backbone: Backbone) -> list[Branch]:
 
 
 def warm_up_batches(
-    backbone: Backbone, tasks: Sequence[Branch], *, token_cost: float
+    backbone: Backbone, tasks: Sequence[Branch], *, known: RowBackbone
 ) -> Iterator[list[PendingRow]]:
     """Yield the rows of each warm-up batch of a backbone; `tasks` come from `warm_up_tasks`."""
     batches = [(WARM_UP_TOKENS[0], tasks)] if tasks else []
@@ -82,22 +87,15 @@ def warm_up_batches(
     for num_tokens, branches in batches:
         max_length = min(num_tokens, backbone.config.max_tokens)
         (encoding,) = backbone.tokenizer.encode([WARM_UP_TEXT], max_length=max_length)
-        yield [_row(backbone, encoding, branch, token_cost) for branch in branches]
-
-
-def _row(backbone: Backbone, encoding: Encoding, branch: Branch, token_cost: float) -> PendingRow:
-    return PendingRow(
-        encoding=encoding,
-        group=-1,
-        trunk_tokens=encoding.num_tokens,
-        branch_tokens=0,
-        trunk_share=1.0,
-        backbone=backbone.digest,
-        token_cost=token_cost,
-        task="warm-up",
-        version=0,
-        branch=branch,
-        deadline=math.inf,
-        submitted_at=0.0,
-        future=asyncio.get_running_loop().create_future(),
-    )
+        spec = row_spec(
+            encoding,
+            known.num_layers,
+            backbone=known,
+            group=-1,
+            caller=ANONYMOUS,
+            priority=Priority.NORMAL,
+        )
+        yield [
+            pending_row(spec, task="warm-up", version=0, branch=it, deadline=math.inf, now=0.0)
+            for it in branches
+        ]

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 from nunatak_contract.errors import NunatakError
 from nunatak_server.access.keys import (
@@ -57,32 +56,21 @@ REREAD_S = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Authenticator(Protocol):
-    """Finds the caller of a request."""
-
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Shares of callers by name, 1 without an entry; the mapping stays up to date."""
-        ...
-
-    def identify(self, presented: bytes | None) -> Caller | None: ...
-
-    async def run(self) -> None: ...
-
-
-class OpenAuthenticator:
-    """Every caller may do everything."""
+class Authenticator:
+    """Finds the caller of a request. Without keys, every caller may do everything."""
 
     weights: Mapping[str, float] = MappingProxyType({})
+    """Shares of callers by name, 1 without an entry; the mapping stays up to date."""
 
     def identify(self, presented: bytes | None) -> Caller | None:
+        """Return the caller with this key; None if the caller has no access."""
         return ANYONE
 
     async def run(self) -> None:
-        """Return at once: nothing changes."""
+        """Keep the keys up to date until cancelled."""
 
 
-class KeyAuthenticator:
+class KeyAuthenticator(Authenticator):
     """The keys of a file, which is read again whenever it changes.
 
     While the file is missing or broken, the last keys stay valid until they expire: a mistake of
@@ -99,7 +87,8 @@ class KeyAuthenticator:
     ) -> None:
         self._path = path
         self._known = _known(keys)
-        self.weights = dict(self._known.weights)
+        self._weights = dict(self._known.weights)
+        self.weights = self._weights
         self._now = now
         self._pause = pause
 
@@ -120,7 +109,7 @@ class KeyAuthenticator:
             is_readable = True
             if changed is not None:
                 self._known = changed
-                self.weights.update(changed.weights)
+                self._weights.update(changed.weights)
                 logger.info("read %d API keys again", len(changed.weights))
 
     def _read_if_changed(self) -> "_Known | None":
@@ -147,7 +136,7 @@ def _known(keys: StampedKeys) -> _Known:
 def authenticator_for(path: Path | None) -> Authenticator:
     """Return the authenticator for a file of keys; without one, every caller may do everything."""
     if path is None:
-        return OpenAuthenticator()
+        return Authenticator()
     keys = read_keys(path)
     logger.info("requests need one of %d API keys", len(keys.keys))
     return KeyAuthenticator(path, keys)

@@ -200,21 +200,8 @@ class BatchReport:
     """The time of the batch, with the batches that preempted it."""
 
 
-class BatchObserver(Protocol):
-    """Receives the report of each batch, on the engine thread."""
-
-    def observe_batch(self, report: BatchReport) -> None: ...
-
-
-class BatchObservers:
-    """Passes each report to several observers, in order."""
-
-    def __init__(self, *observers: BatchObserver) -> None:
-        self._observers = observers
-
-    def observe_batch(self, report: BatchReport) -> None:
-        for observer in self._observers:
-            observer.observe_batch(report)
+BatchObserver = Callable[[BatchReport], None]
+"""Receives the report of each batch, on the engine thread."""
 
 
 def report_of(

@@ -121,7 +121,7 @@ class Engine:
         *,
         computes: Mapping[str, Compute],
         limits: BatchLimits,
-        observer: BatchObserver,
+        observers: Sequence[BatchObserver],
         on_fatal: Callable[[EngineFailedError], None],
         rules: TurnRules[PendingRow] | None = None,
         time_model: BatchTimeModel | None = None,
@@ -138,7 +138,7 @@ class Engine:
         self._order = TurnOrder()
         self.time_model = time_model or BatchTimeModel()
         """The time of batches. The engine replaces this value, so any thread may read it."""
-        self._observer = observer
+        self._observers = observers
         self._on_fatal = on_fatal
         self._clock = clock
         self._stopwatch = stopwatch
@@ -299,7 +299,8 @@ class Engine:
         report = report_of(
             plan, number=next(self._numbers), started_at=started, compute_s=self._clock() - started
         )
-        self._observer.observe_batch(report)
+        for observe in self._observers:
+            observe(report)
         return [
             (row, outcome_of(row, logits, report))
             for row, logits in zip(plan.batch, computed, strict=True)

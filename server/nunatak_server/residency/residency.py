@@ -133,7 +133,10 @@ class Loads:
         """Load a version that is not in memory, and return it with a lease."""
         key = key_of(manifest)
         if remember_failures:
-            self._check_failure(key)
+            failure = self._failures.get(key)
+            if failure is not None and self._clock() < failure.until:
+                # Each raise extends the traceback, so it would grow with every request.
+                raise failure.error.with_traceback(None)
         job = self._jobs.get(key) or self._enqueue(manifest)
         started = self._clock()
         job.num_waiting += 1
@@ -194,12 +197,6 @@ class Loads:
     def _let_pass(self, job: _Job) -> None:
         job.may_be_passed = True
         self.start_waiting()
-
-    def _check_failure(self, key: VersionKey) -> None:
-        failure = self._failures.get(key)
-        if failure is not None and self._clock() < failure.until:
-            # Each raise extends the traceback, so the traceback would grow with every request.
-            raise failure.error.with_traceback(None)
 
     def _enqueue(self, manifest: TaskManifest) -> _Job:
         key, num_bytes = key_of(manifest), self._loader.size_of(manifest)
@@ -265,7 +262,8 @@ class Loads:
         try:
             return await loop.run_in_executor(self._pool, self._loader.load, manifest)
         except Exception as error:
-            evicted = self._resident_set.evict_free() if _is_out_of_memory(error) else ()
+            is_full = isinstance(device_failure(error), OutOfMemoryError)
+            evicted = self._resident_set.evict_free() if is_full else ()
             if not evicted:
                 raise
         # After the handler, because the error keeps the tensors of the failed load in memory.
@@ -311,10 +309,6 @@ def _as_known(error: Exception, key: VersionKey) -> Exception:
     reason = f"cannot be loaded ({type(error).__name__})"
     unhealthy = TaskUnhealthyError(key.task, key.version, reason)
     return device_failure(error) or unhealthy
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(device_failure(error), OutOfMemoryError)
 
 
 class Lease:

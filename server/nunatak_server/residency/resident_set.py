@@ -59,16 +59,13 @@ class UseHistory:
         self._now += 1
         self._counts[key] = (self.count(key) + 1, self._now)
         if len(self._counts) > self._max_versions:
-            self._forget_half()
+            kept = sorted(self._counts, key=self.count, reverse=True)[: self._max_versions // 2]
+            self._counts = {it: self._counts[it] for it in kept}
 
     def count(self, key: VersionKey) -> float:
         count, at = self._counts.get(key, (0.0, self._now))
         half_life = max(MIN_HALF_LIFE, USES_PER_HALF_LIFE * len(self._counts))
         return count * 0.5 ** ((self._now - at) / half_life)
-
-    def _forget_half(self) -> None:
-        kept = sorted(self._counts, key=self.count, reverse=True)[: self._max_versions // 2]
-        self._counts = {key: self._counts[key] for key in kept}
 
 
 MIN_LOAD_S = 0.001
@@ -84,7 +81,6 @@ class ResidentStats:
     pinned_bytes: int
     loading_bytes: int
     num_resident: int
-    num_pinned: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +116,6 @@ class ResidentSet:
             pinned_bytes=sum(task.num_bytes for task in pinned),
             loading_bytes=sum(self._claims.values()),
             num_resident=len(self._entries),
-            num_pinned=len(pinned),
         )
 
     def task_bytes(self) -> Mapping[str, int]:

@@ -60,9 +60,14 @@ def compare_outputs(
         case HeadKind.TOKEN_CLASSIFICATION:
             return _compare_tokens(_tokens(output), _tokens(shadow))
         case HeadKind.QUESTION_ANSWERING:
-            return _compare_spans(_spans(output), _spans(shadow))
+            spans, others = _spans(output), _spans(shadow)
+            best, other = _first(spans), _first(others)
+            drifts = () if best is None or other is None else (abs(spans[best] - others[other]),)
+            return Comparison(agreement=float(best == other), drifts=drifts)
         case HeadKind.RANKING:
-            return _compare_rankings(_documents(output), _documents(shadow))
+            scores, others = _documents(output), _documents(shadow)
+            is_equal = _first(scores) == _first(others)
+            return Comparison(agreement=float(is_equal), drifts=_drifts(scores, others))
 
 
 def _compare_labels(
@@ -95,17 +100,6 @@ def _compare_tokens(
         agreement=num_equal / num_tokens if num_tokens else 1.0,
         drifts=tuple(abs(tokens[place]["score"] - shadow[place]["score"]) for place in shared),
     )
-
-
-def _compare_spans(spans: Mapping[Place, float], shadow: Mapping[Place, float]) -> Comparison:
-    own, other = _first(spans), _first(shadow)
-    drifts = () if own is None or other is None else (abs(spans[own] - shadow[other]),)
-    return Comparison(agreement=float(own == other), drifts=drifts)
-
-
-def _compare_rankings(scores: Mapping[int, float], shadow: Mapping[int, float]) -> Comparison:
-    is_equal = _first(scores) == _first(shadow)
-    return Comparison(agreement=float(is_equal), drifts=_drifts(scores, shadow))
 
 
 def _labels(output: Output) -> dict[str, float]:

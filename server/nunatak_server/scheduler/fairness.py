@@ -24,7 +24,6 @@ Flow = tuple[str, Priority, str]
 Rank = tuple[str, Priority]
 """Caller and priority."""
 QueueKey = TypeVar("QueueKey", bound=Hashable)
-TimeKey = TypeVar("TimeKey", str, Flow)
 
 MAX_PAST_DEADLINES: Final = 64
 """Deadlines without rows that a heap may hold beside one for each deadline with rows."""
@@ -228,7 +227,9 @@ class FairQueue(Generic[RowT]):
             callers.add(flow[0])
         level = min((self._caller_times[caller] for caller in callers), default=None)
         return VirtualTimes(
-            callers={} if level is None else _above(self._caller_times, level),
+            callers={}
+            if level is None
+            else {it: time - level for it, time in self._caller_times.items() if time > level},
             flows={
                 flow: time - levels[flow[:2]]
                 for flow, time in self._flow_times.items()
@@ -253,7 +254,3 @@ class FairQueue(Generic[RowT]):
         if flow not in self._rows:
             self._rows[flow] = iter(self._queues.of_flow(flow))
         return next((row for row in self._rows[flow] if id(row) not in taken), None)
-
-
-def _above(times: Mapping[TimeKey, float], level: float) -> dict[TimeKey, float]:
-    return {key: time - level for key, time in times.items() if time > level}

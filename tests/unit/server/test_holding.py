@@ -62,7 +62,8 @@ class Script:
     def __post_init__(self) -> None:
         self.holding = HoldRenewal(
             resident=self.resident,
-            holds=self,
+            hold=lambda versions, seconds: self.hold(versions, seconds=seconds),
+            held=self.held,
             interval_s=0.1,
             clock=self.clock,
             pause=self.pause,
@@ -138,7 +139,12 @@ def test_holds_that_have_run_out_are_reported_once(caplog: pytest.LogCaptureFixt
 
 async def test_the_wait_between_two_turns_ends_when_the_registry_changes() -> None:
     script = Script(turns=[[A]])
-    holding = HoldRenewal(resident=script.resident, holds=script, interval_s=3600)
+    holding = HoldRenewal(
+        resident=script.resident,
+        hold=lambda versions, seconds: script.hold(versions, seconds=seconds),
+        held=script.held,
+        interval_s=3600,
+    )
 
     following = asyncio.create_task(holding.run())
     await until(lambda: len(script.taken) == 1)

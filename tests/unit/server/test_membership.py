@@ -26,7 +26,8 @@ class Script:
         self.events: list[str] = []
         self.lease = None if lease_s is None else RegistryLease(seconds=lease_s, clock=self.clock)
         self.membership = Membership(
-            members=self,
+            beat=self.beat,
+            leave=self.leave,
             lease=self.lease,
             on_return=lambda: self.returns.append(self.is_over),
             pause=self.pause,

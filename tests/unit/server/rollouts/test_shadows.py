@@ -111,7 +111,7 @@ async def ask_once(
     engine = Engine(
         computes={DRAFT_BACKBONE: compute},
         limits=LIMITS,
-        observer=observer,
+        observers=[observer.observe_batch],
         on_fatal=lambda _: None,
     )
     bench = make_traffic_bench(backbone, store, engine)
