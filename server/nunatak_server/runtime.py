@@ -34,7 +34,7 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.facts import KnownFacts
 from nunatak_server.following import HoldRenewal, Membership, RegistryWatch, run_together
-from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
+from nunatak_server.predict.service import PredictionService, Stages
 from nunatak_server.readiness import Readiness, RegistryLease, State
 from nunatak_server.residency.loading import LoadThrottle, VersionLoader, pin_at_start
 from nunatak_server.residency.memory import (
@@ -179,12 +179,7 @@ class Runtime:
             self.metrics.include(collector)
         self.service = PredictionService(
             readiness=self.readiness,
-            limits=RequestLimits(
-                max_inputs=settings.max_inputs,
-                max_documents=settings.max_documents,
-                max_tasks=settings.max_tasks_per_request,
-                max_text_chars=settings.max_text_chars,
-            ),
+            settings=settings,
             stages=Stages(
                 admission=self.admission,
                 facts=self.facts,

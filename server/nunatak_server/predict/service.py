@@ -48,6 +48,7 @@ from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
+from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord, VersionWork
 from nunatak_server.tokenization import Tokenization, check_texts, count_documents
@@ -55,17 +56,6 @@ from nunatak_server.turns import Pace, Turns
 
 MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP
 """Most logits of one turn at the thread that makes outputs; a task has one turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """The limits of one request."""
-
-    max_inputs: int
-    max_documents: int
-    """Over all queries."""
-    max_tasks: int
-    max_text_chars: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +78,7 @@ class PredictionService:
         self,
         *,
         readiness: Readiness,
-        limits: RequestLimits,
+        settings: ServerSettings,
         stages: Stages,
         metrics: Metrics,
         observers: Sequence[PredictionObserver] = (),
@@ -96,7 +86,7 @@ class PredictionService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._readiness = readiness
-        self._limits = limits
+        self._settings = settings
         self._admission = stages.admission
         self._rollouts = stages.rollouts
         self._metrics = metrics
@@ -209,23 +199,19 @@ class PredictionService:
             num_layers = backbone.config.num_layers
             if len(backbone.layers) < num_layers:
                 raise NunatakError("layer_not_held", index=num_layers - 1)
-        num_inputs, num_documents = len(request.inputs), count_documents(request.inputs)
-        if num_inputs > self._limits.max_inputs:
-            raise NunatakError(
-                "too_many_inputs", count=num_inputs, limit=self._limits.max_inputs, of="inputs"
-            )
-        if num_documents > self._limits.max_documents:
-            raise NunatakError(
-                "too_many_inputs",
-                count=num_documents,
-                limit=self._limits.max_documents,
-                of="documents",
-            )
+        settings = self._settings
+        counts = (
+            ("inputs", len(request.inputs), settings.max_inputs),
+            ("documents", count_documents(request.inputs), settings.max_documents),
+        )
+        for what, num, limit in counts:
+            if num > limit:
+                raise NunatakError("too_many_inputs", count=num, limit=limit, of=what)
         if isinstance(request, PredictionRequest):
-            num_tasks = len(request.references)
-            if num_tasks > self._limits.max_tasks:
-                raise NunatakError("too_many_tasks", count=num_tasks, limit=self._limits.max_tasks)
-        check_texts(request.inputs, max_chars=self._limits.max_text_chars)
+            num_tasks, limit = len(request.references), settings.max_tasks_per_request
+            if num_tasks > limit:
+                raise NunatakError("too_many_tasks", count=num_tasks, limit=limit)
+        check_texts(request.inputs, max_chars=settings.max_text_chars)
 
     async def _answer(
         self,

@@ -6,12 +6,12 @@ from itertools import groupby
 from doubles.backbones import tiny_backbone
 from doubles.engines import tiny_branch
 from doubles.services import Bench, make_bench
-from nunatak_server.predict.service import RequestLimits
+from doubles.serving import make_settings
 from nunatak_server.predict.types import Handling, PredictionRequest
 from nunatak_server.turns import SLICE, Turns
 
 TASKS = tuple(f"task-{number}" for number in range(64))
-MANY = RequestLimits(max_inputs=64, max_documents=1, max_tasks=64, max_text_chars=100)
+MANY = make_settings(max_inputs=64, max_documents=1, max_tasks_per_request=64, max_text_chars=100)
 
 
 class Ticks:
@@ -77,7 +77,7 @@ async def ask_64_by_64(bench: Bench) -> None:
 
 async def large_bench() -> Bench:
     branch = tiny_branch()
-    bench = make_bench(tiny_backbone(num_layers=1), branch, limits=MANY, max_tokens=10_000)
+    bench = make_bench(tiny_backbone(num_layers=1), branch, settings=MANY, max_tokens=10_000)
     for task in TASKS:
         traffic = await bench.store.resolve(bench.store.add(task))
         await bench.residency.preload(traffic.manifest)

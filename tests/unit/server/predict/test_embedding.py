@@ -8,7 +8,7 @@ from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
 from doubles.refusals import code_of
 from doubles.rendering import rendered
-from doubles.serving import FakeStore, ManualClock, make_facts, make_residency
+from doubles.serving import FakeStore, ManualClock, make_facts, make_residency, make_settings
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, embedding_branch
 from nunatak_server.backbones import Backbones
@@ -20,7 +20,7 @@ from nunatak_server.errors import (
     TaskUnhealthyError,
     TooManyTokensError,
 )
-from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
+from nunatak_server.predict.service import PredictionService, Stages
 from nunatak_server.predict.types import (
     BACKBONE,
     EmbeddingRequest,
@@ -126,7 +126,9 @@ def make_bench(
     )
     service = PredictionService(
         readiness=readiness,
-        limits=RequestLimits(max_inputs=3, max_documents=1, max_tasks=1, max_text_chars=1000),
+        settings=make_settings(
+            max_inputs=3, max_documents=1, max_tasks_per_request=1, max_text_chars=1000
+        ),
         stages=stages,
         metrics=metrics,
         backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),
