@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from functools import partial
 from typing import Final, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
@@ -184,11 +183,7 @@ def _history(registry: Registry, reference: TaskReference) -> History:
     aliases = registry.task(name).aliases if reference.alias is None else (reference.alias,)
     moves = [it for alias in aliases for it in registry.history(name, alias)]
     changes = [it for alias in aliases for it in registry.rollouts.history(name, alias)]
-    return sorted(moves, key=_time), sorted(changes, key=_time)
-
-
-def _time(event: AliasEvent | CandidateEvent) -> datetime:
-    return event.at
+    return sorted(moves, key=lambda it: it.at), sorted(changes, key=lambda it: it.at)
 
 
 class VisibleCatalog:
@@ -206,25 +201,24 @@ class VisibleCatalog:
         return (await self.traffic(reference)).manifest
 
     async def traffic(self, reference: TaskReference) -> Traffic:
-        check_visible(reference.task, self._caller.tasks)
-        traffic = await self._catalog.look_up(
-            self._caller.name, _traffic, self._registry, reference
-        )
+        traffic = await self._look(reference.task, _traffic, reference)
         note_task(traffic.manifest.reference)
         return traffic
 
     async def task(self, name: str) -> ListedTask:
-        check_visible(name, self._caller.tasks)
-        listed = await self._catalog.look_up(self._caller.name, self._registry.task, name)
+        listed = await self._look(name, Registry.task, name)
         note_task(name)
         return listed
 
     async def history(self, reference: TaskReference) -> History:
         """Return the history of a task, or of the one alias that the reference names."""
-        check_visible(reference.task, self._caller.tasks)
-        found = await self._catalog.look_up(self._caller.name, _history, self._registry, reference)
+        found = await self._look(reference.task, _history, reference)
         note_task(reference.task)
         return found
+
+    async def _look(self, task: str, read: Callable[[Registry, Key], Fact], key: Key) -> Fact:
+        check_visible(task, self._caller.tasks)
+        return await self._catalog.look_up(self._caller.name, read, self._registry, key)
 
     async def tasks(self) -> list[ListedTask]:
         listed = await self._catalog.look_up(self._caller.name, self._registry.tasks)

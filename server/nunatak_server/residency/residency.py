@@ -129,6 +129,11 @@ class Loads:
             self._observer.observe_evictions([key.task for key in keys])
             self._return_soon()
 
+    def use_room_of(self, keys: Sequence[VersionKey]) -> None:
+        """Record evicted versions, and start the loads that now have space."""
+        self.count_evicted(keys)
+        self.start_waiting()
+
     async def lease(self, manifest: TaskManifest, *, remember_failures: bool) -> LoadedTask:
         """Load a version that is not in memory, and return it with a lease."""
         key = key_of(manifest)
@@ -386,8 +391,7 @@ class Residency:
 
     def unpin(self, task: str, version: int | None = None) -> tuple[int, ...]:
         versions, evicted = self._resident_set.unpin(task, version)
-        self._loads.count_evicted(evicted)
-        self._loads.start_waiting()
+        self._loads.use_room_of(evicted)
         return versions
 
     def evict(self, task: str, version: int | None = None) -> tuple[int, ...]:
@@ -396,8 +400,7 @@ class Residency:
         All or nothing: if one of the versions is leased or pinned, none is evicted.
         """
         dropped = self._resident_set.evict(task, version)
-        self._loads.count_evicted(dropped)
-        self._loads.start_waiting()
+        self._loads.use_room_of(dropped)
         return versions_of(dropped)
 
     def is_resident(self, manifest: TaskManifest) -> bool:
@@ -445,8 +448,7 @@ class Residency:
         return task or await self._loads.lease(manifest, remember_failures=False)
 
     def _end_lease(self, manifest: TaskManifest) -> None:
-        self._loads.count_evicted(self._resident_set.release(key_of(manifest)))
-        self._loads.start_waiting()
+        self._loads.use_room_of(self._resident_set.release(key_of(manifest)))
 
 
 async def _is_unnamed(

@@ -142,44 +142,30 @@ Pair = tuple[VersionKey, VersionKey]
 """The version that answered, and the shadow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowComparison:
-    """The comparison of one shadow with one version. Counts are inputs."""
-
-    compared: int = 0
-    agreement: float | None = None
-    """The mean over the compared inputs."""
-    errors: int = 0
-    dropped: int = 0
-    mean_drift: float | None = None
-    """The mean over all scores of the compared inputs."""
-    max_drift: float | None = None
-    drift_counts: tuple[int, ...] = (0,) * (len(DRIFT_BOUNDS) + 1)
-    """Number of inputs by the largest drift of their scores: one count for each bound, one
-    above."""
-
-
 @dataclass(slots=True, kw_only=True)
-class _Tally:
+class ShadowComparison:
+    """The comparison of one shadow with one version so far. Counts are inputs."""
+
     compared: int = 0
     agreed: float = 0.0
+    """The sum of the agreements of the compared inputs."""
     errors: int = 0
     dropped: int = 0
     num_scores: int = 0
+    """The scores of the compared inputs."""
     drift_sum: float = 0.0
-    max_drift: float = 0.0
+    max_drift: float | None = None
     drift_counts: list[int] = field(default_factory=lambda: [0] * (len(DRIFT_BOUNDS) + 1))
+    """Number of inputs by the largest drift of their scores: one count for each bound, one
+    above."""
 
-    def report(self) -> ShadowComparison:
-        return ShadowComparison(
-            compared=self.compared,
-            agreement=self.agreed / self.compared if self.compared else None,
-            errors=self.errors,
-            dropped=self.dropped,
-            mean_drift=self.drift_sum / self.num_scores if self.num_scores else None,
-            max_drift=self.max_drift if self.num_scores else None,
-            drift_counts=tuple(self.drift_counts),
-        )
+    @property
+    def agreement(self) -> float | None:
+        return self.agreed / self.compared if self.compared else None
+
+    @property
+    def mean_drift(self) -> float | None:
+        return self.drift_sum / self.num_scores if self.num_scores else None
 
 
 def pair_of(answered: TaskManifest, shadow: TaskManifest) -> Pair:
@@ -190,30 +176,31 @@ class Reports:
     """Adds up comparisons by pair; only the event loop thread may use it."""
 
     def __init__(self) -> None:
-        self._tallies = LRUCache[Pair, _Tally](MAX_PAIRS)
+        self._reports = LRUCache[Pair, ShadowComparison](MAX_PAIRS)
 
     def report(self, pair: Pair) -> ShadowComparison:
-        tally = self._tallies.get(pair)
-        return ShadowComparison() if tally is None else tally.report()
+        """Return the report of a pair; an empty report before the first comparison."""
+        return self._reports.get(pair) or ShadowComparison()
 
     def add_comparisons(self, pair: Pair, comparisons: Iterable[Comparison]) -> None:
-        tally = self._tally(pair)
+        report = self._report(pair)
         for comparison in comparisons:
-            tally.compared += 1
-            tally.agreed += comparison.agreement
-            tally.num_scores += len(comparison.drifts)
-            tally.drift_sum += sum(comparison.drifts)
-            tally.max_drift = max(tally.max_drift, comparison.max_drift)
-            tally.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
+            report.compared += 1
+            report.agreed += comparison.agreement
+            report.num_scores += len(comparison.drifts)
+            report.drift_sum += sum(comparison.drifts)
+            if comparison.drifts:
+                report.max_drift = max(report.max_drift or 0.0, comparison.max_drift)
+            report.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
 
     def add_errors(self, pair: Pair, num_inputs: int) -> None:
-        self._tally(pair).errors += num_inputs
+        self._report(pair).errors += num_inputs
 
     def add_dropped(self, pair: Pair, num_inputs: int) -> None:
-        self._tally(pair).dropped += num_inputs
+        self._report(pair).dropped += num_inputs
 
-    def _tally(self, pair: Pair) -> _Tally:
-        return self._tallies.setdefault(pair, _Tally())
+    def _report(self, pair: Pair) -> ShadowComparison:
+        return self._reports.setdefault(pair, ShadowComparison())
 
 
 AGREED: Final = "agreed"
