@@ -25,7 +25,10 @@ _counter = itertools.count()
 class Withdrawing:
     """The part of an engine that lets callers go."""
 
+    withdrawn: Sequence[PendingRow] = ()
+
     def withdraw(self, rows: Sequence[PendingRow]) -> None:
+        self.withdrawn = [*self.withdrawn, *rows]
         for row in rows:
             row.future.cancel()
 

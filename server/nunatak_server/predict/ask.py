@@ -229,7 +229,9 @@ class Dispatcher:
             pass
         finally:
             if not are_answered:
-                self._engine.withdraw([row for row in rows if not row.future.done()])
+                # A cancelled request has cancelled the future of the one row that it awaits.
+                left = [row for row in rows if row.is_cancelled or not row.future.done()]
+                self._engine.withdraw(left)
 
     async def _submit(
         self, rows: Sequence[PendingRow], shadows: Sequence[PendingRow], pace: Pace
