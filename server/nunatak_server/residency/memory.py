@@ -113,13 +113,11 @@ class HostTier:
         self._lock = threading.Lock()
         self._blobs = LRUCache[str, bytes](budget_bytes, len)
         # Reads run outside the lock, so that other threads can read other versions.
-        self._read = cached(self._blobs, key=_digest, lock=self._lock, info=True)(read)
-
-    def read(self, manifest: TaskManifest) -> bytes:
-        return self._read(manifest)
+        self.read = cached(self._blobs, key=_digest, lock=self._lock, info=True)(read)
+        """Returns the stored parameters of a version."""
 
     def stats(self) -> HostStats:
-        reads = self._read.cache_info()
+        reads = self.read.cache_info()
         with self._lock:
             return HostStats(
                 budget_bytes=int(self._blobs.maxsize),

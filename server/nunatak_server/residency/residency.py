@@ -20,7 +20,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -40,7 +40,6 @@ from nunatak_server.errors import (
 from nunatak_server.residency.memory import INTERVAL_S
 from nunatak_server.residency.resident_set import (
     ResidentSet,
-    ResidentStats,
     VersionKey,
     key_of,
     versions_of,
@@ -344,6 +343,10 @@ class Residency:
         self._size_of = loader.size_of
         self._resident_set = ResidentSet(budget_bytes=budget_bytes)
         self._loads = Loads(loader, resident_set=self._resident_set, observer=observer, clock=clock)
+        self.resident = self._resident_set.resident
+        self.stats = self._resident_set.stats
+        self.task_bytes = self._resident_set.task_bytes
+        self.aclose = self._loads.aclose
 
     def lease_resident(self, manifest: TaskManifest) -> Lease | None:
         key = key_of(manifest)
@@ -407,17 +410,8 @@ class Residency:
         """Return whether a version is in memory, and so has passed its probe."""
         return self._resident_set.get(key_of(manifest)) is not None
 
-    def resident(self) -> tuple[LoadedTask, ...]:
-        return self._resident_set.resident()
-
     def is_pinned(self, task: LoadedTask) -> bool:
         return self._resident_set.is_pinned(key_of(task.manifest))
-
-    def stats(self) -> ResidentStats:
-        return self._resident_set.stats()
-
-    def task_bytes(self) -> Mapping[str, int]:
-        return self._resident_set.task_bytes()
 
     @property
     def num_waiting_for_loads(self) -> int:
@@ -437,9 +431,6 @@ class Residency:
                 )
                 self._loads.count_evicted(self._resident_set.discard(key_of(task.manifest)))
         self._loads.start_waiting()
-
-    async def aclose(self) -> None:
-        await self._loads.aclose()
 
     async def _lease_anew(self, manifest: TaskManifest) -> LoadedTask:
         # Count a use: the operator expects requests, so the version must not be evicted first.
