@@ -46,41 +46,35 @@ class RequestPart:
             self.put(TaskFailure(reference=reference, error=error, task=task, refuses_request=True))
 
 
-class Arrivals:
-    """Collects items of several coroutines in the order of arrival."""
+async def arrivals(
+    queue: asyncio.Queue[Arrival | BaseException], count: int, sources: Iterable[Awaitable[None]]
+) -> AsyncGenerator[Arrival]:
+    """Yield `count` arrivals while the sources run; closing the generator cancels the sources.
 
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[Arrival | BaseException] = asyncio.Queue()
+    The sources put the arrivals into the queue. An exception of a source is raised here.
+    """
 
-    def put(self, arrival: Arrival) -> None:
-        self._queue.put_nowait(arrival)
-
-    async def take(self, count: int, sources: Iterable[Awaitable[None]]) -> AsyncGenerator[Arrival]:
-        """Yield `count` arrivals while the sources run; closing the generator cancels the sources.
-
-        An exception of a source is raised here.
-        """
-        running = [asyncio.ensure_future(source) for source in sources]
-        for task in running:
-            task.add_done_callback(self._take_failure)
-        try:
-            for _ in range(count):
-                arrival = await self._queue.get()
-                if isinstance(arrival, BaseException):
-                    raise arrival
-                yield arrival
-            # The sources are awaited to their end, because their last steps record the request.
-            await asyncio.gather(*running, return_exceptions=True)
-        finally:
-            for task in running:
-                task.cancel()
-            # Awaited to their end, because the sources release their leases.
-            await asyncio.gather(*running, return_exceptions=True)
-
-    def _take_failure(self, task: asyncio.Future[None]) -> None:
+    def take_failure(task: asyncio.Future[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._queue.put_nowait(error)
+            queue.put_nowait(error)
+
+    running = [asyncio.ensure_future(source) for source in sources]
+    for task in running:
+        task.add_done_callback(take_failure)
+    try:
+        for _ in range(count):
+            arrival = await queue.get()
+            if isinstance(arrival, BaseException):
+                raise arrival
+            yield arrival
+        # The sources are awaited to their end, because their last steps record the request.
+        await asyncio.gather(*running, return_exceptions=True)
+    finally:
+        for task in running:
+            task.cancel()
+        # Awaited to their end, because the sources release their leases.
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenerator[StreamedResult]:

@@ -23,7 +23,7 @@ from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.facts import KnownFacts
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
-from nunatak_server.predict.arrivals import Arrivals, RequestPart, hold_refusals
+from nunatak_server.predict.arrivals import Arrival, RequestPart, arrivals, hold_refusals
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.types import (
@@ -251,10 +251,10 @@ class PredictionService:
         pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
             deadline = self._clock() + request.handling.deadline_s
-            arrivals = Arrivals()
-            parts = [RequestPart(it, arrive=arrivals.put) for it in self._split(request)]
+            queue = asyncio.Queue[Arrival | BaseException]()
+            parts = [RequestPart(it, arrive=queue.put_nowait) for it in self._split(request)]
             sources = [self._answer_part(part, permit, deadline, pace) for part in parts]
-            async with aclosing(arrivals.take(len(request.references), sources)) as taken:
+            async with aclosing(arrivals(queue, len(request.references), sources)) as taken:
                 async for answered, tokenize_s in taken:
                     (result,) = await self._conclude(request, [answered], deadline, pace)
                     self._metrics.observe_request(*_metric_labels(result))

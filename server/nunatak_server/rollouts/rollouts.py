@@ -371,10 +371,11 @@ class Rollouts:
     ) -> None:
         """`tolerance` is the largest difference of regression values that counts as agreement."""
         self.metrics = RolloutMetrics()
-        self._draw = draw
         self._validation = CandidateValidation(
             is_resident=residency.is_resident, preload=residency.preload, clock=clock
         )
+        self.choose = partial(choose, draw=draw, may_answer=self._validation.is_validated)
+        """Chooses the versions for one request; a canary answers once it is validated here."""
         self.shadows = Shadows(
             residency=residency,
             validation=self._validation,
@@ -382,14 +383,6 @@ class Rollouts:
             tolerance=tolerance,
             turns=turns,
             clock=clock,
-        )
-
-    def choose(self, traffic: Traffic, *, routing_key: str | None) -> Chosen:
-        return choose(
-            traffic,
-            routing_key=routing_key,
-            draw=self._draw,
-            may_answer=self._validation.is_validated,
         )
 
     async def aclose(self) -> None:
