@@ -6,14 +6,12 @@ from contextlib import aclosing
 
 from nunatak_contract.errors import NunatakError
 from nunatak_server.predict.types import (
-    AskedTask,
+    Arrival,
+    Asked,
     PredictionRequest,
     StreamedResult,
     TaskFailure,
 )
-
-Arrival = tuple[AskedTask | TaskFailure, float]
-"""An answered or failed task, and the seconds of the tokenizer for its part of the request."""
 
 
 class RequestPart:
@@ -29,13 +27,13 @@ class RequestPart:
     def name(self, reference: str, task: str) -> None:
         self._open[reference] = task
 
-    def begin(self, read: Sequence[AskedTask | TaskFailure], *, tokenize_s: float) -> None:
+    def begin(self, read: Sequence[Asked], *, tokenize_s: float) -> None:
         self._tokenize_s = tokenize_s
         for item in read:
             if isinstance(item, TaskFailure):
                 self.put(item)
 
-    def put(self, asked: AskedTask | TaskFailure) -> None:
+    def put(self, asked: Asked) -> None:
         """Let one task arrive, unless it has arrived already."""
         if asked.reference in self._open:
             del self._open[asked.reference]

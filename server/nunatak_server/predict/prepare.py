@@ -20,6 +20,7 @@ from nunatak_server.facts import KnownFacts
 from nunatak_server.outputs.outputs import PredictionOptions, on_long_of, reading_of
 from nunatak_server.predict.types import (
     BACKBONE,
+    Asked,
     AskedTask,
     EmbeddingRequest,
     PredictionRequest,
@@ -134,7 +135,7 @@ class Preprocessor:
         deadline: float,
         pace: Pace,
         name: Name | None,
-    ) -> tuple[list[AskedTask | TaskFailure], float]:
+    ) -> tuple[list[Asked], float]:
         """Find the version for every reference, and plan the rows of the inputs.
 
         Returns each task with its readings or its failure, and the seconds of the tokenizer. The
@@ -179,7 +180,7 @@ class Preprocessor:
         deadline: float,
         pace: Pace,
         name: Name | None,
-    ) -> tuple[list[AskedTask | TaskFailure], float]:
+    ) -> tuple[list[Asked], float]:
         found = await self._choose_all(request, permit, pace, name)
         encoded, tokenize_s = await self._encode(request, _readings_of(found, request.options))
         read = await self._read_all(found, request, encoded, pace)
@@ -213,8 +214,8 @@ class Preprocessor:
 
     async def _choose_all(
         self, request: PredictionRequest, permit: Permit, pace: Pace, name: Name | None
-    ) -> list[AskedTask | TaskFailure]:
-        found = list[AskedTask | TaskFailure]()
+    ) -> list[Asked]:
+        found = list[Asked]()
         for text, item in zip(request.references, await self._find_all(request), strict=True):
             # Each task looks at the form of each input.
             await pace.count(len(request.inputs))
@@ -226,16 +227,16 @@ class Preprocessor:
 
     async def _read_all(
         self,
-        found: Sequence[AskedTask | TaskFailure],
+        found: Sequence[Asked],
         request: PredictionRequest,
         encoded: Encoded,
         pace: Pace,
-    ) -> list[AskedTask | TaskFailure]:
+    ) -> list[Asked]:
         extents = dict[Reading, tuple[Extent, ...]]()
         for reading, inputs in encoded.items():
             extents[reading] = tuple(map(extent_of, inputs))
             await pace.count(sum(map(len, inputs)))
-        read = list[AskedTask | TaskFailure]()
+        read = list[Asked]()
         for task in found:
             kept = self._check(task, request, encoded) if isinstance(task, AskedTask) else task
             read.append(kept)
@@ -255,7 +256,7 @@ class Preprocessor:
 
     def _choose(
         self, text: str, traffic: Traffic, request: PredictionRequest, permit: Permit
-    ) -> AskedTask | TaskFailure:
+    ) -> Asked:
         # A canary and a shadow read every form of input that the alias's version reads.
         manifest = traffic.manifest
         problem = find_misfit(request.inputs, manifest.head.kind, manifest.reads)
@@ -281,9 +282,7 @@ class Preprocessor:
             join=self._joins[digest],
         )
 
-    def _check(
-        self, asked: AskedTask, request: PredictionRequest, encoded: Encoded
-    ) -> AskedTask | TaskFailure:
+    def _check(self, asked: AskedTask, request: PredictionRequest, encoded: Encoded) -> Asked:
         """Return the task, or its refusal of a too long text. A shadow that refuses is dropped."""
         manifest, shadow, options = asked.manifest, asked.shadow, request.options
         problem = _find_too_long(manifest, encoded, options)
@@ -295,7 +294,7 @@ class Preprocessor:
             asked.shadow = None
         return asked
 
-    def _observe_long(self, read: Sequence[AskedTask | TaskFailure]) -> None:
+    def _observe_long(self, read: Sequence[Asked]) -> None:
         for item in read:
             if isinstance(item, AskedTask):
                 for extent in item.extents:
@@ -364,9 +363,7 @@ def _find_lateness(
     return DeadlineTooShortError(deadline_s=request.handling.deadline_s, wait_s=wait_s)
 
 
-def _readings_of(
-    found: Iterable[AskedTask | TaskFailure], options: PredictionOptions
-) -> Iterator[Reading]:
+def _readings_of(found: Iterable[Asked], options: PredictionOptions) -> Iterator[Reading]:
     for each in found:
         if isinstance(each, AskedTask):
             yield each.reading
@@ -382,9 +379,7 @@ def _find_too_long(
     return find_cut(encoded[reading_of(manifest, options)], max_length=manifest.max_length)
 
 
-def _refuse_if_all_do(
-    read: Sequence[AskedTask | TaskFailure], found: Sequence[AskedTask | TaskFailure]
-) -> None:
+def _refuse_if_all_do(read: Sequence[Asked], found: Sequence[Asked]) -> None:
     """Refuse the whole request if every possible task refuses a text as too long."""
     errors = [
         item.error

@@ -23,11 +23,13 @@ from nunatak_server.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.facts import KnownFacts
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
-from nunatak_server.predict.arrivals import Arrival, RequestPart, arrivals, hold_refusals
+from nunatak_server.predict.arrivals import RequestPart, arrivals, hold_refusals
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
 from nunatak_server.predict.types import (
     BACKBONE,
+    Arrival,
+    Asked,
     AskedTask,
     EmbeddingRequest,
     Embeddings,
@@ -35,6 +37,7 @@ from nunatak_server.predict.types import (
     Predictions,
     StageTimes,
     StreamedResult,
+    TaskAnswer,
     TaskFailure,
     TaskPrediction,
     late_result,
@@ -220,7 +223,7 @@ class PredictionService:
         deadline: float,
         pace: Pace,
         part: RequestPart | None = None,
-    ) -> tuple[list[AskedTask | TaskFailure], float]:
+    ) -> tuple[list[Asked], float]:
         """Return each task with its outcomes, in order, and the seconds of the tokenizer.
 
         A part receives each task as soon as it is answered.
@@ -314,10 +317,10 @@ class PredictionService:
     async def _conclude(
         self,
         request: PredictionRequest,
-        answered: Sequence[AskedTask | TaskFailure],
+        answered: Sequence[Asked],
         deadline: float,
         pace: Pace,
-    ) -> tuple[TaskPrediction | TaskFailure, ...]:
+    ) -> tuple[TaskAnswer, ...]:
         """Return the results of tasks, and count the answers of aliases with a canary."""
         sizes = [
             work_of(it.manifest.head, it.encodings, options=request.options)
@@ -340,10 +343,10 @@ class PredictionService:
     async def _results_in_turn(
         self,
         request: PredictionRequest,
-        answered: Sequence[AskedTask | TaskFailure],
+        answered: Sequence[Asked],
         deadline: float,
         pace: Pace,
-    ) -> tuple[TaskPrediction | TaskFailure, ...]:
+    ) -> tuple[TaskAnswer, ...]:
         """Make results on the thread; after the deadline, none are made."""
         left_s = deadline - self._clock()
         if left_s > 0:
@@ -353,15 +356,11 @@ class PredictionService:
         return tuple(map(late_result, answered))
 
 
-def _results(
-    request: PredictionRequest, answered: Sequence[AskedTask | TaskFailure]
-) -> tuple[TaskPrediction | TaskFailure, ...]:
+def _results(request: PredictionRequest, answered: Sequence[Asked]) -> tuple[TaskAnswer, ...]:
     return tuple(result_of(request, each) for each in answered)
 
 
-def _parts(
-    answered: Sequence[AskedTask | TaskFailure], sizes: Sequence[int]
-) -> Iterator[Sequence[AskedTask | TaskFailure]]:
+def _parts(answered: Sequence[Asked], sizes: Sequence[int]) -> Iterator[Sequence[Asked]]:
     """Cut tasks into parts of at most `MAX_LOGITS_A_TURN`, of one task at least."""
     begin = total = 0
     for index, size in enumerate(sizes):
@@ -383,9 +382,7 @@ async def _vectors(
     return await pace.on_thread(lambda: tuple(map(normalised, vectors)))
 
 
-async def _timings_of(
-    answered: Sequence[AskedTask | TaskFailure], tokenize_s: float, pace: Pace
-) -> StageTimes:
+async def _timings_of(answered: Sequence[Asked], tokenize_s: float, pace: Pace) -> StageTimes:
     timings = StageTimes(tokenize_s=tokenize_s)
     for each in answered:
         if isinstance(each, AskedTask):
@@ -394,7 +391,7 @@ async def _timings_of(
     return timings
 
 
-def _refusal_in(result: TaskPrediction | TaskFailure) -> NunatakError | None:
+def _refusal_in(result: TaskAnswer) -> NunatakError | None:
     """Return the failure of the whole request, if it is the failure of this task."""
     if not isinstance(result, TaskFailure):
         return None
@@ -402,7 +399,7 @@ def _refusal_in(result: TaskPrediction | TaskFailure) -> NunatakError | None:
     return result.error if result.refuses_request or is_late else None
 
 
-def _metric_labels(result: TaskPrediction | TaskFailure) -> tuple[str | None, str]:
+def _metric_labels(result: TaskAnswer) -> tuple[str | None, str]:
     if isinstance(result, TaskPrediction):
         return result.task, OK
     return result.task, result.error.code

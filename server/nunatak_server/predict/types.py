@@ -120,6 +120,11 @@ class TaskFailure:
     """Whether the error refuses the whole request."""
 
 
+Asked = AskedTask | TaskFailure
+Arrival = tuple[Asked, float]
+"""An answered or failed task of a stream, and the seconds of the tokenizer for its part."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPrediction:
     """One task version's answer: one output for each input, or the states of conditions."""
@@ -138,6 +143,9 @@ class TaskPrediction:
     """What a sequence classification predicts for each input; None for other heads."""
     extents: Sequence[Extent]
     """Numbers of read and unread tokens of each input."""
+
+
+TaskAnswer = TaskPrediction | TaskFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +174,7 @@ class StageTimes:
 class StreamedResult:
     """One task's answer or failure, with its timings."""
 
-    result: TaskPrediction | TaskFailure
+    result: TaskAnswer
     timings: StageTimes
     refusal: NunatakError | None = None
     """The failure of the whole request, if no task has an answer."""
@@ -176,7 +184,7 @@ class StreamedResult:
 class Predictions:
     """The answers, in the order of the request's references."""
 
-    results: tuple[TaskPrediction | TaskFailure, ...]
+    results: tuple[TaskAnswer, ...]
     timings: StageTimes
 
 
@@ -191,9 +199,7 @@ class Embeddings:
     timings: StageTimes
 
 
-def result_of(
-    request: PredictionRequest, asked: AskedTask | TaskFailure
-) -> TaskPrediction | TaskFailure:
+def result_of(request: PredictionRequest, asked: Asked) -> TaskAnswer:
     """Return one task's answer about all inputs of a request, or its first failure."""
     if isinstance(asked, TaskFailure):
         return asked
@@ -225,7 +231,7 @@ def result_of(
     )
 
 
-def late_result(asked: AskedTask | TaskFailure) -> TaskFailure:
+def late_result(asked: Asked) -> TaskFailure:
     """Return the failure of a task whose answer is not made before the deadline."""
     if isinstance(asked, TaskFailure):
         return asked
@@ -233,7 +239,7 @@ def late_result(asked: AskedTask | TaskFailure) -> TaskFailure:
     return TaskFailure(reference=asked.reference, error=error, task=asked.manifest.task)
 
 
-def lateness_of(answered: Sequence[AskedTask | TaskFailure]) -> DeadlineExceededError | None:
+def lateness_of(answered: Sequence[Asked]) -> DeadlineExceededError | None:
     """Return the failure of a late request; None if the request is not late.
 
     A request is late if no task can answer before the deadline, or if all rows of all asked tasks
