@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from itertools import islice
+from math import inf
 from typing import Any, Final, TypeVar
 
 Item = TypeVar("Item")
@@ -91,8 +92,8 @@ class Turns:
         # One thread, because more would only compete for the lock of the interpreter.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nunatak-outputs")
 
-    def pace(self, caller: str) -> "Pace":
-        return Pace(self, caller)
+    def pace(self, caller: str, *, deadline: float = inf) -> "Pace":
+        return Pace(self, caller, deadline=deadline)
 
     async def pause(self, caller: str) -> None:
         """Let others use the event loop, until the caller may run one slice."""
@@ -110,7 +111,9 @@ class Turns:
 class Pace:
     """Counts what one request does on the event loop, and pauses after each `SLICE` rows."""
 
-    def __init__(self, turns: Turns, caller: str) -> None:
+    def __init__(self, turns: Turns, caller: str, *, deadline: float) -> None:
+        self.deadline = deadline
+        """The clock reading after which the answer of the request is useless."""
         self._turns = turns
         self._caller = caller
         self._num_rows = 0

@@ -63,12 +63,7 @@ class Dispatcher:
         self._clock = clock
 
     async def ask(
-        self,
-        asked: Sequence[AskedTask],
-        *,
-        deadline: float,
-        pace: Pace,
-        report: Report | None = None,
+        self, asked: Sequence[AskedTask], *, pace: Pace, report: Report | None = None
     ) -> None:
         """Give each task the outcomes of its rows. A late version is a separate failure.
 
@@ -78,9 +73,9 @@ class Dispatcher:
         """
         hot, cold = self._leased(asked)
         try:
-            asking = self._ask_leased(hot, deadline, pace, report)
+            asking = self._ask_leased(hot, pace, report)
             if cold:
-                await _all([asking, self._ask_cold(cold, deadline, pace, report)])
+                await _all([asking, self._ask_cold(cold, pace, report)])
             else:
                 await asking
         finally:
@@ -88,7 +83,7 @@ class Dispatcher:
                 lease.release()
 
     async def ask_backbone(
-        self, specs: Sequence[RowSpec], branch: Branch, *, deadline: float, pace: Pace
+        self, specs: Sequence[RowSpec], branch: Branch, *, pace: Pace
     ) -> list[RowOutcome]:
         """Return the answers of the backbone. Its branch is always in memory and needs no lease."""
         row_of = partial(
@@ -96,11 +91,11 @@ class Dispatcher:
             task=BACKBONE,
             version=0,
             branch=branch,
-            deadline=deadline,
+            deadline=pace.deadline,
             now=self._clock(),
         )
         rows = list(map(row_of, specs))
-        await self._compute(rows, deadline=deadline, pace=pace)
+        await self._compute(rows, pace=pace)
         return await pace.map(_outcome_now, rows)
 
     def _leased(
@@ -116,27 +111,25 @@ class Dispatcher:
                 there.append((each, lease))
         return there, rest
 
-    async def _ask_cold(
-        self, cold: Sequence[AskedTask], deadline: float, pace: Pace, report: Report | None
-    ) -> None:
+    async def _ask_cold(self, cold: Sequence[AskedTask], pace: Pace, report: Report | None) -> None:
         """Ask versions that are not in memory.
 
         The versions are asked together if memory has free room for all of them. Without that room,
         a version that waits without a lease for the others might be evicted before it is asked.
         """
         if len(cold) == 1 or not self._residency.has_free_room([it.manifest for it in cold]):
-            await _all([self._ask_alone(it, deadline, pace, report) for it in cold])
+            await _all([self._ask_alone(it, pace, report) for it in cold])
             return
         started = self._clock()
         loads = [asyncio.ensure_future(self._bring(it.manifest)) for it in cold]
         there = list[tuple[AskedTask, Lease]]()
         try:
-            await asyncio.wait(loads, timeout=(deadline - self._clock()) / 2)
+            await asyncio.wait(loads, timeout=(pace.deadline - self._clock()) / 2)
             # A late or failed version must not delay the others.
             there, rest = self._leased(cold)
             load_s = self._clock() - started
-            asking = self._ask_leased(there, deadline, pace, report, load_s=load_s)
-            await _all([asking, *(self._ask_alone(it, deadline, pace, report) for it in rest)])
+            asking = self._ask_leased(there, pace, report, load_s=load_s)
+            await _all([asking, *(self._ask_alone(it, pace, report) for it in rest)])
         finally:
             for load in loads:
                 load.cancel()
@@ -149,12 +142,10 @@ class Dispatcher:
         with contextlib.suppress(NunatakError):
             await self._residency.bring(manifest)
 
-    async def _ask_alone(
-        self, asked: AskedTask, deadline: float, pace: Pace, report: Report | None
-    ) -> None:
+    async def _ask_alone(self, asked: AskedTask, pace: Pace, report: Report | None) -> None:
         started = self._clock()
         try:
-            async with asyncio.timeout(deadline - started):
+            async with asyncio.timeout(pace.deadline - started):
                 lease = await self._residency.lease(asked.manifest)
         except TimeoutError:
             asked.outcomes = [DeadlineExceededError()]
@@ -162,12 +153,11 @@ class Dispatcher:
             asked.outcomes = [error]
         else:
             load_s = self._clock() - started
-            await self._ask_leased([(asked, lease)], deadline, pace, report, load_s=load_s)
+            await self._ask_leased([(asked, lease)], pace, report, load_s=load_s)
 
     async def _ask_leased(
         self,
         asked: Sequence[tuple[AskedTask, Lease]],
-        deadline: float,
         pace: Pace,
         report: Report | None,
         *,
@@ -183,7 +173,7 @@ class Dispatcher:
                     task=each.manifest.task,
                     version=each.manifest.version,
                     branch=lease.task.branch,
-                    deadline=deadline,
+                    deadline=pace.deadline,
                     now=now,
                     load_s=load_s,
                 )
@@ -195,7 +185,7 @@ class Dispatcher:
                 if report:
                     reports.append(partial(_report_when_answered, each, group, report))
             rows = list(chain.from_iterable(groups))
-            await self._compute(rows, shadows, reports=reports, deadline=deadline, pace=pace)
+            await self._compute(rows, shadows, reports=reports, pace=pace)
             for (each, _), group in zip(asked, groups, strict=True):
                 each.outcomes = await pace.map(_outcome_now, group)
         finally:
@@ -208,7 +198,6 @@ class Dispatcher:
         shadows: Sequence[PendingRow] = (),
         *,
         reports: Sequence[Reporting] = (),
-        deadline: float,
         pace: Pace,
     ) -> None:
         """Wait until each row is answered or late, without waiting for shadows.
@@ -217,7 +206,7 @@ class Dispatcher:
         """
         are_answered = False
         try:
-            async with asyncio.timeout(deadline - self._clock()):
+            async with asyncio.timeout(pace.deadline - self._clock()):
                 await self._submit(rows, shadows, pace)
                 if reports:
                     await asyncio.gather(*(it() for it in reports))

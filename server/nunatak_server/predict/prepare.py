@@ -128,20 +128,14 @@ class Preprocessor:
         return not isinstance(self._find(text, tasks), TaskReference)
 
     async def read(
-        self,
-        request: PredictionRequest,
-        permit: Permit,
-        *,
-        deadline: float,
-        pace: Pace,
-        name: Name | None,
+        self, request: PredictionRequest, permit: Permit, *, pace: Pace, name: Name | None
     ) -> tuple[list[Asked], float]:
         """Find the version for every reference, and plan the rows of the inputs.
 
         Returns each task with its readings or its failure, and the seconds of the tokenizer. The
         permit counts `MIN_COST` for each row before the row is made.
         """
-        reading = self._read(request, permit, deadline, pace, name)
+        reading = self._read(request, permit, pace, name)
         return await within(request.handling.deadline_s, reading, late=DeadlineExceededError)
 
     async def read_texts(
@@ -174,12 +168,7 @@ class Preprocessor:
         return rows, tokenize_s
 
     async def _read(
-        self,
-        request: PredictionRequest,
-        permit: Permit,
-        deadline: float,
-        pace: Pace,
-        name: Name | None,
+        self, request: PredictionRequest, permit: Permit, pace: Pace, name: Name | None
     ) -> tuple[list[Asked], float]:
         found = await self._choose_all(request, permit, pace, name)
         encoded, tokenize_s = await self._encode(request, _readings_of(found, request.options))
@@ -208,7 +197,7 @@ class Preprocessor:
                     shadow_encodings=encoded[reading],
                     join=each.join,
                     rows=await rows.of(reading, depth, ANONYMOUS, Priority.NORMAL),
-                    deadline=deadline,
+                    deadline=pace.deadline,
                 )
         return read, tokenize_s
 
@@ -226,11 +215,7 @@ class Preprocessor:
         return found
 
     async def _read_all(
-        self,
-        found: Sequence[Asked],
-        request: PredictionRequest,
-        encoded: Encoded,
-        pace: Pace,
+        self, found: Sequence[Asked], request: PredictionRequest, encoded: Encoded, pace: Pace
     ) -> list[Asked]:
         extents = dict[Reading, tuple[Extent, ...]]()
         for reading, inputs in encoded.items():

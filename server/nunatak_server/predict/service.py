@@ -127,11 +127,10 @@ class PredictionService:
             raise
 
     async def predict(self, request: PredictionRequest) -> Predictions:
-        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.handling.deadline_s
-            answered, tokenize_s = await self._answer(request, permit, deadline, pace)
-            results = await self._conclude(request, answered, deadline, pace)
+            pace = self._pace(request)
+            answered, tokenize_s = await self._answer(request, permit, pace)
+            results = await self._conclude(request, answered, pace)
         for result in results:
             self._metrics.observe_request(*_metric_labels(result))
         lateness = lateness_of(answered)
@@ -155,16 +154,15 @@ class PredictionService:
         The rows are trunk rows to the end. If tasks ask about the same text in the batch or asked
         before, the embedding needs only the layers above.
         """
-        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.handling.deadline_s
+            pace = self._pace(request)
             specs, tokenize_s = await self._preprocessor.read_texts(request, permit)
             tokens = RowTokens()
             for row in specs:
                 tokens.add(BACKBONE, row)
             permit.take_tokens({BACKBONE: sum((*tokens.least.values(), *tokens.extra.values()))})
             branch = self._embedding_branches[self._backbones.with_digest(request.backbone).digest]
-            rows = await self._dispatcher.ask_backbone(specs, branch, deadline=deadline, pace=pace)
+            rows = await self._dispatcher.ask_backbone(specs, branch, pace=pace)
             answers = list(map(backbone_answer, rows))
             timings = StageTimes(tokenize_s=tokenize_s).with_rows(answers)
             self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
@@ -176,6 +174,10 @@ class PredictionService:
             is_cut=any(it.encoding.part.num_left_out for it in specs),
             timings=timings,
         )
+
+    def _pace(self, request: PredictionRequest | EmbeddingRequest) -> Pace:
+        handling = request.handling
+        return self._turns.pace(handling.caller, deadline=self._clock() + handling.deadline_s)
 
     @contextmanager
     def _admitted(self, request: PredictionRequest | EmbeddingRequest) -> Generator[Permit]:
@@ -220,7 +222,6 @@ class PredictionService:
         self,
         request: PredictionRequest,
         permit: Permit,
-        deadline: float,
         pace: Pace,
         part: RequestPart | None = None,
     ) -> tuple[list[Asked], float]:
@@ -229,9 +230,7 @@ class PredictionService:
         A part receives each task as soon as it is answered.
         """
         name = part.name if part else None
-        read, tokenize_s = await self._preprocessor.read(
-            request, permit, deadline=deadline, pace=pace, name=name
-        )
+        read, tokenize_s = await self._preprocessor.read(request, permit, pace=pace, name=name)
         read_at = self._clock()
         asked = [item for item in read if isinstance(item, AskedTask)]
         tokens = RowTokens()
@@ -246,20 +245,19 @@ class PredictionService:
         if part is not None:
             part.begin(read, tokenize_s=tokenize_s)
         report = part.put if part else None
-        await self._dispatcher.ask(asked, deadline=deadline, pace=pace, report=report)
+        await self._dispatcher.ask(asked, pace=pace, report=report)
         await self._record(asked, tokenize_s, pace, read_at=read_at)
         return read, tokenize_s
 
     async def _stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
-        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.handling.deadline_s
+            pace = self._pace(request)
             queue = asyncio.Queue[Arrival | BaseException]()
             parts = [RequestPart(it, arrive=queue.put_nowait) for it in self._split(request)]
-            sources = [self._answer_part(part, permit, deadline, pace) for part in parts]
+            sources = [self._answer_part(part, permit, pace) for part in parts]
             async with aclosing(arrivals(queue, len(request.references), sources)) as taken:
                 async for answered, tokenize_s in taken:
-                    (result,) = await self._conclude(request, [answered], deadline, pace)
+                    (result,) = await self._conclude(request, [answered], pace)
                     self._metrics.observe_request(*_metric_labels(result))
                     yield StreamedResult(
                         result=result,
@@ -279,24 +277,17 @@ class PredictionService:
             if not is_known[text]:
                 yield replace(request, references=(text,))
 
-    async def _answer_part(
-        self, part: RequestPart, permit: Permit, deadline: float, pace: Pace
-    ) -> None:
+    async def _answer_part(self, part: RequestPart, permit: Permit, pace: Pace) -> None:
         """Answer some tasks of a request. Each task arrives, also after a failure."""
         try:
-            answered, _ = await self._answer(part.request, permit, deadline, pace, part)
+            answered, _ = await self._answer(part.request, permit, pace, part)
             for each in answered:
                 part.put(each)
         except NunatakError as error:
             part.fail(error)
 
     async def _record(
-        self,
-        asked: Sequence[AskedTask],
-        tokenize_s: float,
-        pace: Pace,
-        *,
-        read_at: float,
+        self, asked: Sequence[AskedTask], tokenize_s: float, pace: Pace, *, read_at: float
     ) -> None:
         versions, queue_s = list[VersionWork](), list[float]()
         for each in asked:
@@ -315,11 +306,7 @@ class PredictionService:
             self._metrics.observe_stages(queue_s=max(queue_s), tokenize_s=tokenize_s)
 
     async def _conclude(
-        self,
-        request: PredictionRequest,
-        answered: Sequence[Asked],
-        deadline: float,
-        pace: Pace,
+        self, request: PredictionRequest, answered: Sequence[Asked], pace: Pace
     ) -> tuple[TaskAnswer, ...]:
         """Return the results of tasks, and count the answers of aliases with a canary."""
         sizes = [
@@ -333,7 +320,7 @@ class PredictionService:
         else:
             results = ()
             for part in _parts(answered, sizes):
-                results += await self._results_in_turn(request, part, deadline, pace)
+                results += await self._results_in_turn(request, part, pace)
         for each, result in zip(answered, results, strict=True):
             if isinstance(each, AskedTask) and each.arm is not None:
                 task, (_, code) = each.manifest.task, _metric_labels(result)
@@ -341,14 +328,10 @@ class PredictionService:
         return results
 
     async def _results_in_turn(
-        self,
-        request: PredictionRequest,
-        answered: Sequence[Asked],
-        deadline: float,
-        pace: Pace,
+        self, request: PredictionRequest, answered: Sequence[Asked], pace: Pace
     ) -> tuple[TaskAnswer, ...]:
         """Make results on the thread; after the deadline, none are made."""
-        left_s = deadline - self._clock()
+        left_s = pace.deadline - self._clock()
         if left_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
