@@ -27,15 +27,22 @@ from nunatak_model import (
     on_own_thread,
 )
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
-from nunatak_server.backbones import Backbones
-from nunatak_server.catalog import Catalog
+from nunatak_server.catalog.catalog import Catalog
+from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.following import (
+    HoldRenewal,
+    Membership,
+    RegistryLease,
+    RegistryWatch,
+    run_together,
+)
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
+from nunatak_server.engine.warm_up import warm_up_batches, warm_up_tasks
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.facts import KnownFacts
-from nunatak_server.following import HoldRenewal, Membership, RegistryWatch, run_together
+from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
-from nunatak_server.readiness import Readiness, RegistryLease, State
 from nunatak_server.residency.loading import LoadThrottle, VersionLoader, pin_at_start
 from nunatak_server.residency.memory import (
     HostTier,
@@ -51,15 +58,14 @@ from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
 from nunatak_server.scheduler.rows import PendingRow, backbone_answer
+from nunatak_server.scheduler.turns import Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import BuildInfo, ServerState, take_stock
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector
 from nunatak_server.telemetry.records import note_prediction
 from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
-from nunatak_server.turns import Turns
 from nunatak_server.verdicts.judge import Judge
-from nunatak_server.warm_up import warm_up_batches, warm_up_tasks
 
 POLLS_PER_HOLD = 20
 """Number of polls of the registry for each possible write of a hold."""

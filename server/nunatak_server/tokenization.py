@@ -19,7 +19,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question, TextInput
 from nunatak_model import Encoding
 from nunatak_server.errors import TooManyTokensError
-from nunatak_server.turns import FairSemaphore
+from nunatak_server.scheduler.turns import FairSemaphore
 
 
 class InputKind(StrEnum):

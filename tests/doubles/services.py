@@ -8,24 +8,24 @@ from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
 from doubles.serving import FakeStore, make_facts, make_residency, make_settings
 from nunatak_model import Backbone, Branch
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import TaskUnhealthyError
+from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
 from nunatak_server.predict.types import (
     Handling,
     PredictionRequest,
     Predictions,
 )
-from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+from nunatak_server.scheduler.turns import Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
-from nunatak_server.turns import Turns
 
 LOGITS = [0.0, 1.0]
 SETTINGS = make_settings(

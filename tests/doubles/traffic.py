@@ -9,18 +9,18 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone
 from nunatak_registry import SharedTraffic, Traffic
-from nunatak_server.backbones import Backbones
-from nunatak_server.facts import KnownFacts
+from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.predict.ask import RowSink
+from nunatak_server.predict.readiness import Readiness, State
 from nunatak_server.predict.service import PredictionService, Stages
 from nunatak_server.predict.types import Handling, PredictionRequest
-from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.turns import Turns
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
-from nunatak_server.turns import Turns
 
 OWN = TaskReference(task="tone")
 

@@ -45,10 +45,10 @@ from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import backbone_fields, memory_fields, reply
 from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowComparison
 from nunatak_server.runtime import Runtime
+from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
 from nunatak_server.telemetry.metrics import CONTENT_TYPE
-from nunatak_server.turns import within
 
 LOAD_DEADLINE_S: Final = 120.0
 """Default time to wait for a load."""

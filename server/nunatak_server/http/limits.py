@@ -30,8 +30,8 @@ from nunatak_server.http.replies import LinesResponse
 from nunatak_server.http.requests import parse_json, quick_handler
 from nunatak_server.http.state import header_of, state_of
 from nunatak_server.scheduler.admission import HeldBytes
+from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
-from nunatak_server.turns import within
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})
 MAX_BYTES_ON_LOOP: Final = 64 * 1024

@@ -25,7 +25,7 @@ from nunatak_server.predict.types import BACKBONE, AskedTask
 from nunatak_server.residency.residency import Lease, Residency
 from nunatak_server.rollouts.rollouts import ShadowRun
 from nunatak_server.scheduler.rows import PendingRow, RowOutcome, RowSpec, pending_row
-from nunatak_server.turns import SLICE, Pace
+from nunatak_server.scheduler.turns import SLICE, Pace
 
 
 class RowSink(Protocol):

@@ -14,9 +14,9 @@ from nunatak_contract.names import TaskReference
 from nunatak_model import Encoding
 from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
-from nunatak_server.backbones import Backbones
+from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
-from nunatak_server.facts import KnownFacts
 from nunatak_server.outputs.outputs import PredictionOptions, on_long_of, reading_of
 from nunatak_server.predict.types import (
     BACKBONE,
@@ -36,6 +36,7 @@ from nunatak_server.scheduler.rows import (
     RowSpec,
     row_spec,
 )
+from nunatak_server.scheduler.turns import Pace, within
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import (
     Encodings,
@@ -46,7 +47,6 @@ from nunatak_server.tokenization import (
     find_cut,
     find_misfit,
 )
-from nunatak_server.turns import Pace, within
 
 # After any other error of a look-up, the task exists.
 UNPROVEN_TASK = (TaskNotFoundError, StoreUnavailableError)

@@ -19,13 +19,14 @@ from typing import Final
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_model import embedding_branch
-from nunatak_server.backbones import Backbones
+from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.facts import KnownFacts
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
 from nunatak_server.predict.arrivals import RequestPart, arrivals, hold_refusals
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
+from nunatak_server.predict.readiness import Readiness
 from nunatak_server.predict.types import (
     BACKBONE,
     Arrival,
@@ -46,16 +47,15 @@ from nunatak_server.predict.types import (
     result_of,
     version_record,
 )
-from nunatak_server.readiness import Readiness
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
+from nunatak_server.scheduler.turns import Pace, Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord, VersionWork
 from nunatak_server.tokenization import Tokenization, check_texts, count_documents
-from nunatak_server.turns import Pace, Turns
 
 MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP
 """Most logits of one turn at the thread that makes outputs; a task has one turn."""

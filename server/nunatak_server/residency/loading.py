@@ -17,7 +17,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import SideStream, TrunkCache, compute_without_helpers
 from nunatak_registry import Traffic
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.residency.memory import HostTier
 
 logger = logging.getLogger(__name__)

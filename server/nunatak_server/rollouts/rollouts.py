@@ -51,8 +51,8 @@ from nunatak_server.scheduler.rows import (
     RowSpec,
     pending_row,
 )
+from nunatak_server.scheduler.turns import Turns
 from nunatak_server.tokenization import Encodings
-from nunatak_server.turns import Turns
 
 POINT_BYTES: Final = 6
 """A float holds 48 bits exactly, so no point rounds up to 1."""

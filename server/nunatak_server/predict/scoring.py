@@ -21,7 +21,7 @@ from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Encoding, Row
 from nunatak_registry import Registry
-from nunatak_server.backbones import load_serving_backbone
+from nunatak_server.engine.backbones import load_serving_backbone
 from nunatak_server.engine.compute import BatchCompute, Compute
 from nunatak_server.errors import TaskUnhealthyError
 from nunatak_server.outputs.outputs import (

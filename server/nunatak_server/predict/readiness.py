@@ -1,13 +1,12 @@
 """Readiness: whether this process accepts requests."""
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from typing import assert_never
 
 from nunatak_contract.errors import NunatakError
+from nunatak_server.catalog.following import RegistryLease
 
 
 class State(StrEnum):
@@ -19,24 +18,6 @@ class State(StrEnum):
     """The server still accepts requests, and /readyz answers 503."""
     DRAINING = "draining"
     FAILED = "failed"
-
-
-@dataclass(slots=True, kw_only=True)
-class RegistryLease:
-    """The time for which a process may answer without word from its registry."""
-
-    seconds: float
-    clock: Callable[[], float] = time.monotonic
-    ends_at: float = -inf
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time has passed, or has never begun."""
-        return self.clock() >= self.ends_at
-
-    def renew(self, begun: float) -> None:
-        """Let the time count from `begun`, the moment before the registry was asked."""
-        self.ends_at = begun + self.seconds
 
 
 class Readiness:

@@ -22,8 +22,8 @@ from nunatak_model import (
     on_own_thread,
     pack_backbone,
 )
-from nunatak_server.devices import describe_device, resolve_device, resolve_dtype
 from nunatak_server.engine.compute import BackboneInUse
+from nunatak_server.engine.devices import describe_device, resolve_device, resolve_dtype
 from nunatak_server.scheduler.rows import RowBackbone
 from nunatak_server.settings import ServerSettings
 

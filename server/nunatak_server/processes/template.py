@@ -25,9 +25,7 @@ import torch
 
 from nunatak_contract.errors import NunatakError
 from nunatak_server.errors import START_AGAIN, EngineFailedError
-from nunatak_server.residency.memory import task_memory_budget
-from nunatak_server.settings import ServerSettings
-from nunatak_server.supervisor import (
+from nunatak_server.processes.supervisor import (
     ANSWERS,
     ENDS,
     READY,
@@ -36,6 +34,8 @@ from nunatak_server.supervisor import (
     TICK_S,
     ReplicaPlace,
 )
+from nunatak_server.residency.memory import task_memory_budget
+from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.logs import log_failure, write_log
 
 PR_SET_PDEATHSIG: Final = 1

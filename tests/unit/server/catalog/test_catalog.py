@@ -11,7 +11,7 @@ from doubles.drafts import publish_one
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_registry import Candidate, CandidateRole, Registry, StoreUnavailableError, Traffic
-from nunatak_server.catalog import NUM_LOOKS, Catalog
+from nunatak_server.catalog.catalog import NUM_LOOKS, Catalog
 from nunatak_server.residency.resident_set import key_of
 
 

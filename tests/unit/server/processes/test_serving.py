@@ -10,9 +10,9 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.serving import make_settings
-from nunatak_server import serving
-from nunatak_server.backbones import Backbones
-from nunatak_server.serving import (
+from nunatak_server.engine.backbones import Backbones
+from nunatak_server.processes import serving
+from nunatak_server.processes.serving import (
     MAX_BACKLOG,
     MAX_CONNECTIONS,
     MIN_FILES,

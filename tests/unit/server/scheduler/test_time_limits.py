@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nunatak_server.turns import within
+from nunatak_server.scheduler.turns import within
 
 Work = Coroutine[Any, Any, str]
 SOON_S = 0.02

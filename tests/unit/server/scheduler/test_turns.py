@@ -8,7 +8,7 @@ from doubles.engines import tiny_branch
 from doubles.services import Bench, make_bench
 from doubles.serving import make_settings
 from nunatak_server.predict.types import Handling, PredictionRequest
-from nunatak_server.turns import SLICE, Turns
+from nunatak_server.scheduler.turns import SLICE, Turns
 
 TASKS = tuple(f"task-{number}" for number in range(64))
 MANY = make_settings(max_inputs=64, max_documents=1, max_tasks_per_request=64, max_text_chars=100)

@@ -1,6 +1,7 @@
 from doubles.refusals import raises
 from doubles.serving import ManualClock
-from nunatak_server.readiness import Readiness, RegistryLease, State
+from nunatak_server.catalog.following import RegistryLease
+from nunatak_server.predict.readiness import Readiness, State
 
 
 def test_a_process_takes_requests_only_while_it_is_ready() -> None:

@@ -26,12 +26,13 @@ from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import check_exposure
 from nunatak_server.app import Application, create_app
-from nunatak_server.backbones import Backbones, load_on_own_thread, load_serving_backbones
+from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_serving_backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.protocol import BoundedProtocol, bounded_protocol
+from nunatak_server.processes.supervisor import ReplicaPlace
+from nunatak_server.processes.template import Template
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import Configuration, Origin, ServerSettings, unread_variables
-from nunatak_server.supervisor import ReplicaPlace
 from nunatak_server.telemetry.logs import (
     fields,
     leave_out_places,
@@ -40,7 +41,6 @@ from nunatak_server.telemetry.logs import (
     write_log,
 )
 from nunatak_server.telemetry.tracing import Tracing, find_tracing
-from nunatak_server.template import Template
 
 OBJECTS_PER_REQUEST: Final = 500
 """Allowance of objects for a waiting request, which has about 215 for one text and one task."""

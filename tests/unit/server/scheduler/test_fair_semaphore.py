@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from doubles.leases import settle
-from nunatak_server.turns import FairSemaphore
+from nunatak_server.scheduler.turns import FairSemaphore
 
 
 class Track:

@@ -13,7 +13,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_registry import PublishedPolicy, StoreUnavailableError, Traffic
 from nunatak_server.access.keys import TaskList
-from nunatak_server.catalog import Found, may_ask
+from nunatak_server.catalog.catalog import Found, may_ask
 from nunatak_server.residency.resident_set import VersionKey, key_of
 
 Key = TypeVar("Key")

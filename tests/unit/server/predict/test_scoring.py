@@ -17,7 +17,7 @@ from nunatak_registry import Registry
 from nunatak_server.engine.compute import BatchCompute, Compute
 from nunatak_server.local import LocalPredictor
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
-from nunatak_server.scoring import Scorer
+from nunatak_server.predict.scoring import Scorer
 
 LONG = "the third parcel is late. " * 20
 INPUTS: dict[tuple[str, ...], tuple[Input, ...]] = {

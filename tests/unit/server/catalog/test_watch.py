@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from nunatak_registry import Generation, StoreUnavailableError
-from nunatak_server.following import RegistryWatch
+from nunatak_server.catalog.following import RegistryWatch
 
 Turn = tuple[int, str] | None
 """A number and a token; None if the registry cannot be read."""

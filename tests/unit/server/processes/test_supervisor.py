@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from nunatak_server import supervisor
-from nunatak_server.supervisor import ANSWERS, PLACE_VARIABLE, READY, Supervisor
+from nunatak_server.processes import supervisor
+from nunatak_server.processes.supervisor import ANSWERS, PLACE_VARIABLE, READY, Supervisor
 
 GONE = FileNotFoundError(2, "No such file or directory", "/venv/bin/python")
 Step = signal.Signals | Callable[[], None]

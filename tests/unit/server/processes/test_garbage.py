@@ -5,7 +5,7 @@ from collections.abc import Generator
 
 import pytest
 
-from nunatak_server.serving import (
+from nunatak_server.processes.serving import (
     MAX_OBJECTS,
     MIN_OBJECTS,
     OBJECTS_PER_REQUEST,

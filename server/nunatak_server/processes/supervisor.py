@@ -3,9 +3,9 @@
     supervisor > template > replicas 0, 1, ..., each on the shared port and on a port of its own
 
 The supervisor owns the ports and loads no library of the model. The template loads the backbone and
-forks the replicas (`nunatak_server.template`). SIGHUP starts a second template, with new settings
-and new code. Once all its replicas answer, the first template ends. If the second template fails,
-or cannot start, the first one goes on. SIGTERM ends everything as it ends a single server.
+forks the replicas (`template.py`). SIGHUP starts a second template, with new settings and new code.
+Once all its replicas answer, the first template ends. If the second template fails, or cannot
+start, the first one goes on. SIGTERM ends everything as it ends a single server.
 
 A first template that fails at its start ends the fleet, because its settings are at fault. Once a
 replica has answered callers, a template that is killed is started again.

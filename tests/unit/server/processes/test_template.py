@@ -9,8 +9,8 @@ import pytest
 
 from doubles.refusals import raises
 from doubles.serving import make_settings
-from nunatak_server.supervisor import PLACE_VARIABLE, ReplicaPlace
-from nunatak_server.template import check_single, divided, settings_of
+from nunatak_server.processes.supervisor import PLACE_VARIABLE, ReplicaPlace
+from nunatak_server.processes.template import check_single, divided, settings_of
 
 NUM = 4
 
@@ -68,7 +68,8 @@ def test_a_template_finds_its_place_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_supervisor_loads_no_library_of_the_model() -> None:
-    code = "import sys, nunatak_server.supervisor; print({'torch', 'fastapi'} & {*sys.modules})"
+    module = "nunatak_server.processes.supervisor"
+    code = f"import sys, {module}; print({{'torch', 'fastapi'}} & {{*sys.modules}})"
 
     found = subprocess.run(  # noqa: S603 - our own interpreter and code
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

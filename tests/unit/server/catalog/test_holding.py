@@ -6,7 +6,7 @@ import pytest
 
 from doubles.leases import until
 from nunatak_registry import StoreUnavailableError
-from nunatak_server.following import HOLD_S, RENEWAL_S, RETRY_S, HoldRenewal
+from nunatak_server.catalog.following import HOLD_S, RENEWAL_S, RETRY_S, HoldRenewal
 
 Versions = Collection[tuple[str, int]]
 A, B = ("a", 1), ("b", 2)

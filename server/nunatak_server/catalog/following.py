@@ -13,13 +13,32 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Generation
-from nunatak_server.readiness import RegistryLease
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class RegistryLease:
+    """The time for which a process may answer without word from its registry."""
+
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    ends_at: float = -inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time has passed, or has never begun."""
+        return self.clock() >= self.ends_at
+
+    def renew(self, begun: float) -> None:
+        """Let the time count from `begun`, the moment before the registry was asked."""
+        self.ends_at = begun + self.seconds
 
 
 class RegistryWatch:

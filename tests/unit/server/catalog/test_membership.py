@@ -5,8 +5,7 @@ import pytest
 
 from doubles.serving import ManualClock
 from nunatak_registry import Generation, StoreUnavailableError
-from nunatak_server.following import ALONE_S, TOGETHER_S, Membership
-from nunatak_server.readiness import RegistryLease
+from nunatak_server.catalog.following import ALONE_S, TOGETHER_S, Membership, RegistryLease
 
 SEEN = Generation(number=7, token="seven")  # noqa: S106 - no password
 LEASE_S = 10.0
