@@ -18,8 +18,7 @@ from nunatak_cli.output import console, error_console, print_json, print_text
 from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
-    from nunatak_server.access.files import Keys
-    from nunatak_server.access.keys import KeyRecord
+    from nunatak_server.access.keys import KeyRecord, Keys
 
 FileOption = Annotated[
     Path,
@@ -126,7 +125,7 @@ def create(
 def list_keys(*, file: FileOption, as_json: JsonOption = False) -> None:
     """List the owners and the permissions of the keys; the keys themselves stay hidden."""
     with needs_extra("server"):
-        from nunatak_server.access.files import read_keys
+        from nunatak_server.access.keys import read_keys
 
     keys = read_keys(file).keys
     if as_json:
@@ -149,8 +148,7 @@ def _create_key(file: Path, wanted: KeyRequest) -> str:
         KeyFileError: the file cannot be read or written.
     """
     with needs_extra("server"):
-        from nunatak_server.access.files import change_keys
-        from nunatak_server.access.keys import digest_of, new_key
+        from nunatak_server.access.keys import change_keys, digest_of, new_key
 
     key = new_key()
     record = _record(wanted, sha256=digest_of(key.encode()))
@@ -176,7 +174,7 @@ def _revoke_key(file: Path, name: str) -> None:
         KeyFileError: the file cannot be read or written.
     """
     with needs_extra("server"):
-        from nunatak_server.access.files import change_keys
+        from nunatak_server.access.keys import change_keys
 
     def remove(keys: "Keys") -> "Keys":
         kept = tuple(each for each in keys if each.name != name)
