@@ -21,7 +21,7 @@ from nunatak_cli.options import (
     check_names,
     settings_given,
 )
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import facts_table, print_outcome
 from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -81,36 +81,32 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         report=ProgressBar(", ".join(sources)),
         checkpoints=default_cache_folder() if resume else None,
     )
-    if as_json:
-        print_json(_outcome_json(outcome))
-        return
-    console().print(_outcome_table(outcome))
-    console().print(f"wrote {outcome.folder}; train on it with --backbone {outcome.folder}")
+    line = f"wrote {outcome.folder}; train on it with --backbone {outcome.folder}"
+    print_outcome(_outcome_json(outcome), _outcome_table(outcome), line, as_json=as_json)
 
 
 def _outcome_table(outcome: "MultitaskOutcome") -> Table:
     fitted = outcome.fitted
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, scores in fitted.scores.items():
-        shown = ", ".join(f"{metric} {value:.4f}" for metric, value in scores.metrics.items())
-        table.add_row(f"dev {name}", shown)
-    table.add_row("best epoch", f"{fitted.best_epoch} of {fitted.history[-1].epoch}")
-    table.add_row("backbone", f"{outcome.digest[:12]}...")
-    table.add_row("time", f"{outcome.seconds:.1f} s")
-    return table
+    scores = {
+        f"dev {name}": ", ".join(f"{metric} {value:.4f}" for metric, value in it.metrics.items())
+        for name, it in fitted.scores.items()
+    }
+    return facts_table(
+        {
+            **scores,
+            "best epoch": f"{fitted.best_epoch} of {fitted.history[-1].epoch}",
+            "backbone": f"{outcome.digest[:12]}...",
+            "time": f"{outcome.seconds:.1f} s",
+        }
+    )
 
 
-def _outcome_json(outcome: "MultitaskOutcome") -> dict[str, JsonValue]:
+def _outcome_json(outcome: "MultitaskOutcome") -> dict[str, object]:
     fitted = outcome.fitted
     return {
         "folder": str(outcome.folder),
         "digest": outcome.digest,
-        "scores": {
-            name: {str(metric): value for metric, value in scores.metrics.items()}
-            for name, scores in fitted.scores.items()
-        },
+        "scores": {name: dict(scores.metrics) for name, scores in fitted.scores.items()},
         "best_epoch": fitted.best_epoch,
         "seconds": outcome.seconds,
     }

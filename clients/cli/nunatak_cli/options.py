@@ -1,6 +1,6 @@
 """Options and arguments that several commands share, and the reading of their values."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -247,6 +247,26 @@ class ExportFormat(StrEnum):
 
 def example(command_line: str) -> str:
     return f"Example:  [cyan]{command_line}[/cyan]"
+
+
+def group(
+    name: str,
+    purpose: str,
+    commands: Mapping[str, tuple[Callable[..., None], str]],
+    *,
+    shown: str | None = None,
+) -> typer.Typer:
+    """Return a group of commands by name, each with an example.
+
+    The help of the group has the example of the command `shown`, or of the first command.
+    """
+    first = shown or next(iter(commands))
+    app = typer.Typer(
+        name=name, help=purpose, no_args_is_help=True, epilog=example(commands[first][1])
+    )
+    for command, (function, line) in commands.items():
+        app.command(command, epilog=example(line))(function)
+    return app
 
 
 def assignments(

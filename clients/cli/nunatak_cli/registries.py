@@ -14,30 +14,18 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from nunatak_cli.failures import print_failure
-from nunatak_cli.options import CreateOption, JsonOption, RegistryOption, example
-from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.options import CreateOption, JsonOption, RegistryOption, group
+from nunatak_cli.output import console, print_outcome
 from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_contract.wire import ReplicaListing
     from nunatak_registry import AliasEvent, Registry, TaskCopy
 
-EXAMPLES = {
-    "copy": "nunatak registry copy ./registry 'postgresql+psycopg://nunatak@db/registry"
-    "?blobs=s3://bucket/tasks' --create",
-}
-
-
-def registry_app() -> typer.Typer:
-    """Return the group with its commands."""
-    app = typer.Typer(
-        name="registry",
-        help="Copy whole registries.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["copy"]),
-    )
-    app.command("copy", epilog=example(EXAMPLES["copy"]))(copy)
-    return app
+COPY_EXAMPLE = (
+    "nunatak registry copy ./registry 'postgresql+psycopg://nunatak@db/registry"
+    "?blobs=s3://bucket/tasks' --create"
+)
 
 
 def copy(
@@ -75,11 +63,11 @@ def copy(
             if not as_json:
                 _print_outcome(outcomes[-1])
     failed = [it for it in outcomes if isinstance(it, FailedCopy)]
-    if as_json:
-        copied = [_copy_json(it) for it in outcomes if not isinstance(it, FailedCopy)]
-        print_json({"copied": [*copied], "failed": [it.json() for it in failed]})
-    elif not outcomes:
-        error_console().print("the source has no tasks and no policies")
+    copied = [_copy_json(it) for it in outcomes if not isinstance(it, FailedCopy)]
+    if as_json or not outcomes:
+        document = {"copied": copied, "failed": [it.json() for it in failed]}
+        empty = "the source has no tasks and no policies"
+        print_outcome(document, as_json=as_json, empty=empty)
     if failed:
         raise typer.Exit(1)
 
@@ -88,12 +76,9 @@ def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) ->
     """List the server processes of a registry: what they serve, their load and their memory."""
     with existing_registry(registry) as opened:
         listing = opened.replicas.listing()
-    if as_json:
-        print_json(listing.model_dump(mode="json"))
-    elif listing.replicas:
-        console().print(_replicas_table(listing))
-    else:
-        error_console().print("no server process is listed in this registry")
+    empty = "no server process is listed in this registry"
+    document = listing.model_dump(mode="json")
+    print_outcome(document, _replicas_table(listing), as_json=as_json, empty=empty)
 
 
 def wait_for_replicas(registry: "Registry", seconds: float) -> str:
@@ -287,3 +272,15 @@ def _copy_json(done: "TaskCopy | PolicyCopy") -> dict[str, JsonValue]:
         "events": done.num_events,
         "written_bytes": done.num_bytes,
     }
+
+
+registry_app = group(
+    "registry",
+    "Copy whole registries.",
+    {
+        "copy": (
+            copy,
+            COPY_EXAMPLE,
+        ),
+    },
+)

@@ -19,9 +19,9 @@ from nunatak_cli.options import (
     RegistryOption,
     ThreadsOption,
     assignments,
-    example,
+    group,
 )
-from nunatak_cli.output import console, error_console, print_json, print_text
+from nunatak_cli.output import console, error_console, print_outcome, print_text
 from nunatak_cli.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name
@@ -31,26 +31,9 @@ if TYPE_CHECKING:
     from nunatak_training.sweeps import RunRecord
     from nunatak_training.sweeps.running import Runner
 
-EXAMPLES = {
-    "run": "nunatak sweep run sweep.yaml --results sweep/ --jobs 2",
-    "report": "nunatak sweep report sweep/ --out report/",
-    "publish": "nunatak sweep publish sweep/ --task tone --promote prod",
-}
 ResultsArgument = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.", show_default=False)
 ]
-
-
-def sweep_app() -> typer.Typer:
-    app = typer.Typer(
-        name="sweep",
-        help="Train over a grid of settings and compare.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["run"]),
-    )
-    for command in (run, report, publish):
-        app.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    return app
 
 
 def run(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -189,21 +172,19 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
         found = publish_best(best, opened, context, task=task, note=note, calibrate=calibrate)
         if promote is not None:
             opened.promote(task, promote, found.manifest.version)
-    if as_json:
-        print_json(
-            {
-                "reference": found.manifest.reference,
-                "run": best.run.digest,
-                "metric": found.metric,
-                "dev_score": found.score,
-                "dev_score_in_sweep": found.sweep_score,
-            }
-        )
-        return
-    console().print(f"dev {found.metric} {found.score:.4f}, in the sweep {found.sweep_score:.4f}")
-    console().print(f"published {found.manifest.reference}")
-    if promote is not None:
-        console().print(f"{task}@{promote} -> version {found.manifest.version}")
+    lines = [
+        f"dev {found.metric} {found.score:.4f}, in the sweep {found.sweep_score:.4f}",
+        f"published {found.manifest.reference}",
+        *([f"{task}@{promote} -> version {found.manifest.version}"] if promote else []),
+    ]
+    document = {
+        "reference": found.manifest.reference,
+        "run": best.run.digest,
+        "metric": found.metric,
+        "dev_score": found.score,
+        "dev_score_in_sweep": found.sweep_score,
+    }
+    print_outcome(document, *lines, as_json=as_json)
 
 
 def _cost_table(records: "Iterable[RunRecord]") -> Table:
@@ -241,3 +222,14 @@ def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
             "invalid_sweep", where=str(results), problem="expected a folder with results of a sweep"
         )
     return records
+
+
+sweep_app = group(
+    "sweep",
+    "Train over a grid of settings and compare.",
+    {
+        "run": (run, "nunatak sweep run sweep.yaml --results sweep/ --jobs 2"),
+        "report": (report, "nunatak sweep report sweep/ --out report/"),
+        "publish": (publish, "nunatak sweep publish sweep/ --task tone --promote prod"),
+    },
+)

@@ -23,7 +23,7 @@ from nunatak_cli.options import (
     RevisionOption,
     assignments,
 )
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import print_outcome
 from nunatak_cli.registries import existing_registry, publishing_registry
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError, needs_extra
@@ -195,10 +195,9 @@ def export(
         manifest = _export_task(
             reference, folder.expanduser(), opened, wanted=wanted, source=backbone
         )
-    if as_json:
-        print_json({"reference": manifest.reference, "folder": str(folder), "format": wanted.value})
-    else:
-        console().print(f"wrote {manifest.reference} to {folder} ({wanted})", soft_wrap=True)
+    document = {"reference": manifest.reference, "folder": str(folder), "format": wanted}
+    line = f"wrote {manifest.reference} to {folder} ({wanted})"
+    print_outcome(document, line, as_json=as_json)
 
 
 def push(
@@ -217,10 +216,8 @@ def push(
         blobs = _blobs(opened, manifest)
         hub = interchange.HuggingFaceHub()
         pushed = interchange.push(manifest, blobs, place, hub=hub, private=not public)
-    if as_json:
-        print_json({"reference": manifest.reference, "place": pushed})
-    else:
-        console().print(f"pushed {manifest.reference} to {pushed}", soft_wrap=True)
+    document = {"reference": manifest.reference, "place": pushed}
+    print_outcome(document, f"pushed {manifest.reference} to {pushed}", as_json=as_json)
 
 
 def pull(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -367,10 +364,8 @@ def _publish(
 
 
 def _show(published: Published, *, alias: str | None, as_json: bool) -> None:
-    if as_json:
-        print_json(_published_json(published, alias=alias))
-    else:
-        console().print(_published_lines(published))
+    document = _published_json(published, alias=alias)
+    print_outcome(document, _published_lines(published), as_json=as_json)
 
 
 def _published_lines(published: Published) -> Text:

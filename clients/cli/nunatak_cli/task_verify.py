@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
 from rich.table import Table
 
 from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import print_outcome
 from nunatak_cli.registries import existing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 
@@ -60,12 +59,8 @@ def verify(
             damaged = {check.subject for check in checks}
             checks += _probe_versions(opened, name, skipped=damaged, source=backbone)
     errors = sum(check.is_error for check in checks)
-    if as_json:
-        print_json({"errors": errors, "checks": [_check_json(check) for check in checks]})
-    elif checks:
-        console().print(_check_table(checks))
-    else:
-        console().print("every version is whole")
+    shown = _check_table(checks) if checks else "every version is whole"
+    print_outcome({"errors": errors, "checks": checks}, shown, as_json=as_json)
     if errors:
         raise typer.Exit(1)
 
@@ -147,12 +142,3 @@ def _check_table(checks: Iterable[Check]) -> Table:
         style = "red" if check.is_error else "dim"
         table.add_row(check.subject, check.kind, check.message, style=style)
     return table
-
-
-def _check_json(check: Check) -> dict[str, JsonValue]:
-    return {
-        "subject": check.subject,
-        "kind": check.kind,
-        "is_error": check.is_error,
-        "message": check.message,
-    }
