@@ -25,8 +25,7 @@ from nunatak_cli.options import (
     PairColumnOption,
     TextColumnOption,
     ThreadsOption,
-    rejected_file,
-    row_format,
+    labelled_format,
 )
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.errors import needs_extra
@@ -78,12 +77,13 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_training.doubts import find_doubts
         from nunatak_training.report import ProgressBar
         from nunatak_training.trunk import DiskTrunkStore
-    spelt = row_format(
+    spelt = labelled_format(
+        data,
+        on_bad_row,
         text=text_column,
         label=label_column,
         pair=pair_column,
         delimiter=delimiter,
-        rejected=rejected_file(on_bad_row, data),
     )
     prepare_device(device, threads)
     found = find_doubts(

@@ -28,8 +28,7 @@ from nunatak_cli.options import (
     ReferenceArgument,
     RegistryOption,
     TextColumnOption,
-    rejected_file,
-    row_format,
+    labelled_format,
 )
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_cli.predict import counting
@@ -105,12 +104,13 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("training"):
         # Imported before the task is loaded, because the rest of the command needs this package.
         import_module("nunatak_training")
-    spelt = row_format(
+    spelt = labelled_format(
+        str(data),
+        on_bad_row,
         text=text_column,
         label=label_column,
         pair=pair_column,
         delimiter=delimiter,
-        rejected=rejected_file(on_bad_row, str(data)),
     )
     with open_predictor(server, registry=registry, backbone=backbone) as predictor:
         scored = _score(reference, data, predictor, spelt)

@@ -20,7 +20,7 @@ from nunatak_cli.failures import FailureGroup, Program
 from nunatak_cli.key import key_app
 from nunatak_cli.loadtest import loadtest_app
 from nunatak_cli.memory import memory_app
-from nunatak_cli.multitask import multitask
+from nunatak_cli.multitask import MultitaskCommand, multitask
 from nunatak_cli.options import example
 from nunatak_cli.output import print_text
 from nunatak_cli.policy import policy_app
@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, Sequence[tuple[Callable[..., None], type[TyperCommand] | 
         (train_all, None, "nunatak train-all tasks.yaml"),
         (
             multitask,
-            None,
+            MultitaskCommand,
             "nunatak multitask ./base --data tone=tone.jsonl --data intent=intent.jsonl",
         ),
         (evaluate, None, "nunatak evaluate tone --data test.jsonl --wrong wrong.csv"),

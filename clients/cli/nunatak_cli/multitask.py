@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - the command imports torch when training starts, not for --help
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,24 +12,30 @@ from rich.table import Table
 
 from nunatak_cli.options import (
     BackboneOption,
-    EpochsOption,
     JsonOption,
-    LearningRateOption,
     ResumeOption,
-    SeedOption,
     SetOption,
     assignments,
     check_names,
     settings_given,
 )
 from nunatak_cli.output import facts_table, print_outcome
+from nunatak_cli.setting_options import SettingsCommand
+from nunatak_cli.train import options_of
 from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
     from nunatak_training.multitask import MultitaskOutcome
 
 
+class MultitaskCommand(SettingsCommand):
+    """A command with options of some settings."""
+
+    setting_options = staticmethod(partial(options_of, "epochs", "learning_rate", "seed"))
+
+
 def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
+    context: typer.Context,
     output: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder of the backbone.")],
     *,
     data: Annotated[
@@ -49,16 +56,13 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = None,
     backbone: BackboneOption = None,
     as_json: JsonOption = False,
-    epochs: EpochsOption = None,
-    learning_rate: LearningRateOption = None,
-    seed: SeedOption = None,
     settings: SetOption = None,
     resume: ResumeOption = True,
 ) -> None:
     """Train one encoder on several tasks (MT-DNN) and write it as a new backbone."""
     sources, kinds = assignments("--data", data), assignments("--kind", kind)
     check_names("--kind", kinds, sources)
-    named = settings_given(settings, epochs=epochs, learning_rate=learning_rate, seed=seed)
+    changes: dict[str, JsonValue] = dict(settings_given(settings, context.obj))
     with needs_extra("training"):
         from nunatak_contract.methods import Full
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
@@ -71,7 +75,6 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         name: SharedTask(data=path, kind=kind_named(kinds.get(name)))
         for name, path in sources.items()
     }
-    changes: dict[str, JsonValue] = dict(named)
     default_recipe(Full(), changes=changes)  # refuse wrong settings before loading the backbone
     base = load_backbone(backbone or DEFAULT_BACKBONE)
     recipe = default_recipe(Full(), backbone=base.name, changes=changes)

@@ -162,24 +162,6 @@ OnBadRowOption = Annotated[
         "and write them with the reasons to DATA.rejected.jsonl in this folder.",
     ),
 ]
-EpochsOption = Annotated[
-    str | None, typer.Option("--epochs", metavar="N", help="Passes over the train examples.")
-]
-PatienceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--patience",
-        metavar="N|null",
-        help="End training after N scored epochs without a better dev score (3, but none with "
-        "--epochs); null: run all epochs.",
-    ),
-]
-LearningRateOption = Annotated[
-    str | None,
-    typer.Option(
-        "--learning-rate", metavar="X", help="Learning rate of the layers, or of the head alone."
-    ),
-]
 CalibrateOption = Annotated[
     bool,
     typer.Option(
@@ -188,15 +170,22 @@ CalibrateOption = Annotated[
         "task thresholds).",
     ),
 ]
-SeedOption = Annotated[
-    str | None, typer.Option("--seed", metavar="N", help="The same seed gives the same weights.")
-]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
         help="Any setting that `nunatak train --help` lists, such as dropout=0.2. Repeatable.",
+        show_default=False,
+    ),
+]
+FileSetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="A value in place of the file's, in YAML: seeds=[0,1] or shared.epochs=3, by the "
+        "names of the file. Repeatable.",
         show_default=False,
     ),
 ]
@@ -286,12 +275,18 @@ def assignments(
     return values
 
 
-def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[str, str]:
-    """Return the settings of `--set` together with the settings that have their own option.
+def settings_given(
+    given: Iterable[str] | None, options: Mapping[str, str | bool | None]
+) -> dict[str, str]:
+    """Return the settings of `--set` together with those of `options`, by the name of the setting.
 
-    `options` holds the values of these options by setting; an option that is `None` was not given.
+    A value that is None was not given.
     """
-    own = {name: value for name, value in options.items() if value is not None}
+    own = {
+        name: "true" if value is True else str(value)
+        for name, value in options.items()
+        if value is not None
+    }
     values = assignments("--set", given)
     for name in own.keys() & values.keys():
         option = f"--{name.replace('_', '-')}"
@@ -332,8 +327,17 @@ def row_format(
     return RowFormat(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)
 
 
-def rejected_file(on_bad_row: OnBadRow, data: str) -> Path | None:
-    """Return the file of this folder that takes the bad rows of a source; None: refuse them."""
-    if on_bad_row is OnBadRow.REFUSE:
-        return None
-    return Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")
+def labelled_format(
+    data: str,
+    on_bad_row: OnBadRow,
+    *,
+    text: str | None,
+    label: str | None,
+    pair: str | None,
+    delimiter: str | None,
+) -> RowFormat:
+    """Return the format of labelled rows, with the file of this folder for the bad ones."""
+    rejected = None
+    if on_bad_row is OnBadRow.SKIP:
+        rejected = Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")
+    return row_format(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)

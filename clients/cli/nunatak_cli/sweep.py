@@ -13,6 +13,7 @@ from rich.table import Table
 from nunatak_cli.options import (
     CalibrateOption,
     CreateOption,
+    FileSetOption,
     JsonOption,
     NewAliasOption,
     OnOption,
@@ -47,16 +48,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
             "stopped sweep: it skips runs that have a result.",
         ),
     ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PATH=VALUE",
-            help="A value in place of the file's, in YAML: seeds=[0,1], data_root=data/, "
-            "overrides.epochs=3. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
+    settings: FileSetOption = None,
     jobs: Annotated[
         int, typer.Option(min=1, metavar="N", help="Runs at the same time, without --on.")
     ] = 1,
