@@ -86,9 +86,6 @@ def find_doubts(
         max_length: tokens that are read of a text; absent: the default of a recipe.
         trunks: the source of trunk states; absent: the states stay in memory.
         report: receives the number of texts that have passed the trunk.
-
-    Raises:
-        InvalidRecipeError: `max_length` does not fit the backbone.
     """
     changes = {} if max_length is None else {"max_length": max_length}
     recipe = default_recipe(HeadOnly(), backbone=backbone.name, changes=changes)

@@ -82,11 +82,7 @@ def kind_of_row(row: Mapping[str, object]) -> TaskKind:
 
 
 def kind_named(name: str | None) -> TaskKind | None:
-    """Return the kind of task of a name, or None without a name.
-
-    Raises:
-        NunatakError: `invalid_option`, there is no such kind.
-    """
+    """Return the kind of task of a name, or None without a name."""
     if name is not None and name not in set(TaskKind):
         raise NunatakError(
             "invalid_option", problem=f"kind must be one of {', '.join(TaskKind)}, got {name!r}"

@@ -339,11 +339,7 @@ def _of_batches(
 
 
 def check_method(settings: RegularizerSettings, method: Method) -> None:
-    """Return if a method tunes the parameters that a regularizer acts on.
-
-    Raises:
-        InvalidRecipeError: the method tunes no layers, or too few for the regularizer.
-    """
+    """Return if a method tunes the parameters that a regularizer acts on."""
     name = settings.name
     if method.kind == "head" and name is not RegularizerName.NONE:
         raise InvalidRecipeError(
@@ -358,11 +354,7 @@ def check_method(settings: RegularizerSettings, method: Method) -> None:
 
 
 def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
-    """Return if a regularizer has an effect in a run of `num_epochs` epochs.
-
-    Raises:
-        InvalidRecipeError: the regularizer would have no effect.
-    """
+    """Return if a regularizer has an effect in a run of `num_epochs` epochs."""
     if settings.name in GOES_BY_EPOCHS and num_epochs < 2:
         raise InvalidRecipeError(
             f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"

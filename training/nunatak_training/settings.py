@@ -80,11 +80,7 @@ def overlaid(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def nested(named: Mapping[str, JsonValue], known: Mapping[str, Setting]) -> dict[str, JsonValue]:
-    """Return values by names with dots in the form of the model.
-
-    Raises:
-        InvalidRecipeError: a name is unknown; the message gives the nearest known name.
-    """
+    """Return values by names with dots in the form of the model."""
     found: dict[str, JsonValue] = {}
     for name, value in flattened(named).items():
         group, _, inner = name.partition(".")
@@ -103,11 +99,7 @@ def nested(named: Mapping[str, JsonValue], known: Mapping[str, Setting]) -> dict
 
 
 def check_name(name: str, known: Collection[str]) -> None:
-    """Return if a name is known.
-
-    Raises:
-        InvalidRecipeError: the name is unknown; the message gives the nearest name and all names.
-    """
+    """Return if a name is known."""
     if name not in known:
         within = [it for it in known if it.startswith(f"{name}.")]
         nearest = within or get_close_matches(name, known, n=1, cutoff=0.5)

@@ -125,12 +125,7 @@ def revoke(name: KeyNameArgument, *, file: FileOption) -> None:
 
 
 def _create_key(file: Path, **members: object) -> str:
-    """Make a key, write its digest to the file, and return the key.
-
-    Raises:
-        NunatakError: `invalid_option`, the name or a task is malformed, or the name is taken.
-        KeyFileError: the file cannot be read or written.
-    """
+    """Make a key, write its digest to the file, and return the key."""
     with needs_extra("server"):
         from nunatak_server.access.files import change_keys
         from nunatak_server.access.keys import KeyRecord, digest_of, new_key

@@ -116,12 +116,7 @@ def rollback(
 
 
 def read_policy(path: Path) -> "Policy":
-    """Return the policy in a file.
-
-    Raises:
-        NunatakError: `invalid_policy_file`, the file does not exist, or breaks the format; the
-            message names the place.
-    """
+    """Return the policy in a file."""
     from nunatak_contract.policies import Policy
 
     try:

@@ -82,11 +82,7 @@ def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) ->
 
 
 def wait_for_replicas(registry: "Registry", seconds: float) -> str:
-    """Wait until every live replica follows the last change; return the line about them.
-
-    Raises:
-        NunatakError: `replicas_behind`, some replicas do not follow within `seconds`.
-    """
+    """Wait until every live replica follows the last change; return the line about them."""
     found = registry.replicas.wait(seconds).replicas
     without_lease = sum(it.lease_s is None for it in found)
     line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
@@ -151,11 +147,7 @@ class FailedCopy:
 
 @contextmanager
 def existing_registry(location: str | None) -> Generator["Registry"]:
-    """Open a registry that exists: a mistyped place must not become a new, empty registry.
-
-    Raises:
-        NunatakError: `registry_missing`, there is no registry.
-    """
+    """Open a registry that exists: a mistyped place must not become a new, empty registry."""
     from nunatak_registry import Registry, default_location
 
     with Registry.open(location or default_location(), create=False) as registry:
@@ -168,9 +160,6 @@ def publishing_registry(location: str | None, *, create: bool) -> Generator["Reg
 
     The default registry is made at its first use. A registry that the user names is made only with
     `create`.
-
-    Raises:
-        NunatakError: `registry_missing`, there is no registry at the place that the user names.
     """
     from nunatak_registry import Registry, default_location
 
@@ -182,11 +171,7 @@ def publishing_registry(location: str | None, *, create: bool) -> Generator["Reg
 def promote(
     registry: "Registry", task: str, alias: str, version: int, *, expect: int | None = None
 ) -> tuple["AliasEvent", bool]:
-    """Let an alias point to a version; return its last move, and whether this call moved it.
-
-    Raises:
-        NunatakError: as `Registry.promote`.
-    """
+    """Let an alias point to a version; return its last move, and whether this call moved it."""
     earlier = _moves(registry, task, alias)
     move = registry.promote(task, alias, version, expected_version=expect)
     return move, move not in earlier

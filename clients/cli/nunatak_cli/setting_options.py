@@ -32,11 +32,7 @@ class SettingsCommand(TyperCommand):
 
     @staticmethod
     def setting_options() -> tuple[Any, ...]:
-        """Return the options.
-
-        Raises:
-            MissingExtraError: the package with the settings is not installed.
-        """
+        """Return the options."""
         return ()
 
     # Typer hands in a typer.Context, but names its own private base classes here.

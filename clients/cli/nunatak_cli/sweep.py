@@ -152,7 +152,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train the run with the best dev score again, with its seed, and publish it."""
     with needs_extra("training"):
         from nunatak_model import compute_with
-        from nunatak_training.sweeps import RunContext, best_run, publish_best, run_text
+        from nunatak_training.sweeps import Finished, RunContext, best_run, publish_best, run_text
     if promote is not None:
         check_alias_name(promote)
     best = best_run(_existing_records(results), task=of)
@@ -164,17 +164,19 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
         found = publish_best(best, opened, context, task=task, note=note, calibrate=calibrate)
         if promote is not None:
             opened.promote(task, promote, found.manifest.version)
+    metric, score = next(iter(found.metrics.items()))
+    in_sweep = best.outcome.scores[metric] if isinstance(best.outcome, Finished) else score
     lines = [
-        f"dev {found.metric} {found.score:.4f}, in the sweep {found.sweep_score:.4f}",
+        f"dev {metric} {score:.4f}, in the sweep {in_sweep:.4f}",
         f"published {found.manifest.reference}",
         *([f"{task}@{promote} -> version {found.manifest.version}"] if promote else []),
     ]
     document = {
         "reference": found.manifest.reference,
         "run": best.run.digest,
-        "metric": found.metric,
-        "dev_score": found.score,
-        "dev_score_in_sweep": found.sweep_score,
+        "metric": metric,
+        "dev_score": score,
+        "dev_score_in_sweep": in_sweep,
     }
     print_outcome(document, *lines, as_json=as_json)
 
@@ -201,11 +203,7 @@ def _cost_table(records: "Iterable[RunRecord]") -> Table:
 
 
 def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
-    """Read a results folder.
-
-    Raises:
-        NunatakError: `invalid_sweep`, the folder holds no result.
-    """
+    """Read a results folder."""
     from nunatak_training.sweeps import ResultsFolder
 
     records = ResultsFolder(results).records()

@@ -326,11 +326,7 @@ def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
 
 
 def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
-    """Return the scores of `--threshold`, by label.
-
-    Raises:
-        NunatakError: `invalid_option`, a text is not LABEL=X, or X is no number.
-    """
+    """Return the scores of `--threshold`, by label."""
     found = dict[str, float]()
     for label, text in assignments("--threshold", given).items():
         try:

@@ -66,13 +66,7 @@ def verify(
 
 
 def prove_version(registry: "Registry", task: str, version: int, *, source: str | None) -> None:
-    """Load a version as a server does, including its parity probe; `source` names the backbone.
-
-    Raises:
-        NunatakError: there is no such version, or its bytes are damaged.
-        NunatakError: the backbone cannot be loaded, or the parameters do not fit it.
-        NunatakError: the version has another backbone, has no effect, or fails its probe.
-    """
+    """Load a version as a server does, including its parity probe; `source` names the backbone."""
     with needs_extra("server"):
         from nunatak_artifact import load_task
         from nunatak_contract.names import TaskReference
@@ -86,11 +80,7 @@ def prove_version(registry: "Registry", task: str, version: int, *, source: str 
 def _probe_versions(
     registry: "Registry", task: str | None, *, skipped: Collection[str], source: str | None
 ) -> list[Check]:
-    """Load every version except `skipped` as a server does, and return the failures.
-
-    Raises:
-        NunatakError: the backbone cannot be loaded.
-    """
+    """Load every version except `skipped` as a server does, and return the failures."""
     with needs_extra("server"):
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
 

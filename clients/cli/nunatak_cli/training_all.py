@@ -101,11 +101,7 @@ def read_task_file(path: Path, texts: Mapping[str, str] | None = None) -> TaskFi
 
 
 def runs_of(listed: TaskFile, file: Path, *, strict: bool = False) -> tuple[TrainSettings, ...]:
-    """Return the run of every task of a file, whose settings are checked.
-
-    Raises:
-        NunatakError: `invalid_task_file`, a setting does not fit.
-    """
+    """Return the run of every task of a file, whose settings are checked."""
     runs = list[TrainSettings]()
     for task, said in listed.tasks.items():
         with _named(file, task):
@@ -138,9 +134,6 @@ def in_order(
 
     A store computes the states of one depth from the states of a smaller depth. So each trunk layer
     runs once for equal texts.
-
-    Raises:
-        NunatakError: `invalid_task_file`, a method does not fit the backbone.
     """
     depths = dict[str, int]()
     for run in runs:

@@ -82,11 +82,7 @@ class DatasetLoader(Protocol):
     """Loads all splits of a data set."""
 
     def __call__(self, reference: HubReference) -> "Mapping[str, Dataset]":
-        """Return the splits by name; may use the network.
-
-        Raises:
-            NunatakError: `data_not_found`, there is no such data set, or it cannot be reached.
-        """
+        """Return the splits by name; may use the network."""
         ...
 
 

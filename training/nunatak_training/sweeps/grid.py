@@ -82,11 +82,7 @@ def _is_one(value: list[JsonValue], setting: Setting | None) -> bool:
 
 
 def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
-    """The methods of an axis on a backbone.
-
-    Raises:
-        NunatakError: `invalid_method`, a method does not fit the backbone.
-    """
+    """The methods of an axis on a backbone."""
     return [method_on(read_settings(named), config) for named in axis.choices()]
 
 
@@ -151,10 +147,6 @@ def read_grid(
         path: YAML or TOML.
         changes: values by the names of the file, such as `seeds` and `overrides.epochs`.
         texts: values in YAML in place of those of the file, by the same names.
-
-    Raises:
-        NunatakError: `invalid_sweep`, there is no such file, the file is not YAML or TOML, or a
-            name is unknown.
     """
     where = "options" if path is None else path.name
     try:

@@ -46,11 +46,6 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
 
     A larger part contains every smaller part. The labels are the labels of the whole data.
     Documents of one query stay together, so a part may be a little smaller than its cap.
-
-    Raises:
-        NunatakError: `too_few_examples`, there are too few train examples for train and dev; a cap
-            is below the number of documents of a query; or the remaining examples all have one
-            label.
     """
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)
@@ -133,10 +128,6 @@ def plan_runs(
     """Return the runs of a sweep; equal combinations give one run.
 
     Runs on the same backbone and data come one after another, so that both are loaded once.
-
-    Raises:
-        NunatakError: `invalid_method`, a method does not fit a backbone.
-        InvalidRecipeError: settings contradict each other.
     """
     runs: dict[str, Run] = {}
     for name, task in product(grid.backbones, grid.tasks):

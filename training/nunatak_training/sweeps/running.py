@@ -58,7 +58,7 @@ class RunContext:
         self._checkpoints = checkpoints
         self.backbone = lru_cache(maxsize=1)(self._load_backbone)
         self.data = lru_cache(maxsize=LOADED_SOURCES)(_load_data)
-        self._trunks = DiskTrunkStore()
+        self.trunks = DiskTrunkStore()
 
     def _load_backbone(self, name: str) -> Backbone:
         return load_backbone(name, device=self.device)
@@ -98,7 +98,7 @@ class RunContext:
                 recipe,
                 backbone,
                 report=Report(),
-                trunks=self._trunks,
+                trunks=self.trunks,
                 checkpoint=checkpoint,
             )
 
@@ -303,10 +303,6 @@ def run_sweep(
     """Do the runs without a result; return the results of all, in the order of `runs`.
 
     Every result is stored at once, so a killed sweep continues after its last result.
-
-    Raises:
-        NunatakError: `sweep_running`, another sweep writes to the folder.
-        NunatakError: `corrupt_result`, the folder holds a file that is not from a sweep.
     """
     with results.held():
         found = {record.run.digest: record for record in results.records()}
