@@ -34,6 +34,7 @@ from nunatak_contract.methods import HeadOnly
 from nunatak_model import Backbone, Encoding, Row, TextInput, embedding_branch, forward
 from nunatak_training.data import Data, RowFormat, load_labelled
 from nunatak_training.data.examples import ReadExample, sorted_labels
+from nunatak_training.errors import too_few
 from nunatak_training.fitting import check_length
 from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.fit import predict
@@ -162,10 +163,9 @@ def lone(numbers: Numbers, folds: Numbers, num_labels: int) -> Bool[np.ndarray, 
 def check_judged(read: Sequence[ReadExample], numbers: Numbers, labels: Sequence[str]) -> None:
     """Return if models can be trained on examples with these labels."""
     if len(set(numbers)) < 2:
-        raise NunatakError(
-            "too_few_examples",
-            where=read[0].where if read else "data",
-            problem="expected at least 2 labels with at least 2 texts each, got "
+        raise too_few(
+            read[0].where if read else "data",
+            "expected at least 2 labels with at least 2 texts each, got "
             f"{len(set(numbers))} of {len(labels)} labels",
         )
 

@@ -33,7 +33,6 @@ def add(
         typer.Option(
             metavar="NAME",
             help="Name for --backbone. Absent: the last part of the path or hub id.",
-            show_default=False,
         ),
     ] = None,
     revision: RevisionOption = None,
@@ -92,9 +91,7 @@ def show(name: AddedArgument, *, as_json: JsonOption = False) -> None:
 def verify(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME]", help="Only this backbone. Absent: all.", show_default=False
-        ),
+        typer.Argument(metavar="[NAME]", help="Only this backbone. Absent: all."),
     ] = None,
     *,
     as_json: JsonOption = False,

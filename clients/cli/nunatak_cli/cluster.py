@@ -67,7 +67,6 @@ def up(  # noqa: PLR0913 - one parameter per option is how typer works
             "--set",
             metavar="NAME=VALUE",
             help="A setting of the replicas that `nunatak serve --show-config` lists. Repeatable.",
-            show_default=False,
         ),
     ] = None,
     on: ClusterOption = "ray",

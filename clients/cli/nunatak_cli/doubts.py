@@ -50,7 +50,6 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="FILE.csv|FILE.jsonl",
             help="Write all doubts to this file.",
-            show_default=False,
         ),
     ] = None,
     text_column: TextColumnOption = None,
@@ -61,7 +60,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     escape_formulas: EscapeFormulasOption = False,
     max_length: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Tokens that are read of a text (128).", show_default=False),
+        typer.Option(metavar="N", help="Tokens that are read of a text (128)."),
     ] = None,
     as_json: JsonOption = False,
     cache: CacheOption = True,

@@ -80,7 +80,6 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="FILE.csv|FILE.jsonl",
             help="Write the examples with a wrong answer to this file, with all scores. Of a "
             "regression: all examples, the largest error first.",
-            show_default=False,
         ),
     ] = None,
     text_column: TextColumnOption = None,

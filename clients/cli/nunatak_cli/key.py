@@ -51,14 +51,13 @@ def create(
     file: FileOption,
     scope: Annotated[
         list[ScopeName] | None,
-        typer.Option(help="Scope of the key (predict). Repeatable.", show_default=False),
+        typer.Option(help="Scope of the key (predict). Repeatable."),
     ] = None,
     task: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME|PREFIX*",
             help="Task that the key may use (all). Repeatable.",
-            show_default=False,
         ),
     ] = None,
     weight: Annotated[
@@ -74,7 +73,6 @@ def create(
             max=36_500,
             metavar="N",
             help="Days until the key expires (never).",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -22,7 +22,6 @@ TasksOption = Annotated[
         metavar="REF",
         help="Task: name, name@alias or name/version; a policy for the scenario of verdicts. "
         "Repeatable. Absent: all tasks of the server that read a single text.",
-        show_default=False,
     ),
 ]
 UsersOption = Annotated[

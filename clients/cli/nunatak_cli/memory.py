@@ -13,9 +13,7 @@ from nunatak_cli.output import console, print_outcome
 if TYPE_CHECKING:
     from nunatak_client import MemoryReport
 
-ServerOption = Annotated[
-    str, typer.Option("--server", metavar="URL", help="Address of the server.")
-]
+ServerOption = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 NameArgument = Annotated[
     str, typer.Argument(metavar="REF", help="name for all versions in memory, or name/version.")
 ]

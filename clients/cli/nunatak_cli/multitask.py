@@ -43,7 +43,6 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="NAME=PATH",
             help="A task and its examples, as for `train`; give two or more.",
-            show_default=False,
         ),
     ],
     kind: Annotated[
@@ -51,7 +50,6 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="NAME=KIND",
             help="The kind of a task, as for `train --kind`. Absent: by the first row.",
-            show_default=False,
         ),
     ] = None,
     backbone: BackboneOption = None,

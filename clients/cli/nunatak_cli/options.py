@@ -29,17 +29,14 @@ OnOption = Annotated[
         metavar="ray[://HOST:PORT]",
         help="Compute on a Ray cluster: the one of this machine or of RAY_ADDRESS, or the one of "
         "this client server. Absent: on this machine.",
-        show_default=False,
     ),
 ]
 RegistryOption = Annotated[
     str | None,
     typer.Option(
-        "--registry",
         envvar="NUNATAK_REGISTRY",
         metavar="PATH|URL",
         help="Registry folder or database URL. Absent: a folder in your user data directory.",
-        show_default=False,
     ),
 ]
 CreateOption = Annotated[
@@ -52,11 +49,9 @@ JsonOption = Annotated[
 BackboneOption = Annotated[
     str | None,
     typer.Option(
-        "--backbone",
         metavar="minilm|NAME|PATH|HUB_ID",
         help="Backbone: the built-in 'minilm' (default), the name of an added one (nunatak "
         "backbone list), a folder, or a Hugging Face hub id.",
-        show_default=False,
     ),
 ]
 CacheOption = Annotated[
@@ -72,16 +67,14 @@ ResumeOption = Annotated[
 ]
 DeviceOption = Annotated[
     DeviceName,
-    typer.Option("--device", help="Where to compute: on the CPU, or on the CUDA device."),
+    typer.Option(help="Where to compute: on the CPU, or on the CUDA device."),
 ]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
-        "--threads",
         metavar="N",
         min=1,
         help="CPU threads that compute. Absent: as many as find a free CPU.",
-        show_default=False,
     ),
 ]
 StrictOption = Annotated[
@@ -91,50 +84,40 @@ StrictOption = Annotated[
 KindOption = Annotated[
     str | None,
     typer.Option(
-        "--kind",
         metavar="KIND",
         help="single-label, multi-label, regression, token-classification, question-answering or "
         "ranking. Absent: the columns of the first row decide: text and label (regression if the "
         "label has a decimal point); text and labels; tokens and tags; question, context and "
         "answers; query, document and label.",
-        show_default=False,
     ),
 ]
 TextColumnOption = Annotated[
     str | None,
     typer.Option(
-        "--text-column",
         metavar="NAME",
         help="Column of the text, if it is not `text`.",
-        show_default=False,
     ),
 ]
 LabelColumnOption = Annotated[
     str | None,
     typer.Option(
-        "--label-column",
         metavar="NAME",
         help="Column of the label, if it is not `label` (or `labels`).",
-        show_default=False,
     ),
 ]
 PairColumnOption = Annotated[
     str | None,
     typer.Option(
-        "--pair-column",
         metavar="NAME",
         help="Column of the second text, if it is not `text_pair`.",
-        show_default=False,
     ),
 ]
 DelimiterOption = Annotated[
     str | None,
     typer.Option(
-        "--delimiter",
         metavar="CHARACTER",
         help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
         "whichever splits the header line.",
-        show_default=False,
     ),
 ]
 EscapeFormulasOption = Annotated[
@@ -157,7 +140,6 @@ class OnBadRow(StrEnum):
 OnBadRowOption = Annotated[
     OnBadRow,
     typer.Option(
-        "--on-bad-row",
         help="refuse: name all rows that cannot be used, and end; skip: go on without these rows, "
         "and write them with the reasons to DATA.rejected.jsonl in this folder.",
     ),
@@ -176,7 +158,6 @@ SetOption = Annotated[
         "--set",
         metavar="NAME=VALUE",
         help="Any setting that `nunatak train --help` lists, such as dropout=0.2. Repeatable.",
-        show_default=False,
     ),
 ]
 FileSetOption = Annotated[
@@ -186,10 +167,9 @@ FileSetOption = Annotated[
         metavar="PATH=VALUE",
         help="A value in place of the file's, in YAML: seeds=[0,1] or shared.epochs=3, by the "
         "names of the file. Repeatable.",
-        show_default=False,
     ),
 ]
-AliasOption = Annotated[str, typer.Option("--alias", metavar="ALIAS", help="Alias to move.")]
+AliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias to move.")]
 UnprobedOption = Annotated[
     bool,
     typer.Option(
@@ -199,29 +179,23 @@ UnprobedOption = Annotated[
 ExpectOption = Annotated[
     int | None,
     typer.Option(
-        "--expect",
         metavar="N",
         min=0,
         help="Move only if the alias points at version N now (0: the alias does not exist).",
-        show_default=False,
     ),
 ]
 NewAliasOption = Annotated[
     str | None,
     typer.Option(
-        "--promote",
         metavar="ALIAS",
         help="Point this alias at the new version.",
-        show_default=False,
     ),
 ]
 RevisionOption = Annotated[
     str | None,
     typer.Option(
-        "--revision",
         metavar="NAME",
         help="Branch, tag or commit on the hub. Absent: the newest.",
-        show_default=False,
     ),
 ]
 

@@ -58,9 +58,7 @@ def show(
     *,
     version: Annotated[
         int | None,
-        typer.Option(
-            "--version", metavar="N", min=1, help="Number of the version.", show_default=False
-        ),
+        typer.Option(metavar="N", min=1, help="Number of the version."),
     ] = None,
     registry: RegistryOption = None,
 ) -> None:
@@ -102,7 +100,6 @@ def rollback(
             metavar="N",
             min=1,
             help="Number of the version to repeat. Absent: the version before the newest.",
-            show_default=False,
         ),
     ] = None,
     registry: RegistryOption = None,

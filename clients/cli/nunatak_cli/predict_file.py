@@ -63,7 +63,6 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="COLUMN",
             help="Column of IN that OUT keeps. Repeatable. Absent: all columns.",
-            show_default=False,
         ),
     ] = None,
     scores: Annotated[
@@ -88,7 +87,6 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
             min=1,
             metavar="N",
             help="With --on: processes that score. Absent: as many as the cluster has cores for.",
-            show_default=False,
         ),
     ] = None,
     registry: RegistryOption = None,

@@ -38,7 +38,7 @@ def copy(
     *,
     task: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Copy only this task. Repeatable.", show_default=False),
+        typer.Option(metavar="NAME", help="Copy only this task. Repeatable."),
     ] = None,
     create: CreateOption = False,
     as_json: JsonOption = False,

@@ -52,7 +52,6 @@ def server_options() -> tuple[Any, ...]:
                 metavar=None if is_flag else "VALUE",
                 help=f"{field.description}" + default * (field.default not in {None, ""}),
                 rich_help_panel=panel,
-                show_default=False,
             ),
         )
     return made_options(wanted)
@@ -73,7 +72,6 @@ def serve(
             metavar="FILE",
             envvar="NUNATAK_CONFIG",
             help="Settings in TOML; options and environment variables override the file.",
-            show_default=False,
         ),
     ] = None,
     show_config: Annotated[

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
     from nunatak_training.sweeps import RunRecord
     from nunatak_training.sweeps.running import Runner
 
-ResultsArgument = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.", show_default=False)
-]
+ResultsArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.")]
 
 
 def run(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -128,9 +126,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task in the registry.")],
     of: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Task of the sweep. Absent: its only one.", show_default=False
-        ),
+        typer.Option(metavar="NAME", help="Task of the sweep. Absent: its only one."),
     ] = None,
     registry: RegistryOption = None,
     create: CreateOption = False,
@@ -145,7 +141,6 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="N",
             min=1,
             help="CPU threads that compute. Absent: as in the sweep.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -63,10 +63,8 @@ def history(
     alias: Annotated[
         str | None,
         typer.Option(
-            "--alias",
             metavar="ALIAS",
             help="Only this alias. Absent: all aliases.",
-            show_default=False,
         ),
     ] = None,
     registry: RegistryOption = None,
@@ -159,7 +157,6 @@ def collect(
     grace: Annotated[
         float,
         typer.Option(
-            "--grace",
             metavar="SECONDS",
             min=0,
             help="Keep blobs that were used or written within this time; choose more than the "

@@ -81,7 +81,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="A,B,...",
             help="Names of the logits, in order. Absent: the names in the folder.",
-            show_default=False,
         ),
     ] = None,
     default_label: Annotated[
@@ -89,7 +88,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="LABEL",
             help="The label that means that nothing was found. Absent: the first of two labels.",
-            show_default=False,
         ),
     ] = None,
     threshold: Annotated[
@@ -98,7 +96,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="LABEL=X",
             help="The score from which a label of a multi-label task applies. Repeatable. Absent: "
             "0.5.",
-            show_default=False,
         ),
     ] = None,
     reads: Annotated[
@@ -106,7 +103,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             help="Whether the task reads a single text or a pair of texts; it then refuses the "
             "other. Absent: both.",
-            show_default=False,
         ),
     ] = None,
     on_long: Annotated[
@@ -116,7 +112,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
                 "Treatment of a text with more tokens than the task reads at once. Absent: "
                 "windows, and cut for ranking."
             ),
-            show_default=False,
         ),
     ] = None,
     problem_type: Annotated[
@@ -124,7 +119,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             help="How logits become scores: by softmax, by sigmoid, or unchanged. Absent: as "
             "transformers does.",
-            show_default=False,
         ),
     ] = None,
     head: Annotated[
@@ -132,7 +126,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             help="Head of a model with one logit. Absent: ranking if the folder is a "
             "cross-encoder.",
-            show_default=False,
         ),
     ] = None,
     backbone: BackboneOption = None,
@@ -228,7 +221,6 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="NAME",
             help="Name of the task in this registry. Absent: its original name.",
-            show_default=False,
         ),
     ] = None,
     revision: RevisionOption = None,

@@ -24,23 +24,17 @@ if TYPE_CHECKING:
     from nunatak_client import ShadowReport
     from nunatak_registry import CandidateEvent, CandidateRole
 
-AliasOption = Annotated[
-    str, typer.Option("--alias", metavar="ALIAS", help="Alias of the candidate.")
-]
+AliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")]
 VersionOption = Annotated[
     int | None,
-    typer.Option(
-        "--version", metavar="N", min=1, help="Number of the candidate version.", show_default=False
-    ),
+    typer.Option(metavar="N", min=1, help="Number of the candidate version."),
 ]
 ExpectOption = Annotated[
     int | None,
     typer.Option(
-        "--expect",
         metavar="N",
         min=0,
         help="Change only if version N is the candidate now (0: no candidate).",
-        show_default=False,
     ),
 ]
 EndOption = Annotated[bool, typer.Option("--end", help="End the candidate.")]
@@ -53,12 +47,10 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
     share: Annotated[
         float | None,
         typer.Option(
-            "--share",
             metavar="SHARE",
             min=0.0,
             max=1.0,
             help="Share of the requests, above 0 and up to 1.",
-            show_default=False,
         ),
     ] = None,
     end: EndOption = False,
@@ -98,12 +90,10 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
     share: Annotated[
         float | None,
         typer.Option(
-            "--share",
             metavar="SHARE",
             min=0.0,
             max=1.0,
             help="Share of the requests, above 0 and up to 1. Absent: 1.",
-            show_default=False,
         ),
     ] = None,
     end: EndOption = False,
@@ -112,7 +102,7 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = False,
     server: Annotated[
         str | None,
-        typer.Option("--server", metavar="URL", help="Address of a server.", show_default=False),
+        typer.Option(metavar="URL", help="Address of a server."),
     ] = None,
     alias: AliasOption = "prod",
     expect: ExpectOption = None,

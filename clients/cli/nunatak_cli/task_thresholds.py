@@ -30,12 +30,11 @@ def thresholds(
     *,
     label: Annotated[
         str | None,
-        typer.Option("--label", metavar="LABEL", help="Only this label, with all its thresholds."),
+        typer.Option(metavar="LABEL", help="Only this label, with all its thresholds."),
     ] = None,
     precision: Annotated[
         float | None,
         typer.Option(
-            "--precision",
             metavar="P",
             min=0,
             max=1,
@@ -45,7 +44,6 @@ def thresholds(
     recall: Annotated[
         float | None,
         typer.Option(
-            "--recall",
             metavar="R",
             min=0,
             max=1,

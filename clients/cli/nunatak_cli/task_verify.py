@@ -33,9 +33,7 @@ class Check:
 def verify(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME]", help="Only this task. Absent: all tasks.", show_default=False
-        ),
+        typer.Argument(metavar="[NAME]", help="Only this task. Absent: all tasks."),
     ] = None,
     *,
     probe: Annotated[

@@ -68,7 +68,6 @@ def options_of(*names: str) -> tuple[Any, ...]:
                     metavar=None if is_flag else metavar,
                     help=setting.description + default * (not is_flag),
                     rich_help_panel=RECIPE if setting.name in recipe_settings() else METHOD,
-                    show_default=False,
                 ),
             )
     return made_options(wanted)
@@ -113,7 +112,6 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="PATH",
             help="Examples that choose the best epoch. Absent: a tenth of the data.",
-            show_default=False,
         ),
     ] = None,
     kind: KindOption = None,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_training.data import Example, ExampleSet, Relevance, TaskData
 from nunatak_training.data.splits import sameness
+from nunatak_training.errors import too_few
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.settings import overlaid
 from nunatak_training.sweeps.grid import Cap, Grid, RegularizerEntry, TaskEntry, methods_of
@@ -50,20 +50,18 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)
     if (problem := sameness((it.label for it in train.examples), data.kind)) is not None:
-        raise NunatakError(
-            "too_few_examples",
-            where=data.name,
-            problem=f"with {len(train)} drawn examples, {problem}; raise the cap",
+        raise too_few(
+            data.name,
+            f"with {len(train)} drawn examples, {problem}; raise the cap",
         )
     if not cut.dev_from_train:
         dev, _ = _split(data.dev, cut.dev)
         _check_cap(data.name, "dev", dev, cut.dev)
         return CutData(data=replace(data, train=train, dev=dev), test=None)
     if not len(rest):
-        raise NunatakError(
-            "too_few_examples",
-            where=data.name,
-            problem=f"{len(data.train)} train examples leave no dev examples after "
+        raise too_few(
+            data.name,
+            f"{len(data.train)} train examples leave no dev examples after "
             f"{cut.train or 'all'} for training; lower the cap, or choose by the dev set",
         )
     dev, _ = _split(rest, cut.dev)
@@ -73,10 +71,9 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
 
 def _check_cap(name: str, split: str, part: ExampleSet, cap: int | None) -> None:
     if not len(part):
-        raise NunatakError(
-            "too_few_examples",
-            where=name,
-            problem=f"a {split} part of at most {cap} examples is empty, because documents of one "
+        raise too_few(
+            name,
+            f"a {split} part of at most {cap} examples is empty, because documents of one "
             "query stay together; raise the cap",
         )
 

@@ -68,7 +68,7 @@ class RunContext:
 
         An error of the run becomes its outcome; an error of the program is raised.
         """
-        clock = _Clock(wall=time.perf_counter(), cpu=time.process_time())
+        wall, cpu = time.perf_counter(), time.process_time()
         try:
             outcome: Finished | Failed = self._outcome(run)
         except NunatakError as error:
@@ -76,8 +76,8 @@ class RunContext:
         return RunRecord(
             run=run.description,
             outcome=outcome,
-            seconds=round(time.perf_counter() - clock.wall, 3),
-            cpu_seconds=round(time.process_time() - clock.cpu, 3),
+            seconds=round(time.perf_counter() - wall, 3),
+            cpu_seconds=round(time.process_time() - cpu, 3),
             environment={
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
@@ -104,17 +104,10 @@ class RunContext:
 
     def _outcome(self, run: Run) -> Finished:
         trained, test = self.fit(run), self.data(run.origin.source).test
-        if test is None:
-            return _finished(trained, {})
-        return _finished(
-            trained, evaluate(trained, test, self.backbone(run.origin.backbone)).values
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Clock:
-    wall: float
-    cpu: float
+        scores: Mapping[Metric, float] = {}
+        if test is not None:
+            scores = evaluate(trained, test, self.backbone(run.origin.backbone)).values
+        return _finished(trained, scores)
 
 
 def _load_data(source: Source) -> CutData:
@@ -132,14 +125,8 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
         weights_digest=_digest_of(trained.parameters),
         best_epoch=trained.best_epoch,
         epochs=tuple(
-            EpochRecord(
-                epoch=result.epoch,
-                step=result.step,
-                train_loss=result.train_loss,
-                dev_loss=result.dev_loss,
-                dev_score=result.dev_score,
-            )
-            for result in trained.history
+            EpochRecord(**{name: getattr(it, name) for name in EpochRecord.model_fields})
+            for it in trained.history
         ),
     )
 
