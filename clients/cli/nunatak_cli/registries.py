@@ -2,14 +2,12 @@
 
 # ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
 
@@ -20,7 +18,7 @@ from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_contract.wire import ReplicaListing
-    from nunatak_registry import AliasEvent, Registry, TaskCopy
+    from nunatak_registry import AliasEvent, Registry
 
 COPY_EXAMPLE = (
     "nunatak registry copy ./registry 'postgresql+psycopg://nunatak@db/registry"
@@ -47,27 +45,25 @@ def copy(
 
     Repeat the command to go on after a kill.
     """
-    outcomes: list[TaskCopy | PolicyCopy | FailedCopy] = []
+    outcomes = list[Copied]()
     with (
         existing_registry(source) as opened,
         publishing_registry(target, create=create) as receiver,
     ):
-        policies = () if task else opened.policies.numbers()
-        attempts = [
-            partial(_copied, name, opened, receiver) for name in task or opened.copies.tasks()
-        ]
-        # After the tasks, because the rules of a policy are about tasks.
-        attempts += [partial(_policy_copied, name, opened, receiver) for name in policies]
-        for attempt in attempts:
-            outcomes.append(attempt())
-            if not as_json:
-                _print_outcome(outcomes[-1])
-    failed = [it for it in outcomes if isinstance(it, FailedCopy)]
-    copied = [_copy_json(it) for it in outcomes if not isinstance(it, FailedCopy)]
+        # Policies after the tasks, because the rules of a policy are about tasks.
+        names = [(name, False) for name in task or opened.copies.tasks()]
+        names += [(name, True) for name in (() if task else opened.policies.numbers())]
+        for name, is_policy in names:
+            outcomes.append(done := _copied(name, opened, receiver, is_policy=is_policy))
+            if done.error is not None and not as_json:
+                print_failure(done.error.code, done.line)
+            elif not as_json:
+                console().print(done.line, soft_wrap=True)
+    failed = [it.document for it in outcomes if it.error is not None]
     if as_json or not outcomes:
-        document = {"copied": copied, "failed": [it.json() for it in failed]}
+        copied = [it.document for it in outcomes if it.error is None]
         empty = "the source has no tasks and no policies"
-        print_outcome(document, as_json=as_json, empty=empty)
+        print_outcome({"copied": copied, "failed": failed}, as_json=as_json, empty=empty)
     if failed:
         raise typer.Exit(1)
 
@@ -124,25 +120,13 @@ FAILURES_OF_A_TASK = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyCopy:
-    """The outcome of the copy of one policy."""
+class Copied:
+    """The outcome of the copy of one task or policy, in words and as JSON."""
 
-    policy: str
-    versions: tuple[int, ...]
-    """Numbers of the versions that were copied."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedCopy:
-    """A task or a policy that was not copied, and the reason."""
-
-    kind: Literal["task", "policy"]
-    name: str
-    error: NunatakError
-
-    def json(self) -> dict[str, JsonValue]:
-        """Return the failure for programs."""
-        return {self.kind: self.name, "code": self.error.code, "detail": str(self.error)}
+    line: str
+    document: Mapping[str, object]
+    error: NunatakError | None = None
+    """The reason if it was not copied."""
 
 
 @contextmanager
@@ -202,61 +186,46 @@ def _moves(registry: "Registry", task: str, alias: str) -> "list[AliasEvent]":
         return []
 
 
-def _copied(task: str, source: "Registry", target: "Registry") -> "TaskCopy | FailedCopy":
+def _copied(name: str, source: "Registry", target: "Registry", *, is_policy: bool) -> Copied:
+    kind, take = "policy" if is_policy else "task", _policy_copied if is_policy else _task_copied
     try:
-        return target.copies.take(task, source.copies)
+        return take(name, source, target)
     except NunatakError as error:
         if error.code not in FAILURES_OF_A_TASK:
             raise
-        return FailedCopy(kind="task", name=task, error=error)
+        document = {kind: name, "code": error.code, "detail": str(error)}
+        return Copied(line=str(error), document=document, error=error)
 
 
-def _policy_copied(
-    policy: str, source: "Registry", target: "Registry"
-) -> "PolicyCopy | FailedCopy":
-    try:
-        versions = target.policies.take(policy, source.policies)
-    except NunatakError as error:
-        if error.code not in FAILURES_OF_A_TASK:
-            raise
-        return FailedCopy(kind="policy", name=policy, error=error)
-    return PolicyCopy(policy=policy, versions=tuple(versions))
+def _policy_copied(name: str, source: "Registry", target: "Registry") -> Copied:
+    versions = target.policies.take(name, source.policies)
+    done = _versions_text(versions) if versions else "everything was there already"
+    document = {"policy": name, "versions": list(versions)}
+    return Copied(line=f"policy {name}: {done}", document=document)
 
 
-def _print_outcome(outcome: "TaskCopy | PolicyCopy | FailedCopy") -> None:
-    if isinstance(outcome, FailedCopy):
-        print_failure(outcome.error.code, str(outcome.error))
-    else:
-        console().print(_copied_line(outcome), soft_wrap=True)
-
-
-def _copied_line(done: "TaskCopy | PolicyCopy") -> str:
-    subject = f"policy {done.policy}" if isinstance(done, PolicyCopy) else done.task
-    new = ", ".join(map(str, done.versions))
-    copied = f"copied version{'s' if len(done.versions) > 1 else ''} {new}"
-    if not new and (isinstance(done, PolicyCopy) or not done.num_events):
-        return f"{subject}: everything was there already"
-    if isinstance(done, PolicyCopy):
-        return f"{subject}: {copied}"
+def _task_copied(name: str, source: "Registry", target: "Registry") -> Copied:
+    done = target.copies.take(name, source.copies)
     parts = [
-        copied if new else "no new version",
+        _versions_text(done.versions) if done.versions else "no new version",
         *([f"{len(done.present)} there already"] if done.present else []),
         f"{done.num_events} event{'' if done.num_events == 1 else 's'} of aliases",
         decimal(done.num_bytes),
     ]
-    return f"{subject}: {'; '.join(parts)}"
-
-
-def _copy_json(done: "TaskCopy | PolicyCopy") -> dict[str, JsonValue]:
-    if isinstance(done, PolicyCopy):
-        return {"policy": done.policy, "versions": list(done.versions)}
-    return {
+    is_same = not done.versions and not done.num_events
+    document = {
         "task": done.task,
         "versions": list(done.versions),
         "present": list(done.present),
         "events": done.num_events,
         "written_bytes": done.num_bytes,
     }
+    shown = "everything was there already" if is_same else "; ".join(parts)
+    return Copied(line=f"{done.task}: {shown}", document=document)
+
+
+def _versions_text(versions: Sequence[int]) -> str:
+    return f"copied version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
 
 
 registry_app = group(
