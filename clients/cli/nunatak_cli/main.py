@@ -26,6 +26,7 @@ from nunatak_cli.policy import policy_app
 from nunatak_cli.predict import predict
 from nunatak_cli.predict_file import predict_file
 from nunatak_cli.registries import registry_app, replicas
+from nunatak_cli.savings import savings
 from nunatak_cli.serve import ServeCommand, serve
 from nunatak_cli.sweep import sweep_app
 from nunatak_cli.task import task_app
@@ -42,13 +43,14 @@ EXAMPLES = {
     "evaluate": "nunatak evaluate tone --data test.jsonl --wrong wrong.csv",
     "doubts": "nunatak doubts --data tone.csv --out doubts.csv",
     "serve": "nunatak serve --registry ./registry --port 8080",
+    "savings": "nunatak savings --tasks 8 --server http://127.0.0.1:8080",
     "replicas": "nunatak replicas --registry ./registry",
 }
 TRAIN, ASK, SERVE, REGISTRY = "Train", "Ask", "Serve", "Registry"
 COMMANDS = {
     TRAIN: (train_all, multitask, evaluate, doubts),
     ASK: (predict, predict_file),
-    SERVE: (replicas,),
+    SERVE: (replicas, savings),
 }
 """The commands by the panel of `nunatak --help`, without those that have a class of their own."""
 GROUPS = {
