@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -68,7 +68,7 @@ class PaperContext(RunContext):
     def __init__(self, models: Path, seed: int, *, checkpoints: Path | None) -> None:
         super().__init__(checkpoints=checkpoints)
         self._models = models
-        self.data = lru_cache(maxsize=2)(lambda source: drawn(source, seed))
+        self.data = lru_cache(maxsize=2)(partial(drawn, seed=seed))
         self.last: TrainedTask | None = None
 
     def fit(self, run: Run) -> TrainedTask:
@@ -81,7 +81,7 @@ class PaperContext(RunContext):
         return load_backbone(str(own) if own.is_dir() else name, device=self.device)
 
 
-def drawn(source: Source, seed: int) -> CutData:
+def drawn(source: Source, *, seed: int) -> CutData:
     """Load the examples of a run; the seed draws those to train on."""
     data = load_task_data(source.data, kind=source.kind, dev=source.dev)
     train = list(data.train.examples)
@@ -187,19 +187,21 @@ def transferred(
     return found
 
 
-def publish_run(run: Run, trained: TrainedTask, context: PaperContext, registry: Path) -> None:
-    """Publish the version of a run as `TASK-kN`; full fine-tuning has no frozen layers to share."""
+def version_name(run: Run) -> str | None:
+    """Return `TASK-kN` for N own layers; None for full fine-tuning, which shares no layers."""
     frozen = num_frozen(run.description)
     if frozen is None:
-        return
-    with Registry.open(registry) as opened:
-        publish(
-            trained,
-            opened,
-            context.backbone(run.origin.backbone),
-            task=f"{run.description.task}-k{run.description.backbone.num_layers - frozen}",
-            created_at=datetime.now(UTC),
-        )
+        return None
+    return f"{run.description.task}-k{run.description.backbone.num_layers - frozen}"
+
+
+def publish_run(run: Run, trained: TrainedTask, context: PaperContext, registry: Path) -> None:
+    """Publish the version of a run, if it shares layers."""
+    name, now = version_name(run), datetime.now(UTC)
+    if name is not None:
+        backbone = context.backbone(run.origin.backbone)
+        with Registry.open(registry) as opened:
+            publish(trained, opened, backbone, task=name, created_at=now)
 
 
 def told(run: PaperRun) -> str:
