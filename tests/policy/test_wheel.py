@@ -23,7 +23,7 @@ EXTRAS: Mapping[str, Sequence[str]] = {
     "nunatak_cli": ("training",),
     "nunatak_model": ("model",),
     "nunatak_rows": ("training",),
-    "nunatak_artifact": ("training",),
+    "nunatak_versions": ("training",),
     "nunatak_training": ("training",),
     "nunatak_server": ("server", "tracing"),
     "nunatak_loadtest": ("loadtest",),

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.memory import MemoryReport
@@ -49,6 +48,7 @@ from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
 from nunatak_server.telemetry.metrics import CONTENT_TYPE
+from nunatak_versions import LoadedTask
 
 LOAD_DEADLINE_S: Final = 120.0
 """Default time to wait for a load."""

@@ -12,7 +12,6 @@ import orjson
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
 from nunatak_contract.enums import VerdictAction
 from nunatak_contract.inputs import Input, Query, Question
@@ -36,6 +35,7 @@ from nunatak_server.residency.resident_set import ResidentStats
 from nunatak_server.runtime import Runtime
 from nunatak_server.telemetry.memory import MemoryLedger, saved_by_formula
 from nunatak_server.verdicts.judge import Judgement
+from nunatak_versions import LoadedTask
 
 TASK_VERSION_HEADER: Final = "x-task-version"
 TOKENS_READ_HEADER: Final = "x-tokens-read"
