@@ -224,7 +224,7 @@ class _AdapterHubImport(checks.Import):
         if file.num_labels is None:
             raise self.checkpoint.invalid("its head_config.json has no num_labels")
         spec = layout.head_spec(kind, self.backbone.config, num_outputs=file.num_labels)
-        held = layout.Layout(self.backbone.config, kind)
+        held = layout.ClassLayout(self.backbone.config, kind)
         of_base = f"{held.family.encoder}."
         names = {ours: it for ours, it in held.head_names.items() if not it.startswith(of_base)}
         return _Head(

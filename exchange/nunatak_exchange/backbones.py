@@ -32,6 +32,7 @@ from torch import Tensor
 
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_exchange import reference
 from nunatak_exchange.checkpoint import (
     CONFIG,
     MAX_TOKENIZER_BYTES,
@@ -58,7 +59,6 @@ from nunatak_model.sentence_folder import FILES as SENTENCE_FILES
 from nunatak_model.text.bounds import check_bounds, check_token_ids, patterns_in
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
-from nunatak_versions import reference
 
 OLD_WEIGHTS, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SLOW_TOKENIZER_FILES: Final = ("vocab.json", "merges.txt", "*.model", "vocab.bpe", "bpe.codes")

@@ -40,7 +40,7 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     method = _method(task)
     check_head(task, backbone, "train it on a backbone that pools so")
     task_type = _task_type(task, backbone)
-    held = layout.Layout(backbone.config, task.branch.spec.head.kind)
+    held = layout.ClassLayout(backbone.config, task.branch.spec.head.kind)
     names = held.head_names
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
     given = _given_by_base(parameters, names, backbone)

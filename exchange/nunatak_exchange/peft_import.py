@@ -17,7 +17,7 @@ from torch import Tensor
 from nunatak_contract.enums import HeadKind, Pooling, RankingScore
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.methods import Method
-from nunatak_exchange import checks, peft_config
+from nunatak_exchange import checks, peft_config, reference
 from nunatak_exchange import cross_encoder as cross_encoders
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint
@@ -27,7 +27,6 @@ from nunatak_exchange.transformers_import import find_divergence
 from nunatak_model import Backbone, BranchSpec, HeadSpec, build_branch, parameter_shapes
 from nunatak_model.architectures import architecture_of, encoder_shapes
 from nunatak_model.heads import head_shapes
-from nunatak_versions import reference
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -84,7 +83,7 @@ class _PeftImport(checks.Import):
         self.fields = peft_config.read_fields(checkpoint)
         self.method = str(self.fields["peft_type"])
         self.kind = peft_config.head_kind(checkpoint, self.fields)
-        self.names = layout.Layout(backbone.config, self.kind)
+        self.names = layout.ClassLayout(backbone.config, self.kind)
 
     def task(self) -> checks.ImportedTask:
         self._check_types()

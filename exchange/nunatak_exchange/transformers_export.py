@@ -102,7 +102,7 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
         raise export_refusal(task, "no class of transformers has bottleneck adapters", KEEP_IT)
     check_head(task, backbone, KEEP_IT)
-    head, names = task.manifest.head, layout.Layout(backbone.config, task.manifest.head.kind)
+    head, names = task.manifest.head, layout.ClassLayout(backbone.config, task.manifest.head.kind)
     weights = names.to_stored(merged_weights(task.branch, backbone), task.branch.spec.head)
     config: dict[str, JsonValue] = {
         "architectures": [names.class_name],

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nunatak_contract.enums import HeadKind, RankingScore
 from nunatak_contract.methods import Full, HeadOnly, TopK
-from nunatak_exchange import checks
+from nunatak_exchange import checks, reference
 from nunatak_exchange import cross_encoder as cross_encoders
 from nunatak_exchange import transformers_layout as layout
 from nunatak_exchange.checkpoint import CONFIG, Checkpoint, Meaning
@@ -24,7 +24,6 @@ from nunatak_model import (
     dedicated_parameters,
     parameter_shapes,
 )
-from nunatak_versions import reference
 
 EMBEDDINGS, LAYERS = "embeddings", "layers"
 
@@ -131,7 +130,7 @@ def import_transformers(
     folder.check_tokenizer()
     stored = checkpoint.float_tensors()
     cross_encoder = cross_encoders.read_cross_encoder(checkpoint, backbone)
-    names = layout.Layout(backbone.config, kind)
+    names = layout.ClassLayout(backbone.config, kind)
     num_outputs = names.num_outputs(stored)
     if kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
         checkpoint, cross_encoder, choices, num_outputs=num_outputs

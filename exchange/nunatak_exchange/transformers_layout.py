@@ -280,7 +280,7 @@ def bare_to_stored(tensors: Mapping[str, Tensor], config: BackboneConfig) -> dic
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ClassLayout:
     """Names in the class of transformers for an encoder with a head of one kind."""
 
     config: BackboneConfig

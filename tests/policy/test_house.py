@@ -19,13 +19,13 @@ CEILINGS = {
     "nunatak_loadtest": (1232, 10),
     "nunatak_model": (9541, 54),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (3931, 22),
+    "nunatak_registry": (3942, 22),
     "nunatak_server": (18727, 97),
     "nunatak_training": (9444, 47),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_831, 335
+MAX_LINES, MAX_FILES = 60_492, 331
 MIN_CODE_SHARE = 0.491
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3
