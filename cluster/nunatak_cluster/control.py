@@ -42,11 +42,7 @@ class ApplicationState:
 
 
 def places_of(backbones: Sequence[str]) -> dict[str, ApplicationPlace]:
-    """Return the place of each backbone. One backbone alone has no prefix.
-
-    Raises:
-        NunatakError: `invalid_option`, two backbones have one name.
-    """
+    """Return the place of each backbone. One backbone alone has no prefix."""
     # Of a folder or a hub id the last part names the path and, to Ray, the application.
     last = [it.rstrip("/").rpartition("/")[2].lower() for it in backbones]
     words = ["".join(it if it.isalnum() and it.isascii() else "-" for it in word) for word in last]
@@ -68,10 +64,6 @@ def up(
 
     Replicas are replaced a few at a time, and each answers its last requests before it ends. The
     proxy of a Serve that runs already keeps its address.
-
-    Raises:
-        NunatakError: `invalid_option`, Ray Serve runs already and listens elsewhere.
-        NunatakError: `ray_failed`, an application does not start; the message has Ray's reason.
     """
     serve.start(http_options=HTTPOptions(host=host, port=port))
     _check_address(host, port)

@@ -27,10 +27,6 @@ def joined(on: str) -> Generator[None]:
     `on` is `ray`, or `ray://host:port` for the client server of a cluster. No cluster is started,
     because a cluster of this command alone would be no faster than local processes. A process that
     is connected already stays connected.
-
-    Raises:
-        NunatakError: `invalid_option`, `on` is no address of a cluster.
-        NunatakError: `ray_unavailable`, no cluster answers there.
     """
     if on != THIS and not on.startswith(CLIENT):
         problem = f"expected {THIS} or {CLIENT}HOST:PORT as the cluster, got {on!r}"
