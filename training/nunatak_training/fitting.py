@@ -122,15 +122,9 @@ def fit_task(
 ) -> TrainedTask:
     """Train a task. The backbone does not change.
 
-    Args:
-        data: train and dev examples.
-        recipe: the settings of the run.
-        backbone: the frozen encoder.
-        report: receives every step and epoch.
-        trunks: the source of trunk states. Runs with a common source compute each trunk once.
-            Without a source, the states stay in memory for this run. The result has the same bits.
-        checkpoint: holds the state of a killed run (see `held_checkpoint`). The caller discards the
-            checkpoint when the result is stored. Without a checkpoint, a killed run is lost.
+    Runs with a common source of trunk states compute each trunk once; without a source, the states
+    stay in memory for this run. The result has the same bits. `checkpoint` holds the state of a
+    killed run (see `held_checkpoint`); the caller discards it when the result is stored.
     """
     check_recipe(recipe, data, backbone)
     objective = objective_of(data, positive_label=recipe.positive_label)
@@ -241,13 +235,7 @@ def starting_parameters(
 ) -> dict[str, Tensor]:
     """Return the initial parameters of tuning: from the seed, and pretrained if the recipe says so.
 
-    Args:
-        spec: the branch of the task.
-        recipe: of the whole run.
-        texts: the task's train texts, for pretraining.
-        backbone: the frozen encoder.
-        report: receives every step of pretraining.
-        checkpoint: holds the state of the whole run; pretraining has its own checkpoint next to it.
+    Pretraining reads the task's train texts, and has its own checkpoint next to the run's.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
@@ -413,12 +401,7 @@ def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
 
 
 def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> Scores:
-    """Score other examples in the metrics of the dev examples.
-
-    Raises:
-        KeyError: a label does not occur in the train examples.
-        TypeError: the examples belong to another kind of task.
-    """
+    """Score other examples in the metrics of the dev examples."""
     recipe = trained.recipe
     objective = objective_of(trained.data, positive_label=recipe.positive_label)
     encoded = objective.encode(examples, backbone.tokenizer, max_length=recipe.max_length)

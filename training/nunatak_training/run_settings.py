@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from nunatak_contract.enums import MethodKind
 from nunatak_contract.methods import Method
@@ -21,16 +21,21 @@ from nunatak_training.recipes import (
     default_recipe,
     recipe_settings,
 )
-from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
+from nunatak_training.settings import (
+    Setting,
+    Settings,
+    check_name,
+    flattened,
+    problems_in,
+    settings_of,
+)
 
 TARGET = 0.95
 """The share of full fine-tuning's score that is good enough for Lee et al. 2019."""
 
 
-class LayerSettings(BaseModel):
+class LayerSettings(Settings):
     """The settings of the number of own layers of `topk`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     layers: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         default=TOP_LAYERS,

@@ -66,7 +66,7 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.cache import default_cache_folder
         from nunatak_training.kinds import kind_named
-        from nunatak_training.multitask import MultitaskSettings, SharedTask, train_backbone
+        from nunatak_training.multitask import SharedTask, train_backbone
         from nunatak_training.recipes import default_recipe
         from nunatak_training.report import ProgressBar
     tasks = {
@@ -77,7 +77,9 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
     base = load_backbone(backbone or DEFAULT_BACKBONE)
     recipe = default_recipe(Full(), backbone=base.name, changes=changes)
     outcome = train_backbone(
-        MultitaskSettings(tasks=tasks, recipe=recipe, output=output),
+        tasks,
+        recipe,
+        output,
         base,
         report=ProgressBar(", ".join(sources)),
         checkpoints=default_cache_folder() if resume else None,

@@ -227,7 +227,7 @@ def lone_label(
 def draw_dev(
     examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split train examples into train and dev: a part of every class, or whole groups of a ranking.
+    """Split train examples: a part of every class, or whole groups of a ranking, becomes dev.
 
     The remaining train examples must still teach the task.
     """
