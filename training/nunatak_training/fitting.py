@@ -33,9 +33,8 @@ from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import SavedRun
 from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
-from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
+from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, objective_of
 from nunatak_training.recipes import (
-    LayerChoice,
     Precision,
     Recipe,
     changed_recipe,
@@ -105,11 +104,6 @@ class TrainedTask:
         examples = self.data.test
         return self if examples is None else replace(self, test=evaluate(self, examples, backbone))
 
-    def with_choice(self, choice: LayerChoice) -> "TrainedTask":
-        """Return a copy whose recipe records the choice of the number of layers."""
-        recipe = changed_recipe(self.recipe, {"layer_choice": choice.model_dump(mode="json")})
-        return replace(self, recipe=recipe)
-
 
 def fit_task(
     data: TaskData,
@@ -130,7 +124,10 @@ def fit_task(
     objective = objective_of(data, positive_label=recipe.positive_label)
     metric = recipe.metric or objective.reported[0]
     recipe = changed_recipe(recipe, {"metric": metric.value})
-    _check_metric(metric, objective, data)
+    if metric not in objective.metrics:
+        raise InvalidRecipeError(
+            f"a {data.kind} task is scored by {', '.join(objective.metrics)}, got {metric!s}"
+        )
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     train, dev = (
         objective.encode(part, backbone.tokenizer, max_length=recipe.max_length)
@@ -168,7 +165,8 @@ def fit_task(
             data_digest=data.dev.digest,
             seed=recipe.seed,
         )
-        finished = _divided(finished, calibration.temperature)
+        for name in (OUTPUT_WEIGHT, OUTPUT_BIAS):
+            finished[name] = finished[name] / calibration.temperature
         logits = [row / calibration.temperature for row in logits]
         thresholds = {} if recipe.thresholds is None else best_thresholds(calibration.curves)
     decided = _over_thresholds(logits, data.labels, thresholds)
@@ -201,14 +199,6 @@ def _judged(
     return JudgedLogits(
         logits=found.double().cpu().numpy(), truth=truth.bool().numpy(), is_single=is_single
     )
-
-
-def _divided(parameters: Mapping[str, Tensor], temperature: float) -> dict[str, Tensor]:
-    """The parameters of a head whose logits are divided by a temperature."""
-    return {
-        name: tensor / temperature if name in {OUTPUT_WEIGHT, OUTPUT_BIAS} else tensor
-        for name, tensor in parameters.items()
-    }
 
 
 def _over_thresholds(
@@ -390,13 +380,6 @@ def _check_calibration(recipe: Recipe, data: TaskData) -> None:
         raise InvalidRecipeError(
             f"calibrate needs at least {MIN_EXAMPLES} dev examples, got {len(data.dev)}; give more "
             "dev examples, or leave calibrate out"
-        )
-
-
-def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
-    if metric not in objective.metrics:
-        raise InvalidRecipeError(
-            f"a {data.kind} task is scored by {', '.join(objective.metrics)}, got {metric!s}"
         )
 
 

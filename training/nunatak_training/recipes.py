@@ -373,13 +373,17 @@ def default_recipe(
         head_learning_rate=defaults.head_learning_rate,
     )
     changes = nested(changes or {}, recipe_settings())
-    _check_regularizer(changes.get("regularizer"))
+    changed = changes.get("regularizer")
+    if isinstance(changed, dict) and "name" not in changed:
+        named = ", ".join(f"regularizer.{name}" for name in changed)
+        raise InvalidRecipeError(f"{named} belongs to a regularizer and needs regularizer.name")
+    regularizer = changed.get("name") if isinstance(changed, dict) else None
     implied: dict[str, JsonValue] = {}
     if "epochs" in changes:
         implied |= {"min_steps": 0, "patience": None}
-    if _regularizer_of(changes) in GOES_BY_EPOCHS:
+    if regularizer in GOES_BY_EPOCHS:
         implied["patience"] = None
-    if _regularizer_of(changes) in REPLACES_DROPOUT:
+    if regularizer in REPLACES_DROPOUT:
         implied["dropout"] = 0.0
     return changed_recipe(recipe, {**implied, **changes})
 
@@ -396,14 +400,3 @@ def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
         return Recipe.model_validate({**recipe.settings(), **changes})
     except ValidationError as error:
         raise InvalidRecipeError(problems_in(error)) from error
-
-
-def _check_regularizer(changed: JsonValue) -> None:
-    if isinstance(changed, dict) and "name" not in changed:
-        named = ", ".join(f"regularizer.{name}" for name in changed)
-        raise InvalidRecipeError(f"{named} belongs to a regularizer and needs regularizer.name")
-
-
-def _regularizer_of(changes: Mapping[str, JsonValue]) -> JsonValue:
-    regularizer = changes.get("regularizer")
-    return regularizer.get("name") if isinstance(regularizer, dict) else None

@@ -87,7 +87,9 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
             raise InvalidRecipeError(
                 f"{name} belongs to method {' and '.join(owners)}, not to {kind}"
             )
-        if not owners and not _is_of_recipe(name):
+        # A group of settings, such as `tapt`, may be null.
+        is_of_recipe = any(f"{it}.".startswith(f"{name}.") for it in recipe_settings())
+        if not owners and not is_of_recipe:
             check_name(name, [it.name for it in all_settings()])
     of_method = {name: own[name].read(flat.pop(name)) for name in [*flat] if name in own}
     frozen: int | None = None
@@ -140,11 +142,6 @@ def all_settings() -> tuple[Setting, ...]:
         for it in recipe_settings().values()
     )
     return (method, *of_methods, *of_recipe)
-
-
-def _is_of_recipe(name: str) -> bool:
-    """Whether a name is a setting of the recipe, or a group of settings that may be null."""
-    return any(it == name or it.startswith(f"{name}.") for it in recipe_settings())
 
 
 def _layers(named: Mapping[str, JsonValue]) -> LayerSettings:

@@ -67,7 +67,14 @@ class InputSet:
     @classmethod
     def of(cls, encodings: Iterable[Encoding]) -> "InputSet":
         """Return the distinct encodings, in order."""
-        return cls(encodings=tuple(sorted(dict.fromkeys(encodings), key=_order)))
+        return cls(
+            encodings=tuple(
+                sorted(
+                    dict.fromkeys(encodings),
+                    key=lambda it: (it.num_tokens, it.token_ids, it.type_ids),
+                )
+            )
+        )
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -100,10 +107,6 @@ class InputSet:
             tokens += encoding.num_tokens
         if begin < len(self.encodings):
             yield self.encodings[begin:]
-
-
-def _order(encoding: Encoding) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    return encoding.num_tokens, encoding.token_ids, encoding.type_ids
 
 
 class SetStates:
