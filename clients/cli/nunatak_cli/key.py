@@ -17,8 +17,7 @@ from nunatak_cli.output import console, error_console, print_outcome, print_text
 from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
-    from nunatak_server.access.files import Keys
-    from nunatak_server.access.keys import KeyRecord
+    from nunatak_server.access.keys import KeyRecord, Keys
 
 FileOption = Annotated[
     Path,
@@ -96,7 +95,7 @@ def create(
 def list_keys(*, file: FileOption, as_json: JsonOption = False) -> None:
     """List the owners and the permissions of the keys; the keys themselves stay hidden."""
     with needs_extra("server"):
-        from nunatak_server.access.files import read_keys
+        from nunatak_server.access.keys import read_keys
 
     keys = read_keys(file).keys
     document = {
@@ -108,7 +107,7 @@ def list_keys(*, file: FileOption, as_json: JsonOption = False) -> None:
 def revoke(name: KeyNameArgument, *, file: FileOption) -> None:
     """Remove a key; running servers refuse it within seconds."""
     with needs_extra("server"):
-        from nunatak_server.access.files import change_keys
+        from nunatak_server.access.keys import change_keys
 
     def remove(keys: "Keys") -> "Keys":
         kept = tuple(each for each in keys if each.name != name)
@@ -125,8 +124,7 @@ def revoke(name: KeyNameArgument, *, file: FileOption) -> None:
 def _create_key(file: Path, **members: object) -> str:
     """Make a key, write its digest to the file, and return the key."""
     with needs_extra("server"):
-        from nunatak_server.access.files import change_keys
-        from nunatak_server.access.keys import KeyRecord, digest_of, new_key
+        from nunatak_server.access.keys import KeyRecord, change_keys, digest_of, new_key
 
     key = new_key()
     try:

@@ -27,6 +27,7 @@ from nunatak_cli.policy import policy_app
 from nunatak_cli.predict import predict
 from nunatak_cli.predict_file import predict_file
 from nunatak_cli.registries import registry_app, replicas
+from nunatak_cli.savings import savings
 from nunatak_cli.serve import ServeCommand, serve
 from nunatak_cli.sweep import sweep_app
 from nunatak_cli.task import task_app
@@ -50,6 +51,7 @@ COMMANDS: Mapping[str, Sequence[tuple[Callable[..., None], type[TyperCommand] | 
     SERVE: (
         (serve, ServeCommand, "nunatak serve --registry ./registry --port 8080"),
         (replicas, None, "nunatak replicas --registry ./registry"),
+        (savings, None, "nunatak savings --tasks 8 --server http://127.0.0.1:8080"),
     ),
     ASK: (
         (predict, None, 'nunatak predict "Please come at once." --task tone --task intent'),

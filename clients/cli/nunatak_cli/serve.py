@@ -125,13 +125,13 @@ def _given(options: Mapping[str, Sequence[str] | bool | None]) -> dict[str, obje
 
 def _run(configuration: "Configuration", *, create_registry: bool) -> int:
     """Serve from this process or from several, and return the exit status."""
-    from nunatak_server.supervisor import ReplicaPlace, supervise
+    from nunatak_server.processes.supervisor import ReplicaPlace, supervise
 
     settings, place = configuration.settings, ReplicaPlace.find()
     if place is None and settings.processes > 1:
         # This process loads no library of the model.
         return supervise(settings)
-    from nunatak_server.serving import serve, serve_template
+    from nunatak_server.processes.serving import serve, serve_template
 
     origins = configuration.origins
     if place is not None:
