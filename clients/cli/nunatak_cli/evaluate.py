@@ -33,6 +33,7 @@ from nunatak_cli.options import (
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_cli.predict import counting
 from nunatak_cli.predictors import Predictor, ShownAnswer, open_predictor
+from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_rows import RowFormat, check_rows_file, write_rows
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
     from nunatak_training.data import Example, TaggedWords
     from nunatak_training.data.examples import ReadExample
-    from nunatak_training.kinds import TaskKind
     from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer, LabelReport
     from nunatak_training.scoring.statistics import Interval
 
@@ -124,11 +124,13 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
 def _score(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -> Scored:
     from nunatak_training.data import ExampleSet
     from nunatak_training.data.sources import load_test_rows
+    from nunatak_training.kinds import TaskKind
     from nunatak_training.scoring.evaluation import evaluation_of
 
     manifest = predictor.manifest(reference)
-    kind = _kind_of(manifest)
-    labels = manifest.head.labels
+    head, labels = manifest.head, manifest.head.labels
+    forms = {(it.head, it.problem_type): it for it in TaskKind}
+    kind = forms[head.kind, head.problem_type]
     read = load_test_rows(data, kind=kind, labels=labels, spelt=spelt)
     said, num_truncated = _ask(read, predictor, manifest)
     examples = ExampleSet(examples=tuple(it.example for it in read))
@@ -138,15 +140,6 @@ def _score(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -
         said=said,
         num_truncated=num_truncated,
         evaluation=evaluation_of(kind, labels, examples, said),
-    )
-
-
-def _kind_of(manifest: "TaskManifest") -> "TaskKind":
-    from nunatak_training.kinds import TaskKind
-
-    head = manifest.head
-    return next(
-        it for it in TaskKind if (it.head, it.problem_type) == (head.kind, head.problem_type)
     )
 
 
@@ -178,8 +171,6 @@ def _inputs(
     read: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "Iterator[tuple[Input, Sequence[ReadExample]]]":
     """Yield each input with its examples: one example, or several for a query."""
-    from nunatak_contract.enums import HeadKind
-
     match manifest.head.kind:
         case HeadKind.RANKING:
             for query, group in groupby(read, lambda it: it.example.text):
@@ -200,7 +191,6 @@ def _inputs(
 def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Parameters":
     """Return parameters that show everything to score, and that change no answer."""
     from nunatak_client import Parameters
-    from nunatak_contract.enums import HeadKind
     from nunatak_training.data import Answers
 
     match manifest.head.kind:
@@ -218,7 +208,6 @@ def _said(
     answer: ShownAnswer, members: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "list[ExampleAnswer]":
     """Return the part of an answer for each of the examples of one input."""
-    from nunatak_contract.enums import HeadKind
     from nunatak_training.scoring.evaluation import ExampleAnswer
 
     match manifest.head.kind:
@@ -261,8 +250,6 @@ def _tags(answer: ShownAnswer, words: "TaggedWords", labels: Sequence[str]) -> t
 
 def _wrong(scored: Scored) -> "list[tuple[float, ReadExample, ExampleAnswer]]":
     """Return the examples with a wrong answer in their order; values by their error."""
-    from nunatak_contract.enums import ProblemType
-
     rows = list(zip(scored.evaluation.misses, scored.read, scored.said, strict=True))
     if scored.manifest.head.problem_type is ProblemType.REGRESSION:
         return sorted(rows, key=lambda row: -row[0])
@@ -305,22 +292,19 @@ def _expected(example: "Example") -> JsonValue:
 
 def _scored_json(scored: Scored) -> dict[str, object]:
     found = scored.evaluation
-    confusion = sorted((found.confusion or {}).items())
     cells = [
         {"truth": truth, "predicted": predicted, "count": count}
-        for (truth, predicted), count in confusion
+        for (truth, predicted), count in sorted((found.confusion or {}).items())
     ]
     return {
         "reference": scored.manifest.reference,
         "num_examples": len(scored.read),
         "num_wrong": sum(map(bool, found.misses)),
         "num_truncated": scored.num_truncated,
-        "metrics": {metric.value: value for metric, value in found.metrics.items()},
-        "intervals": {metric.value: [it.low, it.high] for metric, it in found.intervals.items()},
+        "metrics": dict(found.metrics),
+        "intervals": {metric: [it.low, it.high] for metric, it in found.intervals.items()},
         "errors": dict(found.errors),
-        "majority": None
-        if found.majority is None
-        else {"label": found.majority[0], "share": found.majority[1]},
+        "majority": found.majority and {"label": found.majority[0], "share": found.majority[1]},
         "labels": [_label_json(label) for label in found.labels],
         "confusion": None if found.confusion is None else cells,
         "expected_calibration_error": found.calibration_error,

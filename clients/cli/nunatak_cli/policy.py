@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.table import Table
 
+from nunatak_cli.failures import named_place
 from nunatak_cli.options import JsonOption, RegistryOption, group
 from nunatak_cli.output import console, print_json, print_outcome
 from nunatak_cli.registries import existing_registry, published_line
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
     from nunatak_contract.policies import Policy
@@ -116,19 +116,8 @@ def read_policy(path: Path) -> "Policy":
     """Return the policy in a file."""
     from nunatak_contract.policies import Policy
 
-    try:
+    with named_place("invalid_policy_file", path):
         return Policy.model_validate(_content(path))
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"])) or "file"
-        message = problem["msg"].removeprefix("Value error, ")
-        raise NunatakError(
-            "invalid_policy_file", path=path, place=place, problem=message
-        ) from error
-    except ValueError as error:
-        raise NunatakError(
-            "invalid_policy_file", path=path, place="file", problem=str(error)
-        ) from error
 
 
 def _content(path: Path) -> object:

@@ -8,29 +8,23 @@ import typer
 from rich.table import Table
 
 from nunatak_cli.options import BackboneOption, JsonOption
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import print_outcome
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import needs_extra
 
 FLOAT32_BYTES = 4
 
-TasksOption = Annotated[int, typer.Option("--tasks", metavar="T", min=1, help="Number of tasks.")]
-ServerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--server",
-        metavar="URL",
-        help="Also show the bytes of this server. Absent: the formula alone.",
-        show_default=False,
-    ),
-]
-
 
 def savings(
     *,
     backbone: BackboneOption = None,
-    tasks: TasksOption,
-    server: ServerOption = None,
+    tasks: Annotated[int, typer.Option(metavar="T", min=1, help="Number of tasks.")],
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Also show the bytes of this server. Absent: the formula alone."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what T tasks save at every number of own layers, compared with T full models."""
@@ -42,12 +36,8 @@ def savings(
 
         with Client(server) as client:
             found["server"] = client.memory().model_dump(mode="json")
-    if as_json:
-        print_json(found)
-        return
-    console().print(_table(found))
-    if server is not None:
-        console().print(_server_line(found["server"]), soft_wrap=True)
+    lines = [_server_line(found["server"])] if server is not None else []
+    print_outcome(found, _table(found), *lines, as_json=as_json)
 
 
 def _by_formula(backbone: str, num_tasks: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """`nunatak task thresholds`: the precision and the recall of thresholds on a version's scores."""
 
-# ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
-
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +8,7 @@ from rich.table import Table
 from nunatak_cli.options import JsonOption, ReferenceArgument, RegistryOption
 from nunatak_cli.output import print_outcome
 from nunatak_cli.registries import existing_registry
+from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
@@ -99,8 +98,6 @@ def _curves(
 
 def _table(manifest: "TaskManifest", chosen: Chosen) -> Table:
     """Return one row per point; a label without a point has a row that says why."""
-    from nunatak_contract.enums import ProblemType
-
     is_multi = manifest.head.problem_type is ProblemType.MULTI_LABEL
     # Narrow enough for a terminal of 80 columns.
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))

@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from rich.table import Table
 
+from nunatak_cli.failures import named_place
 from nunatak_cli.options import OnBadRow, labelled_format
 from nunatak_cli.output import error_console
 from nunatak_cli.training import outcome_json, published_text, train_and_promote
@@ -80,18 +81,8 @@ def read_task_file(path: Path, texts: Mapping[str, str] | None = None) -> TaskFi
 
     The shared settings are merged into each task. Paths are relative to the folder of the file.
     """
-    try:
+    with named_place("invalid_task_file", path):
         file = TaskFile.model_validate(read_mapping(path, texts))
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"])) or "file"
-        raise NunatakError(
-            "invalid_task_file", path=path, place=place, problem=problem["msg"]
-        ) from error
-    except ValueError as error:
-        raise NunatakError(
-            "invalid_task_file", path=path, place="file", problem=str(error)
-        ) from error
     for name in TaskSettings.model_fields.keys() & file.shared.named.keys():
         raise NunatakError(
             "invalid_task_file", path=path, place=f"shared.{name}", problem="each task has its own"
