@@ -15,12 +15,12 @@ from nunatak_cli.options import (
     JsonOption,
     ResumeOption,
     SetOption,
+    SettingsCommand,
     assignments,
     check_names,
     settings_given,
 )
 from nunatak_cli.output import facts_table, print_outcome
-from nunatak_cli.setting_options import SettingsCommand
 from nunatak_cli.train import options_of
 from nunatak_contract.errors import needs_extra
 

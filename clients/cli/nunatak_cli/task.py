@@ -27,8 +27,7 @@ from nunatak_cli.output import plain_table, print_outcome
 from nunatak_cli.registries import existing_registry
 from nunatak_cli.task_exchange import export, import_, pull, push
 from nunatak_cli.task_rollout import canary, candidate_json, shadow
-from nunatak_cli.task_show import diff, labels_text, moment, score_of, show, versions
-from nunatak_cli.task_thresholds import thresholds
+from nunatak_cli.task_show import diff, labels_text, moment, score_of, show, thresholds, versions
 from nunatak_cli.task_verify import prove_version, verify
 
 if TYPE_CHECKING:

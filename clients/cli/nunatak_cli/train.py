@@ -30,16 +30,17 @@ from nunatak_cli.options import (
     RegistryOption,
     ResumeOption,
     SetOption,
+    SettingsCommand,
     StrictOption,
     TextColumnOption,
     ThreadsOption,
     assignments,
     labelled_format,
+    made_options,
     settings_given,
 )
 from nunatak_cli.output import console, print_outcome, tell_rejected
 from nunatak_cli.registries import publishing_registry
-from nunatak_cli.setting_options import SettingsCommand, made_options
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
 
 METHOD, RECIPE = "Method", "Recipe (absent: the default of the method)"
@@ -136,7 +137,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train a task on your examples and publish it as a new version."""
     named = settings_given(settings, context.obj)
     with needs_extra("training"):
-        from nunatak_cli.training import (
+        from nunatak_cli.training_all import (
             outcome_json,
             outcome_table,
             prepare_device,
@@ -205,9 +206,9 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
-        from nunatak_cli.training import prepare_device
         from nunatak_cli.training_all import (
             in_order,
+            prepare_device,
             read_task_file,
             results_json,
             results_table,

@@ -1,15 +1,30 @@
-"""Chunks: the rows of a corpus in parts of one size, which are scored and written one by one."""
+"""Chunks: the rows of a corpus in parts of one size, and the threads that read and score them.
+
+    read and tokenize -> score -> write
+
+Each step works one chunk ahead of the next step and then waits, so the memory holds a few chunks,
+however long the corpus is.
+"""
 
 import glob
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from pydantic import JsonValue
+
+from nunatak_cli.corpus.writing import AnswerColumns, AnsweredRow
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_rows import FileOfRows, FileRow, RowFormat, file_of_rows, read_rows, row_input
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nunatak_server.predict.scoring import ReadInputs, ScoredInputs, Scorer
 
 CHUNK_ROWS: Final = 1024
 """Rows of one chunk. A kill loses the work of at most three chunks: one that is read, one that is
@@ -117,3 +132,69 @@ def _find_inputs(chunk: Chunk, spelt: RowFormat, taken: Collection[str]) -> None
 def _find_collision(row: FileRow, taken: Collection[str]) -> str | None:
     found = next((name for name in taken if name in row.values), None)
     return None if found is None else f"the column {found!r} would be overwritten by the answers"
+
+
+Item = TypeVar("Item")
+
+
+def ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield items that a thread makes, one item ahead of their use. Exceptions are raised here."""
+    source = iter(items)
+    with ThreadPoolExecutor(1) as thread:
+        upcoming = thread.submit(next, source, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = thread.submit(next, source, None)
+            yield item
+
+
+def score_chunks(
+    chunks: Iterable[Chunk], scorer: "Scorer"
+) -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
+    """Yield each chunk with its answers; None if an earlier run has written the chunk."""
+
+    def read() -> "Iterator[tuple[Chunk, ReadInputs | None]]":
+        for chunk in chunks:
+            yield chunk, None if chunk.is_done else scorer.read(chunk.inputs)
+
+    def score() -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
+        for chunk, inputs in ahead(read()):
+            yield chunk, None if inputs is None else scorer.score(inputs)
+
+    return ahead(score())
+
+
+def answered_rows(
+    chunk: Chunk, scored: "ScoredInputs", columns: "Sequence[AnswerColumns]"
+) -> list[AnsweredRow]:
+    """Return the rows of a chunk with answers, in order."""
+    return [
+        AnsweredRow(
+            row=chunk.rows[chunk.places[position]],
+            answers=[
+                value
+                for task, answer in zip(columns, scored.answers, strict=True)
+                for value in task.values(answer, place)
+            ],
+        )
+        for place, position in enumerate(scored.positions)
+    ]
+
+
+def rejected_rows(chunk: Chunk, scored: "ScoredInputs") -> list[dict[str, JsonValue]]:
+    """Return the rows of a chunk without answers, in order, each with its place and the reason."""
+    problems = {place: ("invalid_row", text) for place, text in chunk.problems.items()}
+    for position, refusal in scored.refusals.items():
+        place, error = chunk.places[position], refusal.error
+        # The error counts inputs. People look for the row.
+        named = NunatakError(error.code, **{**error.fields, "position": chunk.rows[place].number})
+        whose = "" if refusal.reference is None else f"{refusal.reference}: "
+        problems[place] = (error.code, f"{whose}{named}")
+    return [
+        {
+            "file": chunk.rows[place].file,
+            "row": chunk.rows[place].number,
+            "code": code,
+            "reason": reason,
+        }
+        for place, (code, reason) in sorted(problems.items())
+    ]

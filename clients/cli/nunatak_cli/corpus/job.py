@@ -14,8 +14,15 @@ from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nunatak_cli.corpus.chunks import CHUNK_ROWS, Chunk, corpus_files, read_chunks
-from nunatak_cli.corpus.pipeline import answered_rows, rejected_rows, score_chunks
+from nunatak_cli.corpus.chunks import (
+    CHUNK_ROWS,
+    Chunk,
+    answered_rows,
+    corpus_files,
+    read_chunks,
+    rejected_rows,
+    score_chunks,
+)
 from nunatak_cli.corpus.run import CorpusRecord, RunFolder, ScoredVersion, scored_files
 from nunatak_cli.corpus.writing import AnswerColumns, ColumnType, layout_of
 from nunatak_contract.enums import AggregationStrategy, OnLong
