@@ -21,8 +21,8 @@ from pyarrow import parquet
 from doubles.corpora import TASKS, make_corpus, make_place, score
 from doubles.tasks import publish_tiny_task
 from doubles.terminals import Ran, nunatak
-from nunatak_cli.corpus.chunks import Chunk, ahead
-from nunatak_cli.predict_file import Meter
+from nunatak_cli.asking.corpus.chunks import Chunk, ahead
+from nunatak_cli.asking.predict_file import Meter
 from nunatak_contract.errors import NunatakError
 from nunatak_model import load_backbone
 from nunatak_registry import Registry

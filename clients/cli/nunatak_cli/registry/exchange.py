@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nunatak_cli import registries
 from nunatak_cli.options import (
     BackboneOption,
     CreateOption,
@@ -21,7 +20,8 @@ from nunatak_cli.options import (
     assignments,
 )
 from nunatak_cli.output import print_outcome
-from nunatak_cli.registries import existing_registry, publishing_registry
+from nunatak_cli.registry import registries
+from nunatak_cli.registry.registries import existing_registry, publishing_registry
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name, check_task_name

@@ -1,6 +1,6 @@
 """Writes the tables of docs/configuration.md from the server's settings.
 
-`python -m nunatak_cli.reference docs/configuration.md` updates the page.
+`python docs/configuration.py docs/configuration.md` updates the page.
 """
 
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from nunatak_cli.serve import SECTIONS
+from nunatak_cli.serving.serve import SECTIONS
 from nunatak_server.settings import PREFIX, ServerSettings
 
 Schema = Mapping[str, Any]

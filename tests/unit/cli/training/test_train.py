@@ -9,7 +9,7 @@ import torch
 from doubles.examples import rows_of, toy_examples, write_jsonl
 from doubles.terminals import nunatak
 from nunatak_cli.options import DeviceName, row_format
-from nunatak_cli.training_all import prepare_device
+from nunatak_cli.training.runs import prepare_device
 from nunatak_training.kinds import TaskKind
 from nunatak_training.run_settings import all_settings
 

@@ -12,7 +12,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from nunatak_cli import registries
 from nunatak_cli.options import (
     AliasOption,
     BackboneOption,
@@ -24,11 +23,20 @@ from nunatak_cli.options import (
     group,
 )
 from nunatak_cli.output import plain_table, print_outcome
-from nunatak_cli.registries import existing_registry
-from nunatak_cli.task_exchange import export, import_, pull, push
-from nunatak_cli.task_rollout import canary, candidate_json, shadow
-from nunatak_cli.task_show import diff, labels_text, moment, score_of, show, thresholds, versions
-from nunatak_cli.task_verify import prove_version, verify
+from nunatak_cli.registry import registries
+from nunatak_cli.registry.exchange import export, import_, pull, push
+from nunatak_cli.registry.registries import existing_registry
+from nunatak_cli.registry.rollout import canary, candidate_json, shadow
+from nunatak_cli.registry.show import (
+    diff,
+    labels_text,
+    moment,
+    score_of,
+    show,
+    thresholds,
+    versions,
+)
+from nunatak_cli.registry.verify import prove_version, verify
 
 if TYPE_CHECKING:
     from nunatak_registry import AliasEvent, CandidateEvent, ListedTask

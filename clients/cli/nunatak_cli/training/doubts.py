@@ -71,7 +71,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""
     check_rows_file("--out", out)
     with needs_extra("training"):
-        from nunatak_cli.training_all import prepare_device
+        from nunatak_cli.training.runs import prepare_device
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_training.doubts import find_doubts
         from nunatak_training.report import ProgressBar

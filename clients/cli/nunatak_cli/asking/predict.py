@@ -13,6 +13,15 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from nunatak_cli.asking.predictors import (
+    Item,
+    PlacedInput,
+    Predictor,
+    ShownAnswer,
+    open_inputs,
+    open_predictor,
+    server_answer,
+)
 from nunatak_cli.options import (
     BackboneOption,
     DelimiterOption,
@@ -23,15 +32,6 @@ from nunatak_cli.options import (
     row_format,
 )
 from nunatak_cli.output import console, error_console, print_json, print_json_line
-from nunatak_cli.predictors import (
-    Item,
-    PlacedInput,
-    Predictor,
-    ShownAnswer,
-    open_inputs,
-    open_predictor,
-    server_answer,
-)
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question

@@ -22,8 +22,8 @@ from rich.text import Text
 from nunatak_cli.failures import named_place
 from nunatak_cli.options import DeviceName, OnBadRow, labelled_format
 from nunatak_cli.output import error_console, facts_table
-from nunatak_cli.registries import moved_line, promote, published_line
-from nunatak_cli.task_show import SHOWN_LABELS
+from nunatak_cli.registry.registries import moved_line, promote, published_line
+from nunatak_cli.registry.show import SHOWN_LABELS
 from nunatak_contract.cards import facts
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, compute_with, has_cuda, maths_of

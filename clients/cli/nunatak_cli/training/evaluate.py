@@ -16,6 +16,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from nunatak_cli.asking.predict import counting
+from nunatak_cli.asking.predictors import Predictor, ShownAnswer, open_predictor
 from nunatak_cli.options import (
     BackboneOption,
     DelimiterOption,
@@ -31,8 +33,6 @@ from nunatak_cli.options import (
     labelled_format,
 )
 from nunatak_cli.output import plain_table, print_outcome, tell_rejected
-from nunatak_cli.predict import counting
-from nunatak_cli.predictors import Predictor, ShownAnswer, open_predictor
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input, Query, Question

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
 from nunatak_cli.output import print_outcome
-from nunatak_cli.registries import existing_registry
+from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:

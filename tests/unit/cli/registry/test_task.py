@@ -8,7 +8,7 @@ import pytest
 
 from doubles.drafts import make_draft
 from doubles.terminals import nunatak
-from nunatak_cli.task import collect
+from nunatak_cli.registry.task import collect
 from nunatak_registry import DEFAULT_GRACE_S, Registry
 
 

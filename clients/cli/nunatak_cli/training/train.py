@@ -40,7 +40,7 @@ from nunatak_cli.options import (
     settings_given,
 )
 from nunatak_cli.output import console, print_outcome, tell_rejected
-from nunatak_cli.registries import publishing_registry
+from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
 
 METHOD, RECIPE = "Method", "Recipe (absent: the default of the method)"
@@ -137,7 +137,7 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     """Train a task on your examples and publish it as a new version."""
     named = settings_given(settings, context.obj)
     with needs_extra("training"):
-        from nunatak_cli.training_all import (
+        from nunatak_cli.training.runs import (
             outcome_json,
             outcome_table,
             prepare_device,
@@ -206,7 +206,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Train and publish all tasks of a file; a task that fails does not stop the others."""
     with needs_extra("training"):
-        from nunatak_cli.training_all import (
+        from nunatak_cli.training.runs import (
             in_order,
             prepare_device,
             read_task_file,

@@ -16,8 +16,8 @@ from nunatak_cli.options import (
     UnprobedOption,
 )
 from nunatak_cli.output import facts_table, print_outcome
-from nunatak_cli.registries import existing_registry
-from nunatak_cli.task_verify import prove_version
+from nunatak_cli.registry.registries import existing_registry
+from nunatak_cli.registry.verify import prove_version
 from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:

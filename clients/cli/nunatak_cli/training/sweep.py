@@ -23,7 +23,7 @@ from nunatak_cli.options import (
     group,
 )
 from nunatak_cli.output import console, error_console, print_outcome, print_text
-from nunatak_cli.registries import publishing_registry
+from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name
 from nunatak_contract.plain_text import visible

@@ -12,7 +12,7 @@ from rich.table import Table
 from nunatak_cli.failures import named_place
 from nunatak_cli.options import JsonOption, RegistryOption, group
 from nunatak_cli.output import console, print_json, print_outcome
-from nunatak_cli.registries import existing_registry, published_line
+from nunatak_cli.registry.registries import existing_registry, published_line
 from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from nunatak_cli.corpus.chunks import Chunk
-from nunatak_cli.corpus.job import CorpusJob, run_job
+from nunatak_cli.asking.corpus.chunks import Chunk
+from nunatak_cli.asking.corpus.job import CorpusJob, run_job
 from nunatak_cli.options import (
     BackboneOption,
     DelimiterOption,
@@ -27,7 +27,7 @@ from nunatak_cli.options import (
     row_format,
 )
 from nunatak_cli.output import error_console, print_outcome
-from nunatak_cli.registries import existing_registry
+from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import needs_extra
 

@@ -14,7 +14,7 @@ from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nunatak_cli.corpus.chunks import (
+from nunatak_cli.asking.corpus.chunks import (
     CHUNK_ROWS,
     Chunk,
     answered_rows,
@@ -23,8 +23,8 @@ from nunatak_cli.corpus.chunks import (
     rejected_rows,
     score_chunks,
 )
-from nunatak_cli.corpus.run import CorpusRecord, RunFolder, ScoredVersion, scored_files
-from nunatak_cli.corpus.writing import AnswerColumns, ColumnType, layout_of
+from nunatak_cli.asking.corpus.run import CorpusRecord, RunFolder, ScoredVersion, scored_files
+from nunatak_cli.asking.corpus.writing import AnswerColumns, ColumnType, layout_of
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import TaskReference

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from nunatak_cli.options import JsonOption, NameArgument, ReferenceArgument, RegistryOption
 from nunatak_cli.output import facts_table, plain_table, print_outcome, print_text
-from nunatak_cli.registries import existing_registry
+from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError
 

@@ -21,7 +21,7 @@ from typing import BinaryIO, Final
 
 from pydantic import JsonValue, ValidationError
 
-from nunatak_cli.corpus.writing import PartLayout
+from nunatak_cli.asking.corpus.writing import PartLayout
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.record import Record
 from nunatak_rows import FileOfRows

@@ -21,7 +21,7 @@ from nunatak_cli.options import (
     settings_given,
 )
 from nunatak_cli.output import facts_table, print_outcome
-from nunatak_cli.train import options_of
+from nunatak_cli.training.train import options_of
 from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:

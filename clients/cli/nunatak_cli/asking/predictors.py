@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from nunatak_cli.registries import existing_registry
+from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input
