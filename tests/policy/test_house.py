@@ -19,14 +19,14 @@ CEILINGS = {
     "nunatak_model": (9687, 54),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4298, 23),
-    "nunatak_server": (18727, 97),
+    "nunatak_server": (17999, 93),
     "nunatak_training": (9444, 47),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_708, 334
-MIN_CODE_SHARE = 0.491
-MAX_FILES_OF_ONE_PREDICT = 59
+MAX_LINES, MAX_FILES = 61_980, 330
+MIN_CODE_SHARE = 0.495
+MAX_FILES_OF_ONE_PREDICT = 56
 MAX_SHARED_CLASS_NAMES = 3
 
 
