@@ -130,7 +130,6 @@ def _first(
 
 
 def _free_one(owners: dict[Any, int], loads: list[int]) -> None:
-    """Wait until a chunk is scored."""
     done, _ = ray.wait(list(owners), num_returns=1)
     for reference in done:
         loads[owners.pop(reference)] -= 1

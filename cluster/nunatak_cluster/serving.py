@@ -90,7 +90,6 @@ class Replica:
         self._runtime.readiness.check_ready()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the seconds of work in the queue."""
         return {QUEUED_SECONDS: self._runtime.admission.drain_s()}
 
     @property
