@@ -6,9 +6,18 @@ and `requests` has the classes of requests.
 """
 
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    JsonValue,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from nunatak_contract.enums import (
     CandidateRole,
@@ -120,7 +129,50 @@ PredictedValue = str | tuple[str, ...] | float
 """What a task predicts for one input: its label, all labels that apply, or its value."""
 
 
-class PredictResponse(Result):
+class _OneOrEach(BeforeValidator):
+    """Takes the value of one input, or a list with a value for each input."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        listed = handler(schema)
+        return {"anyOf": [listed["items"], listed]}
+
+
+def _as_each(sent: object) -> object:
+    match sent:
+        case list() | tuple():
+            return cast("object", sent)
+        case _:
+            return (sent,)
+
+
+T = TypeVar("T")
+EachInput = Annotated[tuple[T, ...], _OneOrEach(_as_each)]
+"""One value for each input: in JSON the value alone if one input was sent that is in no list."""
+
+
+class InputFacts(Result):
+    """What a task tells about each input, next to its output; empty if a server does not tell."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+    tokens: EachInput[int] = Field(
+        default_factory=tuple,
+        description="tokens read, special ones included; one count per input for a list",
+    )
+    truncated: EachInput[bool] = Field(
+        default_factory=tuple,
+        description="whether a part of the input was not read; one per input for a list",
+    )
+    unread: EachInput[int] = Field(
+        default_factory=tuple,
+        description="characters that no token stands for: hidden text, and letters of words that "
+        "the vocabulary lacks; one count per input for a list",
+    )
+
+
+class PredictResponse(InputFacts):
     """The task's output; a list of outputs if a list was sent."""
 
     task: str
@@ -135,17 +187,6 @@ class PredictResponse(Result):
         "`parameters` shows of the scores; null for other heads"
     )
     outputs: Output | tuple[Output, ...]
-    tokens: int | tuple[int, ...] = Field(
-        description="tokens read, special ones included; one count per input for a list"
-    )
-    truncated: bool | tuple[bool, ...] = Field(
-        description="whether a part of the input was not read; one per input for a list"
-    )
-    unread: int | tuple[int, ...] = Field(
-        default=0,
-        description="characters that no token stands for: hidden text, and letters of words that "
-        "the vocabulary lacks; one count per input for a list",
-    )
 
 
 class FieldProblem(Result):

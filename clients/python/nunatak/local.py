@@ -2,7 +2,6 @@
 
 # ruff: noqa: PLC0415 - `import nunatak` must not import torch
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING, Self, cast
 from pydantic import JsonValue, ValidationError
 
 from nunatak_client import Inputs, Parameters, Prediction
-from nunatak_client.payloads import WireInputs, json_body, wire_inputs, wire_parameters
-from nunatak_client.replies import Reply, read_prediction
+from nunatak_client.payloads import json_body, wire_inputs, wire_parameters
 from nunatak_contract import requests
 from nunatak_contract.enums import FunctionToApply
 from nunatak_contract.errors import NunatakError, needs_extra
@@ -116,8 +114,9 @@ class LocalTasks:
         json_body({"inputs": wire.value})  # refuses what no request can hold
         items = [inputs] if wire.num_inputs is None else inputs
         options = wire_parameters(top_k, function_to_apply, parameters)
-        asked = self._thread.submit(self._ask, task, cast("Sequence[Input]", items), options)
-        return read_prediction(_reply(asked.result(), wire), num_inputs=wire.num_inputs)
+        return self._thread.submit(
+            self._ask, task, cast("Sequence[Input]", items), options
+        ).result()
 
     def close(self) -> None:
         """End the threads and close the registry; a second call does nothing."""
@@ -125,8 +124,9 @@ class LocalTasks:
 
     def _ask(
         self, task: str, inputs: Sequence[Input], options: Mapping[str, JsonValue]
-    ) -> "TaskPrediction":
+    ) -> Prediction:
         from nunatak_server.http.requests import options_of
+        from nunatak_server.local import answer_as
         from nunatak_server.predict.types import TaskFailure
 
         # An alias that moves meanwhile must not mix the answers of two versions.
@@ -139,27 +139,20 @@ class LocalTasks:
                 raise result.error
             parts.append(result)
         said = [part.predicted for part in parts if part.predicted is not None]
-        return replace(
+        whole = replace(
             parts[0],
             outputs=tuple(chain.from_iterable(part.outputs for part in parts)),
             predicted=tuple(chain.from_iterable(said)) if said else None,
             extents=tuple(chain.from_iterable(part.extents for part in parts)),
         )
+        return answer_as(Prediction, whole)
 
 
 def _parameters(options: Mapping[str, JsonValue]) -> requests.Parameters:
     """Read options as the server reads them."""
     try:
-        return requests.Parameters.model_validate_json(json.dumps(options))
+        return requests.Parameters.model_validate(options)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = ".".join(map(str, problem["loc"]))
         raise NunatakError("invalid_request", problem=f"{place}: {problem['msg']}") from error
-
-
-def _reply(found: "TaskPrediction", wire: WireInputs) -> Reply:
-    """Write an answer as the server writes it."""
-    from nunatak_server.http.replies import prediction_fields
-
-    fields = prediction_fields(found, "" if wire.num_inputs is None else [])
-    return Reply(status=200, headers={}, content=json.dumps(fields).encode())
