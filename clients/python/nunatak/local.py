@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from pydantic import JsonValue, ValidationError
 
-from nunatak_client import Inputs, Parameters, Prediction
-from nunatak_client.payloads import json_body, wire_inputs, wire_parameters
+from nunatak_client import Inputs, Prediction
+from nunatak_client.payloads import ShownOptions, json_body, wire_inputs, wire_parameters
 from nunatak_contract import requests
-from nunatak_contract.enums import FunctionToApply
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input
 from nunatak_contract.names import DEFAULT_BACKBONE
@@ -97,10 +96,7 @@ class LocalTasks:
         self,
         task: str,
         inputs: Inputs,
-        *,
-        top_k: int | None = None,
-        function_to_apply: FunctionToApply | str | None = None,
-        parameters: Parameters | None = None,
+        **options: Unpack[ShownOptions],
     ) -> Prediction:
         """Ask one task about one input or a list of inputs, of any length.
 
@@ -113,10 +109,8 @@ class LocalTasks:
         wire = wire_inputs(inputs)
         json_body({"inputs": wire.value})  # refuses what no request can hold
         items = [inputs] if wire.num_inputs is None else inputs
-        options = wire_parameters(top_k, function_to_apply, parameters)
-        return self._thread.submit(
-            self._ask, task, cast("Sequence[Input]", items), options
-        ).result()
+        wanted = wire_parameters(**options)
+        return self._thread.submit(self._ask, task, cast("Sequence[Input]", items), wanted).result()
 
     def close(self) -> None:
         """End the threads and close the registry; a second call does nothing."""
