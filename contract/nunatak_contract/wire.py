@@ -3,18 +3,25 @@
 A server sends every field of a class and no other field. A client ignores fields that it does not
 know, so that a newer server can serve an older client. `memory` has the classes of memory reports,
 and `requests` has the classes of requests.
+
+Server and command make many of these from the attributes of other objects, by `model_validate`.
+`found_at` names the attributes where they differ from the fields.
 """
 
 from datetime import datetime
 from typing import Annotated, Final, Literal, TypeVar, cast
 
 from pydantic import (
+    AliasChoices,
+    AliasPath,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
     JsonValue,
+    PlainSerializer,
+    WithJsonSchema,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
@@ -51,6 +58,7 @@ class Result(BaseModel):
         frozen=True,
         extra="ignore",
         allow_inf_nan=False,
+        from_attributes=True,
         json_schema_extra={"additionalProperties": False},
     )
 
@@ -67,6 +75,19 @@ def _bounded(text: str) -> str:
     if len(text) <= MAX_REPR_CHARS:
         return text
     return f"{text[:MAX_REPR_CHARS]}... ({len(text):,} characters)"
+
+
+def found_at(name: str, *path: str) -> AliasChoices:
+    """Return where the value of a field is: under its name, or else at a path of attributes."""
+    return AliasChoices(name, AliasPath(*path))
+
+
+Moment = Annotated[
+    datetime,
+    PlainSerializer(datetime.isoformat, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""A time with its offset, such as `2026-11-26T12:00:00+00:00`."""
 
 
 class Score(Result):
@@ -272,7 +293,7 @@ class PolicyDetail(Result):
     """The newest version of a policy."""
 
     version: int
-    published_at: datetime
+    published_at: Moment
     by: str
     policy: Policy
 
@@ -307,20 +328,27 @@ class TaskSummary(Result):
     `version` is the version that the bare name of the task means.
     """
 
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
     name: str
-    version: int
+    version: int = Field(validation_alias=found_at("version", "manifest", "version"))
     versions: tuple[int, ...]
     aliases: dict[str, int]
     candidates: tuple[RunningCandidate, ...]
-    head: str
-    labels: tuple[str, ...]
+    head: str = Field(validation_alias=found_at("head", "manifest", "head", "kind"))
+    labels: tuple[str, ...] = Field(
+        validation_alias=found_at("labels", "manifest", "head", "labels")
+    )
     reads: Reads | None = Field(
         default=None,
         description="sequence classification: a single text or a pair; null: both, or another head",
+        validation_alias=found_at("reads", "manifest", "reads"),
     )
-    method: str
-    split_depth: int | None
-    resident_versions: tuple[int, ...]
+    method: str = Field(validation_alias=found_at("method", "manifest", "method", "kind"))
+    split_depth: int | None = Field(
+        validation_alias=found_at("split_depth", "manifest", "split_depth")
+    )
+    resident_versions: tuple[int, ...] = Field(default_factory=tuple)
 
 
 class TaskListing(Result):
@@ -340,15 +368,17 @@ class AliasChange(Result):
 
     task: str
     alias: str
-    version: int
-    previous_version: int | None
+    version: int = Field(validation_alias=found_at("version", "to_version"))
+    previous_version: int | None = Field(
+        validation_alias=found_at("previous_version", "from_version")
+    )
 
 
 class PastMove(AliasChange):
     """A past move of an alias: its kind, its time, and who moved the alias."""
 
     kind: Literal["promote", "rollback"]
-    at: datetime
+    at: Moment
     by: str
 
 
@@ -366,13 +396,13 @@ class CandidateChange(Result):
 class PastCandidate(Result):
     """A past change of a canary or shadow: its kind, its time, and who made the change."""
 
-    task: str
-    alias: str
-    role: CandidateRole
+    task: str = Field(validation_alias=found_at("task", "candidate", "task"))
+    alias: str = Field(validation_alias=found_at("alias", "candidate", "alias"))
+    role: CandidateRole = Field(validation_alias=found_at("role", "candidate", "role"))
     kind: Literal["set", "end"]
-    version: int
-    share: float
-    at: datetime
+    version: int = Field(validation_alias=found_at("version", "candidate", "version"))
+    share: float = Field(validation_alias=found_at("share", "candidate", "share"))
+    at: Moment
     by: str
 
 

@@ -5,6 +5,7 @@ A load may take longer than an operator wants to wait. Then the request fails, a
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any, Final
@@ -24,7 +25,6 @@ from nunatak_contract.requests import (
 )
 from nunatak_model import Backbone
 from nunatak_registry import (
-    AliasEvent,
     Candidate,
     CandidateEvent,
     CandidateEventKind,
@@ -43,8 +43,8 @@ from nunatak_server.http.endpoints import (
     runtime_of,
 )
 from nunatak_server.http.limits import StrictRoute
-from nunatak_server.http.replies import backbone_fields, memory_fields, reply
-from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowComparison
+from nunatak_server.http.replies import backbone_memory, memory_report, reply
+from nunatak_server.rollouts.comparison import DRIFT_BOUNDS
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
@@ -87,7 +87,7 @@ PUBLISHED_LIMITS = {
 @router.get("/livez", dependencies=[PUBLIC], response_model=wire.Liveness)
 async def live() -> Response:
     """Answer 200 while the event loop runs."""
-    return reply({"status": "alive"})
+    return reply(wire.Liveness(status="alive"))
 
 
 @router.get("/readyz", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
@@ -99,7 +99,7 @@ async def ready(request: Request) -> Response:
     """
     runtime = runtime_of(request)
     runtime.readiness.check_ready()
-    return reply({"status": "ready", "warnings": runtime.warnings()})
+    return reply(wire.ReadinessReport(status="ready", warnings=tuple(runtime.warnings())))
 
 
 @router.get("/info", dependencies=[needs(Scope.READ)], response_model=wire.ServerInfo)
@@ -111,23 +111,23 @@ async def info(request: Request) -> Response:
     runtime = runtime_of(request)
     backbone = runtime.backbone
     return reply(
-        {
-            "name": "nunatak",
-            "version": version("nunatak"),
-            "backbone": _backbone_info(backbone),
-            "other_backbones": [_backbone_info(it) for it in runtime.backbones.others],
-            "device": str(backbone.device),
-            "dtype": str(backbone.dtype).removeprefix("torch."),
-            "kernels": runtime.kernels(),
-            "registry": registry_kind(runtime.settings),
-            "limits": runtime.settings.model_dump(include=PUBLISHED_LIMITS),
-        }
+        wire.ServerInfo(
+            name="nunatak",
+            version=version("nunatak"),
+            backbone=_backbone_info(backbone),
+            other_backbones=tuple(map(_backbone_info, runtime.backbones.others)),
+            device=str(backbone.device),
+            dtype=str(backbone.dtype).removeprefix("torch."),
+            kernels=tuple(runtime.kernels()),
+            registry=registry_kind(runtime.settings),
+            limits=runtime.settings.model_dump(include=PUBLISHED_LIMITS),
+        )
     )
 
 
 def _backbone_info(backbone: Backbone) -> dict[str, Any]:
     return {
-        **backbone_fields(backbone),
+        **dict(backbone_memory(backbone)),
         "num_layers": backbone.config.num_layers,
         "num_layers_held": len(backbone.layers),
         "hidden_width": backbone.config.hidden_width,
@@ -152,7 +152,7 @@ async def memory(request: Request) -> Response:
     ledger = take_stock(runtime.backbones, resident)
     held = ledger.shared_bytes + runtime.trunk_cache.stats.num_bytes
     activations = peak_activations(runtime.backbone, held_bytes=held)
-    return reply(memory_fields(runtime, resident, ledger, process, activations))
+    return reply(memory_report(runtime, resident, ledger, process, activations))
 
 
 @router.get("/metrics", dependencies=[needs(Scope.READ, spans_tasks=True)], response_class=Response)
@@ -241,7 +241,7 @@ async def set_candidate(
         by=_actor(request),
     )
     await _changed(runtime, wait_s)
-    return reply(_candidate_fields(event))
+    return reply(_candidate(event))
 
 
 @router.post(
@@ -271,7 +271,7 @@ async def end_candidate(
         by=_actor(request),
     )
     await _changed(runtime, wait_s)
-    return reply(_candidate_fields(event))
+    return reply(_candidate(event))
 
 
 @router.get(
@@ -286,15 +286,22 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
     if shadow is None:
         raise NunatakError("candidate_not_found", task=task, alias=alias, role=CandidateRole.SHADOW)
     report = runtime.rollouts.shadows.report(traffic.manifest, shadow.manifest)
+    counts = zip((*DRIFT_BOUNDS, None), report.drift_counts, strict=True)
     return reply(
-        {
-            "task": task,
-            "alias": alias,
-            "version": traffic.manifest.version,
-            "shadow_version": shadow.manifest.version,
-            "share": shadow.share,
-            **_report_fields(report),
-        }
+        wire.ShadowReport(
+            task=task,
+            alias=alias,
+            version=traffic.manifest.version,
+            shadow_version=shadow.manifest.version,
+            share=shadow.share,
+            compared=report.compared,
+            agreement=report.agreement,
+            errors=report.errors,
+            dropped=report.dropped,
+            mean_drift=report.mean_drift,
+            max_drift=report.max_drift,
+            drift_histogram=tuple(wire.DriftCount(up_to=up_to, inputs=it) for up_to, it in counts),
+        )
     )
 
 
@@ -304,31 +311,9 @@ def _actor(request: Request) -> str:
     return caller.name if caller is ANYONE else f"key {caller.name}"
 
 
-def _candidate_fields(event: CandidateEvent) -> dict[str, Any]:
-    candidate = event.candidate
-    return {
-        "task": candidate.task,
-        "alias": candidate.alias,
-        "role": candidate.role,
-        "version": candidate.version,
-        "share": candidate.share,
-        "active": event.kind is CandidateEventKind.SET,
-    }
-
-
-def _report_fields(report: ShadowComparison) -> dict[str, Any]:
-    return {
-        "compared": report.compared,
-        "agreement": report.agreement,
-        "errors": report.errors,
-        "dropped": report.dropped,
-        "mean_drift": report.mean_drift,
-        "max_drift": report.max_drift,
-        "drift_histogram": [
-            {"up_to": bound, "inputs": count}
-            for bound, count in zip((*DRIFT_BOUNDS, None), report.drift_counts, strict=True)
-        ],
-    }
+def _candidate(event: CandidateEvent) -> wire.CandidateChange:
+    is_set = event.kind is CandidateEventKind.SET
+    return wire.CandidateChange(**asdict(event.candidate), active=is_set)
 
 
 @router.put(
@@ -362,7 +347,7 @@ async def promote(
         by=_actor(request),
     )
     await _changed(runtime, wait_s)
-    return reply(_alias_fields(event))
+    return reply(wire.AliasChange.model_validate(event))
 
 
 @router.post(
@@ -398,7 +383,7 @@ async def roll_back(
         runtime.registry.rollback, task, alias, expected_version=current, by=_actor(request)
     )
     await _changed(runtime, wait_s)
-    return reply(_alias_fields(event))
+    return reply(wire.AliasChange.model_validate(event))
 
 
 @router.post(
@@ -414,7 +399,7 @@ async def preload(
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)
     loaded = await in_time(runtime.residency.preload(manifest), deadline_ms)
-    return reply(_residency_fields(runtime, loaded))
+    return reply(_held(runtime, loaded))
 
 
 @router.post(
@@ -431,7 +416,7 @@ async def pin(
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)
     loaded = await in_time(runtime.residency.pin(manifest), deadline_ms)
-    return reply(_residency_fields(runtime, loaded))
+    return reply(_held(runtime, loaded))
 
 
 @router.post(
@@ -444,7 +429,7 @@ async def unpin(request: Request, task: str, version: VersionQuery = None) -> Re
     """
     meant = await _versions_meant(request, reference_text(task, version))
     versions = runtime_of(request).residency.unpin(meant.task, meant.version)
-    return reply({"task": meant.task, "versions": versions})
+    return reply(wire.Unpinning(task=meant.task, versions=tuple(versions)))
 
 
 @router.post(
@@ -457,7 +442,7 @@ async def evict(request: Request, task: str, version: VersionQuery = None) -> Re
     """
     meant = await _versions_meant(request, reference_text(task, version))
     versions = runtime_of(request).residency.evict(meant.task, meant.version)
-    return reply({"task": meant.task, "versions": versions})
+    return reply(wire.Eviction(task=meant.task, versions=tuple(versions)))
 
 
 async def _versions_meant(request: Request, text: str) -> TaskReference:
@@ -473,20 +458,11 @@ async def _versions_meant(request: Request, text: str) -> TaskReference:
     return TaskReference(task=manifest.task, version=manifest.version)
 
 
-def _residency_fields(runtime: Runtime, task: LoadedTask) -> dict[str, object]:
-    return {
-        "task": task.manifest.task,
-        "version": task.manifest.version,
-        "resident": True,
-        "pinned": runtime.residency.is_pinned(task),
-        "bytes": task.num_bytes,
-    }
-
-
-def _alias_fields(event: AliasEvent) -> dict[str, object]:
-    return {
-        "task": event.task,
-        "alias": event.alias,
-        "version": event.to_version,
-        "previous_version": event.from_version,
-    }
+def _held(runtime: Runtime, task: LoadedTask) -> wire.ResidencyReport:
+    return wire.ResidencyReport(
+        task=task.manifest.task,
+        version=task.manifest.version,
+        resident=True,
+        pinned=runtime.residency.is_pinned(task),
+        bytes=task.num_bytes,
+    )

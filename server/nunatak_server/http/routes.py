@@ -8,7 +8,7 @@ from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest, VerdictRequest
-from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskListing
+from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     Routed,
@@ -23,14 +23,12 @@ from nunatak_server.http.endpoints import (
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import (
     TaskResponse,
-    history_fields,
     inputs_of,
     lines_response,
-    policies_fields,
     prediction_fields,
     reply,
     result_fields,
-    summaries_fields,
+    summaries_of,
     timing_headers,
     verdict_fields,
     wants_lines,
@@ -112,16 +110,17 @@ async def judge(request: Request, handling: Routed, policy: str, body: VerdictRe
 @router.read("/v1/policies", answer=wire.PolicyListing)
 async def list_policies(request: Request) -> Response:
     """List the policies of the registry whose tasks the caller may ask."""
-    return reply({"policies": policies_fields(await catalog_of(request).policies())})
+    policies = await catalog_of(request).policies()
+    return reply(wire.PolicyListing.model_validate({"policies": policies}))
 
 
-@router.read("/v1/tasks", answer=TaskListing)
+@router.read("/v1/tasks", answer=wire.TaskListing)
 async def list_tasks(request: Request) -> Response:
     """List the tasks of the registry that the caller may use."""
     runtime = runtime_of(request)
     resident = runtime.residency.resident()
     summaries = await catalog_of(request).tasks()
-    return reply({"tasks": summaries_fields(summaries, resident)})
+    return reply({"tasks": summaries_of(summaries, resident)})
 
 
 @router.read("/v1/tasks/{task}", answer=TaskResponse)
@@ -131,8 +130,8 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)
     summary = await catalog_of(request).task(reference.task)
-    (fields,) = summaries_fields([summary], runtime.residency.resident())
-    return reply({**fields, "manifest": manifest.model_dump(mode="json")})
+    (shown,) = summaries_of([summary], runtime.residency.resident())
+    return reply({**shown, "manifest": manifest.model_dump(mode="json")})
 
 
 @router.read("/v1/tasks/{task}/history", answer=wire.TaskHistory)
@@ -143,7 +142,8 @@ async def show_history(request: Request, task: str) -> Response:
     """
     reference = TaskReference.parse(task)
     moves, changes = await catalog_of(request).history(reference)
-    return reply(history_fields(reference.task, moves, changes))
+    history = {"task": reference.task, "events": moves, "candidates": changes}
+    return reply(wire.TaskHistory.model_validate(history))
 
 
 async def _predict(
