@@ -202,9 +202,6 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _policy_json(published: "PublishedPolicy") -> dict[str, JsonValue]:
-    return {
-        "version": published.version,
-        "published_at": published.published_at.isoformat(),
-        "by": published.by,
-        "policy": published.policy.model_dump(mode="json"),
-    }
+    from nunatak_contract.wire import PolicyDetail
+
+    return PolicyDetail.model_validate(published).model_dump(mode="json")

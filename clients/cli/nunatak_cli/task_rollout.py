@@ -212,18 +212,9 @@ def _candidate_line(event: "CandidateEvent", *, is_new: bool) -> Text:
 
 
 def candidate_json(event: "CandidateEvent") -> dict[str, JsonValue]:
-    """Return a change of a candidate."""
-    candidate = event.candidate
-    return {
-        "task": candidate.task,
-        "alias": candidate.alias,
-        "role": candidate.role.value,
-        "kind": event.kind.value,
-        "version": candidate.version,
-        "share": candidate.share,
-        "at": event.at.isoformat(),
-        "by": event.by,
-    }
+    from nunatak_contract.wire import PastCandidate
+
+    return PastCandidate.model_validate(event).model_dump(mode="json")
 
 
 def _report_table(report: "ShadowReport") -> Table:

@@ -3,11 +3,10 @@
 # ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
 from rich.table import Table
 
 from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
@@ -61,7 +60,7 @@ def verify(
             checks += _probe_versions(opened, name, skipped=damaged, source=backbone)
     errors = sum(check.is_error for check in checks)
     if as_json:
-        print_json({"errors": errors, "checks": [_check_json(check) for check in checks]})
+        print_json({"errors": errors, "checks": [asdict(check) for check in checks]})
     elif checks:
         console().print(_check_table(checks))
     else:
@@ -147,12 +146,3 @@ def _check_table(checks: Iterable[Check]) -> Table:
         style = "red" if check.is_error else "dim"
         table.add_row(check.subject, check.kind, check.message, style=style)
     return table
-
-
-def _check_json(check: Check) -> dict[str, JsonValue]:
-    return {
-        "subject": check.subject,
-        "kind": check.kind,
-        "is_error": check.is_error,
-        "message": check.message,
-    }

@@ -4,17 +4,18 @@ A load may take longer than an operator wants to wait. Then the request fails, a
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
 from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_contract.requests import (
@@ -25,18 +26,20 @@ from nunatak_contract.requests import (
 )
 from nunatak_model import Backbone
 from nunatak_registry import (
+    AliasEvent,
     Candidate,
     CandidateEvent,
     CandidateEventKind,
     CandidateRole,
 )
-from nunatak_server.access.keys import ANYONE, Scope
+from nunatak_server.access.keys import ANYONE
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.failures import within
-from nunatak_server.http.access import PUBLIC, caller_of, needs
+from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
+    Router,
     VersionQuery,
     catalog_of,
     reference_text,
@@ -45,7 +48,6 @@ from nunatak_server.http.endpoints import (
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import backbone_memory, memory_report, reply
 from nunatak_server.rollouts.comparison import DRIFT_BOUNDS
-from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
 from nunatak_server.telemetry.metrics import CONTENT_TYPE
@@ -68,7 +70,7 @@ async def in_time(load: Coroutine[Any, Any, LoadedTask], deadline_ms: int | None
     return await within(seconds, load, late=partial(DeadlineExceededError, TOO_LATE))
 
 
-router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
+router = Router(route_class=StrictRoute, responses=PROBLEMS)
 
 PUBLISHED_LIMITS = {
     "max_body_bytes",
@@ -84,14 +86,13 @@ PUBLISHED_LIMITS = {
 }
 
 
-@router.get("/livez", dependencies=[PUBLIC], response_model=wire.Liveness)
+@router.show("/livez", answer=wire.Liveness)
 async def live() -> Response:
     """Answer 200 while the event loop runs."""
     return reply(wire.Liveness(status="alive"))
 
 
-@router.get("/readyz", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
-@router.get("/health", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
+@router.show("/health", "/readyz", answer=wire.ReadinessReport)
 async def ready(request: Request) -> Response:
     """Answer 200 while the server accepts requests: a forward pass has run, and the engine works.
 
@@ -102,7 +103,7 @@ async def ready(request: Request) -> Response:
     return reply(wire.ReadinessReport(status="ready", warnings=tuple(runtime.warnings())))
 
 
-@router.get("/info", dependencies=[needs(Scope.READ)], response_model=wire.ServerInfo)
+@router.read("/info", answer=wire.ServerInfo)
 async def info(request: Request) -> Response:
     """Return the facts about this server.
 
@@ -141,9 +142,7 @@ def registry_kind(settings: ServerSettings) -> str:
     return scheme.partition("+")[0] if separator else "folder"
 
 
-@router.get(
-    "/v1/memory", dependencies=[needs(Scope.READ, spans_tasks=True)], response_model=MemoryReport
-)
+@router.read("/v1/memory", answer=MemoryReport, spans_tasks=True)
 async def memory(request: Request) -> Response:
     """Return the memory report, with the bytes of one full model per task for comparison."""
     runtime = runtime_of(request)
@@ -155,7 +154,7 @@ async def memory(request: Request) -> Response:
     return reply(memory_report(runtime, resident, ledger, process, activations))
 
 
-@router.get("/metrics", dependencies=[needs(Scope.READ, spans_tasks=True)], response_class=Response)
+@router.read("/metrics", answer=None, response_class=Response, spans_tasks=True)
 async def metrics(request: Request) -> Response:
     """Return all metrics of this process in the Prometheus text format.
 
@@ -168,11 +167,7 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type=CONTENT_TYPE)
 
 
-@router.get(
-    "/v1/replicas",
-    dependencies=[needs(Scope.READ, spans_tasks=True)],
-    response_model=wire.ReplicaListing,
-)
+@router.read("/v1/replicas", answer=wire.ReplicaListing, spans_tasks=True)
 async def replicas(request: Request) -> Response:
     """Return the live replicas of the registry, as each described itself at its last beat."""
     runtime = runtime_of(request)
@@ -196,25 +191,54 @@ WaitQuery = Annotated[
 ]
 
 
-async def _changed(runtime: Runtime, wait_s: int | None) -> None:
-    """Let this server follow a change at once, and wait for the others if `wait_s` is given.
+class Expecting(Protocol):
+    """A body that names the version that a change expects."""
+
+    @property
+    def expected_version(self) -> int | None: ...
+
+
+async def _change(
+    request: Request,
+    wait_s: int | None,
+    body: Expecting | None,
+    make: Callable[..., AliasEvent | CandidateEvent],
+    *place: object,
+) -> Response:
+    """Make a change, let this server follow it at once, and wait for the others if asked to.
 
     Raises:
         NunatakError: `replicas_behind`, the change is made, and some replicas do not follow.
     """
+    runtime, expected = runtime_of(request), body.expected_version if body else None
+    event = await runtime.catalog.change(
+        make, *place, expected_version=expected, by=_actor(request)
+    )
     await runtime.follow_own_change()
     if wait_s is not None:
         await runtime.catalog.wait_for_replicas(wait_s)
+    if isinstance(event, AliasEvent):
+        return reply(wire.AliasChange.model_validate(event))
+    is_set = event.kind is CandidateEventKind.SET
+    return reply(wire.CandidateChange(**asdict(event.candidate), active=is_set))
+
+
+async def _preload(
+    request: Request, task: str, alias: str, version: int, deadline_ms: int | None
+) -> None:
+    """Load and probe the version that an alias or its candidate is to have."""
+    wanted = TaskReference(task=check_task_name(task), version=version)
+    check_alias_name(alias)
+    await in_time(
+        runtime_of(request).residency.preload(await catalog_of(request).resolve(wanted)),
+        deadline_ms,
+    )
 
 
 AliasQuery = Annotated[str, Query(description="the alias of the candidate")]
 
 
-@router.put(
-    "/v1/tasks/{task}/aliases/{alias}/{role}",
-    dependencies=[needs(Scope.ADMIN)],
-    response_model=wire.CandidateChange,
-)
+@router.change("/v1/tasks/{task}/aliases/{alias}/{role}", answer=wire.CandidateChange, method="PUT")
 async def set_candidate(
     request: Request,
     task: str,
@@ -228,27 +252,13 @@ async def set_candidate(
 
     The version is loaded and probed first. A version that cannot be served gets no traffic.
     """
-    runtime = runtime_of(request)
-    wanted = TaskReference(task=check_task_name(task), version=body.version)
-    check_alias_name(alias)
-    manifest = await catalog_of(request).resolve(wanted)
-    await in_time(runtime.residency.preload(manifest), deadline_ms)
+    await _preload(request, task, alias, body.version, deadline_ms)
     candidate = Candidate(task=task, alias=alias, role=role, version=body.version, share=body.share)
-    event = await runtime.catalog.change(
-        runtime.registry.rollouts.set,
-        candidate,
-        expected_version=body.expected_version,
-        by=_actor(request),
-    )
-    await _changed(runtime, wait_s)
-    return reply(_candidate(event))
+    rollouts = runtime_of(request).registry.rollouts
+    return await _change(request, wait_s, body, rollouts.set, candidate)
 
 
-@router.post(
-    "/v1/tasks/{task}/aliases/{alias}/{role}/end",
-    dependencies=[needs(Scope.ADMIN)],
-    response_model=wire.CandidateChange,
-)
+@router.change("/v1/tasks/{task}/aliases/{alias}/{role}/end", answer=wire.CandidateChange)
 async def end_candidate(
     request: Request,
     task: str,
@@ -258,25 +268,13 @@ async def end_candidate(
     wait_s: WaitQuery = None,
 ) -> Response:
     """End a candidate, so that the alias's own version gets all requests from the next one on."""
-    runtime = runtime_of(request)
     check_alias_name(alias)
     await catalog_of(request).task(check_task_name(task))
-    expected = body.expected_version if body else None
-    event = await runtime.catalog.change(
-        runtime.registry.rollouts.end,
-        task,
-        alias,
-        role,
-        expected_version=expected,
-        by=_actor(request),
-    )
-    await _changed(runtime, wait_s)
-    return reply(_candidate(event))
+    rollouts = runtime_of(request).registry.rollouts
+    return await _change(request, wait_s, body, rollouts.end, task, alias, role)
 
 
-@router.get(
-    "/v1/tasks/{task}/shadow", dependencies=[needs(Scope.READ)], response_model=wire.ShadowReport
-)
+@router.read("/v1/tasks/{task}/shadow", answer=wire.ShadowReport)
 async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_ALIAS) -> Response:
     """Return the results of an alias's shadow on this server since its start."""
     runtime = runtime_of(request)
@@ -311,16 +309,7 @@ def _actor(request: Request) -> str:
     return caller.name if caller is ANYONE else f"key {caller.name}"
 
 
-def _candidate(event: CandidateEvent) -> wire.CandidateChange:
-    is_set = event.kind is CandidateEventKind.SET
-    return wire.CandidateChange(**asdict(event.candidate), active=is_set)
-
-
-@router.put(
-    "/v1/tasks/{task}/aliases/{alias}",
-    dependencies=[needs(Scope.ADMIN)],
-    response_model=wire.AliasChange,
-)
+@router.change("/v1/tasks/{task}/aliases/{alias}", answer=wire.AliasChange, method="PUT")
 async def promote(
     request: Request,
     task: str,
@@ -333,28 +322,12 @@ async def promote(
 
     The version is loaded and probed first. A version that cannot be served never gets the alias.
     """
-    runtime = runtime_of(request)
-    wanted = TaskReference(task=check_task_name(task), version=body.version)
-    check_alias_name(alias)
-    manifest = await catalog_of(request).resolve(wanted)
-    await in_time(runtime.residency.preload(manifest), deadline_ms)
-    event = await runtime.catalog.change(
-        runtime.registry.promote,
-        task,
-        alias,
-        body.version,
-        expected_version=body.expected_version,
-        by=_actor(request),
-    )
-    await _changed(runtime, wait_s)
-    return reply(wire.AliasChange.model_validate(event))
+    await _preload(request, task, alias, body.version, deadline_ms)
+    promote_to = runtime_of(request).registry.promote
+    return await _change(request, wait_s, body, promote_to, task, alias, body.version)
 
 
-@router.post(
-    "/v1/tasks/{task}/aliases/{alias}/rollback",
-    dependencies=[needs(Scope.ADMIN)],
-    response_model=wire.AliasChange,
-)
+@router.change("/v1/tasks/{task}/aliases/{alias}/rollback", answer=wire.AliasChange)
 async def roll_back(
     request: Request,
     task: str,
@@ -375,36 +348,22 @@ async def roll_back(
     current, target = await runtime.catalog.change(
         runtime.registry.next_rollback, task, alias, expected_version=expected
     )
-    wanted = TaskReference(task=task, version=target)
-    manifest = await catalog_of(request).resolve(wanted)
-    await in_time(runtime.residency.preload(manifest), deadline_ms)
+    await _preload(request, task, alias, target, deadline_ms)
     # An alias that moved meanwhile would go back to another version than the one just loaded.
-    event = await runtime.catalog.change(
-        runtime.registry.rollback, task, alias, expected_version=current, by=_actor(request)
-    )
-    await _changed(runtime, wait_s)
-    return reply(wire.AliasChange.model_validate(event))
+    loaded = RollbackRequest(expected_version=current)
+    return await _change(request, wait_s, loaded, runtime.registry.rollback, task, alias)
 
 
-@router.post(
-    "/v1/tasks/{task}/preload",
-    dependencies=[needs(Scope.ADMIN)],
-    response_model=wire.ResidencyReport,
-)
+@router.change("/v1/tasks/{task}/preload", answer=wire.ResidencyReport)
 async def preload(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
 ) -> Response:
     """Load a version, so that its first request does not wait."""
-    runtime = runtime_of(request)
-    reference = TaskReference.parse(reference_text(task, version))
-    manifest = await catalog_of(request).resolve(reference)
-    loaded = await in_time(runtime.residency.preload(manifest), deadline_ms)
-    return reply(_held(runtime, loaded))
+    residency = runtime_of(request).residency
+    return await _hold(request, residency.preload, reference_text(task, version), deadline_ms)
 
 
-@router.post(
-    "/v1/tasks/{task}/pin", dependencies=[needs(Scope.ADMIN)], response_model=wire.ResidencyReport
-)
+@router.change("/v1/tasks/{task}/pin", answer=wire.ResidencyReport)
 async def pin(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
 ) -> Response:
@@ -412,16 +371,11 @@ async def pin(
 
     The pin belongs to the version that the reference means now, and not to the alias.
     """
-    runtime = runtime_of(request)
-    reference = TaskReference.parse(reference_text(task, version))
-    manifest = await catalog_of(request).resolve(reference)
-    loaded = await in_time(runtime.residency.pin(manifest), deadline_ms)
-    return reply(_held(runtime, loaded))
+    residency = runtime_of(request).residency
+    return await _hold(request, residency.pin, reference_text(task, version), deadline_ms)
 
 
-@router.post(
-    "/v1/tasks/{task}/unpin", dependencies=[needs(Scope.ADMIN)], response_model=wire.Unpinning
-)
+@router.change("/v1/tasks/{task}/unpin", answer=wire.Unpinning)
 async def unpin(request: Request, task: str, version: VersionQuery = None) -> Response:
     """Let one version of a task, or all, be evicted again. Versions without a pin do not change.
 
@@ -432,9 +386,7 @@ async def unpin(request: Request, task: str, version: VersionQuery = None) -> Re
     return reply(wire.Unpinning(task=meant.task, versions=tuple(versions)))
 
 
-@router.post(
-    "/v1/tasks/{task}/evict", dependencies=[needs(Scope.ADMIN)], response_model=wire.Eviction
-)
+@router.change("/v1/tasks/{task}/evict", answer=wire.Eviction)
 async def evict(request: Request, task: str, version: VersionQuery = None) -> Response:
     """Drop one version of a task, or all, from memory. Refused while a version is in use or pinned.
 
@@ -458,11 +410,20 @@ async def _versions_meant(request: Request, text: str) -> TaskReference:
     return TaskReference(task=manifest.task, version=manifest.version)
 
 
-def _held(runtime: Runtime, task: LoadedTask) -> wire.ResidencyReport:
-    return wire.ResidencyReport(
-        task=task.manifest.task,
-        version=task.manifest.version,
-        resident=True,
-        pinned=runtime.residency.is_pinned(task),
-        bytes=task.num_bytes,
+async def _hold(
+    request: Request,
+    load: Callable[[TaskManifest], Coroutine[Any, Any, LoadedTask]],
+    reference: str,
+    deadline_ms: int | None,
+) -> Response:
+    manifest = await catalog_of(request).resolve(TaskReference.parse(reference))
+    task = await in_time(load(manifest), deadline_ms)
+    return reply(
+        wire.ResidencyReport(
+            task=task.manifest.task,
+            version=task.manifest.version,
+            resident=True,
+            pinned=runtime_of(request).residency.is_pinned(task),
+            bytes=task.num_bytes,
+        )
     )

@@ -90,8 +90,23 @@ class Router(APIRouter):
     def ask(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as the framework's own methods
         return self._add(paths, "POST", needs(Scope.PREDICT), answer, options)
 
-    def read(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as above
-        return self._add(paths, "GET", needs(Scope.READ), answer, options)
+    def read(
+        self,
+        *paths: str,
+        answer: Any,  # noqa: ANN401 - as above
+        spans_tasks: bool = False,
+        **options: Any,  # noqa: ANN401 - as above
+    ) -> Callable[[Endpoint], Endpoint]:
+        access = needs(Scope.READ, spans_tasks=spans_tasks)
+        return self._add(paths, "GET", access, answer, options)
+
+    def change(
+        self,
+        *paths: str,
+        answer: Any,  # noqa: ANN401 - as above
+        method: str = "POST",
+    ) -> Callable[[Endpoint], Endpoint]:
+        return self._add(paths, method, needs(Scope.ADMIN), answer, {})
 
     def show(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as above
         return self._add(paths, "GET", PUBLIC, answer, options)
