@@ -12,13 +12,14 @@ from nunatak_client.replies import ResultT, with_head_outputs
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.problems import REASONS
+from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import Problem
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.replies import prediction_fields
-from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import (
     Handling,
     PredictionRequest,
@@ -66,7 +67,7 @@ class LocalPredictor:
         inputs: Sequence[Input],
         tasks: Sequence[str],
         *,
-        options: PredictionOptions = DEFAULT_OPTIONS,
+        options: Parameters = DEFAULT_OPTIONS,
     ) -> Predictions:
         """Return the answer or the failure of each task for all inputs.
 
@@ -86,7 +87,7 @@ class LocalPredictor:
         inputs: Iterable[Input],
         tasks: Sequence[str],
         *,
-        options: PredictionOptions = DEFAULT_OPTIONS,
+        options: Parameters = DEFAULT_OPTIONS,
     ) -> Iterator[tuple[Sequence[Input], Predictions]]:
         """Yield parts of any number of inputs, in order, with the answers of all tasks.
 

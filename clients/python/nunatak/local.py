@@ -119,14 +119,13 @@ class LocalTasks:
     def _ask(
         self, task: str, inputs: Sequence[Input], options: Mapping[str, JsonValue]
     ) -> Prediction:
-        from nunatak_server.http.requests import options_of
         from nunatak_server.local import answer_as
         from nunatak_server.predict.types import TaskFailure
 
         # An alias that moves meanwhile must not mix the answers of two versions.
         reference = self._registry.resolve(task).reference
         parts = list["TaskPrediction"]()
-        chosen = options_of(_parameters(options))
+        chosen = _parameters(options)
         for _, found in self._predictor.predict_all(inputs, [reference], options=chosen):
             (result,) = found.results
             if isinstance(result, TaskFailure):

@@ -23,7 +23,6 @@ from nunatak_server.compat.tensors import NOTHING
 from nunatak_server.compat.translation import Texts, embed_texts
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text
 from nunatak_server.http.replies import as_sent, inputs_of, reply
-from nunatak_server.http.requests import options_of
 from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.predict.types import TaskPrediction
 
@@ -88,7 +87,7 @@ async def ask(
         request,
         reference_text(task, version),
         inputs_of(body.inputs),
-        options=options_of(body.parameters),
+        options=body.parameters,
         handling=handling,
     )
     return reply(_answer(result, body), headers=headers)

@@ -40,9 +40,8 @@ from nunatak_server.compat.translation import find_task
 from nunatak_server.http.endpoints import Routed, ask_task, catalog_of, reference_text, runtime_of
 from nunatak_server.http.limits import media_type_of
 from nunatak_server.http.replies import reply
-from nunatak_server.http.requests import options_of, parse_json
+from nunatak_server.http.requests import parse_json
 from nunatak_server.http.state import header_of
-from nunatak_server.outputs.outputs import PredictionOptions
 
 Size = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Column = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
@@ -297,11 +296,11 @@ def _texts(tensor: InputTensor) -> list[str]:
     return texts
 
 
-def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> PredictionOptions:
+def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> Parameters:
     _refuse_unknown(parameters, known=PARAMETERS[columns], flag=ALL_BINARY)
     heeded = {name: value for name, value in parameters.items() if name != ALL_BINARY}
     try:
-        return options_of(Parameters.model_validate(heeded))
+        return Parameters.model_validate(heeded)
     except ValidationError as error:
         raise RequestValidationError(
             [{**it, "loc": ("parameters", *it["loc"])} for it in error.errors()]

@@ -17,7 +17,7 @@ from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKin
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import TextPair
+from nunatak_contract.requests import Parameters, TextPair
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_server.compat.failures import as_router, router_of
 from nunatak_server.compat.router_items import ask_each, embed, with_deadline, with_meta
@@ -40,9 +40,8 @@ from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of
 from nunatak_server.http.problems import problem_of
 from nunatak_server.http.replies import reply
 from nunatak_server.http.state import request_id_of
-from nunatak_server.outputs.entities import EntityGroup, EntityOptions
-from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import DocumentScore, LabelScore, RankingOptions, apply_function
+from nunatak_server.outputs.entities import EntityGroup
+from nunatak_server.outputs.scores import DocumentScore, LabelScore, apply_function
 from nunatak_server.predict.types import Handling, TaskPrediction
 from nunatak_server.tokenization import Extent
 
@@ -139,8 +138,8 @@ async def _classify(
     items = [body.input] if isinstance(body.input, str) else body.input
     inputs = [it if isinstance(it, str) else _pair(it) for it in items]
     own = with_deadline(handling, body.options.deadline_ms)
-    options = PredictionOptions(
-        entities=EntityOptions(aggregation=AggregationStrategy.SIMPLE),
+    options = Parameters(
+        aggregation_strategy=AggregationStrategy.SIMPLE,
         on_long=OVERFLOWS[body.options.overflow] if body.options.overflow else None,
     )
 
@@ -176,9 +175,7 @@ async def _rerank(
         request,
         body.model,
         (query,),
-        options=PredictionOptions(
-            ranking=RankingOptions(function=FunctionToApply.NONE), on_long=on_long
-        ),
+        options=Parameters(function_to_apply=FunctionToApply.NONE, on_long=on_long),
         handling=with_deadline(handling, body.options.deadline_ms),
     )
     if result.head is not HeadKind.RANKING:

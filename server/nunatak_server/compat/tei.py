@@ -18,14 +18,12 @@ from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Query
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import MAX_ITEMS, Message, Text
+from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
 from nunatak_contract.wire import Score
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, embed_texts, find_task, texts_of
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text, runtime_of
 from nunatak_server.http.replies import reply
-from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 from nunatak_server.runtime import Runtime
 
 Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
@@ -111,9 +109,7 @@ async def predict(
         request,
         reference_text(task, version),
         _inputs(body.inputs),
-        options=PredictionOptions(
-            scores=ScoreOptions(function=function), on_long=_on_long(body.truncate)
-        ),
+        options=Parameters(function_to_apply=function, on_long=_on_long(body.truncate)),
         handling=handling,
     )
     if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
@@ -141,9 +137,7 @@ async def rerank(
         request,
         reference_text(task, version),
         (Query(query=body.query, documents=tuple(body.texts)),),
-        options=PredictionOptions(
-            ranking=RankingOptions(function=function), on_long=_on_long(body.truncate)
-        ),
+        options=Parameters(function_to_apply=function, on_long=_on_long(body.truncate)),
         handling=handling,
     )
     (ranked,) = result.outputs

@@ -17,7 +17,7 @@ from pydantic import Discriminator, Field, Tag
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query
-from nunatak_contract.requests import MAX_ITEMS, Message, Text, field_names
+from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text, field_names
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.openai import Usage
 from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of
@@ -25,9 +25,8 @@ from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import Routed, ask_task, runtime_of
 from nunatak_server.http.replies import reply
 from nunatak_server.http.state import request_id_of
-from nunatak_server.outputs.entities import Entity, EntityOptions
-from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import DocumentScore, LabelScore, RankingOptions, ScoreOptions
+from nunatak_server.outputs.entities import Entity
+from nunatak_server.outputs.scores import DocumentScore, LabelScore
 from nunatak_server.predict.types import Handling, TaskPrediction
 
 
@@ -42,11 +41,10 @@ class PoolingRequest(Message):
     )
 
     @property
-    def options(self) -> PredictionOptions:
+    def options(self) -> Parameters:
         function = FunctionToApply.NONE if self.use_activation is False else None
-        return PredictionOptions(
-            scores=ScoreOptions(function=function),
-            ranking=RankingOptions(function=function),
+        return Parameters(
+            function_to_apply=function,
             on_long=None if self.truncate_prompt_tokens is None else OnLong.CUT,
         )
 
@@ -266,7 +264,7 @@ async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Re
             problem=f"the request names no task, and this key has {len(tasks)} tasks; use a key "
             "for one task, or send model and input",
         )
-    options = PredictionOptions(entities=EntityOptions(aggregation=AggregationStrategy.SIMPLE))
+    options = Parameters(aggregation_strategy=AggregationStrategy.SIMPLE)
     result, headers = await ask_task(request, tasks[0], (text,), options=options, handling=handling)
     (found,) = result.outputs
     if result.head is HeadKind.TOKEN_CLASSIFICATION:

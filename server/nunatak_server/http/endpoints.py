@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.params import Depends as Dependency
 
 from nunatak_contract.inputs import Input
+from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.access.keys import Scope
 from nunatak_server.catalog import VisibleCatalog
@@ -14,7 +15,6 @@ from nunatak_server.http.access import PUBLIC, caller_of, needs
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.http.state import state_of
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
@@ -139,7 +139,7 @@ async def ask_task(
     reference: str,
     inputs: tuple[Input, ...],
     *,
-    options: PredictionOptions,
+    options: Parameters,
     handling: Handling,
 ) -> tuple[TaskPrediction, dict[str, str]]:
     """Ask one task through the service; return its answer and the headers of the answer."""

@@ -7,7 +7,7 @@ from fastapi import Header, Request, Response
 from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_contract.requests import PredictManyRequest, PredictRequest, VerdictRequest
+from nunatak_contract.requests import Parameters, PredictManyRequest, PredictRequest, VerdictRequest
 from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -33,9 +33,8 @@ from nunatak_server.http.replies import (
     verdict_fields,
     wants_lines,
 )
-from nunatak_server.http.requests import options_of
 from nunatak_server.http.state import request_id_of
-from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import Handling, PredictionRequest
 
 LINES: Final[dict[int | str, dict[str, Any]]] = {
@@ -155,5 +154,5 @@ async def _predict(
     return reply(prediction_fields(result, body.inputs), headers=headers)
 
 
-def _options(body: PredictRequest) -> PredictionOptions:
-    return options_of(body.parameters) if body.parameters else DEFAULT_OPTIONS
+def _options(body: PredictRequest) -> Parameters:
+    return body.parameters or DEFAULT_OPTIONS

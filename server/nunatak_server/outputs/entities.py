@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import TypedDict
 
 from nunatak_contract.enums import AggregationStrategy
+from nunatak_contract.requests import Parameters
 from nunatak_model import Alignment, Encoding
 from nunatak_server.outputs.scores import softmax
 
@@ -64,15 +65,6 @@ Entity = TokenEntity | EntityGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntityOptions:
-    """Options of the caller; the stride is in tokens."""
-
-    aggregation: AggregationStrategy = AggregationStrategy.NONE
-    ignored_labels: frozenset[str] = frozenset({"O"})
-    stride: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Token:
     index: int
     word_id: int | None
@@ -96,24 +88,25 @@ class _Piece:
 
 
 def find_entities(
-    windows: Sequence[Window], *, labels: Sequence[str], join: Join, options: EntityOptions
+    windows: Sequence[Window], *, labels: Sequence[str], join: Join, options: Parameters
 ) -> list[Entity]:
     """Label the tokens of a text, and combine them by the strategy of the caller.
 
     Where windows overlap, the longer of two entities stays. If both are equally long, the better
     score decides. Tokens may share characters, so numbers identify tokens and words.
     """
+    ignored = frozenset(options.ignore_labels)
     found = [
         [
             entity
-            for entity in _entities(_tokens(window), labels, join, options.aggregation)
-            if _label_of(entity) not in options.ignored_labels
+            for entity in _entities(_tokens(window), labels, join, options.aggregation_strategy)
+            if _label_of(entity) not in ignored
         ]
         for window in windows
     ]
     if len(windows) == 1:
         return found[0]
-    match options.aggregation:
+    match options.aggregation_strategy:
         case AggregationStrategy.NONE:
             return _each_once(found, _tokens_before(windows))
         case AggregationStrategy.WORD:
