@@ -83,26 +83,16 @@ async def ask(
     request: Request, handling: Routed, task: str, body: HfRequest, version: str | None = None
 ) -> Response:
     """Ask a task; the head of the task decides the shape of the answer."""
-    result, headers = await ask_task(
-        request,
-        reference_text(task, version),
-        inputs_of(body.inputs),
-        options=body.parameters,
-        handling=handling,
-    )
+    reference, inputs = reference_text(task, version), inputs_of(body.inputs)
+    result, headers = await ask_task(request, handling, reference, inputs, body.parameters)
     return reply(_answer(result, body), headers=headers)
 
 
 @router.ask("/backbone", answer=list[float])
 async def compare(request: Request, handling: Unrouted, body: SimilarityRequest) -> Response:
     """Return the cosine similarity of the first sentence with each of the others."""
-    found, headers = await embed_texts(
-        request,
-        (body.inputs.source_sentence, *body.inputs.sentences),
-        truncates=False,
-        normalises=True,
-        handling=handling,
-    )
+    sentences = (body.inputs.source_sentence, *body.inputs.sentences)
+    found, headers = await embed_texts(request, handling, sentences)
     source, *others = found.vectors
     return reply([_dot(source, other) for other in others], headers=headers)
 

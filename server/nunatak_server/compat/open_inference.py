@@ -230,13 +230,9 @@ async def infer(
 ) -> Response:
     """Ask a task."""
     columns = _columns(body.inputs)
-    result, headers = await ask_task(
-        request,
-        reference_text(task, version),
-        inputs_of(columns),
-        options=_options(body.parameters or {}, frozenset(columns)),
-        handling=handling,
-    )
+    reference, inputs = reference_text(task, version), inputs_of(columns)
+    options = _options(body.parameters or {}, frozenset(columns))
+    result, headers = await ask_task(request, handling, reference, inputs, options)
     tensors = _wanted(output_tensors(result.head, result.outputs), body.outputs)
     answer = {"model_name": result.task, "model_version": str(result.version)}
     if body.id is not None:

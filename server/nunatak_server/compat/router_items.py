@@ -80,9 +80,7 @@ async def embed(
 
     async def ask(part: tuple[str, ...]) -> tuple[Embeddings, dict[str, str]]:
         cuts = body.options.overflow == "truncate"
-        return await embed_texts(
-            request, part, truncates=cuts, normalises=True, handling=own, backbone=backbone
-        )
+        return await embed_texts(request, own, part, truncates=cuts, backbone=backbone)
 
     items = [body.input] if isinstance(body.input, str) else body.input
     texts = tuple(it if isinstance(it, str) else it.text for it in items)

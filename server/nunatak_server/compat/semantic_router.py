@@ -144,7 +144,7 @@ async def _classify(
     )
 
     async def ask(part: tuple[Input, ...]) -> tuple[TaskPrediction, dict[str, str]]:
-        return await ask_task(request, body.model, part, options=options, handling=own)
+        return await ask_task(request, own, body.model, part, options)
 
     found, headers = await ask_each(ask, tuple(inputs))
     results = [
@@ -152,7 +152,10 @@ async def _classify(
         for index, ((one, place), item) in enumerate(zip(found, inputs, strict=True))
     ]
     known = next((one for one, _ in found if isinstance(one, TaskPrediction)), None)
-    head = await _head(request, body) if known is None else RoutedHead.of(known)
+    if known is None:
+        head = RoutedHead.in_manifest(await find_task(request, body.model, None))
+    else:
+        head = RoutedHead.of(known)
     _check(head, body)
     read = (one.extents[it].num_tokens for one, it in found if isinstance(one, TaskPrediction))
     fields = {
@@ -171,13 +174,9 @@ async def _rerank(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     query = Query(query=body.query, documents=tuple(body.documents))
     on_long = OVERFLOWS[body.options.overflow or "reject"]
-    result, headers = await ask_task(
-        request,
-        body.model,
-        (query,),
-        options=Parameters(function_to_apply=FunctionToApply.NONE, on_long=on_long),
-        handling=with_deadline(handling, body.options.deadline_ms),
-    )
+    options = Parameters(function_to_apply=FunctionToApply.NONE, on_long=on_long)
+    own = with_deadline(handling, body.options.deadline_ms)
+    result, headers = await ask_task(request, own, body.model, (query,), options)
     if result.head is not HeadKind.RANKING:
         raise _unsupported("rerank", result.task)
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
@@ -185,10 +184,6 @@ async def _rerank(
     usage = {"input_tokens": result.extents[0].num_tokens, "output_tokens": 0}
     fields = {"model": body.model, "results": results[: body.top_n], "usage": usage}
     return with_meta(fields, body.options, headers), headers
-
-
-async def _head(request: Request, body: ClassifyRequest) -> RoutedHead:
-    return RoutedHead.in_manifest(await find_task(request, body.model, None))
 
 
 def _check(head: RoutedHead, body: ClassifyRequest) -> None:

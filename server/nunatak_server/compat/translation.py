@@ -36,11 +36,11 @@ async def find_task(request: Request, task: str, version: str | None) -> TaskMan
 
 async def embed_texts(
     request: Request,
+    handling: Handling,
     texts: tuple[str, ...],
     *,
-    truncates: bool,
-    normalises: bool,
-    handling: Handling,
+    truncates: bool = False,
+    normalises: bool = True,
     backbone: Backbone | None = None,
 ) -> tuple[Embeddings, dict[str, str]]:
     """Embed texts with a backbone, or else the default backbone.

@@ -133,34 +133,33 @@ class Ranked(Message):
     document: Document | None = None
 
 
-class ClassifyResponse(Message):
+class PoolingResponse(Message):
+    """The fields of every answer."""
+
+    id: str
+    model: str
+    usage: Usage
+
+
+class ClassifyResponse(PoolingResponse):
     """The scores of each text."""
 
-    id: str
     object: Literal["list"]
     created: int
-    model: str
     data: list[ClassifyItem]
-    usage: Usage
 
 
-class ScoreResponse(Message):
+class ScoreResponse(PoolingResponse):
     """The score of each pair."""
 
-    id: str
     object: Literal["list"]
     created: int
-    model: str
     data: list[ScoreItem]
-    usage: Usage
 
 
-class RerankResponse(Message):
+class RerankResponse(PoolingResponse):
     """The documents, best first."""
 
-    id: str
-    model: str
-    usage: Usage
     results: list[Ranked]
 
 
@@ -206,25 +205,25 @@ async def classify(request: Request, handling: Routed, body: ClassifyBody) -> Re
     if isinstance(body, UnnamedRequest):
         return await _answer_unnamed(request, body.inputs, handling)
     result, headers = await ask_task(
-        request, body.model, texts_of(body.input), options=body.options, handling=handling
+        request, handling, body.model, texts_of(body.input), body.options
     )
     _check_head(result, HeadKind.SEQUENCE_CLASSIFICATION)
     rows = cast("list[list[LabelScore]]", result.outputs)
     data = [_classified(index, row, result.labels) for index, row in enumerate(rows)]
-    return reply({**_listed(request, "classify", result), "data": data}, headers=headers)
+    return reply(_listed(request, "classify", result, data), headers=headers)
 
 
 @router.ask("/score", "/v1/score", answer=ScoreResponse)
 async def score(request: Request, handling: Routed, body: ScoreBody) -> Response:
     """Score pairs of texts with a ranking task."""
     result, headers = await ask_task(
-        request, body.model, _queries(*_sides(body)), options=body.options, handling=handling
+        request, handling, body.model, _queries(*_sides(body)), body.options
     )
     _check_head(result, HeadKind.RANKING)
     ranked = cast("list[list[DocumentScore]]", result.outputs)
     scores = [it["score"] for one in ranked for it in sorted(one, key=lambda it: it["index"])]
     data = [{"index": index, "object": "score", "score": it} for index, it in enumerate(scores)]
-    return reply({**_listed(request, "score", result), "data": data}, headers=headers)
+    return reply(_listed(request, "score", result, data), headers=headers)
 
 
 @router.ask(
@@ -234,19 +233,12 @@ async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Res
     """Order documents for a query, best first."""
     documents = tuple(it if isinstance(it, str) else it.text for it in body.documents)
     query = Query(query=body.query, documents=documents)
-    result, headers = await ask_task(
-        request, body.model, (query,), options=body.options, handling=handling
-    )
+    result, headers = await ask_task(request, handling, body.model, (query,), body.options)
     _check_head(result, HeadKind.RANKING)
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
     results = [_ranked(it, documents, shows=body.return_documents) for it in ranked]
-    answer = {
-        "id": f"rerank-{request_id_of(request.scope)}",
-        "model": result.reference,
-        "usage": usage_of(sum(extent.num_tokens for extent in result.extents)),
-        "results": results[: body.top_n or None],
-    }
-    return reply(answer, headers=headers)
+    shown = results[: body.top_n or None]
+    return reply({**_fields(request, "rerank", result), "results": shown}, headers=headers)
 
 
 async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Response:
@@ -265,7 +257,7 @@ async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Re
             "for one task, or send model and input",
         )
     options = Parameters(aggregation_strategy=AggregationStrategy.SIMPLE)
-    result, headers = await ask_task(request, tasks[0], (text,), options=options, handling=handling)
+    result, headers = await ask_task(request, handling, tasks[0], (text,), options)
     (found,) = result.outputs
     if result.head is HeadKind.TOKEN_CLASSIFICATION:
         entities = cast("list[Entity]", found)
@@ -316,11 +308,16 @@ def _check_head(result: TaskPrediction, needed: HeadKind) -> None:
         )
 
 
-def _listed(request: Request, kind: str, result: TaskPrediction) -> dict[str, Any]:
+def _listed(
+    request: Request, kind: str, result: TaskPrediction, data: list[dict[str, Any]]
+) -> dict[str, Any]:
+    listed = {"object": "list", "created": int(time.time()), "data": data}
+    return {**_fields(request, kind, result), **listed}
+
+
+def _fields(request: Request, kind: str, result: TaskPrediction) -> dict[str, Any]:
     return {
         "id": f"{kind}-{request_id_of(request.scope)}",
-        "object": "list",
-        "created": int(time.time()),
         "model": result.reference,
         "usage": usage_of(sum(extent.num_tokens for extent in result.extents)),
     }

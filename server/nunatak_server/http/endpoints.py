@@ -15,6 +15,7 @@ from nunatak_server.http.access import PUBLIC, caller_of, needs
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.http.state import state_of
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
@@ -136,11 +137,10 @@ class Router(APIRouter):
 
 async def ask_task(
     request: Request,
+    handling: Handling,
     reference: str,
     inputs: tuple[Input, ...],
-    *,
-    options: Parameters,
-    handling: Handling,
+    options: Parameters = DEFAULT_OPTIONS,
 ) -> tuple[TaskPrediction, dict[str, str]]:
     """Ask one task through the service; return its answer and the headers of the answer."""
     wanted = PredictionRequest(

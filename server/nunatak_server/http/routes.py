@@ -7,7 +7,7 @@ from fastapi import Header, Request, Response
 from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_contract.requests import Parameters, PredictManyRequest, PredictRequest, VerdictRequest
+from nunatak_contract.requests import PredictManyRequest, PredictRequest, VerdictRequest
 from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -81,7 +81,7 @@ async def predict_many(
     wanted = PredictionRequest(
         references=tuple(body.tasks),
         inputs=inputs_of(body.inputs),
-        options=_options(body),
+        options=body.parameters or DEFAULT_OPTIONS,
         handling=handling,
     )
     service, request_id = runtime_of(request).service, request_id_of(request.scope)
@@ -148,11 +148,6 @@ async def show_history(request: Request, task: str) -> Response:
 async def _predict(
     request: Request, reference: str, body: PredictRequest, handling: Handling
 ) -> Response:
-    result, headers = await ask_task(
-        request, reference, inputs_of(body.inputs), options=_options(body), handling=handling
-    )
+    options = body.parameters or DEFAULT_OPTIONS
+    result, headers = await ask_task(request, handling, reference, inputs_of(body.inputs), options)
     return reply(prediction_fields(result, body.inputs), headers=headers)
-
-
-def _options(body: PredictRequest) -> Parameters:
-    return body.parameters or DEFAULT_OPTIONS

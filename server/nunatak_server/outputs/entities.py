@@ -75,18 +75,6 @@ class _Token:
     scores: list[float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A token or a word with its label."""
-
-    label: str
-    score: float
-    index: int
-    spelling: str
-    start: int
-    end: int
-
-
 def find_entities(
     windows: Sequence[Window], *, labels: Sequence[str], join: Join, options: Parameters
 ) -> list[Entity]:
@@ -137,12 +125,12 @@ def _entities(
 ) -> Sequence[Entity]:
     match strategy:
         case AggregationStrategy.NONE:
-            return [_token_entity(_single(token, labels)) for token in tokens]
+            return [_single(token, labels) for token in tokens]
         case AggregationStrategy.SIMPLE:
             return _groups([_single(token, labels) for token in tokens], join)
         case AggregationStrategy.WORD:
             words = [list(group) for _, group in groupby(tokens, lambda token: token.word_id)]
-            return [_token_entity(_word(word, word[0].scores, labels, join)) for word in words]
+            return [_word(word, word[0].scores, labels, join) for word in words]
         case AggregationStrategy.FIRST | AggregationStrategy.AVERAGE | AggregationStrategy.MAX:
             words = _running_words(tokens)
             return _groups(
@@ -150,13 +138,13 @@ def _entities(
             )
 
 
-def _single(token: _Token, labels: Sequence[str]) -> _Piece:
+def _single(token: _Token, labels: Sequence[str]) -> TokenEntity:
     score = max(token.scores)
-    return _Piece(
-        label=labels[token.scores.index(score)],
+    return TokenEntity(
+        entity=labels[token.scores.index(score)],
         score=score,
         index=token.index,
-        spelling=token.spelling,
+        word=token.spelling,
         start=token.start,
         end=token.end,
     )
@@ -164,14 +152,14 @@ def _single(token: _Token, labels: Sequence[str]) -> _Piece:
 
 def _word(
     tokens: Sequence[_Token], scores: list[float], labels: Sequence[str], join: Join
-) -> _Piece:
+) -> TokenEntity:
     score = max(scores)
     first, last = tokens[0], tokens[-1]
-    return _Piece(
-        label=labels[scores.index(score)],
+    return TokenEntity(
+        entity=labels[scores.index(score)],
         score=score,
         index=first.index if first.word_id is None else first.word_id,
-        spelling=join([token.spelling for token in tokens]),
+        word=join([token.spelling for token in tokens]),
         start=first.start,
         end=last.end,
     )
@@ -198,11 +186,11 @@ def _running_words(tokens: Sequence[_Token]) -> list[list[_Token]]:
     return words
 
 
-def _groups(pieces: Sequence[_Piece], join: Join) -> list[EntityGroup]:
-    groups: list[list[_Piece]] = []
+def _groups(pieces: Sequence[TokenEntity], join: Join) -> list[EntityGroup]:
+    groups: list[list[TokenEntity]] = []
     for piece in pieces:
-        is_begin, tag = _tag(piece.label)
-        if groups and not is_begin and tag == _tag(groups[-1][-1].label)[1]:
+        is_begin, tag = _tag(piece["entity"])
+        if groups and not is_begin and tag == _tag(groups[-1][-1]["entity"])[1]:
             groups[-1].append(piece)
         else:
             groups.append([piece])
@@ -214,24 +202,13 @@ def _tag(label: str) -> tuple[bool, str]:
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def _group(pieces: Sequence[_Piece], join: Join) -> EntityGroup:
+def _group(pieces: Sequence[TokenEntity], join: Join) -> EntityGroup:
     return EntityGroup(
-        entity_group=pieces[0].label.split("-", 1)[-1],
-        score=sum(piece.score for piece in pieces) / len(pieces),
-        word=join([piece.spelling for piece in pieces]),
-        start=pieces[0].start,
-        end=pieces[-1].end,
-    )
-
-
-def _token_entity(piece: _Piece) -> TokenEntity:
-    return TokenEntity(
-        entity=piece.label,
-        score=piece.score,
-        index=piece.index,
-        word=piece.spelling,
-        start=piece.start,
-        end=piece.end,
+        entity_group=pieces[0]["entity"].split("-", 1)[-1],
+        score=sum(piece["score"] for piece in pieces) / len(pieces),
+        word=join([piece["word"] for piece in pieces]),
+        start=pieces[0]["start"],
+        end=pieces[-1]["end"],
     )
 
 
