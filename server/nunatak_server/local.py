@@ -16,7 +16,7 @@ from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import Problem
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http.replies import prediction_fields
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS

@@ -34,7 +34,6 @@ from nunatak_registry import (
 )
 from nunatak_server.access.keys import ANYONE
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.failures import within
 from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -48,6 +47,7 @@ from nunatak_server.http.endpoints import (
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import backbone_memory, memory_report, reply
 from nunatak_server.rollouts.comparison import DRIFT_BOUNDS
+from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
 from nunatak_server.telemetry.metrics import CONTENT_TYPE

@@ -21,10 +21,10 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.requests import Parameters
 from nunatak_model import Encoding
 from nunatak_registry import SharedTraffic, Traffic
-from nunatak_server import turns
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.outputs import work_of
 from nunatak_server.predict.types import TaskFailure
+from nunatak_server.scheduler import turns
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 
 QUESTIONS = HeadRecord(
