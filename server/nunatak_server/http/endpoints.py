@@ -1,6 +1,7 @@
 """Shared parts of endpoints: the headers, and the call of a task."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from functools import partialmethod
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -88,37 +89,13 @@ Unrouted = Annotated[Handling, Depends(unrouted_handling_of)]
 class Router(APIRouter):
     """Adds each endpoint with the permission that its callers need, under one or more paths."""
 
-    def ask(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as the framework's own methods
-        return self._add(paths, "POST", needs(Scope.PREDICT), answer, options)
-
-    def read(
-        self,
-        *paths: str,
-        answer: Any,  # noqa: ANN401 - as above
-        spans_tasks: bool = False,
-        **options: Any,  # noqa: ANN401 - as above
-    ) -> Callable[[Endpoint], Endpoint]:
-        access = needs(Scope.READ, spans_tasks=spans_tasks)
-        return self._add(paths, "GET", access, answer, options)
-
-    def change(
-        self,
-        *paths: str,
-        answer: Any,  # noqa: ANN401 - as above
-        method: str = "POST",
-    ) -> Callable[[Endpoint], Endpoint]:
-        return self._add(paths, method, needs(Scope.ADMIN), answer, {})
-
-    def show(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as above
-        return self._add(paths, "GET", PUBLIC, answer, options)
-
     def _add(
         self,
-        paths: Sequence[str],
         method: str,
         access: Dependency,
-        answer: Any,  # noqa: ANN401 - as above
-        options: dict[str, Any],
+        *paths: str,
+        answer: Any,  # noqa: ANN401 - as the framework's own methods
+        **options: Any,  # noqa: ANN401 - as above
     ) -> Callable[[Endpoint], Endpoint]:
         def add(endpoint: Endpoint) -> Endpoint:
             for path in paths:
@@ -133,6 +110,13 @@ class Router(APIRouter):
             return endpoint
 
         return add
+
+    ask = partialmethod(_add, "POST", needs(Scope.PREDICT))
+    read = partialmethod(_add, "GET", needs(Scope.READ))
+    read_all = partialmethod(_add, "GET", needs(Scope.READ, spans_tasks=True))
+    change = partialmethod(_add, "POST", needs(Scope.ADMIN))
+    set = partialmethod(_add, "PUT", needs(Scope.ADMIN))
+    show = partialmethod(_add, "GET", PUBLIC)
 
 
 async def ask_task(

@@ -114,7 +114,10 @@ class RequestObserver:
 
 
 class ObservingMiddleware:
-    """The outermost layer of the application. Pure ASGI, like `state`'s middleware."""
+    """The outermost layer of the application, which also gives each request its id.
+
+    Pure ASGI: a middleware that wraps requests in its own tasks would hide disconnects.
+    """
 
     def __init__(self, app: ASGIApp, *, observer: RequestObserver) -> None:
         self._app = app
@@ -125,12 +128,13 @@ class ObservingMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = self._observer.begin(scope)
+        exchange, identity = self._observer.begin(scope), give_id(scope)
         token = current_notes.set(exchange.notes)
 
         async def send_watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *identity]
             await send(message)
 
         try:
