@@ -137,7 +137,6 @@ def wire_inputs(inputs: Inputs) -> WireInputs:
 def predict_body(
     inputs: WireInputs, *, tasks: Sequence[str] | None = None, **shown: Unpack[ShownOptions]
 ) -> bytes:
-    """Write the body of a predict request; `tasks` makes it a fan-out."""
     body: dict[str, JsonValue] = {"inputs": inputs.value}
     if tasks is not None:
         body["tasks"] = list(tasks)
@@ -152,7 +151,6 @@ def wire_parameters(
     function_to_apply: FunctionToApply | str | None = None,
     parameters: Parameters | None = None,
 ) -> dict[str, JsonValue]:
-    """Write the options that are given."""
     wanted = (parameters or Parameters()).wire()
     if top_k is not None:
         wanted["top_k"] = top_k

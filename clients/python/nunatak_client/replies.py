@@ -177,7 +177,6 @@ class Prediction(Answered):
 
 
 def error_of(problem: Problem, *, retry_after_s: float | None = None) -> ApiError:
-    """Return the error to raise for a problem."""
     fields = "; ".join(f"{field.location}: {field.message}" for field in problem.errors or ())
     detail = problem.detail or problem.title or f"the server answered {problem.status}"
     return error_class(problem.status)(
@@ -294,7 +293,6 @@ def raise_for_problem(reply: Reply) -> None:
 
 
 def read_object(reply: Reply) -> dict[str, JsonValue]:
-    """Read a body that is one JSON object."""
     try:
         return _OBJECT.validate_json(reply.content)
     except ValidationError as error:
@@ -302,7 +300,6 @@ def read_object(reply: Reply) -> dict[str, JsonValue]:
 
 
 def read_result(kind: type[ResultT], content: object) -> ResultT:
-    """Check decoded JSON against a result class."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -310,13 +307,11 @@ def read_result(kind: type[ResultT], content: object) -> ResultT:
 
 
 def read_prediction(reply: Reply, *, num_inputs: int | None) -> Prediction:
-    """Read the answer of one task."""
     body = with_head_outputs(read_object(reply), num_inputs)
     return read_result(Prediction, {**body, **_trail(reply)})
 
 
 def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) -> FanOut:
-    """Read the answers of several tasks."""
     body = read_object(reply)
     if isinstance(entries := body.get("results"), list):
         body["results"] = [
@@ -339,7 +334,6 @@ def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
 
 
 def read_timings(headers: Mapping[str, str]) -> Timings:
-    """Read the timing headers that the reply has."""
     batch_size = _number(headers.get(BATCH_SIZE_HEADER))
     return Timings(
         queue_ms=_number(headers.get(QUEUE_HEADER)),

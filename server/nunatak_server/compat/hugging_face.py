@@ -98,12 +98,7 @@ async def compare(request: Request, handling: Unrouted, body: SimilarityRequest)
 
 
 def _answer(result: TaskPrediction, body: HfRequest) -> Any:  # noqa: ANN401 - one shape for each head
-    """Return the answer in the shape of its head.
-
-    Raises:
-        NunatakError: `invalid_request`, the protocol has no such head, or the head has no such
-            parameters.
-    """
+    """Return the answer in the shape of its head."""
     if result.head not in PARAMETERS:
         raise NunatakError(
             "invalid_request",

@@ -241,7 +241,6 @@ async def infer(
 
 
 def _binary_names(body: InferRequest, tensors: list[Tensor]) -> set[str]:
-    """Return the names of the outputs that the caller wants as binary data."""
     default = (body.parameters or {}).get(ALL_BINARY, False)
     own = {it.name: (it.parameters or {}).get(BINARY, default) for it in body.outputs or ()}
     return {it.name for it in tensors if own.get(it.name, default) is True}
@@ -275,11 +274,7 @@ def _columns(tensors: list[InputTensor]) -> dict[str, list[str]]:
 
 
 def _texts(tensor: InputTensor) -> list[str]:
-    """Return the elements of a tensor.
-
-    Raises:
-        NunatakError: `invalid_request`, the number of elements does not fit the shape.
-    """
+    """Return the elements of a tensor."""
     _refuse_unknown(tensor.parameters or {}, known=frozenset(), flag=BINARY, values={False})
     texts = [it if isinstance(it, str) else it[0] for it in tensor.data]
     if math.prod(tensor.shape) != len(texts) or tensor.shape[0] != len(texts):

@@ -115,7 +115,6 @@ def with_deadline(handling: Handling, deadline_ms: float | None) -> Handling:
 def with_meta(
     fields: dict[str, Any], options: Options, headers: dict[str, str], **more: object
 ) -> dict[str, Any]:
-    """Return the fields with `meta`, if the caller wants `meta`."""
     if not options.return_meta:
         return fields
     times = {

@@ -187,12 +187,7 @@ async def _rerank(
 
 
 def _check(head: RoutedHead, body: ClassifyRequest) -> None:
-    """Refuse options that the head does not have.
-
-    Raises:
-        NunatakError: `invalid_request`, the surface cannot ask the head, or the head has another
-            name or no such option.
-    """
+    """Refuse options that the head does not have."""
     if head.classify_kind is None:
         raise _unsupported("classify", head.task)
     if body.head not in {None, head.task}:
@@ -215,7 +210,6 @@ def _unsupported(surface: str, task: str) -> NunatakError:
 def _result(
     found: TaskPrediction | str, place: int, item: Input, body: ClassifyRequest
 ) -> dict[str, Any]:
-    """Return the result of one input, or its error."""
     if isinstance(found, str):
         return {"error": found}
     extent, limit = found.extents[place], body.options.max_tokens

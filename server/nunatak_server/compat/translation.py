@@ -71,7 +71,6 @@ def usage_of(num_tokens: int) -> dict[str, int]:
 
 
 def span_of(entity: Entity, text: str) -> dict[str, Any]:
-    """Return a found span with its label, its place and its text."""
     start, end = entity["start"], entity["end"]
     label = entity["entity_group"] if "entity_group" in entity else entity["entity"]
     return {"label": label, "start": start, "end": end, "text": text[start:end]}

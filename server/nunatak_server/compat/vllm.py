@@ -242,12 +242,7 @@ async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Res
 
 
 async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Response:
-    """Ask the caller's one task, and list labels or found spans.
-
-    Raises:
-        NunatakError: `invalid_request`, the caller has no task or several tasks, or the task reads
-            no single texts.
-    """
+    """Ask the caller's one task, and list labels or found spans."""
     caller = caller_of(request.scope)
     tasks = await runtime_of(request).facts.names(caller.tasks, caller.name)
     if len(tasks) != 1:
@@ -279,11 +274,7 @@ def _sides(body: ScoreTexts | ScoreData | ScoreDocuments | ScoreItems) -> tuple[
 
 
 def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ...]:
-    """Pair one text with each other text, or the texts one by one.
-
-    Raises:
-        NunatakError: `invalid_request`, both sides have several texts, and not equally many.
-    """
+    """Pair one text with each other text, or the texts one by one."""
     queries, documents = texts_of(first), texts_of(second)
     if len(queries) == 1:
         return (Query(query=queries[0], documents=documents),)

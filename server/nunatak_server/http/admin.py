@@ -205,11 +205,7 @@ async def _change(
     make: Callable[..., AliasEvent | CandidateEvent],
     *place: object,
 ) -> Response:
-    """Make a change, let this server follow it at once, and wait for the others if asked to.
-
-    Raises:
-        NunatakError: `replicas_behind`, the change is made, and some replicas do not follow.
-    """
+    """Make a change, let this server follow it at once, and wait for the others if asked to."""
     runtime, expected = runtime_of(request), body.expected_version if body else None
     event = await runtime.catalog.change(
         make, *place, expected_version=expected, by=_actor(request)

@@ -59,7 +59,6 @@ class RequestObserver:
         self._access_log = access_log
 
     def begin(self, scope: Scope) -> Exchange:
-        """Start the clock of a request."""
         method = scope["method"] if scope["method"] in KNOWN_METHODS else OTHER_METHOD
         tracing = state_of(scope).runtime.tracing
         span = tracing.begin(method=method, headers=scope["headers"]) if tracing else None
@@ -152,7 +151,6 @@ class ObservingMiddleware:
 
 
 def note_fields(notes: RequestNotes) -> dict[str, object]:
-    """Return the log fields of a request's subject."""
     if notes.predictions:
         return prediction_fields(notes.predictions)
     return {} if notes.task is None else {"task": notes.task}

@@ -102,7 +102,6 @@ def as_sent(values: Sequence[T], inputs: Inputs) -> T | list[T]:
 
 
 def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
-    """Return one task's answer."""
     return {
         "task": result.task,
         "version": result.version,
@@ -119,7 +118,6 @@ def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
 def result_fields(
     result: TaskPrediction | TaskFailure, inputs: Inputs, *, request_id: str | None
 ) -> dict[str, Any]:
-    """Return one task's answer or failure within a request for several."""
     if isinstance(result, TaskPrediction):
         return {"reference": result.reference, **prediction_fields(result, inputs)}
     problem = problem_of(result.error, request_id=request_id)
@@ -129,7 +127,6 @@ def result_fields(
 def verdict_fields(
     judgement: Judgement, inputs: str | Sequence[str], *, request_id: str | None
 ) -> dict[str, Any]:
-    """Return the verdict about the texts of a request."""
     published, sent = judgement.published, [inputs] if isinstance(inputs, str) else inputs
     texts = None
     if judgement.decided is VerdictAction.MASK:
@@ -278,7 +275,6 @@ class LinesResponse(StreamingResponse):
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
         with self._held:
             async with aclosing(self._lines):
                 await super().__call__(scope, receive, send)
@@ -318,7 +314,6 @@ def _line(streamed: StreamedResult, inputs: Inputs, *, request_id: str | None) -
 
 
 def _timing_fields(timings: StageTimes) -> Mapping[str, Any]:
-    """Return the timings of one line, like the headers of a whole answer."""
     return {
         "queue_ms": round(timings.queue_s * 1000, 3),
         "tokenize_ms": round(timings.tokenize_s * 1000, 3),

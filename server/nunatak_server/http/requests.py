@@ -164,7 +164,6 @@ class _Parameter:
         )
 
     def read(self, value: object, values: dict[str, Any], errors: Errors) -> None:
-        """Return the sent value, or the default."""
         if value is not ABSENT:
             values[self.name], found = self.validate(value, values, loc=self.location)
             errors += found

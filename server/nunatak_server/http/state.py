@@ -29,7 +29,6 @@ class AppState:
 
 
 def state_of(scope: Scope) -> AppState:
-    """Return the state of the application that answers a request."""
     state: AppState = scope["app"].state
     return state
 

@@ -59,7 +59,6 @@ def best_answers(
 
 
 def _probabilities(window: Window) -> tuple[Mapping[int, float], Mapping[int, float]]:
-    """Return start and end probabilities of the first token and the tokens of the context."""
     texts = window.alignment.text_ids
     tokens = [0, *(token for token, text in enumerate(texts) if text == CONTEXT)]
     starts, ends = (

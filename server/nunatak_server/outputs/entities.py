@@ -198,7 +198,6 @@ def _groups(pieces: Sequence[TokenEntity], join: Join) -> list[EntityGroup]:
 
 
 def _tag(label: str) -> tuple[bool, str]:
-    """Return whether a label begins an entity, and the kind of the entity."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 

@@ -28,7 +28,6 @@ def apply_function(function: FunctionToApply, logits: Sequence[float]) -> list[f
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
-    """Return the softmax of one or more logits."""
     largest = max(logits)
     weights = [math.exp(logit - largest) for logit in logits]
     total = sum(weights)
