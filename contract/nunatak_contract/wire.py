@@ -382,26 +382,26 @@ class PastMove(AliasChange):
     by: str
 
 
-class CandidateChange(Result):
-    """A canary or shadow: newly set, or with its last values when it ended."""
-
-    task: str
-    alias: str
-    role: CandidateRole
-    version: int
-    share: float
-    active: bool
-
-
-class PastCandidate(Result):
-    """A past change of a canary or shadow: its kind, its time, and who made the change."""
+class CandidateFacts(Result):
+    """A canary or shadow: where it runs, and its share of the requests."""
 
     task: str = Field(validation_alias=found_at("task", "candidate", "task"))
     alias: str = Field(validation_alias=found_at("alias", "candidate", "alias"))
     role: CandidateRole = Field(validation_alias=found_at("role", "candidate", "role"))
-    kind: Literal["set", "end"]
     version: int = Field(validation_alias=found_at("version", "candidate", "version"))
     share: float = Field(validation_alias=found_at("share", "candidate", "share"))
+
+
+class CandidateChange(CandidateFacts):
+    """A canary or shadow: newly set, or with its last values when it ended."""
+
+    active: bool
+
+
+class PastCandidate(CandidateFacts):
+    """A past change of a canary or shadow: its kind, its time, and who made the change."""
+
+    kind: Literal["set", "end"]
     at: Moment
     by: str
 
@@ -458,11 +458,8 @@ class Unpinning(Result):
     versions: tuple[int, ...]
 
 
-class Eviction(Result):
+class Eviction(Unpinning):
     """The versions of a task that were dropped from memory."""
-
-    task: str
-    versions: tuple[int, ...]
 
 
 class Liveness(Result):

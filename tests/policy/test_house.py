@@ -10,16 +10,16 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_artifact": (4620, 22),
     "nunatak_cli": (7442, 39),
-    "nunatak": (436, 3),
-    "nunatak_client": (2229, 8),
+    "nunatak": (423, 3),
+    "nunatak_client": (1927, 8),
     "nunatak_cluster": (665, 7),
-    "nunatak_contract": (3194, 17),
+    "nunatak_contract": (3279, 17),
     "nunatak_rows": (790, 7),
     "nunatak_loadtest": (1267, 10),
     "nunatak_model": (9707, 54),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4298, 23),
-    "nunatak_server": (18727, 97),
+    "nunatak_server": (17614, 93),
     "nunatak_training": (9444, 47),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
