@@ -151,12 +151,9 @@ def _print_published(published: "PublishedPolicy", *, is_new: bool, as_json: boo
 
 
 def _policy_json(published: "PublishedPolicy") -> dict[str, object]:
-    return {
-        "version": published.version,
-        "published_at": published.published_at,
-        "by": published.by,
-        "policy": published.policy.model_dump(mode="json"),
-    }
+    from nunatak_contract.wire import PolicyDetail
+
+    return PolicyDetail.model_validate(published).model_dump(mode="json")
 
 
 policy_app = group(
