@@ -3,6 +3,13 @@
 from enum import StrEnum
 
 
+class UnknownQuestions(StrEnum):
+    """What answers a question without a card."""
+
+    REFUSE = "refuse"
+    EMBEDDINGS = "embeddings"
+
+
 class HeadKind(StrEnum):
     """The kind of prediction of a head."""
 

@@ -81,6 +81,12 @@ REGISTRY: Mapping[str, Reason] = {
         _NOT_FOUND,
     ),
     "invalid_policy": Reason("{problem}", _UNAVAILABLE),
+    "question_not_found": Reason(
+        "no question card {question!r} in this registry; `nunatak question list` shows the cards "
+        "there are",
+        _NOT_FOUND,
+    ),
+    "invalid_question": Reason("{problem}", _UNAVAILABLE),
     "store_unavailable": Reason("{problem}", _UNAVAILABLE),
     "store_read_only": Reason(
         "the registry takes no changes since {reason}; check the disk, open the registry anew "
@@ -336,6 +342,16 @@ SERVER: Mapping[str, Reason] = {
         "characters pass with unjudged ['unread'] in the policy",
         _INVALID,
     ),
+    "question_unknown": Reason(
+        "no card of the registry has question {position} of the request, character by character; "
+        "`nunatak question list` shows the questions, and `nunatak question put` adds one",
+        _NOT_FOUND,
+    ),
+    "question_unanswerable": Reason(
+        "version {version} of task {task!r} cannot answer the question of card {card!r}: {reason}; "
+        "roll the version back, or publish a card for it",
+        _UNAVAILABLE,
+    ),
     "rule_unanswerable": Reason(
         "version {version} of task {task!r} cannot decide a condition of the policy: {reason}; "
         "roll the version back, or publish a policy for it",
@@ -363,6 +379,9 @@ COMMAND: Mapping[str, Reason] = {
     ),
     "invalid_task_file": Reason("{path}: {place}: {problem}; docs/training.md shows the format"),
     "invalid_policy_file": Reason("{path}: {place}: {problem}; docs/verdicts.md shows the format"),
+    "invalid_question_file": Reason(
+        "{path}: {place}: {problem}; docs/decisions.md shows the format"
+    ),
     "server_start_failed": Reason(
         "the server ended with code {exit_code} before it was ready; {where}"
     ),

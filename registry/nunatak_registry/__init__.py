@@ -22,7 +22,7 @@ from nunatak_registry.errors import (
     TaskNotFoundError,
     VersionNotFoundError,
 )
-from nunatak_registry.index.records import PublishedPolicy
+from nunatak_registry.index.records import Published, PublishedCard, PublishedPolicy
 from nunatak_registry.index.snapshot import Generation
 from nunatak_registry.listing import DamagedTask, ListedTask, ListedVersion
 from nunatak_registry.locations import default_location
@@ -51,6 +51,8 @@ __all__ = [
     "ListedTask",
     "ListedVersion",
     "NunatakError",
+    "Published",
+    "PublishedCard",
     "PublishedPolicy",
     "Registry",
     "SharedTraffic",

@@ -40,6 +40,7 @@ from nunatak_registry.listing import (
 from nunatak_registry.locations import parse_location
 from nunatak_registry.policies import PolicyStore
 from nunatak_registry.publication import check_place, check_publication, number_draft
+from nunatak_registry.questions import QuestionStore
 from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
 from nunatak_registry.upkeep import Upkeep
@@ -63,6 +64,7 @@ class Registry(Upkeep):
         super().__init__(index=index, blobs=blobs, clock=clock)
         self.rollouts = RolloutStore(index=index, blobs=blobs, clock=clock)
         self.policies = PolicyStore(index=index, blobs=blobs, clock=clock)
+        self.questions = QuestionStore(index=index, blobs=blobs, clock=clock)
         self.copies = Copies(index=index, blobs=blobs, clock=clock)
         self.replicas = ReplicaStore(index=index, blobs=blobs, clock=clock)
 

@@ -24,7 +24,13 @@ from nunatak_registry.errors import (
     StoreUnavailableError,
 )
 from nunatak_registry.index.index import Change, Store
-from nunatak_registry.index.records import VersionRecord
+from nunatak_registry.index.records import (
+    POLICIES,
+    QUESTIONS,
+    Document,
+    DocumentKind,
+    VersionRecord,
+)
 from nunatak_registry.index.snapshot import Snapshot
 
 DEFAULT_GRACE_S = 3600.0
@@ -36,13 +42,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class FindingKind(StrEnum):
     """The kind of fault.
 
-    Only three kinds harm no version and no policy: `ORPHAN` (a blob that no version refers to),
+    Only three kinds harm no version and no document: `ORPHAN` (a blob that no version refers to),
     `TEMPORARY` (the rest of a write that was cut short) and `STRANGER` (a file that the registry
     did not write).
     """
 
     MANIFEST = "manifest"
     POLICY = "policy"
+    QUESTION = "question"
     INDEX = "index"
     BLOB = "blob"
     HEADER = "header"
@@ -52,7 +59,7 @@ class FindingKind(StrEnum):
 
     @property
     def is_error(self) -> bool:
-        """Whether a version or policy cannot be served, or the index cannot be trusted."""
+        """Whether a version or document cannot be served, or the index cannot be trusted."""
         return self not in {FindingKind.ORPHAN, FindingKind.TEMPORARY, FindingKind.STRANGER}
 
 
@@ -270,12 +277,20 @@ def _check_index(snapshot: Snapshot, task: str | None) -> Iterator[Finding]:
         snapshot.candidates(task)
     except StoreUnavailableError as error:
         yield index_finding("index" if task is None else task, f"has damage: {error}")
-    for record in [] if task is not None else snapshot.policies():
+    if task is None:
+        yield from _check_documents(snapshot, POLICIES, FindingKind.POLICY)
+        yield from _check_documents(snapshot, QUESTIONS, FindingKind.QUESTION)
+
+
+def _check_documents(
+    snapshot: Snapshot, kind: DocumentKind[Document], fault: FindingKind
+) -> Iterator[Finding]:
+    for record in snapshot.documents(kind.row):
         try:
-            record.parse()
+            record.parse(kind)
         except NunatakError as error:
             subject = f"{record.name}/{record.version}"
-            yield Finding(subject=subject, kind=FindingKind.POLICY, message=str(error))
+            yield Finding(subject=subject, kind=fault, message=str(error))
 
 
 def _check_alias(

@@ -140,6 +140,7 @@ def make_facts(
     return KnownFacts(
         traffic=one_by_one(store.resolve),
         policies=one_by_one(policy or no_fact),
+        cards=one_by_one(no_fact),
         names=one_by_one(names or no_fact),
         on_move=on_move,
         max_known=max_known,

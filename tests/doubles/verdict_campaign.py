@@ -124,7 +124,7 @@ class Campaign:
         policy = drawn_policy(self.chance)
         number = len(self.policies) + 1
         self.policies.append(
-            PublishedPolicy(policy=policy, version=number, published_at=CREATED_AT, by="ann")
+            PublishedPolicy(document=policy, version=number, published_at=CREATED_AT, by="ann")
         )
 
     async def run(self, count: int, *, service: PredictionService | None = None) -> Tally:

@@ -18,6 +18,7 @@ from nunatak_cli.options import example
 from nunatak_cli.output import print_text
 from nunatak_cli.registry.backbone import backbone_app
 from nunatak_cli.registry.policy import policy_app
+from nunatak_cli.registry.question import question_app
 from nunatak_cli.registry.registries import registry_app, replicas
 from nunatak_cli.registry.task import task_app
 from nunatak_cli.serving.cluster import cluster_app
@@ -66,7 +67,7 @@ COMMANDS: Mapping[str, Sequence[tuple[Callable[..., None], type[TyperCommand] | 
 GROUPS = {
     TRAIN: (sweep_app, cache_app),
     SERVE: (cluster_app, key_app, memory_app, loadtest_app),
-    REGISTRY: (task_app, policy_app, registry_app, backbone_app),
+    REGISTRY: (task_app, policy_app, question_app, registry_app, backbone_app),
 }
 
 

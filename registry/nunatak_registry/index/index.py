@@ -23,15 +23,15 @@ from nunatak_registry.aliases import (
 )
 from nunatak_registry.blobs.blobs import BlobStore, digest_of
 from nunatak_registry.index.database import Database, FileIdentity, raise_generation
-from nunatak_registry.index.records import PolicyRecord
+from nunatak_registry.index.records import DocumentRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
     BlobRow,
     CandidateEventRow,
     CandidateRow,
+    DocumentRow,
     HoldRow,
-    PolicyRow,
     ReplicaRow,
     RetiredBlobRow,
     TaskRow,
@@ -144,10 +144,10 @@ class Change(Snapshot):
             )
         raise_generation(self._connection)
 
-    def add_policies(self, records: Sequence[PolicyRecord]) -> None:
-        """Record versions of policies; without any, nothing changes."""
+    def add_documents(self, row: type[DocumentRow], records: Sequence[DocumentRecord]) -> None:
+        """Record versions of policies or question cards; without any, nothing changes."""
         if records:
-            self._connection.execute(insert(PolicyRow), list(map(asdict, records)))
+            self._connection.execute(insert(row), list(map(asdict, records)))
             raise_generation(self._connection)
 
     def replace_holds(

@@ -1,17 +1,19 @@
-"""Rows of versions and of policies, and the documents in them."""
+"""Rows of versions, of policies and of question cards, and the documents in them."""
 
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import Final
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import Policy
+from nunatak_contract.questions import QuestionCard
 from nunatak_registry.blobs.blobs import digest_of
 from nunatak_registry.errors import InvalidManifestError
+from nunatak_registry.index.schema import DocumentRow, PolicyRow, QuestionRow
 
 NUM_PARSED: Final = 1024
 """Most parsed manifests that are kept."""
@@ -61,25 +63,60 @@ def _parse_anew(record: VersionRecord) -> TaskManifest:
 _parse = lru_cache(NUM_PARSED)(_parse_anew)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedPolicy:
-    """One version of a policy."""
+Document = TypeVar("Document", Policy, QuestionCard)
 
-    policy: Policy
+
+# A generic class with slots cannot be made by the name of one of its kinds.
+@dataclass(frozen=True, kw_only=True)
+class Published(Generic[Document]):
+    """One version of a document: of a policy or of a question card."""
+
+    document: Document
     version: int
     published_at: datetime
     by: str
     """The user of the operating system who published the version."""
 
     @property
+    def policy(self) -> Document:
+        """The document."""
+        return self.document
+
+    @property
     def reference(self) -> str:
         """The name and the number."""
-        return f"{self.policy.name}/{self.version}"
+        return f"{self.document.name}/{self.version}"
+
+
+PublishedPolicy: TypeAlias = Published[Policy]
+PublishedCard: TypeAlias = Published[QuestionCard]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRecord:
-    """One row of the index: a policy as text, with the digest of the published text."""
+class DocumentKind(Generic[Document]):
+    """A kind of document, with its table."""
+
+    name: str
+    """The name in messages, and in the codes of errors."""
+    model: type[Document]
+    row: type[DocumentRow]
+
+    def invalid(self, problem: str) -> NunatakError:
+        """Return the error of a document that cannot be published or read."""
+        return NunatakError(f"invalid_{self.name}", problem=problem)
+
+    def not_found(self, reference: str) -> NunatakError:
+        """Return the error of a document or version that nobody has published."""
+        return NunatakError(f"{self.name}_not_found", **{self.name: reference})
+
+
+POLICIES: Final = DocumentKind(name="policy", model=Policy, row=PolicyRow)
+QUESTIONS: Final = DocumentKind(name="question", model=QuestionCard, row=QuestionRow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentRecord:
+    """One row of the index: a document as text, with the digest of the published text."""
 
     name: str
     version: int
@@ -89,11 +126,11 @@ class PolicyRecord:
     by: str
 
     @classmethod
-    def of(cls, published: PublishedPolicy) -> "PolicyRecord":
+    def of(cls, published: Published[Document]) -> "DocumentRecord":
         """Return the row of a version."""
-        document = published.policy.model_dump_json()
+        document = published.document.model_dump_json()
         return cls(
-            name=published.policy.name,
+            name=published.document.name,
             version=published.version,
             document=document,
             digest=digest_of(document.encode()),
@@ -101,28 +138,25 @@ class PolicyRecord:
             by=published.by,
         )
 
-    def parse(self) -> PublishedPolicy:
-        """Return the version, unless its row is damaged (`invalid_policy`)."""
+    def parse(self, kind: DocumentKind[Document]) -> Published[Document]:
+        """Return the version, unless its row is damaged (`invalid_policy`, `invalid_question`)."""
         reference = f"{self.name}/{self.version}"
         if digest_of(self.document.encode()) != self.digest:
-            raise invalid_policy(
-                f"the stored policy {reference} differs from the published policy; restore the "
-                "index from a backup"
+            raise kind.invalid(
+                f"the stored {kind.name} {reference} differs from the published {kind.name}; "
+                "restore the index from a backup"
             )
         try:
-            policy = Policy.model_validate_json(self.document)
+            document = kind.model.model_validate_json(self.document)
             published_at = datetime.fromisoformat(self.published_at)
         except (ValidationError, ValueError) as error:
-            raise invalid_policy(
-                f"the stored policy {reference} cannot be read: {error}"
+            raise kind.invalid(
+                f"the stored {kind.name} {reference} cannot be read: {error}"
             ) from error
-        if policy.name != self.name:
-            raise invalid_policy(f"the policy stored as {reference} has the name {policy.name!r}")
-        return PublishedPolicy(
-            policy=policy, version=self.version, published_at=published_at, by=self.by
+        if document.name != self.name:
+            raise kind.invalid(
+                f"the {kind.name} stored as {reference} has the name {document.name!r}"
+            )
+        return Published(
+            document=document, version=self.version, published_at=published_at, by=self.by
         )
-
-
-def invalid_policy(problem: str) -> NunatakError:
-    """Return the error of a policy that cannot be published or read."""
-    return NunatakError("invalid_policy", problem=problem)

@@ -187,10 +187,8 @@ class CandidateEventRow(Base):
     by: Mapped[str] = mapped_column(_READER)
 
 
-class PolicyRow(Base):
-    """One published version of a policy. Rows are only ever added; the newest version serves."""
-
-    __tablename__ = "nunatak_policies"
+class DocumentRow:
+    """One published version of a document. Rows are only ever added; the newest version serves."""
 
     name: Mapped[str] = mapped_column(_NAME, primary_key=True)
     version: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -198,3 +196,15 @@ class PolicyRow(Base):
     digest: Mapped[str] = mapped_column(_DIGEST)
     published_at: Mapped[str] = mapped_column(_TIME)
     by: Mapped[str] = mapped_column(_READER)
+
+
+class PolicyRow(DocumentRow, Base):
+    """One published version of a policy."""
+
+    __tablename__ = "nunatak_policies"
+
+
+class QuestionRow(DocumentRow, Base):
+    """One published version of a question card."""
+
+    __tablename__ = "nunatak_questions"

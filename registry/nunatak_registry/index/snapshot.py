@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
 from typing import Any, Final, TypeAlias, TypeVar
@@ -49,15 +49,15 @@ from nunatak_registry.errors import (
     TaskNotFoundError,
     VersionNotFoundError,
 )
-from nunatak_registry.index.records import PolicyRecord, VersionRecord
+from nunatak_registry.index.records import DocumentRecord, VersionRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
     BlobRow,
     CandidateEventRow,
     CandidateRow,
+    DocumentRow,
     HoldRow,
-    PolicyRow,
     ReplicaRow,
     RetiredBlobRow,
     StateRow,
@@ -353,11 +353,11 @@ class Snapshot:
         query = select(TaskRow.name, TaskRow.next_version).where(*_only(TaskRow.name, task))
         return {name: version for name, version in self._connection.execute(query)}  # noqa: C416 - rows are no tuples
 
-    def policies(self, name: str | None = None) -> list[PolicyRecord]:
-        """Return every version of one policy or of all, ordered by name and number."""
-        query = select(PolicyRow.__table__).where(*_only(PolicyRow.name, name))
-        rows = self._connection.execute(query.order_by(PolicyRow.name, PolicyRow.version))
-        return [PolicyRecord(**row) for row in rows.mappings()]
+    def documents(self, row: type[DocumentRow], name: str | None = None) -> list[DocumentRecord]:
+        """Return every version of one policy or card, or of all, ordered by name and number."""
+        columns = [getattr(row, it.name) for it in fields(DocumentRecord)]
+        query = select(*columns).where(*_only(row.name, name)).order_by(row.name, row.version)
+        return [DocumentRecord(**it) for it in self._connection.execute(query).mappings()]
 
     def _one(self, query: VersionQuery) -> VersionRecord | None:
         return next(iter(self._all(query)), None)

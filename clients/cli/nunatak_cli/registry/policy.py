@@ -117,10 +117,11 @@ def read_policy(path: Path) -> "Policy":
     from nunatak_contract.policies import Policy
 
     with named_place("invalid_policy_file", path):
-        return Policy.model_validate(_content(path))
+        return Policy.model_validate(content_of(path))
 
 
-def _content(path: Path) -> object:
+def content_of(path: Path) -> object:
+    """Return what a file of JSON, YAML or TOML says."""
     if path.suffix.lower() != ".json":
         with needs_extra("training"):
             from nunatak_training.settings import read_mapping

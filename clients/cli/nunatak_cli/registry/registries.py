@@ -41,7 +41,7 @@ def copy(
     create: CreateOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy tasks with versions, aliases and history, and policies, to another registry.
+    """Copy tasks with versions, aliases and history, policies and question cards.
 
     Repeat the command to go on after a kill.
     """
@@ -50,11 +50,13 @@ def copy(
         existing_registry(source) as opened,
         publishing_registry(target, create=create) as receiver,
     ):
-        # Policies after the tasks, because the rules of a policy are about tasks.
-        names = [(name, False) for name in task or opened.copies.tasks()]
-        names += [(name, True) for name in (() if task else opened.policies.numbers())]
-        for name, is_policy in names:
-            outcomes.append(done := _copied(name, opened, receiver, is_policy=is_policy))
+        # Policies and question cards after the tasks, because they are about tasks.
+        names = [("task", name) for name in task or opened.copies.tasks()]
+        if not task:
+            names += [("policy", name) for name in opened.policies.numbers()]
+            names += [("question", name) for name in opened.questions.numbers()]
+        for kind, name in names:
+            outcomes.append(done := _copied(kind, name, opened, receiver))
             if done.error is not None and not as_json:
                 print_failure(done.error.code, done.line)
             elif not as_json:
@@ -114,14 +116,15 @@ FAILURES_OF_A_TASK = {
     "task_not_found",
     "invalid_manifest",
     "invalid_policy",
+    "invalid_question",
     "corrupt_blob",
 }
-"""Errors that concern one task or policy; the copy goes on with the next."""
+"""Errors that concern one task or document; the copy goes on with the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """The outcome of the copy of one task or policy, in words and as JSON."""
+    """The outcome of the copy of one task or document, in words and as JSON."""
 
     line: str
     document: Mapping[str, object]
@@ -186,10 +189,11 @@ def _moves(registry: "Registry", task: str, alias: str) -> "list[AliasEvent]":
         return []
 
 
-def _copied(name: str, source: "Registry", target: "Registry", *, is_policy: bool) -> Copied:
-    kind, take = "policy" if is_policy else "task", _policy_copied if is_policy else _task_copied
+def _copied(kind: str, name: str, source: "Registry", target: "Registry") -> Copied:
     try:
-        return take(name, source, target)
+        if kind == "task":
+            return _task_copied(name, source, target)
+        return _document_copied(kind, name, source, target)
     except NunatakError as error:
         if error.code not in FAILURES_OF_A_TASK:
             raise
@@ -197,11 +201,14 @@ def _copied(name: str, source: "Registry", target: "Registry", *, is_policy: boo
         return Copied(line=str(error), document=document, error=error)
 
 
-def _policy_copied(name: str, source: "Registry", target: "Registry") -> Copied:
-    versions = target.policies.take(name, source.policies)
+def _document_copied(kind: str, name: str, source: "Registry", target: "Registry") -> Copied:
+    if kind == "policy":
+        versions = target.policies.take(name, source.policies)
+    else:
+        versions = target.questions.take(name, source.questions)
     done = _versions_text(versions) if versions else "everything was there already"
-    document = {"policy": name, "versions": list(versions)}
-    return Copied(line=f"policy {name}: {done}", document=document)
+    document = {kind: name, "versions": list(versions)}
+    return Copied(line=f"{kind} {name}: {done}", document=document)
 
 
 def _task_copied(name: str, source: "Registry", target: "Registry") -> Copied:

@@ -69,6 +69,7 @@ async def test_the_names_of_a_request_are_looked_up_together(store: FakeStore) -
     facts = KnownFacts(
         traffic=look_up,
         policies=one_by_one(no_fact),
+        cards=one_by_one(no_fact),
         names=one_by_one(no_fact),
         on_move=lambda _: None,
     )
@@ -233,7 +234,7 @@ async def test_a_move_is_reported_once_by_its_task(store: FakeStore) -> None:
 def guard(version: int = 1) -> PublishedPolicy:
     rules = [make_rule(when(task, "yes"), name=task) for task in ("attack", "tone")]
     policy = make_policy(*rules)
-    return PublishedPolicy(policy=policy, version=version, published_at=CREATED_AT, by="ann")
+    return PublishedPolicy(document=policy, version=version, published_at=CREATED_AT, by="ann")
 
 
 async def test_all_facts_are_forgotten_together(store: FakeStore) -> None:

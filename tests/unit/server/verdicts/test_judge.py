@@ -41,7 +41,7 @@ def branch(backbone: Backbone) -> Branch:
 
 
 def published(policy: Policy, version: int = 1) -> PublishedPolicy:
-    return PublishedPolicy(policy=policy, version=version, published_at=CREATED_AT, by="ann")
+    return PublishedPolicy(document=policy, version=version, published_at=CREATED_AT, by="ann")
 
 
 def judge_of(bench: TrafficBench, policy: Policy) -> Judge:

@@ -1,0 +1,66 @@
+"""Laws of `nunatak question`."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from doubles.terminals import nunatak
+from nunatak_registry import Registry
+
+CARD = {
+    "name": "urgent",
+    "task": "intent",
+    "question": {"type": "noul", "instructions": "Is it urgent?"},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "urgent.json"
+    made.write_text(json.dumps(CARD))
+    return made
+
+
+def test_a_card_is_checked_put_listed_and_shown(
+    registry: Registry, place: tuple[str, str], file: Path
+) -> None:
+    assert nunatak("question", "list", *place).stderr.startswith("no question cards yet")
+    checked = nunatak("question", "check", str(file), *place)
+    assert (checked.exit_code, registry.questions.numbers()) == (0, {})
+
+    put = nunatak("question", "put", str(file), *place)
+    again = nunatak("question", "put", str(file), "--json", *place).json()
+    listed = nunatak("question", "list", "--json", *place).json()
+    shown = nunatak("question", "show", "urgent", *place)
+    file.write_text(shown.stdout)
+    same = nunatak("question", "put", str(file), *place)
+
+    assert (put.exit_code, put.stdout) == (0, "published urgent/1\n")
+    assert isinstance(again, dict)
+    assert isinstance(listed, dict)
+    assert (again["version"], again["changed"]) == (1, False)
+    assert listed["questions"][0]["digest"] == again["digest"]
+    assert same.stdout.startswith("urgent/1 was there already")
+    assert "Is it urgent?" in nunatak("question", "list", *place).stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"question": {"type": "noul"}}, "needs instructions or criteria"),
+        ({"question": {"type": "choice", "criteria": {"a": None}}}, "2 to 255 options"),
+        ({"labels": {"yes": "maybe"}}, "must mean an answer"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+def test_a_wrong_card_is_refused_with_its_place(
+    place: tuple[str, str], file: Path, change: dict[str, object], said: str
+) -> None:
+    file.write_text(json.dumps({**CARD, **change}))
+
+    ran = nunatak("question", "put", str(file), *place)
+
+    assert ran.exit_code == 1
+    assert said in ran.stderr
+    assert "docs/decisions.md" in " ".join(ran.stderr.split())
