@@ -88,7 +88,7 @@ class Question(Record, frozen=True):
     @property
     def digest(self) -> str:
         """The digest of the question. Only the order of options does not count."""
-        options = sorted(self.options, key=lambda it: json.dumps(it.value))
+        options = tuple(sorted(self.options, key=lambda it: json.dumps(it.value)))
         fields = self.model_copy(update={"options": options}).model_dump(mode="json")
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 

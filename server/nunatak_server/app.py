@@ -18,6 +18,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import authenticator_for, check_exposure
 from nunatak_server.compat import (
+    decisions,
     hugging_face,
     kserve,
     litellm,
@@ -25,6 +26,7 @@ from nunatak_server.compat import (
     openai,
     portkey,
     semantic_router,
+    systemone,
     tei,
     vllm,
 )
@@ -119,7 +121,7 @@ def create_app(
             yield
 
     protocols = (tei, openai, open_inference, kserve, vllm, hugging_face, semantic_router)
-    neighbours = (*protocols, litellm, portkey)
+    neighbours = (*protocols, litellm, portkey, decisions, systemone)
     modules = (routes, admin, pages, *neighbours)
     found = list(chain.from_iterable(module.router.routes for module in modules))
     return Application(

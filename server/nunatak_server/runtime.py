@@ -35,6 +35,7 @@ from nunatak_server.catalog.following import (
     RegistryWatch,
     run_together,
 )
+from nunatak_server.decisions.decider import Decider
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
@@ -102,6 +103,7 @@ class Runtime:
         self.facts = KnownFacts(
             traffic=self.catalog.traffic,
             policies=self.catalog.policies,
+            cards=self.catalog.cards,
             names=self.catalog.names,
             on_move=self.metrics.observe_alias_move,
         )
@@ -205,6 +207,8 @@ class Runtime:
         )
         self.judge = Judge(facts=self.facts, service=self.service)
         self.metrics.include(self.judge.metrics.counter)
+        self.decider = Decider(facts=self.facts, service=self.service, settings=settings)
+        self.metrics.include(self.decider.metrics.counter)
         self._watch = RegistryWatch(
             generation=partial(self.catalog.poll, registry.generation),
             on_change=self._registry_has_changed,

@@ -22,7 +22,7 @@ from typing import Annotated, Final, Self
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from nunatak_contract.enums import Kernels, LogFormat, ServingDtype
+from nunatak_contract.enums import Kernels, LogFormat, ServingDtype, UnknownQuestions
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.names import (
     API_KEY_VARIABLE,
@@ -206,6 +206,15 @@ class ServerSettings(BaseSettings):
     )
     shadow_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         default=0.1, description="largest difference of regression values that counts as agreement"
+    )
+    decisions_unknown: UnknownQuestions = Field(
+        default=UnknownQuestions.REFUSE,
+        description="what answers a question without a card: nothing (`refuse`), or the likeness "
+        "of its options to the text (`embeddings`)",
+    )
+    decisions_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=0.05,
+        description="of answers by embeddings: smaller values make the likeliest option surer",
     )
     tokenizer_threads: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1, description="threads that split long texts into tokens"

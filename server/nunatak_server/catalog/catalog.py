@@ -23,6 +23,7 @@ from nunatak_registry import (
     AliasEvent,
     CandidateEvent,
     ListedTask,
+    PublishedCard,
     PublishedPolicy,
     Registry,
     StoreUnavailableError,
@@ -96,6 +97,8 @@ class Catalog:
         """What references mean now: versions, with their canaries and shadows."""
         self.policies = partial(self._find, _policy)
         """The newest versions of policies."""
+        self.cards = partial(self._find, _cards)
+        """The newest versions of all question cards, by the digests of their questions."""
         self.names = partial(self._find, _visible_names)
         """The names of the tasks that are on each list."""
 
@@ -163,6 +166,10 @@ def _each(
 
 def _policy(registry: Registry, name: str) -> PublishedPolicy:
     return registry.policies.get(name)
+
+
+def _cards(registry: Registry, _all: str) -> Mapping[str, PublishedCard]:
+    return registry.questions.by_digest()
 
 
 def _traffic(registry: Registry, reference: TaskReference) -> Traffic:

@@ -4,14 +4,14 @@ Only the event loop thread may use the classes here.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from cachetools import LRUCache
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_registry import PublishedPolicy, StoreUnavailableError, Traffic
+from nunatak_registry import PublishedCard, PublishedPolicy, StoreUnavailableError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog.catalog import Found, may_ask
 from nunatak_server.residency.resident_set import VersionKey, key_of
@@ -21,6 +21,8 @@ Fact = TypeVar("Fact")
 MAX_KNOWN: Final = 10_000
 """Most facts of one kind: far above real use, but a bound for a hostile stream of names."""
 
+ALL_CARDS: Final = ""
+"""The one key of the cards, which are known together."""
 
 LookUp: TypeAlias = Callable[[Collection[Key], str | None], Awaitable[Found[Key, Fact]]]
 """Looks up facts for a caller, or with None for this process itself.
@@ -153,6 +155,7 @@ class KnownFacts:
         *,
         traffic: LookUp[TaskReference, Traffic],
         policies: LookUp[str, PublishedPolicy],
+        cards: LookUp[str, Mapping[str, PublishedCard]],
         names: LookUp[TaskList, tuple[str, ...]],
         on_move: Callable[[str], None],
         max_known: int = MAX_KNOWN,
@@ -160,6 +163,7 @@ class KnownFacts:
         """`on_move` gets the task of a reference whose version has changed."""
         self._traffic = _Facts(traffic, max_known=max_known, note=self._note_meaning)
         self._policies = _Facts(policies, max_known=max_known)
+        self._cards = _Facts(cards, max_known=max_known)
         self._names = _Facts(names, max_known=max_known)
         self.known, self.traffic = self._traffic.known, self._traffic.find
         """What references mean: as far as it is remembered, and looked up."""
@@ -176,22 +180,28 @@ class KnownFacts:
             raise NunatakError("policy_not_found", policy=name)
         return found
 
+    async def cards(self, caller: str) -> Mapping[str, PublishedCard]:
+        """Return the question cards of the registry by the digests of their questions."""
+        return await self._cards.get(ALL_CARDS, caller)
+
     async def renew(self) -> None:
         """Look up again what is in use, because the registry has changed, and forget the rest."""
         async with self._renewing:
             lapses = self._num_lapses
             traffic = await self._traffic.again()
             policies, names = await self._policies.again(), await self._names.again()
+            cards = await self._cards.again()
             # A fact from before a lapse may be older than a change that this process has missed.
             is_valid = lapses == self._num_lapses
             self._traffic.replace(traffic if is_valid else {})
             self._policies.replace(policies if is_valid else {})
+            self._cards.replace(cards if is_valid else {})
             self._names.replace(names if is_valid else {})
 
     def invalidate(self) -> None:
         """Forget everything, because what was read before may not be answered any more."""
         self._num_lapses += 1
-        for facts in (self._traffic, self._policies, self._names):
+        for facts in (self._traffic, self._policies, self._cards, self._names):
             facts.replace({})
 
     def _note_meaning(self, reference: TaskReference, traffic: Traffic) -> None:

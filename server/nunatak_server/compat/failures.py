@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final, Literal
 
@@ -164,6 +164,30 @@ def as_litellm(problem: Problem) -> dict[str, Any]:
     return {"action": "BLOCKED", "blocked_reason": explained(problem), "texts": None}
 
 
+SYSTEM_ONE_TYPES: Final = {
+    401: "authentication_error",
+    403: "authentication_error",
+    404: "not_found",
+    429: "rate_limit_error",
+}
+
+
+def as_system_one(problem: Problem) -> dict[str, Any]:
+    """Return a problem as FastAPI shows a body that is not valid, or by its type and message."""
+    status = problem["status"]
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY or problem["code"] == "invalid_json":
+        found = problem.get("errors") or [{"location": "body", "message": problem["detail"]}]
+        return {
+            "detail": [
+                {"loc": it["location"].split("."), "msg": it["message"], "type": problem["code"]}
+                for it in found
+            ]
+        }
+    other = "server_error" if status >= 500 else "api_usage_error"
+    kind = SYSTEM_ONE_TYPES.get(status, other)
+    return {"detail": {"error_type": kind, "message": problem["detail"], "code": problem["code"]}}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
     """The form of the failures of one protocol."""
@@ -177,15 +201,18 @@ class Failures:
     A gateway may let a call go on if its guard fails, and the call itself can cause a failure. So a
     failure is a verdict with the status of a success.
     """
+    statuses: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The statuses of errors for which the protocol has others."""
     errors: frozenset[int] = frozenset()
     """The statuses that stay errors of a guard, because no call can cause them."""
 
     def response(self, problem: Problem, *, headers: Mapping[str, str]) -> Response:
+        status = self.statuses.get(problem["code"], problem["status"])
         protects = self.verdict is not None and problem["status"] not in self.errors
         shape = self.verdict if self.verdict is not None and protects else self.shape
         return Response(
             orjson.dumps(shape(problem)),
-            status_code=HTTPStatus.OK if protects else problem["status"],
+            status_code=HTTPStatus.OK if protects else status,
             media_type="application/json",
             headers=dict(headers),
         )
@@ -210,6 +237,9 @@ FAILURES: Final = {
     "Open Inference Protocol": Failures(),
     "OpenAI": Failures(shape=as_openai, model=OpenAIProblem),
     "Portkey": Failures(verdict=as_portkey, model=None),
+    "System One": Failures(
+        shape=as_system_one, model=None, statuses={"invalid_json": HTTPStatus.UNPROCESSABLE_ENTITY}
+    ),
     "text-embeddings-inference": Failures(shape=as_tei, model=TeiProblem),
     "vLLM semantic-router": Failures(shape=as_router, model=RouterProblem),
     "vLLM, Jina and Cohere": Failures(shape=as_vllm, model=VllmProblem),

@@ -7,13 +7,16 @@ for the answers of tasks. The model of a moderation is a policy.
 from typing import Annotated, Any, Literal
 
 from fastapi import Request, Response
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from nunatak_contract.enums import ModerationCategory, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.requests import Message, Text
+from nunatak_server.compat.decisions import NAMES
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, base64_of, embed_texts, texts_of, usage_of
+from nunatak_server.decisions.decider import visible
+from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import Routed, Unrouted, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.http.state import request_id_of
@@ -63,11 +66,21 @@ class ModelResponse(Message):
     owned_by: str
 
 
+class DecisionModel(Message):
+    """A name of the model that answers typed questions, and the questions that have cards."""
+
+    name: str
+    description: str
+    release_date: str
+    x_questions: list[dict[str, JsonValue]]
+
+
 class ModelsResponse(Message):
-    """All models."""
+    """The backbones in `data`, and what answers questions in `models`, as System One has it."""
 
     object: Literal["list"]
     data: list[ModelResponse]
+    models: list[DecisionModel]
 
 
 router = router_of("OpenAI")
@@ -99,9 +112,20 @@ async def embeddings(request: Request, handling: Unrouted, body: EmbeddingsReque
 
 @router.read("/v1/models", answer=ModelsResponse)
 async def models(request: Request) -> Response:
-    """List the values of `model` for `/v1/embeddings`."""
-    cards = [_card(it.name) for it in runtime_of(request).backbones]
-    return reply({"object": "list", "data": cards})
+    """List the values of `model` for `/v1/embeddings`, and the questions that can be asked."""
+    runtime, caller = runtime_of(request), caller_of(request.scope)
+    data = [_card(it.name) for it in runtime.backbones]
+    known = (await runtime.facts.cards(caller.name)).values()
+    cards = [it for it in known if visible(it, caller.tasks)]
+    questions = [
+        {"card": it.reference, "task": it.document.task, **it.document.question.model_dump()}
+        for it in cards
+    ]
+    dates = sorted(("1970-01-01", *(it.published_at.isoformat() for it in cards)))
+    about = f"answers {len(questions)} questions by trained tasks; see x_questions"
+    dated = {"description": about, "release_date": dates[-1][:10], "x_questions": questions}
+    models = [{"name": name, **dated} for name in NAMES]
+    return reply({"object": "list", "data": data, "models": models})
 
 
 @router.read("/v1/models/{model:path}", answer=ModelResponse)

@@ -1,0 +1,1 @@
+"""Decisions: tasks answer typed questions, as question cards bind them."""
