@@ -1,0 +1,130 @@
+"""Laws of answers to questions, and the law that no task answers another question."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jevcompat.validate import choice_confidence, score_confidence
+
+from doubles.drafts import CREATED_AT
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.questions import Question, QuestionCard
+from nunatak_registry import Published
+from nunatak_server.decisions.answers import Answer, probabilities_of, shared
+from nunatak_server.decisions.decider import answer_of
+from nunatak_server.predict.types import TaskFailure, TaskPrediction
+
+SINGLE, SEVERAL, VALUE = ProblemType.SINGLE_LABEL, ProblemType.MULTI_LABEL, ProblemType.REGRESSION
+WEIGHTS = st.lists(st.floats(0, 1), min_size=2, max_size=10).filter(lambda it: sum(it) > 1e-6)
+
+
+def predicted(problem_type: ProblemType = SINGLE, **scores: float) -> TaskPrediction:
+    return TaskPrediction(
+        reference="tone",
+        task="tone",
+        version=3,
+        head=HeadKind.SEQUENCE_CLASSIFICATION,
+        problem_type=problem_type,
+        labels=tuple(scores),
+        outputs=([{"label": label, "score": score} for label, score in scores.items()],),
+        extents=(),
+    )
+
+
+def card_of(question: dict[str, Any], **fields: object) -> QuestionCard:
+    return QuestionCard.model_validate(
+        {"name": "card", "task": "tone", "question": question, **fields}
+    )
+
+
+def scale(num_levels: int) -> Question:
+    return Question.model_validate({"type": "score", "criteria": list(map(str, range(num_levels)))})
+
+
+@given(WEIGHTS)
+def test_confidence_is_that_of_the_reference(weights: list[float]) -> None:
+    shares = shared(weights)
+    options = {"type": "choice", "criteria": {str(it): None for it in range(len(shares))}}
+    choice = Answer(
+        question=Question.model_validate(options), probabilities=shares, source={"kind": "task"}
+    )
+    score = Answer(question=scale(len(shares)), probabilities=shares, source={"kind": "task"})
+
+    assert math.fsum(shares) == pytest.approx(1)
+    assert choice.confidence == pytest.approx(choice_confidence(list(shares)), abs=1e-12)
+    assert score.confidence == pytest.approx(score_confidence(list(shares)), abs=1e-12)
+    assert choice.best == str(shares.index(max(shares)))
+
+
+@given(st.floats(-100, 100), st.integers(2, 10))
+def test_a_regression_is_the_expectation_of_its_levels(value: float, num_levels: int) -> None:
+    card = card_of(
+        {"type": "score", "criteria": list(map(str, range(num_levels)))}, bounds=(-50, 50)
+    )
+
+    shares = probabilities_of(card, predicted(VALUE, x=value))
+    answer = Answer(question=card.question, probabilities=shares, source={"kind": "task"})
+
+    place = (min(max(value, -50), 50) + 50) / 100 * (num_levels - 1)
+    assert answer.expectation == pytest.approx(place, abs=1e-9)
+    assert math.fsum(shares) == pytest.approx(1)
+    assert all(0 <= it <= 1 for it in shares)
+
+
+def test_labels_with_one_meaning_are_added_up_and_several_labels_share() -> None:
+    choice = {"type": "choice", "criteria": {"a": None, "b": None}}
+    many = card_of(choice, labels={"x": "a", "y": "b", "z": "b"})
+    yes_no = card_of({"type": "noul", "instructions": "?"}, labels={"x": True})
+
+    assert probabilities_of(many, predicted(x=0.5, y=0.2, z=0.3)) == pytest.approx((0.5, 0.5))
+    assert probabilities_of(card_of(choice), predicted(SEVERAL, a=0.9, b=0.3)) == pytest.approx(
+        (0.75, 0.25)
+    )
+    assert probabilities_of(card_of(choice), predicted(SEVERAL, a=0.0, b=0.0)) == (0.5, 0.5)
+    assert probabilities_of(yes_no, predicted(SEVERAL, x=0.9, other=0.4)) == pytest.approx(
+        (0.1, 0.9)
+    )
+
+
+CHOICES = st.lists(st.sampled_from("abcd"), min_size=2, max_size=4, unique=True)
+
+
+@given(asked=CHOICES, bound=CHOICES, labels=CHOICES)
+def test_a_question_is_answered_by_its_own_card_and_a_version_that_fits_or_not_at_all(
+    asked: list[str], bound: list[str], labels: list[str]
+) -> None:
+    question = Question.model_validate({"type": "choice", "criteria": dict.fromkeys(asked)})
+    card = Published(
+        document=card_of({"type": "choice", "criteria": dict.fromkeys(bound)}),
+        version=1,
+        published_at=CREATED_AT,
+        by="ann",
+    )
+    weights = {label: 1.0 + place for place, label in enumerate(labels)}
+    scores = {label: it / sum(weights.values()) for label, it in weights.items()}
+
+    if set(asked) != set(bound):
+        with pytest.raises(AssertionError):
+            answer_of(card, question, predicted(**scores))
+        return
+    answer = answer_of(card, question, predicted(**scores))
+    if set(labels) != set(bound):
+        assert isinstance(answer, NunatakError)
+        assert answer.code == "question_unanswerable"
+    else:
+        assert isinstance(answer, Answer)
+        assert dict(zip(asked, answer.probabilities, strict=True)) == pytest.approx(scores)
+        assert answer.source == {"kind": "task", "task": "tone/3", "card": "card/1"}
+
+
+def test_the_failure_of_a_task_is_the_failure_of_its_question() -> None:
+    question = {"type": "noul", "instructions": "?"}
+    card = Published(document=card_of(question), version=1, published_at=CREATED_AT, by="ann")
+    error = NunatakError("task_not_found", task="tone")
+
+    failed = TaskFailure(reference="tone", error=error)
+
+    assert answer_of(card, card.document.question, failed) is error
