@@ -209,12 +209,15 @@ def pack_backbone(backbone: Backbone) -> Backbone:
         NunatakError: `invalid_settings`, an operation has stopped the device.
     """
     device, dtype = backbone.device, backbone.dtype
-    ops = ops_for(backbone.config, dtype=dtype, device=device)
-    maps = _map_widths(backbone.layers[0])
-    ops = proven_ops(ops, backbone.config, maps=maps, dtype=dtype, device=device)
-    if not can_pack(dtype, device):
+    ops = ops_for(backbone.config, dtype=dtype, device=device, is_quantized=backbone.is_quantized)
+    layer = backbone.layers[0]
+    maps = (layer.qkv, layer.attention_output, layer.feedforward_in, layer.feedforward_out)
+    ops = proven_ops(
+        ops, backbone.config, maps=[it.widths for it in maps], dtype=dtype, device=device
+    )
+    if not can_pack(dtype, device) and ops.integers is None:
         return replace(backbone, ops=ops)
-    parameters = packed(backbone.parameters)
+    parameters = packed(backbone.parameters, ops.integers)
     return replace(
         backbone,
         parameters=parameters,
@@ -225,11 +228,8 @@ def pack_backbone(backbone: Backbone) -> Backbone:
 
 
 def without_fast_kernels(backbone: Backbone) -> Backbone:
-    """The same backbone, with torch's own operations alone. Its branches can stay as they are."""
+    """The same backbone, with torch's own operations on what is not packed.
+
+    Its branches can stay as they are.
+    """
     return replace(backbone, ops=PLAIN_OPS)
-
-
-def _map_widths(layer: LayerWeights) -> list[tuple[int, int]]:
-    """Output and input width of each linear map of a layer."""
-    maps = (layer.qkv, layer.attention_output, layer.feedforward_in, layer.feedforward_out)
-    return [(linear.weight.shape[0], linear.weight.shape[1]) for linear in maps]

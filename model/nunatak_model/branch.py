@@ -148,7 +148,8 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     # The native operators read narrow factors by columns. All other large maps are packed.
     columns = by_columns(parameters) if backbone.ops.tasks != NO_TASK_KERNELS else {}
     if backbone.is_packed:
-        parameters = packed({name: it for name, it in parameters.items() if name not in columns})
+        plain = {name: it for name, it in parameters.items() if name not in columns}
+        parameters = packed(plain, backbone.ops.integers)
     parameters |= columns
     return _arrange(branch.spec, backbone.config, parameters)
 
