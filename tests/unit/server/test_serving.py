@@ -2,6 +2,7 @@
 
 import gc
 import resource
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from nunatak_server.serving import (
 from nunatak_server.settings import ServerSettings
 
 
-def test_loaded_objects_leave_the_collector_before_the_address_is_announced(
+def test_the_interpreter_is_tuned_before_the_address_is_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = list[str]()
@@ -33,10 +34,11 @@ def test_loaded_objects_leave_the_collector_before_the_address_is_announced(
         done.append("rare")
 
     monkeypatch.setattr(gc, "set_threshold", set_threshold)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _seconds: done.append("short turns"))
 
     begin("http://127.0.0.1:1", max_requests=4, announce=done.append)
 
-    assert done == ["frozen", "rare", "http://127.0.0.1:1"]
+    assert done == ["frozen", "rare", "short turns", "http://127.0.0.1:1"]
 
 
 def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_served(
