@@ -24,6 +24,7 @@ from nunatak_model import (
     TrunkStates,
     build_branch,
     convert_branch,
+    floating_parameters,
     tensors_from_bytes,
 )
 
@@ -35,7 +36,7 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
     """
     if not branch.layers:
         return
-    owned = branch.parameters.items()
+    owned = floating_parameters(branch.parameters)
     if not any(layer.has_additions for layer in branch.layers.values()) and not any(
         backbone.equals(name, tensor) is False for name, tensor in owned
     ):
@@ -79,7 +80,7 @@ def load_task(
     _check_backbone(manifest, backbone)
     spec = branch_spec(manifest.head, manifest.method)
     parameters = tensors_from_bytes(data)
-    _check_dtype(manifest, parameters)
+    _check_dtype(manifest, parameters, backbone)
     stored = build_branch(spec, backbone.config, parameters)
     if stored.split_depth != manifest.split_depth:
         raise NunatakError(
@@ -122,10 +123,14 @@ def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
         )
 
 
-def _check_dtype(manifest: TaskManifest, parameters: Mapping[str, Tensor]) -> None:
+def _check_dtype(
+    manifest: TaskManifest, parameters: Mapping[str, Tensor], backbone: Backbone
+) -> None:
     expected = _torch_dtype(manifest.dtype)
+    # Own layers in integers, and their scales.
+    others = {torch.int8, torch.float32} if backbone.is_quantized else set[torch.dtype]()
     for name, tensor in parameters.items():
-        if tensor.dtype is not expected:
+        if tensor.dtype is not expected and tensor.dtype not in others:
             raise NunatakError(
                 "unservable_task",
                 reference=manifest.reference,

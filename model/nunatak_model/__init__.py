@@ -18,6 +18,7 @@ from nunatak_model.branch import (
     embedding_branch,
     initial_parameters,
     parameter_shapes,
+    stored_parameters,
 )
 from nunatak_model.checkpoint import load_backbone
 from nunatak_model.config import BackboneConfig
@@ -33,6 +34,7 @@ from nunatak_model.ops.device import (
     on_device,
     on_own_thread,
 )
+from nunatak_model.ops.int8 import floating_parameters
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
@@ -85,6 +87,7 @@ __all__ = [
     "default_head",
     "embedding_branch",
     "encoder_parameters",
+    "floating_parameters",
     "forward",
     "has_cuda",
     "initial_parameters",
@@ -99,6 +102,7 @@ __all__ = [
     "parameters_saved",
     "quantize_backbone",
     "run_trunk",
+    "stored_parameters",
     "tensors_from_bytes",
     "tensors_to_bytes",
     "trunk_source",

@@ -11,7 +11,7 @@ from nunatak_contract.enums import Pooling
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
-from nunatak_model.ops.int8 import SCALE, quantized, restored
+from nunatak_model.ops.int8 import SCALE, quantized, restored, scale_of
 from nunatak_model.ops.linear import can_pack, packed, plain
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
@@ -140,7 +140,7 @@ class Backbone:
         tensor = self.parameters.get(name)
         if tensor is None or tensor.is_floating_point():
             return None if tensor is None else plain(tensor)
-        return restored(tensor, self.parameters[f"{name.removesuffix('weight')}{SCALE}"])
+        return restored(tensor, self.parameters[scale_of(name)])
 
 
 def quantize_backbone(backbone: Backbone) -> Backbone:

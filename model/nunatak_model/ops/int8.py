@@ -12,7 +12,7 @@ Axes: tokens = packed tokens, in, out = widths of the map.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportIncompatibleMethodOverride=false
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -38,15 +38,33 @@ def quantized(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors, with the weights of the layers' linear maps as integers with scales."""
     found = dict[str, Tensor]()
     for name, tensor in parameters.items():
-        prefix, _, kind = name.rpartition(".")
-        if name.startswith("layers.") and kind == "weight" and tensor.ndim == 2:
+        if is_layer_map(name, tensor.shape) and tensor.is_floating_point():
             weight = tensor.float()
             scale = _largest(weight).div_(LARGEST).clamp_min_(torch.finfo().tiny)
             found[name] = (weight / scale).round_().to(torch.int8)
-            found[f"{prefix}.{SCALE}"] = scale.squeeze(1)
+            found[scale_of(name)] = scale.squeeze(1)
         else:
             found[name] = tensor
     return found
+
+
+def is_layer_map(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor is the weight of a layer's linear map."""
+    return name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
+
+
+def scale_of(weight: str) -> str:
+    """The name of the scale of a quantized weight."""
+    return f"{weight.removesuffix('weight')}{SCALE}"
+
+
+def floating_parameters(parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors in floating point: integers times their scales."""
+    for name, tensor in parameters.items():
+        if not tensor.is_floating_point():
+            yield name, restored(tensor, parameters[scale_of(name)])
+        elif not name.endswith(SCALE):
+            yield name, tensor
 
 
 def restored(
