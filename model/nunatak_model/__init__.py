@@ -8,6 +8,7 @@ from nunatak_model.backbone import (
     keep_lowest_layers,
     pack_backbone,
     quantize_backbone,
+    quantized_digest,
     without_fast_kernels,
 )
 from nunatak_model.branch import (
@@ -101,6 +102,7 @@ __all__ = [
     "parameter_shapes",
     "parameters_saved",
     "quantize_backbone",
+    "quantized_digest",
     "run_trunk",
     "stored_parameters",
     "tensors_from_bytes",

@@ -158,14 +158,18 @@ def quantize_backbone(backbone: Backbone) -> Backbone:
             f"{backbone.device}; serve it as it is"
         )
     parameters = quantized(backbone.parameters)
-    digest = hashlib.sha256(f"{backbone.digest} {QUANTIZATION}".encode()).hexdigest()
     return replace(
         backbone,
         name=f"{backbone.name}{INT8_SUFFIX}",
-        digest=digest,
+        digest=quantized_digest(backbone.digest),
         parameters=parameters,
         layers=tuple(layer_from(parameters, index) for index in range(len(backbone.layers))),
     )
+
+
+def quantized_digest(digest: str) -> str:
+    """The digest of the quantized form of the backbone with this digest."""
+    return hashlib.sha256(f"{digest} {QUANTIZATION}".encode()).hexdigest()
 
 
 def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:

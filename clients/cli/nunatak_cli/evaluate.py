@@ -113,7 +113,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
         rejected=rejected_file(on_bad_row, str(data)),
     )
     with open_predictor(server, registry=registry, backbone=backbone) as predictor:
-        scored = _score(reference, data, predictor, spelt)
+        scored = score_version(reference, data, predictor, spelt)
     tell_rejected(spelt)
     if wrong is not None:
         rows = [_wrong_row(*row, spelt) for row in _wrong(scored)]
@@ -125,7 +125,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
         console().print(_report(scored, data))
 
 
-def _score(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -> Scored:
+def score_version(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -> Scored:
     from nunatak_training.data import ExampleSet
     from nunatak_training.data.sources import load_test_rows
     from nunatak_training.scoring.evaluation import evaluation_of

@@ -26,6 +26,7 @@ from nunatak_cli.options import (
 )
 from nunatak_cli.output import console, error_console, print_json
 from nunatak_cli.registries import existing_registry
+from nunatak_cli.task_convert import convert
 from nunatak_cli.task_exchange import export, import_, pull, push
 from nunatak_cli.task_rollout import canary, candidate_json, shadow
 from nunatak_cli.task_show import diff, labels_text, moment, score_of, show, versions
@@ -62,6 +63,7 @@ EXAMPLES = {
     "verify": "nunatak task verify --probe",
     "import": "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
     "export": "nunatak task export tone@prod ./tone --format transformers",
+    "convert": "nunatak task convert tone@prod --backbone minilm+int8 --data dev.csv",
     "push": "nunatak task push tone@prod owner/tone",
     "pull": "nunatak task pull owner/tone --task tone --promote prod",
     "delete": "nunatak task delete tone 1",
@@ -91,6 +93,7 @@ def task_app() -> typer.Typer:
         "verify": verify,
         "import": import_,
         "export": export,
+        "convert": convert,
         "push": push,
         "pull": pull,
         "delete": delete,
