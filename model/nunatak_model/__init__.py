@@ -21,11 +21,11 @@ from nunatak_model.branch import (
     parameter_shapes,
     stored_parameters,
 )
-from nunatak_model.checkpoint import load_backbone
+from nunatak_model.checkpoint import load_backbone, read_config
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, UnsupportedBackboneError
 from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
-from nunatak_model.heads import HeadSpec, default_head
+from nunatak_model.heads import HeadSpec, default_head, usual_head
 from nunatak_model.methods import maths_of
 from nunatak_model.ops.device import (
     SideStream,
@@ -103,10 +103,12 @@ __all__ = [
     "parameters_saved",
     "quantize_backbone",
     "quantized_digest",
+    "read_config",
     "run_trunk",
     "stored_parameters",
     "tensors_from_bytes",
     "tensors_to_bytes",
     "trunk_source",
+    "usual_head",
     "without_fast_kernels",
 ]

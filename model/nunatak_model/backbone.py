@@ -38,7 +38,6 @@ class LeftOut:
 
 
 def left_out_of(tensor: Tensor, *, num_bytes: int) -> LeftOut:
-    """Return the record of a weight that will be dropped."""
     return LeftOut(dtype=tensor.dtype, digest=_digest(tensor), num_bytes=num_bytes)
 
 

@@ -19,7 +19,7 @@ from nunatak_cli.options import (
     TextColumnOption,
     row_format,
 )
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import print_outcome
 from nunatak_cli.predictors import RegistryPredictor
 from nunatak_cli.registries import existing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
@@ -97,24 +97,20 @@ def convert(  # noqa: PLR0913 - one parameter per option is how typer works
             f"{scores[0]:.4f} in {metric} on the examples of the scores."
         )
         published = opened.publish(_with_evidence(draft.manifest, after, origin), draft.blobs)
-    if as_json:
-        print_json(
-            {
-                "reference": published.reference,
-                "converted_from": manifest.reference,
-                "backbone": target.name,
-                "metric": metric.value,
-                "before": scores[0],
-                "after": scores[1],
-                "num_examples": len(after.read),
-            }
-        )
-    else:
-        console().print(
-            f"published {published.reference} on {target.name}: {metric} {scores[1]:.4f} on "
-            f"{data.name}, {scores[0]:.4f} before",
-            soft_wrap=True,
-        )
+    document = {
+        "reference": published.reference,
+        "converted_from": manifest.reference,
+        "backbone": target.name,
+        "metric": metric.value,
+        "before": scores[0],
+        "after": scores[1],
+        "num_examples": len(after.read),
+    }
+    line = (
+        f"published {published.reference} on {target.name}: {metric} {scores[1]:.4f} on "
+        f"{data.name}, {scores[0]:.4f} before"
+    )
+    print_outcome(document, line, as_json=as_json)
 
 
 def _scored(
