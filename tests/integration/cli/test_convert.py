@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-import nunatak_artifact
+import nunatak_versions
 from doubles.backbones import save_tiny_backbone
 from doubles.examples import toy_rows, write_jsonl
 from doubles.terminals import Ran, nunatak
-from nunatak_artifact import VersionDraft
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method, TopK
 from nunatak_model import Backbone, load_backbone, tensors_from_bytes, tensors_to_bytes
@@ -18,6 +17,7 @@ from nunatak_registry import Registry
 from nunatak_training.kinds import TaskKind
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainSettings, train
+from nunatak_versions import VersionDraft
 
 QUICK: dict[str, JsonValue] = {
     "epochs": 4,
@@ -98,14 +98,14 @@ def test_a_version_that_loses_its_score_is_refused_with_both_scores(
     folder: Path, backbone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(folder, backbone, TaskKind.SINGLE_LABEL, TopK(num_layers=2))
-    right = nunatak_artifact.draft_quantized
+    right = nunatak_versions.draft_quantized
 
     def spoiled(manifest: TaskManifest, data: bytes, backbone: Backbone) -> VersionDraft:
         tensors = tensors_from_bytes(data)
         name = "head.output.weight"
         return right(manifest, tensors_to_bytes({**tensors, name: -tensors[name]}), backbone)
 
-    monkeypatch.setattr(nunatak_artifact, "draft_quantized", spoiled)
+    monkeypatch.setattr(nunatak_versions, "draft_quantized", spoiled)
 
     ran = convert(folder, f"{backbone}+int8")
 
