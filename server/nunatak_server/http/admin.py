@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Protocol
 
 from fastapi import Query, Request, Response
 
-from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
@@ -51,6 +50,7 @@ from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
 from nunatak_server.telemetry.metrics import CONTENT_TYPE
+from nunatak_versions import LoadedTask
 
 LOAD_DEADLINE_S: Final = 120.0
 """Default time to wait for a load."""

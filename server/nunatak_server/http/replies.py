@@ -13,7 +13,6 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
 from nunatak_contract.enums import VerdictAction
 from nunatak_contract.inputs import Input, Query, Question
@@ -45,6 +44,7 @@ from nunatak_server.predict.types import StageTimes, StreamedResult, TaskFailure
 from nunatak_server.runtime import Runtime
 from nunatak_server.telemetry.memory import MemoryLedger, saved_by_formula
 from nunatak_server.verdicts.judge import Judgement
+from nunatak_versions import LoadedTask
 
 TASK_VERSION_HEADER: Final = "x-task-version"
 TOKENS_READ_HEADER: Final = "x-tokens-read"

@@ -14,7 +14,6 @@ from typing import Final
 
 import torch
 
-from nunatak_artifact import LoadedTask, load_task
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
@@ -39,6 +38,7 @@ from nunatak_server.tokenization import (
     find_misfit,
     texts_to_read,
 )
+from nunatak_versions import LoadedTask, load_task
 
 InputLogits = list[list[float]]
 """The logits of each encoding of one input, token after token for some heads."""

@@ -8,11 +8,11 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.drafts import make_draft
 from doubles.watching import watched
-from nunatak_artifact import LoadedTask
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import embedding_branch
 from nunatak_registry import ListedTask
 from nunatak_server.http.replies import summaries_of
+from nunatak_versions import LoadedTask
 
 BRANCH = embedding_branch(tiny_backbone(num_layers=1))
 VERSIONS = (1, 2)

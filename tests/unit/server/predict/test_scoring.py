@@ -9,7 +9,6 @@ import pytest
 
 from doubles.corpora import make_place
 from doubles.tasks import MAX_LENGTH
-from nunatak_artifact import load_task
 from nunatak_contract.enums import OnLong, ProblemType
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.requests import Parameters
@@ -19,6 +18,7 @@ from nunatak_server.engine.compute import BatchCompute, Compute
 from nunatak_server.local import LocalPredictor
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.scoring import Scorer
+from nunatak_versions import load_task
 
 LONG = "the third parcel is late. " * 20
 INPUTS: dict[tuple[str, ...], tuple[Input, ...]] = {
