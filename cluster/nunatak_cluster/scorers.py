@@ -22,8 +22,8 @@ from nunatak_cluster.session import joined, places
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import Parameters
 from nunatak_registry import Registry
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.scoring import ScoredInputs, Scorer, open_scorer
 from nunatak_server.settings import ServerSettings
 
@@ -44,7 +44,7 @@ class ScoringActor:
         self,
         settings: ServerSettings,
         versions: Mapping[str, TaskManifest],
-        options: PredictionOptions,
+        options: Parameters,
     ) -> None:
         self._settings = settings
         self._versions = versions
@@ -145,7 +145,7 @@ def ray_scorers(
     *,
     settings: ServerSettings,
     versions: Mapping[str, TaskManifest],
-    options: PredictionOptions,
+    options: Parameters,
     num_scorers: int | None = None,
 ) -> Generator[RayScorers]:
     """Start scorers on a cluster, by default as many as it has cores for; end them afterwards.
