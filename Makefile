@@ -41,7 +41,7 @@ demo: $(VENV)/.runtime  ## train four tasks, serve them from one backbone, ask t
 
 ops: $(VENV)/.runtime  ## build and install the native operators for CPUs; needs g++
 	$(BIN)/pip install --quiet --constraint constraints.txt 'setuptools>=77'
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./ops
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./kernels
 
 screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `make demo`, needs Chromium
 	$(BIN)/python demo/screenshot.py
