@@ -9,7 +9,7 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_artifact": (4620, 22),
-    "nunatak_cli": (7442, 39),
+    "nunatak_cli": (6787, 39),
     "nunatak": (436, 3),
     "nunatak_client": (2229, 8),
     "nunatak_cluster": (665, 7),
@@ -20,12 +20,12 @@ CEILINGS = {
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4298, 23),
     "nunatak_server": (18727, 97),
-    "nunatak_training": (9444, 47),
+    "nunatak_training": (9033, 47),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 62_831, 335
-MIN_CODE_SHARE = 0.491
+MAX_LINES, MAX_FILES = 60_293, 330
+MIN_CODE_SHARE = 0.498
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3
 
