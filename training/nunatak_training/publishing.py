@@ -6,7 +6,6 @@ from datetime import datetime
 
 from pydantic import TypeAdapter, ValidationError
 
-from nunatak_artifact import Provenance, VersionDraft, draft_task, head_record
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import (
@@ -25,6 +24,7 @@ from nunatak_training.fitting import TrainedTask, branch_spec
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
 from nunatak_training.scoring import Interval
+from nunatak_versions import Provenance, VersionDraft, draft_task, head_record
 
 NUM_PROBE_INPUTS = 4
 MAX_PROBE_CHARS = 4096

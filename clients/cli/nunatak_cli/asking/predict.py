@@ -17,10 +17,10 @@ from nunatak_cli.asking.predictors import (
     Item,
     PlacedInput,
     Predictor,
-    ShownAnswer,
+    items_of,
     open_inputs,
     open_predictor,
-    server_answer,
+    predicted_of,
 )
 from nunatak_cli.options import (
     BackboneOption,
@@ -38,7 +38,7 @@ from nunatak_contract.inputs import Input, Query, Question
 from nunatak_rows import FileFormat
 
 if TYPE_CHECKING:
-    from nunatak_client import Parameters, PredictedValue
+    from nunatak_client import Parameters, TaskResult
 
 SHOWN_ITEMS = 3
 """Items of an answer that people see; they see every predicted label, and JSON has all items."""
@@ -171,7 +171,7 @@ def _ask_file(
     with counting("asked") as advance:
         for answers in predictor.ask(sources(), tasks, parameters):
             placed = waiting.pop(0)
-            has_failed = has_failed or any(it.error_code is not None for it in answers)
+            has_failed = has_failed or any(it.error is not None for it in answers)
             results: list[JsonValue] = [_answer_json(answer) for answer in answers]
             print_json_line({"place": placed.where, "results": results})
             advance()
@@ -196,13 +196,13 @@ def counting(what: str) -> Generator[Callable[[], None]]:
         yield lambda: progress.advance(shown)
 
 
-def _print_answers(found: Sequence[ShownAnswer], *, as_json: bool) -> bool:
+def _print_answers(found: "Sequence[TaskResult]", *, as_json: bool) -> bool:
     """Print the answers to one input; return whether a task failed."""
     if as_json:
         print_json({"results": [_answer_json(answer) for answer in found]})
     else:
         console().print(_answers_table(found))
-    return any(answer.error_code is not None for answer in found)
+    return any(answer.error is not None for answer in found)
 
 
 def _source(
@@ -241,20 +241,19 @@ def _parameters(
 
 def _stream_server(
     server: str, source: Input, tasks: Sequence[str], *, parameters: "Parameters"
-) -> Iterator[ShownAnswer]:
+) -> "Iterator[TaskResult]":
     """Ask a server about all tasks in one request, and yield each answer as it arrives."""
     from nunatak_client import Client
 
     with Client(server) as client:
-        for result in client.stream(source, tasks, parameters=parameters):
-            yield server_answer(result)
+        yield from client.stream(source, tasks, parameters=parameters)
 
 
-def _print_stream(answers: Iterable[ShownAnswer], *, as_json: bool) -> bool:
+def _print_stream(answers: "Iterable[TaskResult]", *, as_json: bool) -> bool:
     """Print every answer as it arrives; return whether a task failed."""
     has_failed = False
     for answer in answers:
-        has_failed = has_failed or answer.error_code is not None
+        has_failed = has_failed or answer.error is not None
         if as_json:
             print_json_line(_answer_json(answer))
         else:
@@ -262,7 +261,7 @@ def _print_stream(answers: Iterable[ShownAnswer], *, as_json: bool) -> bool:
     return has_failed
 
 
-def _answers_table(answers: Iterable[ShownAnswer]) -> Table:
+def _answers_table(answers: "Iterable[TaskResult]") -> Table:
     """Return one row per task."""
     table = Table(box=None, header_style="bold")
     table.add_column("task", style="cyan", no_wrap=True)
@@ -272,9 +271,8 @@ def _answers_table(answers: Iterable[ShownAnswer]) -> Table:
     table.add_column("next", style="dim")
     for answer in answers:
         version = "-" if answer.version is None else str(answer.version)
-        if answer.error_code is not None:
-            problem = Text(f"error [{answer.error_code}]: {answer.error_message}", style="red")
-            table.add_row(answer.reference, version, "-", problem, "")
+        if answer.error is not None:
+            table.add_row(answer.reference, version, "-", Text(_failure(answer), style="red"), "")
             continue
         first, others = _shown(answer)
         table.add_row(
@@ -287,28 +285,29 @@ def _answers_table(answers: Iterable[ShownAnswer]) -> Table:
     return table
 
 
-def _answer_line(answer: ShownAnswer) -> Text:
+def _answer_line(answer: "TaskResult") -> Text:
     version = "" if answer.version is None else f" (version {answer.version})"
     name = (f"{answer.reference}{version}: ", "cyan")
-    if answer.error_code is not None:
-        return Text.assemble(name, (f"error [{answer.error_code}]: {answer.error_message}", "red"))
+    if answer.error is not None:
+        return Text.assemble(name, (_failure(answer), "red"))
     first, others = _shown(answer)
-    if isinstance(answer.predicted, tuple):
+    if isinstance(predicted_of(answer), tuple):
         shown = f"{_scored_text(first) or NOTHING}; next {_scored_text(others) or '-'}"
     else:
         shown = _scored_text((*first, *others)) or NOTHING
     return Text.assemble(name, shown, _truncation_mark(answer))
 
 
-def _shown(answer: ShownAnswer) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+def _shown(answer: "TaskResult") -> tuple[tuple[Item, ...], tuple[Item, ...]]:
     """Return the items that are the answer, and the next ones.
 
     The answer of a multi-label task is all labels that apply. Any other answer is the first item.
     """
-    if not isinstance(answer.predicted, tuple):
-        return answer.items[:1], answer.items[1:SHOWN_ITEMS]
-    predicted = tuple(item for item in answer.items if item["label"] in answer.predicted)
-    others = tuple(item for item in answer.items if item["label"] not in answer.predicted)
+    items, named = items_of(answer), predicted_of(answer)
+    if not isinstance(named, tuple):
+        return items[:1], items[1:SHOWN_ITEMS]
+    predicted = tuple(item for item in items if item["label"] in named)
+    others = tuple(item for item in items if item["label"] not in named)
     return predicted, others[: SHOWN_ITEMS - 1]
 
 
@@ -320,9 +319,15 @@ def _scored_text(items: Iterable[Item]) -> str:
     return ", ".join(f"{_item_text(item)} {item['score']:.4f}" for item in items)
 
 
-def _truncation_mark(answer: ShownAnswer) -> tuple[str, str]:
-    mark = f" (truncated: only {answer.num_tokens} tokens were read)"
-    return (mark if answer.is_truncated else "", "yellow")
+def _truncation_mark(answer: "TaskResult") -> tuple[str, str]:
+    if not answer.is_truncated:
+        return "", ""
+    return f" (truncated: only {sum(answer.tokens)} tokens were read)", "yellow"
+
+
+def _failure(answer: "TaskResult") -> str:
+    error = answer.error
+    return "" if error is None else f"error [{error.code}]: {error.detail or error.title}"
 
 
 def _item_text(item: Item) -> str:
@@ -339,23 +344,21 @@ def _item_text(item: Item) -> str:
             return f"document {item['index']}"
 
 
-def _answer_json(answer: ShownAnswer) -> dict[str, JsonValue]:
+def _answer_json(answer: "TaskResult") -> dict[str, JsonValue]:
     """Return an answer in the shape of the server's `POST /v1/predict`."""
-    if answer.error_code is not None:
-        problem: JsonValue = {"code": answer.error_code, "detail": answer.error_message}
+    from nunatak_contract.wire import InputFacts
+
+    if answer.error is not None:
+        detail = answer.error.detail or answer.error.title
+        problem: dict[str, JsonValue] = {"code": answer.error.code, "detail": detail}
         return {"reference": answer.reference, "error": problem}
-    extent: dict[str, JsonValue] = {}
-    if answer.num_tokens is not None:
-        extent = {"tokens": answer.num_tokens, "truncated": answer.is_truncated}
+    said = answer.require().model_dump(mode="json")
+    told = answer.model_dump(include=set(InputFacts.model_fields))
     return {
         "reference": answer.reference,
         "version": answer.version,
-        "problem_type": answer.problem_type,
-        "predicted": _predicted_json(answer.predicted),
-        "outputs": [dict(item) for item in answer.items],
-        **extent,
+        "problem_type": said.get("problem_type"),
+        "predicted": next(iter(said.get("predicted", ())), None),
+        "outputs": [dict(item) for item in items_of(answer)],
+        **{name: values[0] for name, values in told.items() if values},
     }
-
-
-def _predicted_json(predicted: "PredictedValue | None") -> JsonValue:
-    return list(predicted) if isinstance(predicted, tuple) else predicted

@@ -13,49 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic import JsonValue, ValidationError
 
 from nunatak_cli.registry.registries import existing_registry
-from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
 
 if TYPE_CHECKING:
-    from nunatak_client import (
-        Client,
-        Entity,
-        HeadOutputs,
-        Parameters,
-        PredictedValue,
-        TaskResult,
-    )
+    from nunatak_client import Client, Entity, Parameters, PredictedValue, TaskResult
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
     from nunatak_server.local import LocalPredictor
-    from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
 Item = Mapping[str, JsonValue]
 """One label, entity, answer or document with its score, in the shape of the server."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownAnswer:
-    """The answer of one task, or its error."""
-
-    reference: str
-    version: int | None
-    items: tuple[Item, ...]
-    """The best item first; entities are in the order of the text."""
-    problem_type: ProblemType | None = None
-    predicted: "PredictedValue | None" = None
-    """The label, all labels that apply, or the value; None for other heads."""
-    num_tokens: int | None = None
-    """Tokens of the text that the task read; None if the server does not report the number."""
-    is_truncated: bool = False
-    """Whether the task did not read a part of the text."""
-    error_code: str | None = None
-    error_message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +56,17 @@ class ServerPredictor:
 
     def ask_one(
         self, source: Input, tasks: Sequence[str], parameters: "Parameters"
-    ) -> list[ShownAnswer]:
+    ) -> "Sequence[TaskResult]":
         """Return the answer of each task to one input."""
-        fan_out = self.client.predict_many(source, tasks, parameters=parameters)
-        return [server_answer(result) for result in fan_out.results]
+        return self.client.predict_many(source, tasks, parameters=parameters).results
 
     def ask(
         self, inputs: Iterable[Input], tasks: Sequence[str], parameters: "Parameters"
-    ) -> Iterator[list[ShownAnswer]]:
+    ) -> "Iterator[Sequence[TaskResult]]":
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
         for part, fan_out in self.client.predict_all(inputs, tasks, parameters=parameters):
             for place in range(len(part)):
-                yield [server_answer(result, place) for result in fan_out.results]
+                yield [result.about(place) for result in fan_out.results]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +82,22 @@ class RegistryPredictor:
 
     def ask_one(
         self, source: Input, tasks: Sequence[str], parameters: "Parameters"
-    ) -> list[ShownAnswer]:
+    ) -> "Sequence[TaskResult]":
         """Return the answer of each task to one input."""
         return next(self.ask([source], tasks, parameters))
 
     def ask(
         self, inputs: Iterable[Input], tasks: Sequence[str], parameters: "Parameters"
-    ) -> Iterator[list[ShownAnswer]]:
+    ) -> "Iterator[Sequence[TaskResult]]":
         """Yield the answers of all tasks to each input, in order; all before a refused input."""
         from nunatak_contract import requests
-        from nunatak_server.http.requests import options_of
+        from nunatak_server.local import result_of
 
-        options = options_of(requests.Parameters.model_validate(parameters.wire()))
+        options = requests.Parameters.model_validate(parameters.wire())
         for part, found in self.predictor.predict_all(inputs, tasks, options=options):
+            results = [result_of(result) for result in found.results]
             for place in range(len(part)):
-                yield [_local_answer(result, place) for result in found.results]
+                yield [result.about(place) for result in results]
 
 
 Predictor = ServerPredictor | RegistryPredictor
@@ -151,68 +123,31 @@ def open_predictor(
             yield RegistryPredictor(registry=opened, predictor=predictor)
 
 
-def server_answer(result: "TaskResult", place: int = 0) -> ShownAnswer:
-    """Return the answer of a server to one of the inputs."""
+def predicted_of(answer: "TaskResult") -> "PredictedValue | None":
+    """Return the label, all labels that apply, or the value for the one input of an answer.
+
+    None for other heads, and for a server that does not say it.
+    """
     from nunatak_client import Classification
 
-    problem = result.error
-    if problem is not None:
-        return ShownAnswer(
-            reference=result.reference,
-            version=None,
-            items=(),
-            error_code=problem.code,
-            error_message=problem.detail or problem.title,
-        )
-    said = result.require()
-    classified = said if isinstance(said, Classification) else None
-    return ShownAnswer(
-        reference=result.reference,
-        version=result.version,
-        items=_items(said, place),
-        problem_type=None if classified is None else classified.problem_type,
-        predicted=classified.predicted[place] if classified and classified.predicted else None,
-        num_tokens=result.tokens[place] if result.tokens else None,
-        is_truncated=bool(result.truncated) and result.truncated[place],
+    said = answer.require()
+    return said.predicted[0] if isinstance(said, Classification) and said.predicted else None
+
+
+def items_of(answer: "TaskResult") -> tuple[Item, ...]:
+    """Return the outputs for the one input of an answer, in the shape of the server."""
+    from nunatak_client import Entity
+
+    return tuple(
+        _entity(item) if isinstance(item, Entity) else item.model_dump(exclude_none=True)
+        for item in answer.require().outputs[0]
     )
-
-
-def _items(said: "HeadOutputs", place: int) -> tuple[Item, ...]:
-    """Return the outputs for one of the inputs, in the shape of the server."""
-    from nunatak_client import TokenClassification
-
-    if isinstance(said, TokenClassification):
-        return tuple(_entity(entity) for entity in said.outputs[place])
-    return tuple(item.model_dump(exclude_none=True) for item in said.outputs[place])
 
 
 def _entity(entity: "Entity") -> Item:
     is_group = entity.index is None
     place = entity.model_dump(exclude={"label"}, exclude_none=True)
     return {"entity_group" if is_group else "entity": entity.label, **place}
-
-
-def _local_answer(result: "TaskPrediction | TaskFailure", place: int) -> ShownAnswer:
-    from nunatak_server.predict.types import TaskFailure
-
-    if isinstance(result, TaskFailure):
-        return ShownAnswer(
-            reference=result.reference,
-            version=None,
-            items=(),
-            error_code=result.error.code,
-            error_message=str(result.error),
-        )
-    items = TypeAdapter(tuple[dict[str, JsonValue], ...])
-    return ShownAnswer(
-        reference=result.reference,
-        version=result.version,
-        items=items.validate_python(result.outputs[place]),
-        problem_type=result.problem_type,
-        predicted=None if result.predicted is None else result.predicted[place],
-        num_tokens=result.extents[place].num_tokens,
-        is_truncated=result.extents[place].is_cut,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

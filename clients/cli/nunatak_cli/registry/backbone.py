@@ -12,7 +12,7 @@ from nunatak_cli.output import print_outcome
 from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
-    from nunatak_artifact.backbones import AddedBackbone
+    from nunatak_exchange.backbones import AddedBackbone
 
 AddedArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of an added backbone, for --backbone.")
@@ -40,8 +40,8 @@ def add(
 ) -> None:
     """Read a checkpoint with transformers, compare its vectors, and keep it for --backbone."""
     with needs_extra("training"):
-        from nunatak_artifact.backbones import add_backbone
-        from nunatak_artifact.interchange import HuggingFaceHub
+        from nunatak_exchange import HuggingFaceHub
+        from nunatak_exchange.backbones import add_backbone
     added = add_backbone(place, name=name, hub=HuggingFaceHub(), revision=revision)
     print_outcome(
         added.model_dump(mode="json"),
@@ -55,7 +55,7 @@ def add(
 def list_(*, as_json: JsonOption = False) -> None:
     """List the added backbones."""
     with needs_extra("model"):
-        from nunatak_artifact.backbones import list_backbones
+        from nunatak_exchange.backbones import list_backbones
     found = list_backbones()
     table = Table("name", "architecture", "layers", "width", "tokens", "digest", box=None)
     for it in found:
@@ -71,7 +71,7 @@ def list_(*, as_json: JsonOption = False) -> None:
 def show(name: AddedArgument, *, as_json: JsonOption = False) -> None:
     """Show the origin, the shape and the digest of an added backbone."""
     with needs_extra("model"):
-        from nunatak_artifact.backbones import read_backbone
+        from nunatak_exchange.backbones import read_backbone
         from nunatak_model.checkpoint import added_backbones
     found = read_backbone(name)
     folder = str(added_backbones() / name)
@@ -98,7 +98,7 @@ def verify(
 ) -> None:
     """Load the added backbones and compare their digests; exit 1 if one is damaged."""
     with needs_extra("model"):
-        from nunatak_artifact.backbones import list_backbones, verify_backbone
+        from nunatak_exchange.backbones import list_backbones, verify_backbone
     names = [it.name for it in list_backbones()] if name is None else [name]
     problems = {it: verify_backbone(it) for it in names}
     print_outcome(

@@ -27,9 +27,9 @@ from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name, check_task_name
 
 if TYPE_CHECKING:
-    from nunatak_artifact import VersionDraft
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
+    from nunatak_versions import VersionDraft
 
 PlaceArgument = Annotated[
     str,
@@ -116,7 +116,7 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
     with needs_extra("model"):
-        from nunatak_artifact.interchange import (
+        from nunatak_exchange import (
             Checkpoint,
             HuggingFaceHub,
             ImportChoices,
@@ -171,9 +171,9 @@ def export(
 ) -> None:
     """Write a version as a folder that other programs load."""
     with needs_extra("model"):
-        from nunatak_artifact import PARAMETERS_ROLE, load_task
-        from nunatak_artifact.interchange import export_peft, export_transformers, write_hub_folder
+        from nunatak_exchange import export_peft, export_transformers, write_hub_folder
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_versions import PARAMETERS_ROLE, load_task
     target = folder.expanduser()
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
@@ -199,12 +199,11 @@ def push(
 ) -> None:
     """Write a version with its task card to a folder or to a repository on the hub."""
     with needs_extra("model"):
-        from nunatak_artifact import interchange
+        from nunatak_exchange import HuggingFaceHub, push
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
         blobs = _blobs(opened, manifest)
-        hub = interchange.HuggingFaceHub()
-        pushed = interchange.push(manifest, blobs, place, hub=hub, private=not public)
+        pushed = push(manifest, blobs, place, hub=HuggingFaceHub(), private=not public)
     document = {"reference": manifest.reference, "place": pushed}
     print_outcome(document, f"pushed {manifest.reference} to {pushed}", as_json=as_json)
 
@@ -228,7 +227,7 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a version that was pushed, if it computes its recorded logits here too."""
     with needs_extra("model"):
-        from nunatak_artifact.interchange import (
+        from nunatak_exchange import (
             HuggingFaceHub,
             draft_pulled,
             fetched,

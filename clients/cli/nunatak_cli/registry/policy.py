@@ -113,7 +113,6 @@ def rollback(
 
 
 def read_policy(path: Path) -> "Policy":
-    """Return the policy in a file."""
     from nunatak_contract.policies import Policy
 
     def invalid(place: str, problem: str) -> NunatakError:
@@ -154,12 +153,9 @@ def _print_published(published: "PublishedPolicy", *, is_new: bool, as_json: boo
 
 
 def _policy_json(published: "PublishedPolicy") -> dict[str, object]:
-    return {
-        "version": published.version,
-        "published_at": published.published_at,
-        "by": published.by,
-        "policy": published.policy.model_dump(mode="json"),
-    }
+    from nunatak_contract.wire import PolicyDetail
+
+    return PolicyDetail.model_validate(published).model_dump(mode="json")
 
 
 policy_app = group(

@@ -200,17 +200,9 @@ def _candidate_line(event: "CandidateEvent", *, is_new: bool) -> Text:
 
 
 def candidate_json(event: "CandidateEvent") -> dict[str, object]:
-    candidate = event.candidate
-    return {
-        "task": candidate.task,
-        "alias": candidate.alias,
-        "role": candidate.role,
-        "kind": event.kind,
-        "version": candidate.version,
-        "share": candidate.share,
-        "at": event.at,
-        "by": event.by,
-    }
+    from nunatak_contract.wire import PastCandidate
+
+    return PastCandidate.model_validate(event).model_dump(mode="json")
 
 
 def _report_table(report: "ShadowReport") -> Table:

@@ -235,34 +235,16 @@ def _history_cells(event: "AliasEvent | CandidateEvent") -> tuple[str, str, str,
 
 def _summary_json(task: "ListedTask") -> dict[str, object]:
     """Return a task in the shape of the server's `GET /v1/tasks`."""
-    manifest = task.manifest
-    return {
-        "name": task.name,
-        "version": manifest.version,
-        "versions": list(task.versions),
-        "aliases": dict(task.aliases),
-        "candidates": [
-            {name: getattr(it, name) for name in ("alias", "role", "version", "share")}
-            for it in task.candidates
-        ],
-        "head": manifest.head.kind.value,
-        "labels": list(manifest.head.labels),
-        "reads": manifest.reads,
-        "method": manifest.method.kind,
-        "split_depth": manifest.split_depth,
-    }
+    from nunatak_contract.wire import TaskSummary
+
+    summary = TaskSummary.model_validate(task)
+    return summary.model_dump(mode="json", exclude={"resident_versions"})
 
 
 def _event_json(event: "AliasEvent") -> dict[str, object]:
-    return {
-        "task": event.task,
-        "alias": event.alias,
-        "kind": event.kind.value,
-        "version": event.to_version,
-        "previous_version": event.from_version,
-        "at": event.at,
-        "by": event.by,
-    }
+    from nunatak_contract.wire import PastMove
+
+    return PastMove.model_validate(event).model_dump(mode="json")
 
 
 def _aliases(aliases: dict[str, int]) -> str:

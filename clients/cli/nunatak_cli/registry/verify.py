@@ -66,9 +66,9 @@ def verify(
 def prove_version(registry: "Registry", task: str, version: int, *, source: str | None) -> None:
     """Load a version as a server does, including its parity probe; `source` names the backbone."""
     with needs_extra("server"):
-        from nunatak_artifact import load_task
         from nunatak_contract.names import TaskReference
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_versions import load_task
 
     manifest = registry.resolve(TaskReference(task=task, version=version))
     data = registry.read_blob(manifest)
@@ -94,7 +94,7 @@ def _probe_versions(
 
 
 def _probe(registry: "Registry", manifest: "TaskManifest", backbone: "Backbone") -> Check | None:
-    from nunatak_artifact import load_task
+    from nunatak_versions import load_task
 
     if manifest.backbone.digest != backbone.digest:
         return Check(

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli.asking.predict import counting
-from nunatak_cli.asking.predictors import Predictor, ShownAnswer, open_predictor
+from nunatak_cli.asking.predictors import Item, Predictor, items_of, open_predictor, predicted_of
 from nunatak_cli.options import (
     BackboneOption,
     DelimiterOption,
@@ -40,7 +40,7 @@ from nunatak_rows import RowFormat, check_rows_file, write_rows
 from nunatak_rows.written import dialect_like
 
 if TYPE_CHECKING:
-    from nunatak_client import Parameters
+    from nunatak_client import Parameters, TaskResult
     from nunatak_contract.manifest import TaskManifest
     from nunatak_training.data import Example, TaggedWords
     from nunatak_training.data.examples import ReadExample
@@ -155,11 +155,10 @@ def _ask(
     num_truncated = 0
     with counting("asked") as advance:
         for (_, members), (answer,) in zip(asked, answers, strict=True):
-            if answer.error_code is not None:
+            if (error := answer.error) is not None:
+                reason = f"[{error.code}] {error.detail or error.title}"
                 raise NunatakError(
-                    "invalid_row",
-                    where=members[0].where,
-                    problem=f"the task refuses it: [{answer.error_code}] {answer.error_message}",
+                    "invalid_row", where=members[0].where, problem=f"the task refuses it: {reason}"
                 )
             num_truncated += answer.is_truncated
             said.extend(_said(answer, members, manifest))
@@ -205,22 +204,23 @@ def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Par
 
 
 def _said(
-    answer: ShownAnswer, members: "Sequence[ReadExample]", manifest: "TaskManifest"
+    answer: "TaskResult", members: "Sequence[ReadExample]", manifest: "TaskManifest"
 ) -> "list[ExampleAnswer]":
     """Return the part of an answer for each of the examples of one input."""
     from nunatak_training.scoring.evaluation import ExampleAnswer
 
+    items, predicted = items_of(answer), predicted_of(answer)
     match manifest.head.kind:
-        case HeadKind.SEQUENCE_CLASSIFICATION if answer.predicted is not None:
-            scores = {str(it["label"]): cast("float", it["score"]) for it in answer.items}
-            return [ExampleAnswer(value=answer.predicted, scores=scores)]
+        case HeadKind.SEQUENCE_CLASSIFICATION if predicted is not None:
+            scores = {str(it["label"]): cast("float", it["score"]) for it in items}
+            return [ExampleAnswer(value=predicted, scores=scores)]
         case HeadKind.TOKEN_CLASSIFICATION:
             words = cast("TaggedWords", members[0].example.label)
-            return [ExampleAnswer(value=_tags(answer, words, manifest.head.labels))]
+            return [ExampleAnswer(value=_tags(items, words, manifest.head.labels))]
         case HeadKind.QUESTION_ANSWERING:
-            return [ExampleAnswer(value=str(answer.items[0]["answer"]) if answer.items else "")]
+            return [ExampleAnswer(value=str(items[0]["answer"]) if items else "")]
         case HeadKind.RANKING:
-            by_place = {cast("int", it["index"]): it["score"] for it in answer.items}
+            by_place = {cast("int", it["index"]): it["score"] for it in items}
             return [
                 ExampleAnswer(value=cast("float", by_place[place])) for place in range(len(members))
             ]
@@ -232,12 +232,12 @@ def _said(
             )
 
 
-def _tags(answer: ShownAnswer, words: "TaggedWords", labels: Sequence[str]) -> tuple[str, ...]:
+def _tags(items: Sequence[Item], words: "TaggedWords", labels: Sequence[str]) -> tuple[str, ...]:
     """Return the tag of each word: the tag of the word's first token, as in training."""
     begins = [word.begin for word in words.words]
     tags = [OUTSIDE if OUTSIDE in labels else labels[0]] * len(begins)
     last = -1
-    for token in answer.items:
+    for token in items:
         begin, end = cast("int", token["start"]), cast("int", token["end"])
         # The last character finds the word: for some tokenizers, a token begins with the space
         # before its word.

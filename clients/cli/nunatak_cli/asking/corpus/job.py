@@ -28,12 +28,12 @@ from nunatak_cli.asking.corpus.writing import AnswerColumns, ColumnType, layout_
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import TaskReference
+from nunatak_contract.requests import Parameters
 from nunatak_rows import FileOfRows, RowFormat
 
 if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
-    from nunatak_server.outputs.outputs import PredictionOptions
     from nunatak_server.predict.scoring import ScoredInputs
     from nunatak_server.settings import ServerSettings
 
@@ -60,14 +60,9 @@ class CorpusJob:
     num_scorers: int | None = None
     """Scorers on the cluster; None: as many as it has cores for."""
 
-    def options(self) -> "PredictionOptions":
+    def options(self) -> "Parameters":
         """Return the options of the tasks."""
-        from nunatak_server.outputs.entities import EntityOptions
-        from nunatak_server.outputs.outputs import PredictionOptions
-
-        return PredictionOptions(
-            entities=EntityOptions(aggregation=self.aggregation), on_long=self.on_long
-        )
+        return Parameters(aggregation_strategy=self.aggregation, on_long=self.on_long)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
