@@ -52,7 +52,7 @@ OWN = (0, 1, 3, 6)
 TASKS = ("sst2", "cola", "stsb", "mrpc", "rte", "qnli", "trec", "ag_news")
 COPIES = (1, 2, 4, 8)
 """Numbers of full copies; the memory between them is a straight line."""
-SETTLING_S = 6.0
+SETTLING_S = 10.0
 FLOAT32_BYTES = 4
 TOLERANCE = 0.02
 """Largest difference of the measured share from the formula."""

@@ -21,6 +21,8 @@ class Estimate:
     low: float | None
     high: float | None
     num_values: int
+    of: str = ""
+    """What the mean is over, besides seeds."""
 
     def text(self, shape: str = "{:.3f}") -> str:
         """The mean with its interval, or with the remark that there is one seed."""

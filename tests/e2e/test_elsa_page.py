@@ -30,7 +30,7 @@ def test_the_measured_share_and_the_formula_agree(tmp_path: Path) -> None:
         {plan.name: "Where is my parcel?" for plan in wanted},
         work=tmp_path / "work",
         sheet=Sheet(command="test", file=tmp_path / "figures.jsonl", rounds=1),
-        settling_s=2.0,
+        settling_s=10.0,
     )
 
     for own in OWN:
