@@ -36,6 +36,8 @@ class Claim(BaseModel):
     at_most: float | None = None
     reads: str = ""
     """What the figure is."""
+    fair_steps: int = 0
+    """Steps from which a failure counts, because the paper's shortest runs have them."""
     is_exact: bool = False
     """Whether the value alone decides, because it is no mean over seeds."""
     verdict: Verdict | None = None
@@ -71,7 +73,10 @@ class Claim(BaseModel):
             keeps = None if above is None else not above
         if keeps is None:
             return Verdict.NOT_SHOWN
-        return Verdict.HOLDS if keeps else Verdict.FAILS
+        if keeps:
+            return Verdict.HOLDS
+        is_fair = found.num_steps is None or found.num_steps >= self.fair_steps
+        return Verdict.FAILS if is_fair else Verdict.NOT_FAIRLY_TESTED
 
 
 class Paper(BaseModel):

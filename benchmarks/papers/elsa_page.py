@@ -2,10 +2,10 @@
 
     python -m benchmarks.papers.elsa_page --data DATA --models MODELS
 
-Eight tasks with 0, 1, 3 and 6 own layers on all-mpnet-base-v2 are trained if the registry lacks
-them, published, loaded one by one and asked. The kernel's count of the process (PSS) stands next to
-full copies and to the formula of Lee, Tang and Lin 2020, sec. 4.3. Quality comes from the lines of
-the runs. `--render` only writes the page again, from the lines that exist.
+Eight tasks with 0, 1, 3 and 6 own layers on all-mpnet-base-v2 are trained shortly if the registry
+lacks them, published, loaded one by one and asked. The kernel's count of the process (PSS) stands
+next to full copies and to the formula of Lee, Tang and Lin 2020, sec. 4.3. Quality comes from the
+lines of the runs. `--render` only writes the page again, from the lines that exist.
 """
 
 # matplotlib leaves the keyword arguments of its methods untyped.
@@ -35,7 +35,7 @@ from benchmarks.papers.lines import LINES, read_lines
 from benchmarks.papers.long_runs import HERE, PaperContext, publish_run, version_name
 from benchmarks.savings.desk import SMOKE, Desk
 from benchmarks.savings.footprint import WITHOUT_CACHE, pss_bytes, runtime_bytes
-from benchmarks.savings.systems import Deployment, System, running
+from benchmarks.savings.systems import Deployment, Started, System, running
 from nunatak_client import Client
 from nunatak_contract.cards import markdown_table
 from nunatak_contract.enums import Pooling
@@ -72,10 +72,13 @@ lines in `docs/results/papers`, which grow. The claims of the paper: [papers.md]
 NOTES = """- **Formula**: Lee, Tang and Lin 2020, sec. 4.3, from the shapes of the modules. The
   server's ledger adds the same parameters, so it equals the formula by construction. Only the
   columns with PSS are measured.
-- **PSS** is the kernel's count for all processes of a system, less the PSS of the same system
-  almost without weights. Private copies have all their pages in memory, as after some traffic.
-  Mapped copies have answered one text each, so most of their embeddings are not read yet. A copy
-  has transformers' head, which makes it 0.5 % larger than the formula's model.
+- **PSS** is the kernel's count for the process, with the pages of libraries counted whole, less the
+  same count of the same system almost without weights. Private copies have all their pages in
+  memory, as after some traffic. Mapped copies have answered one text each, so most of their
+  embeddings are not read yet. A copy has transformers' head, which makes it 0.5 % larger than the
+  formula's model.
+- The served versions are those that the runs have published; the others are trained on 200
+  examples, because their memory is the same.
 - The server holds the layers that its tasks read (`--backbone-layers`), and no trunk cache. Each
   load compares the version's probe with the answers of training.
 - **Quality** is the score of the last epoch over that of full fine-tuning, as the mean of the tasks
@@ -181,11 +184,11 @@ def record(memory: Memory, sheet: Sheet) -> None:
 
 
 def publish_missing(data: Path, models: Path, registry: Path) -> None:
-    """Train and publish the versions of seed 0 that the registry lacks."""
+    """Publish the versions that the registry lacks, after a short training."""
     tasks = [{"name": task, **KINDS.get(task, {})} for task in TASKS]
     methods = [{"kind": "topk", "frozen": [6, 9, 11]}, {"kind": "head"}]
     changes = {"tasks": tasks, "methods": methods, "seeds": [0], "data_root": str(data)}
-    grid = read_grid(HERE / f"{SWEEP}.yaml", changes)
+    grid = read_grid(HERE / f"{SWEEP}.yaml", {**changes, **SHORT})
     with Registry.open(registry) as opened:
         known = {summary.name for summary in opened.tasks()}
     context = PaperContext(models, 0, checkpoints=None)
@@ -196,6 +199,8 @@ def publish_missing(data: Path, models: Path, registry: Path) -> None:
             print(f"trained {name}", flush=True)
 
 
+SHORT: Mapping[str, object] = {"train_caps": [200], "dev_cap": 200, "overrides.epochs": 1}
+"""The training of a version that no run of the plan has published: memory needs no quality."""
 KINDS: Mapping[str, Mapping[str, object]] = {
     "cola": {"recipe": {"metric": "matthews_correlation"}},
     "stsb": {"kind": "regression"},
@@ -233,7 +238,10 @@ def measure(
     tiny = plans(1, (LORA,))
     nothing = desk.deployment(Shape.TINY, "runtime", tiny, options=WITHOUT_CACHE, full_models=tiny)
     systems = (System.NUNATAK, System.FULL_MODELS_PRIVATE, System.FULL_MODELS)
-    runtime = {str(it): runtime_bytes(it, nothing, settling_s=settling_s) for it in systems}
+    runtime = {
+        str(it): runtime_bytes(it, nothing, settling_s=settling_s, count_of=Started.alone)
+        for it in systems
+    }
     loaded = load_backbone(backbone)
     with Registry.open(registry) as opened:
         heads = [it.manifest.parameter_counts.head for it in opened.tasks() if it.name in asked]
@@ -261,7 +269,13 @@ def measure(
     )
     counts = sorted({it for it in COPIES if it < count} | {count})
     private, mapped = (
-        dict(zip(counts, pss_bytes(it, apart, counts, settling_s=settling_s), strict=True))
+        dict(
+            zip(
+                counts,
+                pss_bytes(it, apart, counts, settling_s=settling_s, count_of=Started.alone),
+                strict=True,
+            )
+        )
         for it in systems[1:]
     )
     return Memory(
@@ -315,7 +329,7 @@ def served(
                 client.predict(task, text)
                 # Memory freed by a load returns to the system some seconds later.
                 time.sleep(settling_s)
-                found.append(started.memory()[0])
+                found.append(started.alone())
             return found, client.memory().saved_share
 
 
@@ -333,8 +347,8 @@ def write_page(lines: Path, page: Path) -> None:
 
 
 def best_table(tables: Mapping[str, ElsaTable]) -> tuple[str, ElsaTable] | None:
-    """Return the setting with the most tasks above chance, and of these the last; None: no runs."""
-    ranked = sorted(tables.items(), key=lambda it: len(it[1].learned))
+    """Return the setting with the most tasks above chance, then the most steps; None: no runs."""
+    ranked = sorted(tables.items(), key=lambda it: (len(it[1].learned), it[1].num_steps))
     return ranked[-1] if ranked and ranked[-1][1].learned else None
 
 
@@ -359,7 +373,7 @@ def summary(memory: Memory | None, table: tuple[str, ElsaTable] | None) -> str:
         kept = table[1].average(frozen)
         said.append(
             f"At this depth {kept.text('{:.1%}')} of the quality of full fine-tuning remains, as "
-            f"the mean of {named(table[1].learned)} ({table[0]})."
+            f"the mean of {named(table[1].learned)} ({table[0]}, {table[1].num_steps} steps)."
         )
     return " ".join(said) + "\n" if said else "Nothing is measured yet.\n"
 

@@ -43,6 +43,8 @@ class ElsaTable:
     majority: Mapping[str, float]
     """The score of the best constant answer of each task."""
     num_dev: Mapping[str, int]
+    num_steps: int
+    """Optimizer steps of the shortest run."""
     scores: Mapping[tuple[str, int | None], Mapping[int, float]]
 
     @property
@@ -180,6 +182,7 @@ def elsa_table(runs: Sequence[PaperRun]) -> ElsaTable:
         metrics={run.run.task: run.finished.metric for run in runs},
         majority={run.run.task: run.majority or 0.0 for run in runs},
         num_dev={run.run.task: run.run.data.num_dev for run in runs},
+        num_steps=min(run.finished.epochs[-1].step or 0 for run in runs),
         scores=scores,
     )
 

@@ -61,7 +61,8 @@ def elsa_figures(model: str, runs: Sequence[PaperRun]) -> Figures:
         return {}
     table, prefix, found = best[1], f"elsa.{model}", Figures()
     for frozen in table.depths:
-        average = replace(table.average(frozen), of=f"mean of {named(table.learned)}")
+        over = f"mean of {named(table.learned)}, {table.num_steps} steps"
+        average = replace(table.average(frozen), of=over)
         found[f"{prefix}.relative.n{frozen}"] = average
         kept = [list(shares.values()) for shares in table.kept(frozen).values()]
         found[f"{prefix}.tasks90.n{frozen}"] = estimate(
@@ -79,7 +80,7 @@ def elsa_figures(model: str, runs: Sequence[PaperRun]) -> Figures:
             for shares in table.kept(middle).values()
         ]
         found[f"{prefix}.cola_behind"] = estimate(behind)
-    return found
+    return {name: replace(it, num_steps=table.num_steps) for name, it in found.items()}
 
 
 def seeds_of(table: ElsaTable) -> list[int]:

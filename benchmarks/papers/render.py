@@ -11,13 +11,13 @@ from statistics import mean
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from benchmarks.harness.recording import FIGURES
+from benchmarks.harness.recording import FIGURES, record
 from benchmarks.papers.analysis.lowresource import analyze_lowresource
 from benchmarks.papers.analysis.robustness import analyze_robustness
 from benchmarks.papers.claims import read_claims
 from benchmarks.papers.elsa_page import named
 from benchmarks.papers.elsa_table import draw_relative, elsa_tables
-from benchmarks.papers.estimate import estimate
+from benchmarks.papers.estimate import Estimate, estimate
 from benchmarks.papers.figures import (
     SENTENCES,
     Lines,
@@ -77,6 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lines", type=Path, default=LINES, help="folder of the lines")
     parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--record", action="store_true", help="append the figures of the claims")
     options = parser.parse_args()
     plots = options.page.parent / "plots"
     plots.mkdir(parents=True, exist_ok=True)
@@ -84,7 +85,19 @@ def main() -> None:
     for name, drawing in drawings.items():
         drawing.savefig(plots / name, metadata={"Date": None})  # pyright: ignore[reportUnknownMemberType]
     options.page.write_text(text, encoding="utf-8")
+    if options.record:
+        record_claims(figures_of(read_all(options.lines), read_memory(options.lines)))
     print(options.page)
+
+
+def record_claims(figures: Mapping[str, Estimate]) -> None:
+    """Append the figures of the claims to those of all benchmarks."""
+    for claim in (it for paper in read_claims() for it in paper.claims):
+        found = figures.get(claim.figure or "")
+        if found is not None:
+            over = f", {found.of}" if found.of else ""
+            unit = f"{claim.reads}{over}; 95 % interval over seeds: {found.text()}"
+            record(f"paper.{claim.figure}", [found.mean], unit=unit, command="make papers")
 
 
 def page_of(folder: Path) -> tuple[str, Mapping[str, Figure]]:

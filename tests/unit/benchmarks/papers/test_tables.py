@@ -1,6 +1,7 @@
 """Laws of the papers' tables, figures and claims, on lines made up for them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -134,6 +135,7 @@ def test_the_two_operating_points_are_of_the_average_and_of_each_task(folder: Pa
         metrics=table.metrics,
         majority=table.majority,
         num_dev=table.num_dev,
+        num_steps=table.num_steps,
         scores=weak,
     )
     assert other.operating_point_by_task() == 1
@@ -249,6 +251,17 @@ def test_a_claim_holds_only_if_its_whole_interval_does() -> None:
     assert verdicts == [Verdict.HOLDS, Verdict.FAILS, Verdict.NOT_SHOWN, Verdict.NOT_SHOWN]
 
 
+def test_short_runs_can_show_a_claim_and_cannot_refute_it() -> None:
+    claim = Claim(item="a share", figure="share", at_least=0.9, fair_steps=460)
+
+    def verdict(*values: float, steps: int) -> Verdict:
+        return claim.judged({"share": replace(estimate(values), num_steps=steps)})[0]
+
+    assert verdict(0.5, 0.51, 0.52, steps=189) is Verdict.NOT_FAIRLY_TESTED
+    assert verdict(0.5, 0.51, 0.52, steps=460) is Verdict.FAILS
+    assert verdict(0.95, 0.951, 0.952, steps=189) is Verdict.HOLDS
+
+
 def test_students_interval_of_two_values_is_wide() -> None:
     found = estimate([1.0, 2.0])
 
@@ -269,4 +282,4 @@ def test_the_shares_saved_are_of_growth_and_the_page_says_them() -> None:
 def test_the_committed_page_is_the_one_that_the_committed_lines_make() -> None:
     text, _ = page_of(LINES)
 
-    assert PAGE.read_text(encoding="utf-8") == text
+    assert PAGE.read_text(encoding="utf-8") == text, "python -m benchmarks.papers.render"
