@@ -381,9 +381,8 @@ def summary(memory: Memory | None, table: tuple[str, ElsaTable] | None) -> str:
         )
         if LEFT_OUT in table[1].learned and len(table[1].learned) > 1:
             others = table[1].average(frozen, without=LEFT_OUT)
-            said.append(
-                f"Without {LEFT_OUT}, which its first version sets aside, it is {others.text('{:.1%}')}."
-            )
+            share = others.text("{:.1%}")
+            said.append(f"Without {LEFT_OUT}, which its first version sets aside, it is {share}.")
         if table[1].num_steps < FAIR_STEPS:
             said.append(
                 f"The paper's shortest runs have {FAIR_STEPS} steps, so runs as short as these can "
