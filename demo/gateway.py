@@ -127,7 +127,7 @@ def main() -> None:
         "\n[bold]Go on:[/bold]\n"
         f"  nunatak task list --registry {shown(folder)}\n"
         f"  nunatak serve --registry {shown(folder)}\n"
-        '  nunatak predict "Where is my parcel?!" --task tone --task intent '
+        '  nunatak predict "Third email, still no parcel!" --task tone --task intent '
         f"--registry {shown(folder)}\n"
         "  nunatak train --task mood --data yours.jsonl --method topk --layers 2 "
         f"--registry {shown(folder)}\n"

@@ -274,7 +274,6 @@ def _open_weights(folder: Path, stack: ExitStack) -> Stored:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """File names by the names of the tensors that they hold."""
     found = _read_json(path).get("weight_map")
     if not isinstance(found, dict):
         raise CorruptBackboneError(f"{path.name} has no 'weight_map'")

@@ -25,7 +25,10 @@ _counter = itertools.count()
 class Withdrawing:
     """The part of an engine that lets callers go."""
 
+    withdrawn: Sequence[PendingRow] = ()
+
     def withdraw(self, rows: Sequence[PendingRow]) -> None:
+        self.withdrawn = [*self.withdrawn, *rows]
         for row in rows:
             row.future.cancel()
 
@@ -104,7 +107,7 @@ def make_engine(
     return Engine(
         computes={DRAFT_BACKBONE: compute, **(others or {})},
         limits=LIMITS,
-        observer=observer or RecordingObserver(),
+        observers=[(observer or RecordingObserver()).observe_batch],
         on_fatal=(fatal if fatal is not None else []).append,
         clock=clock or ManualClock(),
         stopwatch=stopwatch or ManualClock(),
