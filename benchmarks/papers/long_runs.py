@@ -23,7 +23,8 @@ from benchmarks.harness.recording import hardware
 from benchmarks.papers.lines import LINES, PaperRun, append_line, majority_score, read_lines
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
-from nunatak_training.data import ExampleSet, load_task_data, load_test_set
+from nunatak_training.data import ExampleSet, load_task_data
+from nunatak_training.data.sources import load_test_rows
 from nunatak_training.fitting import TrainedTask, evaluate
 from nunatak_training.kinds import Metric
 from nunatak_training.publishing import publish
@@ -181,8 +182,10 @@ def transferred(
     found = dict[str, float]()
     for folder in others:
         if folder.name != name:
-            whole = load_test_set(folder / "dev.jsonl.gz", trained.data)
-            part = ExampleSet(examples=whole.examples[:TRANSFER_CAP])
+            rows = load_test_rows(
+                folder / "dev.jsonl.gz", kind=trained.data.kind, labels=trained.data.labels
+            )
+            part = ExampleSet(examples=tuple(it.example for it in rows[:TRANSFER_CAP]))
             found[folder.name] = evaluate(trained, part, backbone).values[metric]
     return found
 
