@@ -107,7 +107,7 @@ figures: $(VENV)/.dev  ## render docs/results from figures.jsonl
 	$(BIN)/python -m benchmarks.render_figures
 
 configuration: $(VENV)/.dev  ## render docs/configuration.md from the settings
-	$(BIN)/python -m nunatak_cli.reference docs/configuration.md
+	$(BIN)/python docs/configuration.py docs/configuration.md
 
 serve: $(VENV)/.runtime  ## serve the default registry on port 8080
 	$(BIN)/nunatak serve

@@ -3,12 +3,28 @@
 A server sends every field of a class and no other field. A client ignores fields that it does not
 know, so that a newer server can serve an older client. `memory` has the classes of memory reports,
 and `requests` has the classes of requests.
+
+Server and command make many of these from the attributes of other objects, by `model_validate`.
+`found_at` names the attributes where they differ from the fields.
 """
 
 from datetime import datetime
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    JsonValue,
+    PlainSerializer,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from nunatak_contract.enums import (
     CandidateRole,
@@ -42,6 +58,7 @@ class Result(BaseModel):
         frozen=True,
         extra="ignore",
         allow_inf_nan=False,
+        from_attributes=True,
         json_schema_extra={"additionalProperties": False},
     )
 
@@ -58,6 +75,19 @@ def _bounded(text: str) -> str:
     if len(text) <= MAX_REPR_CHARS:
         return text
     return f"{text[:MAX_REPR_CHARS]}... ({len(text):,} characters)"
+
+
+def found_at(name: str, *path: str) -> AliasChoices:
+    """Return where the value of a field is: under its name, or else at a path of attributes."""
+    return AliasChoices(name, AliasPath(*path))
+
+
+Moment = Annotated[
+    datetime,
+    PlainSerializer(datetime.isoformat, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""A time with its offset, such as `2026-11-26T12:00:00+00:00`."""
 
 
 class Score(Result):
@@ -120,7 +150,50 @@ PredictedValue = str | tuple[str, ...] | float
 """What a task predicts for one input: its label, all labels that apply, or its value."""
 
 
-class PredictResponse(Result):
+class _OneOrEach(BeforeValidator):
+    """Takes the value of one input, or a list with a value for each input."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        listed = handler(schema)
+        return {"anyOf": [listed["items"], listed]}
+
+
+def _as_each(sent: object) -> object:
+    match sent:
+        case list() | tuple():
+            return cast("object", sent)
+        case _:
+            return (sent,)
+
+
+T = TypeVar("T")
+EachInput = Annotated[tuple[T, ...], _OneOrEach(_as_each)]
+"""One value for each input: in JSON the value alone if one input was sent that is in no list."""
+
+
+class InputFacts(Result):
+    """What a task tells about each input, next to its output; empty if a server does not tell."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+    tokens: EachInput[int] = Field(
+        default_factory=tuple,
+        description="tokens read, special ones included; one count per input for a list",
+    )
+    truncated: EachInput[bool] = Field(
+        default_factory=tuple,
+        description="whether a part of the input was not read; one per input for a list",
+    )
+    unread: EachInput[int] = Field(
+        default_factory=tuple,
+        description="characters that no token stands for: hidden text, and letters of words that "
+        "the vocabulary lacks; one count per input for a list",
+    )
+
+
+class PredictResponse(InputFacts):
     """The task's output; a list of outputs if a list was sent."""
 
     task: str
@@ -135,17 +208,6 @@ class PredictResponse(Result):
         "`parameters` shows of the scores; null for other heads"
     )
     outputs: Output | tuple[Output, ...]
-    tokens: int | tuple[int, ...] = Field(
-        description="tokens read, special ones included; one count per input for a list"
-    )
-    truncated: bool | tuple[bool, ...] = Field(
-        description="whether a part of the input was not read; one per input for a list"
-    )
-    unread: int | tuple[int, ...] = Field(
-        default=0,
-        description="characters that no token stands for: hidden text, and letters of words that "
-        "the vocabulary lacks; one count per input for a list",
-    )
 
 
 class FieldProblem(Result):
@@ -231,7 +293,7 @@ class PolicyDetail(Result):
     """The newest version of a policy."""
 
     version: int
-    published_at: datetime
+    published_at: Moment
     by: str
     policy: Policy
 
@@ -266,20 +328,27 @@ class TaskSummary(Result):
     `version` is the version that the bare name of the task means.
     """
 
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
     name: str
-    version: int
+    version: int = Field(validation_alias=found_at("version", "manifest", "version"))
     versions: tuple[int, ...]
     aliases: dict[str, int]
     candidates: tuple[RunningCandidate, ...]
-    head: str
-    labels: tuple[str, ...]
+    head: str = Field(validation_alias=found_at("head", "manifest", "head", "kind"))
+    labels: tuple[str, ...] = Field(
+        validation_alias=found_at("labels", "manifest", "head", "labels")
+    )
     reads: Reads | None = Field(
         default=None,
         description="sequence classification: a single text or a pair; null: both, or another head",
+        validation_alias=found_at("reads", "manifest", "reads"),
     )
-    method: str
-    split_depth: int | None
-    resident_versions: tuple[int, ...]
+    method: str = Field(validation_alias=found_at("method", "manifest", "method", "kind"))
+    split_depth: int | None = Field(
+        validation_alias=found_at("split_depth", "manifest", "split_depth")
+    )
+    resident_versions: tuple[int, ...] = Field(default_factory=tuple)
 
 
 class TaskListing(Result):
@@ -299,39 +368,41 @@ class AliasChange(Result):
 
     task: str
     alias: str
-    version: int
-    previous_version: int | None
+    version: int = Field(validation_alias=found_at("version", "to_version"))
+    previous_version: int | None = Field(
+        validation_alias=found_at("previous_version", "from_version")
+    )
 
 
 class PastMove(AliasChange):
     """A past move of an alias: its kind, its time, and who moved the alias."""
 
     kind: Literal["promote", "rollback"]
-    at: datetime
+    at: Moment
     by: str
 
 
-class CandidateChange(Result):
+class CandidateFacts(Result):
+    """A canary or shadow: where it runs, and its share of the requests."""
+
+    task: str = Field(validation_alias=found_at("task", "candidate", "task"))
+    alias: str = Field(validation_alias=found_at("alias", "candidate", "alias"))
+    role: CandidateRole = Field(validation_alias=found_at("role", "candidate", "role"))
+    version: int = Field(validation_alias=found_at("version", "candidate", "version"))
+    share: float = Field(validation_alias=found_at("share", "candidate", "share"))
+
+
+class CandidateChange(CandidateFacts):
     """A canary or shadow: newly set, or with its last values when it ended."""
 
-    task: str
-    alias: str
-    role: CandidateRole
-    version: int
-    share: float
     active: bool
 
 
-class PastCandidate(Result):
+class PastCandidate(CandidateFacts):
     """A past change of a canary or shadow: its kind, its time, and who made the change."""
 
-    task: str
-    alias: str
-    role: CandidateRole
     kind: Literal["set", "end"]
-    version: int
-    share: float
-    at: datetime
+    at: Moment
     by: str
 
 
@@ -387,11 +458,8 @@ class Unpinning(Result):
     versions: tuple[int, ...]
 
 
-class Eviction(Result):
+class Eviction(Unpinning):
     """The versions of a task that were dropped from memory."""
-
-    task: str
-    versions: tuple[int, ...]
 
 
 class Liveness(Result):

@@ -13,8 +13,10 @@ import traceback
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import typer
+from pydantic import ValidationError
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -107,3 +109,17 @@ def print_failure(code: str, message: str) -> None:
     """Print an error as one line, even if its message has several lines."""
     line = Text.assemble(("error", "bold red"), f" [{code}]: {plain(' '.join(message.split()))}")
     error_console().print(line, soft_wrap=True)
+
+
+@contextmanager
+def named_place(code: str, path: Path) -> Generator[None]:
+    """Turn the error of a file's content into an error that names the file and the place."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "file"
+        problem = first["msg"].removeprefix("Value error, ")
+        raise NunatakError(code, path=path, place=place, problem=problem) from error
+    except ValueError as error:
+        raise NunatakError(code, path=path, place="file", problem=str(error)) from error

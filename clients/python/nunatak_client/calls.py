@@ -1,15 +1,16 @@
-"""One function per route: arguments in, a complete call out. Shared by both clients."""
+"""One function per route: arguments in, a complete call out. Both clients offer them as methods."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, NoReturn, TypeVar
+from typing import Generic, Literal, NoReturn, TypeVar, Unpack
 
 from pydantic import JsonValue
 
 from nunatak_client.errors import InvalidInputError, InvalidResponseError
 from nunatak_client.payloads import (
     Inputs,
-    Parameters,
+    PredictOptions,
+    ShownOptions,
     WireInputs,
     json_body,
     path_segment,
@@ -30,8 +31,9 @@ from nunatak_client.replies import (
     read_prediction,
     read_result,
 )
-from nunatak_contract.enums import CandidateRole, FunctionToApply
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.memory import MemoryReport
+from nunatak_contract.names import DEFAULT_ALIAS
 from nunatak_contract.wire import (
     LINES_TYPE,
     ROUTING_KEY_HEADER,
@@ -42,6 +44,7 @@ from nunatak_contract.wire import (
     ServerInfo,
     ShadowReport,
     TaskDetail,
+    TaskListing,
     TaskSummary,
     Unpinning,
 )
@@ -72,53 +75,57 @@ class Call(Generic[AnswerT]):
         return self.read(reply)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictOptions:
-    """The options of a prediction, next to its inputs."""
+def predict(task: str, inputs: Inputs, **options: Unpack[PredictOptions]) -> Call[Prediction]:
+    """Ask one task about one input or a list of inputs.
 
-    top_k: int | None = None
-    function_to_apply: FunctionToApply | str | None = None
-    parameters: Parameters | None = None
-    deadline_s: float | None = None
-    routing_key: str | None = None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of a prediction: deadline and routing key."""
-        return {} if self.routing_key is None else {ROUTING_KEY_HEADER: self.routing_key}
-
-
-def predict(task: str, inputs: Inputs, options: PredictOptions) -> Call[Prediction]:
-    """Ask one task."""
+    Args:
+        task: `name`, `name@alias` or `name/3`.
+        inputs: A text, a pair of texts as a tuple, a `Question`, a `Query`, or a list of these.
+        options: `top_k`: labels, documents or answers per input. Absent: all labels or documents,
+            one answer. `function_to_apply`: `softmax`, `sigmoid` or `none`. Absent: by the task's
+            kind. `parameters`: further options, for tasks that do not classify whole texts.
+            `deadline_s`: seconds for the whole call, with further attempts. `routing_key`: requests
+            of one key get one version while a canary runs.
+    """
     wire = wire_inputs(inputs)
     target = task_target(task)
-    return Call(
-        method="POST",
-        path=f"{target.path}/predict",
-        query=target.query,
-        content=_predict_body(wire, options),
-        deadline_s=options.deadline_s,
-        headers=options.headers,
-        read=lambda reply: read_prediction(reply, num_inputs=wire.num_inputs),
+    call = _asking(
+        wire, None, lambda reply: read_prediction(reply, num_inputs=wire.num_inputs), **options
     )
+    return replace(call, path=f"{target.path}/predict", query=target.query)
 
 
-def predict_many(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) -> Call[FanOut]:
-    """Ask several tasks about the same inputs.
-
-    Raises:
-        InvalidInputError: `tasks` is one string and not a list of references.
-    """
+def predict_many(
+    inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
+) -> Call[FanOut]:
+    """Ask several tasks about the same inputs; a task that fails does not fail the others."""
     if isinstance(tasks, str):
         raise InvalidInputError(f"tasks must be a list of task references, got {tasks!r}")
     wire = wire_inputs(inputs)
+    return _asking(
+        wire,
+        tasks,
+        lambda reply: read_fan_out(reply, num_inputs=wire.num_inputs, tasks=tasks),
+        **options,
+    )
+
+
+def _asking(
+    inputs: WireInputs,
+    tasks: Sequence[str] | None,
+    read: Callable[[Reply], AnswerT],
+    *,
+    deadline_s: float | None = None,
+    routing_key: str | None = None,
+    **shown: Unpack[ShownOptions],
+) -> Call[AnswerT]:
     return Call(
         method="POST",
         path="/v1/predict",
-        content=_predict_body(wire, options, tasks=tasks),
-        deadline_s=options.deadline_s,
-        headers=options.headers,
-        read=lambda reply: read_fan_out(reply, num_inputs=wire.num_inputs, tasks=tasks),
+        content=predict_body(inputs, tasks=tasks, **shown),
+        deadline_s=deadline_s,
+        headers={} if routing_key is None else {ROUTING_KEY_HEADER: routing_key},
+        read=read,
     )
 
 
@@ -160,130 +167,120 @@ class StreamCall:
             )
 
 
-def stream(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) -> StreamCall:
-    """Ask several tasks for results on arrival; raises like `predict_many`."""
-    call = predict_many(inputs, tasks, options)
-    lines = {"accept": LINES_TYPE}
+def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]) -> StreamCall:
+    call = predict_many(inputs, tasks, **options)
     return StreamCall(
-        call=replace(call, headers={**call.headers, **lines}),
+        call=replace(call, headers={**call.headers, "accept": LINES_TYPE}),
         tasks=tasks,
         num_inputs=wire_inputs(inputs).num_inputs,
     )
 
 
-def set_candidate(
-    place: tuple[str, str, CandidateRole],
-    version: int,
-    share: float,
-    expected_version: int | None,
-) -> Call[CandidateChange]:
-    """Let a version run next to an alias."""
-    body: dict[str, JsonValue] = {"version": version, "share": share}
-    return Call(
-        method="PUT",
-        path=_candidate_path(*place),
-        content=json_body(body | _expectation(expected_version)),
-        read=_reader(CandidateChange),
-    )
-
-
-def end_candidate(
-    place: tuple[str, str, CandidateRole], expected_version: int | None
-) -> Call[CandidateChange]:
-    """End the candidate of this role next to an alias."""
-    return Call(
-        method="POST",
-        path=f"{_candidate_path(*place)}/end",
-        content=json_body(_expectation(expected_version)),
-        read=_reader(CandidateChange),
-    )
-
-
-def shadow_report(name: str, alias: str) -> Call[ShadowReport]:
-    """Ask for the results of a shadow."""
-    return Call(
-        method="GET",
-        path=f"/v1/tasks/{path_segment('task name', name)}/shadow",
-        query={"alias": alias},
-        read=_reader(ShadowReport),
-    )
-
-
 def tasks() -> Call[tuple[TaskSummary, ...]]:
-    """List the tasks."""
-    return Call(method="GET", path="/v1/tasks", read=_read_tasks)
+    """List the tasks of the server's registry."""
+    return Call(method="GET", path="/v1/tasks", read=lambda it: _read_as(TaskListing)(it).tasks)
 
 
 def task(reference: str) -> Call[TaskDetail]:
-    """Describe one task and one version of it."""
+    """Describe a task and the version that `reference` means."""
     target = task_target(reference)
-    return Call(method="GET", path=target.path, query=target.query, read=_reader(TaskDetail))
+    return replace(_show(target.path, TaskDetail), query=target.query)
 
 
-def promote(name: str, alias: str, version: int, expected_version: int | None) -> Call[AliasChange]:
-    """Point an alias at a version."""
-    body: dict[str, JsonValue] = {"version": version}
-    return Call(
-        method="PUT",
-        path=_alias_path(name, alias),
-        content=json_body(body | _expectation(expected_version)),
-        read=_reader(AliasChange),
-    )
+def promote(
+    task: str, alias: str, version: int, expected_version: int | None = None
+) -> Call[AliasChange]:
+    """Point `alias` at `version`, which the server loads and probes first.
+
+    Raises:
+        ConflictError: the alias does not point to `expected_version` (0: it must not exist yet).
+    """
+    path = _alias_path(task, alias)
+    return _change("PUT", path, AliasChange, expected_version, version=version)
 
 
-def rollback(name: str, alias: str, expected_version: int | None) -> Call[AliasChange]:
-    """Point an alias back at the previous version."""
-    return Call(
-        method="POST",
-        path=f"{_alias_path(name, alias)}/rollback",
-        content=json_body(_expectation(expected_version)),
-        read=_reader(AliasChange),
-    )
+def rollback(task: str, alias: str, expected_version: int | None = None) -> Call[AliasChange]:
+    """Point `alias` back at the previous version."""
+    path = f"{_alias_path(task, alias)}/rollback"
+    return _change("POST", path, AliasChange, expected_version)
+
+
+def set_canary(
+    task: str,
+    version: int,
+    share: float,
+    *,
+    alias: str = DEFAULT_ALIAS,
+    expected_version: int | None = None,
+) -> Call[CandidateChange]:
+    """Let `version`, once loaded and probed, answer a share of the alias's requests.
+
+    Raises:
+        ConflictError: the canary is not `expected_version` (0: there must be none).
+    """
+    path = f"{_alias_path(task, alias)}/{CandidateRole.CANARY}"
+    return _change("PUT", path, CandidateChange, expected_version, version=version, share=share)
+
+
+def set_shadow(
+    task: str,
+    version: int,
+    share: float = 1.0,
+    *,
+    alias: str = DEFAULT_ALIAS,
+    expected_version: int | None = None,
+) -> Call[CandidateChange]:
+    """Run `version` unseen on a share of the alias's requests, to compare it."""
+    path = f"{_alias_path(task, alias)}/{CandidateRole.SHADOW}"
+    return _change("PUT", path, CandidateChange, expected_version, version=version, share=share)
+
+
+def end_candidate(
+    task: str,
+    role: CandidateRole,
+    *,
+    alias: str = DEFAULT_ALIAS,
+    expected_version: int | None = None,
+) -> Call[CandidateChange]:
+    """End the canary or the shadow of an alias."""
+    path = f"{_alias_path(task, alias)}/{role}/end"
+    return _change("POST", path, CandidateChange, expected_version)
+
+
+def shadow_report(task: str, *, alias: str = DEFAULT_ALIAS) -> Call[ShadowReport]:
+    """Report the results of an alias's shadow on this server."""
+    path = f"/v1/tasks/{path_segment('task name', task)}/shadow"
+    return replace(_show(path, ShadowReport), query={"alias": alias})
 
 
 def preload(reference: str) -> Call[ResidencyReport]:
-    """Load a task version into memory."""
-    target = task_target(reference)
-    return Call(
-        method="POST",
-        path=f"{target.path}/preload",
-        query=target.query,
-        read=_reader(ResidencyReport),
-    )
+    """Load a task version into memory and check it."""
+    return _hold(reference, "preload", ResidencyReport)
 
 
 def pin(reference: str) -> Call[ResidencyReport]:
-    """Load a task version into memory and pin it."""
-    target = task_target(reference)
-    return Call(
-        method="POST", path=f"{target.path}/pin", query=target.query, read=_reader(ResidencyReport)
-    )
+    """Load the version that `reference` means now, and keep it in memory."""
+    return _hold(reference, "pin", ResidencyReport)
 
 
 def unpin(reference: str) -> Call[Unpinning]:
-    """Unpin a task, or one version of it."""
-    target = task_target(reference)
-    return Call(
-        method="POST", path=f"{target.path}/unpin", query=target.query, read=_reader(Unpinning)
-    )
+    """Let the server evict a task again, or the one version `name/3`."""
+    return _hold(reference, "unpin", Unpinning)
 
 
 def evict(reference: str) -> Call[Eviction]:
-    """Drop a task, or one version of it, from memory."""
-    target = task_target(reference)
-    return Call(
-        method="POST", path=f"{target.path}/evict", query=target.query, read=_reader(Eviction)
-    )
+    """Drop a task, or the one version `name/3`, from memory."""
+    return _hold(reference, "evict", Eviction)
 
 
 def memory() -> Call[MemoryReport]:
-    """Ask for the memory report."""
-    return Call(method="GET", path="/v1/memory", read=_reader(MemoryReport))
+    """Report bytes in use, and the bytes of one full model per task."""
+    return _show("/v1/memory", MemoryReport)
 
 
 def info() -> Call[ServerInfo]:
-    """Ask for the facts about the server."""
-    return Call(method="GET", path="/info", read=_reader(ServerInfo))
+    """Report the facts about the server."""
+    return _show("/info", ServerInfo)
 
 
 def readiness() -> Call[bool]:
@@ -291,35 +288,31 @@ def readiness() -> Call[bool]:
     return Call(method="GET", path="/readyz", read=lambda _reply: True)
 
 
-def _predict_body(
-    wire: WireInputs, options: PredictOptions, *, tasks: Sequence[str] | None = None
-) -> bytes:
-    return predict_body(
-        wire,
-        tasks=tasks,
-        top_k=options.top_k,
-        function_to_apply=options.function_to_apply,
-        parameters=options.parameters,
-    )
+def _hold(reference: str, how: str, kind: type[ResultT]) -> Call[ResultT]:
+    target = task_target(reference)
+    path = f"{target.path}/{how}"
+    return Call(method="POST", path=path, query=target.query, read=_read_as(kind))
 
 
-def _reader(kind: type[ResultT]) -> Callable[[Reply], ResultT]:
+def _show(path: str, kind: type[ResultT]) -> Call[ResultT]:
+    return Call(method="GET", path=path, read=_read_as(kind))
+
+
+def _change(
+    method: Literal["POST", "PUT"],
+    path: str,
+    kind: type[ResultT],
+    expected_version: int | None,
+    **body: JsonValue,
+) -> Call[ResultT]:
+    if expected_version is not None:
+        body["expected_version"] = expected_version
+    return Call(method=method, path=path, content=json_body(body), read=_read_as(kind))
+
+
+def _read_as(kind: type[ResultT]) -> Callable[[Reply], ResultT]:
     return lambda reply: read_result(kind, read_object(reply))
 
 
-def _read_tasks(reply: Reply) -> tuple[TaskSummary, ...]:
-    listed = read_object(reply).get("tasks")
-    entries = listed if isinstance(listed, list) else [listed]
-    return tuple(read_result(TaskSummary, entry) for entry in entries)
-
-
-def _alias_path(name: str, alias: str) -> str:
-    return f"/v1/tasks/{path_segment('task name', name)}/aliases/{path_segment('alias', alias)}"
-
-
-def _candidate_path(name: str, alias: str, role: CandidateRole) -> str:
-    return f"{_alias_path(name, alias)}/{role}"
-
-
-def _expectation(expected_version: int | None) -> dict[str, JsonValue]:
-    return {} if expected_version is None else {"expected_version": expected_version}
+def _alias_path(task: str, alias: str) -> str:
+    return f"/v1/tasks/{path_segment('task name', task)}/aliases/{path_segment('alias', alias)}"

@@ -1,4 +1,4 @@
-"""Requests: strict JSON, the arguments of plain endpoints, and parameters as options.
+"""Requests: strict JSON, and the arguments of plain endpoints.
 
 For each request, the framework decides again how to read each parameter. This takes half of the CPU
 time of the whole application. Endpoints with single values and one body need no decision, so
@@ -21,12 +21,7 @@ from fastapi.params import Body
 from fastapi.routing import APIRoute
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.requests import Parameters
 from nunatak_server.http.access import declared_access
-from nunatak_server.outputs.answers import AnswerOptions
-from nunatak_server.outputs.entities import EntityOptions
-from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Errors = list[dict[str, Any]]
@@ -75,30 +70,6 @@ def _is_container(value: object) -> bool:
 def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
     if len({name for name, _ in fields}) < len(fields):
         raise NunatakError("invalid_json")
-
-
-def options_of(parameters: Parameters) -> PredictionOptions:
-    return PredictionOptions(
-        scores=ScoreOptions(function=parameters.function_to_apply, top_k=parameters.top_k),
-        entities=EntityOptions(
-            aggregation=parameters.aggregation_strategy,
-            ignored_labels=frozenset(parameters.ignore_labels),
-            stride=parameters.stride,
-        ),
-        answers=AnswerOptions(
-            top_k=parameters.top_k or 1,
-            max_answer_tokens=parameters.max_answer_len,
-            may_have_no_answer=parameters.handle_impossible_answer,
-            align_to_words=parameters.align_to_words,
-            stride=parameters.doc_stride,
-        ),
-        ranking=RankingOptions(
-            function=parameters.function_to_apply,
-            top_k=parameters.top_k,
-            return_documents=parameters.return_documents,
-        ),
-        on_long=parameters.on_long,
-    )
 
 
 def quick_handler(route: APIRoute) -> Handler | None:
@@ -193,7 +164,6 @@ class _Parameter:
         )
 
     def read(self, value: object, values: dict[str, Any], errors: Errors) -> None:
-        """Return the sent value, or the default."""
         if value is not ABSENT:
             values[self.name], found = self.validate(value, values, loc=self.location)
             errors += found
