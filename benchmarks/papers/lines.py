@@ -4,17 +4,17 @@ A line has settings, seed, scores of every epoch, the score of the best constant
 the machine's CPU. It has no paths and no names of machines.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
 from benchmarks.harness.recording import FIGURES
+from benchmarks.papers.scoring import score
 from nunatak_contract.errors import NunatakError
 from nunatak_training.data import ExampleSet, TaggedWords, TaskData
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.scoring.counts import LABEL_METRICS
-from nunatak_training.scoring.evaluation import label_pair_statistics
 from nunatak_training.sweeps import Finished, RunRecord
 
 LINES = FIGURES.parent / "papers"
@@ -87,20 +87,6 @@ def append_line(file: Path, run: PaperRun) -> None:
         lines.truncate(len(whole))
         lines.seek(len(whole))
         lines.write(f"{run.line()}\n".encode())
-
-
-def score(
-    metric: Metric,
-    expected: Sequence[str],
-    predicted: Sequence[str],
-    *,
-    positive_label: str | None = None,
-) -> float:
-    """Score predicted labels, one for each text; `Metric.F1` is of `positive_label`."""
-    named = {positive_label} if positive_label else set[str]()
-    labels = sorted({*expected, *predicted, *named})
-    positive = labels.index(positive_label) if positive_label else None
-    return label_pair_statistics(labels, expected, predicted, positive)[0].value(metric)
 
 
 def majority_score(

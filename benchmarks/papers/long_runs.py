@@ -68,7 +68,7 @@ class PaperContext(RunContext):
 
     def __init__(self, models: Path, seed: int, *, checkpoints: Path | None) -> None:
         super().__init__(checkpoints=checkpoints)
-        self._models = models
+        self.backbone = lru_cache(maxsize=1)(partial(backbone_below, models))
         self.data = lru_cache(maxsize=2)(partial(drawn, seed=seed))
         self.last: TrainedTask | None = None
 
@@ -77,9 +77,11 @@ class PaperContext(RunContext):
         self.last = super().fit(run)
         return self.last
 
-    def _load_backbone(self, name: str) -> Backbone:
-        own = self._models / name
-        return load_backbone(str(own) if own.is_dir() else name, device=self.device)
+
+def backbone_below(models: Path, name: str) -> Backbone:
+    """Load a backbone from a folder of backbones, or by its name if the folder has none."""
+    own = models / name
+    return load_backbone(str(own) if own.is_dir() else name)
 
 
 def drawn(source: Source, *, seed: int) -> CutData:
@@ -182,9 +184,10 @@ def transferred(
     found = dict[str, float]()
     for folder in others:
         if folder.name != name:
-            kind, labels = trained.data.kind, trained.data.labels
-            read = load_test_rows(folder / "dev.jsonl.gz", kind=kind, labels=labels)
-            part = ExampleSet(examples=tuple(it.example for it in read[:TRANSFER_CAP]))
+            rows = load_test_rows(
+                folder / "dev.jsonl.gz", kind=trained.data.kind, labels=trained.data.labels
+            )
+            part = ExampleSet(examples=tuple(it.example for it in rows[:TRANSFER_CAP]))
             found[folder.name] = evaluate(trained, part, backbone).values[metric]
     return found
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness.recording import FIGURES, Sheet, figures_parser, hardware
-from benchmarks.papers.lines import score
+from benchmarks.papers.scoring import score
 from nunatak_client import Client
 from nunatak_contract.cards import markdown_table
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
