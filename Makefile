@@ -37,7 +37,7 @@ $(VENV)/.dev: $(VENV)/.runtime
 	touch $@
 
 # A server without them is slower and gives the same answers, so their absence stops nothing.
-$(VENV)/.ops: $(VENV)/.runtime $(wildcard ops/*.toml ops/*.py ops/nunatak_ops/*.py ops/src/*)
+$(VENV)/.ops: $(VENV)/.runtime $(wildcard kernels/*.toml kernels/*.py kernels/nunatak_ops/*.py kernels/src/*)
 	@if ! command -v "$${CXX:-g++}" >/dev/null; then \
 	  echo "no C++ compiler: torch's operations serve, slower than those of nunatak-ops (docs/install.md)"; \
 	elif $(MAKE) --no-print-directory ops; then \
@@ -51,7 +51,7 @@ demo: $(VENV)/.runtime $(VENV)/.ops  ## train four tasks, serve them from one ba
 
 ops: $(VENV)/.runtime  ## build and install the native operators for CPUs; needs g++
 	$(BIN)/pip install --quiet --constraint constraints.txt 'setuptools>=77'
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./ops
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./kernels
 
 screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `make demo`, needs Chromium
 	$(BIN)/python demo/screenshot.py
