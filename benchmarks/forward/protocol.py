@@ -5,6 +5,9 @@ It answers `{"do": "answer", "case": ...}` with `{"logits": [[...]]}`, and `{"do
 those of `rounds.seconds`, which this process cannot import.
 """
 
+# pyright: basic
+# The program runs in environments of peers.
+
 import json
 import os
 import statistics

@@ -114,13 +114,13 @@ def initial_parameters(
 
 def stored_parameters(
     spec: BranchSpec, parameters: Mapping[str, Tensor], backbone: Backbone
-) -> Mapping[str, Tensor]:
+) -> dict[str, Tensor]:
     """The parameters as versions on this backbone store them.
 
     On a quantized backbone, the linear maps of own layers are in 8-bit integers too.
     """
     owns_layers = maths_of(spec.method).owns_layers
-    return quantized(parameters) if owns_layers and backbone.is_quantized else parameters
+    return quantized(parameters) if owns_layers and backbone.is_quantized else dict(parameters)
 
 
 def build_branch(

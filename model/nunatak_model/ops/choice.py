@@ -186,7 +186,8 @@ def proven_ops(
         groups=groups,
         banks=None if groups is None else ops.banks,
         tasks=_proven_task_kernels(ops.tasks, config, dtype=dtype, device=device),
-        integers=_first_proven(
+        integers=ops.integers
+        and _first_proven(
             {ops.integers: "the native product of integers"},
             plain=None,
             proof=partial(_multiplies_alike, maps=maps, dtype=dtype),

@@ -121,8 +121,8 @@ def _sums(
     if has_exact_product():
         return torch.ops.aten._int_mm(x, weight.t())  # noqa: SLF001 - no public name
     sums = torch.zeros(len(x), len(weight), dtype=torch.int32)
-    parts = zip(x.split(EXACT_INPUTS, 1), weight.split(EXACT_INPUTS, 1), strict=True)
-    for own, columns in parts:
+    parts = (torch.split(it, EXACT_INPUTS, dim=1) for it in (x, weight))
+    for own, columns in zip(*parts, strict=True):
         sums += functional.linear(own.float(), columns.float()).int()
     return sums
 

@@ -388,7 +388,7 @@ def test_a_quantized_backbone_gets_the_answers_of_torchs_product(
         run_trunk(it, [encoding], depth=4).hidden[encoding].float() for it in (served, plain)
     )
 
-    error = torch.linalg.vector_norm(seen - expected) / torch.linalg.vector_norm(expected)
+    error = (seen - expected).square().sum().sqrt() / expected.square().sum().sqrt()
     assert error < (0.05 if dtype is torch.bfloat16 else 0.005)
     assert "native_integers" in served.fast_kernels
     for name in plain.parameters:
