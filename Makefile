@@ -17,7 +17,7 @@ SWEEPS := elsa graddrop adapter mixout tapt robustness
 ANALYSES := rsa landscape
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ops screenshot test test-slow check format client bench race gpu real papers torture abuse report figures configuration serve clean clean-results
+.PHONY: help install demo ops screenshot test test-slow check format client openapi docs bench race gpu real papers torture abuse report figures configuration serve clean clean-results
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -59,6 +59,12 @@ check: $(VENV)/.dev  ## formatting, lint, types and layers
 format: $(VENV)/.dev  ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+openapi: $(VENV)/.dev  ## write docs/openapi.json from the server
+	$(BIN)/python -m release.openapi
+
+docs: $(VENV)/.dev  ## build the documents as a site in build/docs/site; refuse dead links
+	$(BIN)/python -m release.site
 
 client: $(VENV)/.dev  ## make the blocking client from the asyncio client
 	$(BIN)/python tests/policy/blocking_client.py
