@@ -26,8 +26,10 @@ def copy_sources(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     for source in ("docs", "examples"):
         shutil.copytree(ROOT / source, pages / source)
-    for source in (*ROOT.glob("*.md"), ROOT / "LICENSE"):
-        shutil.copyfile(source, pages / source.name)
+    for source in (*ROOT.glob("*.md"), ROOT / "LICENSE", ROOT / "clients/typescript/README.md"):
+        copied = pages / source.relative_to(ROOT)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copied)
     shutil.copyfile(ROOT / "release" / CONFIGURATION, folder / CONFIGURATION)
     made = json.loads(openapi.FILE.read_text(encoding="utf-8"))
     for name, text in (

@@ -33,6 +33,7 @@ SEARCHED = {
     "guardrails": "examples/nemo-guardrails",
     "api key": "docs/security",
     "kubernetes": "docs/deployment",
+    "typescript": "clients/typescript",
     "docker": "docs/deployment",
     "upgrade": "docs/deployment",
     "canary": "docs/registry",
