@@ -11,13 +11,15 @@ WORKERS ?= 2
 # Bytecode is kept, or each process that a test starts would compile the product again.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Results of `make papers`, one line a run, and what it makes unless ONLY names less.
-PAPERS ?= .bench/papers
-SWEEPS := elsa graddrop adapter mixout tapt robustness
+# Folder of backbones, for `make papers` and `make elsa` (docs/results/elsa.md).
+MODELS ?=
+needs-models = $(if $(MODELS),,$(error name the folder of backbones, as in `make $@ DATA=folder MODELS=folder`))
+# Registry of the versions that `make elsa` serves.
+ELSA ?= .bench/elsa/registry
 ANALYSES := rsa landscape
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ops screenshot test test-slow check format client openapi docs bench race gpu real papers torture abuse report figures configuration serve clean clean-results
+.PHONY: help install demo ops screenshot test test-slow check format client openapi docs release bench race gpu real papers elsa torture abuse report figures configuration serve clean clean-results
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -86,17 +88,17 @@ gpu: $(VENV)/.dev  ## check and measure the mixed forward on a CUDA device, 8 mi
 real: $(VENV)/.dev  ## train, serve and score five real data sets (DATA=folder)
 	$(needs-data)$(BIN)/python -m benchmarks.papers.real_data --data $(DATA)
 
-papers: $(VENV)/.dev  ## train the papers' tables on one thread, hours, resumable (DATA=folder ONLY=elsa OPTIONS="--set seeds=[0,1]")
-	$(needs-data)for table in $(filter $(SWEEPS),$(or $(ONLY),$(SWEEPS))); do \
-	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/nunatak sweep run benchmarks/papers/$$table.yaml \
-	    --set data_root=$(DATA) --results $(PAPERS)/$$(echo $$table | sed -E 's/mixout|tapt/adapter/') $(OPTIONS) || exit 1; \
-	done
-	for analysis in $(filter $(ANALYSES),$(or $(ONLY),$(ANALYSES))); do \
+papers: $(VENV)/.dev  ## train the papers' runs that have no line yet on one thread, then write the page (DATA=folder MODELS=folder)
+	$(needs-data)$(needs-models)OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.long_runs --data $(DATA) --models $(MODELS) \
+	  --registry $(ELSA) --checkpoints .bench/papers $(OPTIONS)
+	for analysis in $(ANALYSES); do \
 	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.analyze $$analysis benchmarks/papers/adapter.yaml --task sst2 --seed 0 \
-	    --data-root $(DATA) --out $(PAPERS)/$$analysis || exit 1; \
+	    --data-root $(DATA) --out .bench/papers/$$analysis || exit 1; \
 	done
-	$(if $(filter elsa,$(or $(ONLY),elsa)),$(BIN)/python -m benchmarks.papers.deploy_elsa --data $(DATA) --results $(PAPERS)/elsa)
-	$(BIN)/python -m benchmarks.papers.render --results $(PAPERS) --record
+	$(BIN)/python -m benchmarks.papers.render
+
+elsa: $(VENV)/.dev  ## serve eight tasks on one real model: memory by PSS and formula, quality from the lines (DATA=folder MODELS=folder)
+	$(needs-data)$(needs-models)OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m benchmarks.papers.elsa_page --data $(DATA) --models $(MODELS) --registry $(ELSA)
 
 torture: $(VENV)/.dev  ## kill, fail, corrupt and race the registry (ONLY="kills_on_sqlite scale": these alone)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.registry.torture $(if $(ONLY),--only $(ONLY))

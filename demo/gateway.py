@@ -127,7 +127,7 @@ def main() -> None:
         "\n[bold]Go on:[/bold]\n"
         f"  nunatak task list --registry {shown(folder)}\n"
         f"  nunatak serve --registry {shown(folder)}\n"
-        '  nunatak predict "Where is my parcel?!" --task tone --task intent '
+        '  nunatak predict "Third email, still no parcel!" --task tone --task intent '
         f"--registry {shown(folder)}\n"
         "  nunatak train --task mood --data yours.jsonl --method topk --layers 2 "
         f"--registry {shown(folder)}\n"
@@ -189,23 +189,26 @@ def answers_table(client: Client) -> Table:
 
 
 def memory_table(memory: MemoryReport, shared_growth: int, dedicated_growth: int) -> Table:
-    """The server's ledger, and the growth of real processes for comparison."""
-    table = Table("memory", "shared (Nunatak)", "one full model per task", "saved")
+    """The server's ledger, the growth of real processes, and the paper's formula next to both."""
+    table = Table("memory", "shared (Nunatak)", "one full model per task", "saved", "by formula")
+    formula = f"{memory.saved_share_formula:.0%}"
     table.add_row(
         f"weights: backbone {megabytes(memory.backbone.bytes)} + "
         + " + ".join(megabytes(task.bytes) for task in memory.tasks),
         megabytes(memory.shared_bytes),
         megabytes(memory.dedicated_bytes),
         f"{memory.saved_share:.0%}",
+        formula,
     )
     table.add_row(
         "measured: growth of a process that loads them (PSS)",
         megabytes(shared_growth),
         megabytes(dedicated_growth),
         f"{1 - shared_growth / dedicated_growth:.0%}",
+        formula,
     )
     whole = memory.process.pss_bytes or memory.process.rss_bytes
-    table.add_row("the whole server process, Python and torch included", megabytes(whole), "", "")
+    table.add_row("the whole server process, Python and torch included", megabytes(whole))
     return table
 
 

@@ -35,6 +35,7 @@ from nunatak_artifact.checkpoint import (
     CONFIG,
     MAX_TOKENIZER_BYTES,
     MAX_WEIGHT_BYTES,
+    PICKLE_ADVICE,
     Checkpoint,
     check_new,
     new_folder,
@@ -115,13 +116,10 @@ def add_backbone(
         revision: branch, tag or commit on the hub; None takes the newest.
 
     Raises:
-        NunatakError: `invalid_option`, the name is not allowed.
-        NunatakError: `folder_in_use`, there is a backbone of that name.
-        NunatakError: `unsupported_import`, the architecture or a setting is not available here, or
-            the vectors differ from transformers' own.
-        NunatakError: `invalid_folder`, a file is missing or damaged.
-        HubUnavailableError: the hub does not give the files.
-        MissingExtraError: transformers is not installed.
+        NunatakError: `invalid_option`, the name is not allowed; `folder_in_use`, there is a
+            backbone of that name; `invalid_folder`, a file is missing or damaged;
+            `unsupported_import`, the architecture or a setting is not available here, or the
+            vectors differ from transformers' own; `hub_unavailable`.
     """
     wanted = _checked_name(name or place.rstrip("/").rpartition("/")[2])
     target = added_backbones() / wanted
@@ -131,14 +129,12 @@ def add_backbone(
 
 
 def list_backbones() -> list[AddedBackbone]:
-    """Return the records of all added backbones, by name."""
     folder = added_backbones()
     names = sorted(it.parent.name for it in folder.glob(f"*/{RECORD}")) if folder.is_dir() else []
     return [read_backbone(name) for name in names]
 
 
 def read_backbone(name: str) -> AddedBackbone:
-    """Return the record of an added backbone."""
     checkpoint = Checkpoint(added_backbones() / _checked_name(name))
     if not checkpoint.has(RECORD):
         raise NunatakError(
@@ -164,7 +160,6 @@ def verify_backbone(name: str) -> str | None:
 
 
 def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str) -> AddedBackbone:
-    """Read a checkpoint, and write it to the empty folder `made`."""
     raw = checkpoint.config
     with checkpoint.backbone_errors():
         # An architecture that is not available is refused before anything large is read.
@@ -388,11 +383,8 @@ def _unpacked_bytes(path: Path) -> int:
 
 
 def _refused_old(checkpoint: Checkpoint, name: str, reason: str) -> NunatakError:
-    return checkpoint.refuse(
-        f"{name} is not read, because only plain tensors are ({reason})",
-        "if you trust it, load it once with transformers and save it with save_pretrained, "
-        "which writes safetensors",
-    )
+    found = f"{name} is not read, because only plain tensors are ({reason})"
+    return checkpoint.refuse(found, PICKLE_ADVICE)
 
 
 def _tensors(

@@ -7,8 +7,8 @@ writes a folder whole or not at all.
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -109,7 +109,6 @@ class Checkpoint:
 
     @contextmanager
     def backbone_errors(self) -> Generator[None]:
-        """Turn the errors of reading a backbone into errors of this folder."""
         try:
             yield
         except CorruptBackboneError as error:
@@ -119,8 +118,8 @@ class Checkpoint:
             raise self.refuse(found, advice or "take a checkpoint without it") from error
 
     @contextmanager
-    def refused_by(self, library: str, action: str) -> Generator[None]:
-        """Turn any error of a library into a refusal of this folder."""
+    def failures(self, as_error: Callable[[BaseException], NunatakError]) -> Generator[None]:
+        """Turn any error of a library, but none of our own, into an error of this folder."""
         try:
             yield
         except NunatakError:
@@ -128,12 +127,20 @@ class Checkpoint:
         except BaseException as error:  # the libraries have no common type, and Rust may panic
             if not (isinstance(error, Exception) or is_panic(error)):
                 raise
+            raise as_error(error) from error
+
+    def refused_by(self, library: str, action: str) -> AbstractContextManager[None]:
+        """Turn any error of a library into a refusal of this folder."""
+
+        def refusal(error: BaseException) -> NunatakError:
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise self.refuse(
+            return self.refuse(
                 f"{library} cannot {action} ({reason})",
                 "name the backbone it was trained from, and check that the installed "
                 f"{library} loads it",
-            ) from error
+            )
+
+        return self.failures(refusal)
 
     def has(self, name: str) -> bool:
         """Whether the folder has an entry of this name, file or not."""
@@ -190,7 +197,6 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> dict[str, JsonValue]:
-        """The content of `config.json`."""
         return self.fields(CONFIG)
 
     @cached_property
@@ -317,11 +323,7 @@ def check_new(target: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Generator[Path]:
-    """Yield a folder to fill, and move it to `target` if the block succeeds.
-
-    Raises:
-        NunatakError: `folder_in_use`, `target` is a file, or a folder that is not empty.
-    """
+    """Yield a folder to fill, and move it to `target` if the block succeeds."""
     check_new(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     # Next to the target, so that the move at the end stays within one file system.
@@ -337,6 +339,5 @@ def new_folder(target: Path) -> Generator[Path]:
 
 
 def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
-    """Write an indented JSON file."""
     text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / name).write_text(text + "\n", encoding="utf-8")

@@ -64,10 +64,6 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
     """Describe and serialise a task version of float32 parameters.
 
     The parameter counts and the probe are computed from the serialised bytes, which a server reads.
-
-    Raises:
-        NunatakError: `no_effect`, the parameters change no layer of the backbone.
-        NunatakError: the parameters do not fit method, head and backbone, or are not finite.
     """
     data = tensors_to_bytes(parameters)
     branch = build_branch(branch_spec(head, method), backbone.config, tensors_from_bytes(data))

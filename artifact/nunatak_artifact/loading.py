@@ -15,7 +15,6 @@ from torch import Tensor
 
 from nunatak_artifact.probing import run_probe
 from nunatak_artifact.records import branch_spec
-from nunatak_contract.enums import TensorDtype
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import (
@@ -82,11 +81,10 @@ def load_task(
     _check_dtype(manifest, parameters)
     stored = build_branch(spec, backbone.config, parameters)
     if stored.split_depth != manifest.split_depth:
-        raise NunatakError(
-            "unservable_task",
-            reference=manifest.reference,
-            reason=f"its method splits at layer {stored.split_depth}, "
-            f"its manifest says {manifest.split_depth}",
+        raise _unservable(
+            manifest,
+            f"its method splits at layer {stored.split_depth}, its manifest says "
+            f"{manifest.split_depth}",
         )
     needed = stored.num_frozen_layers_read(backbone.config) or 0
     if needed > len(backbone.layers):
@@ -114,30 +112,17 @@ def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
             "backbone_mismatch", reference=reference, part="tokenizer", wanted=wanted, served=served
         )
     if manifest.max_length > backbone.config.max_tokens:
-        raise NunatakError(
-            "unservable_task",
-            reference=reference,
-            reason=f"it reads up to {manifest.max_length} tokens, "
-            f"its backbone at most {backbone.config.max_tokens}",
-        )
+        most = f"its backbone at most {backbone.config.max_tokens}"
+        raise _unservable(manifest, f"it reads up to {manifest.max_length} tokens, {most}")
 
 
 def _check_dtype(manifest: TaskManifest, parameters: Mapping[str, Tensor]) -> None:
-    expected = _torch_dtype(manifest.dtype)
+    expected: torch.dtype = getattr(torch, manifest.dtype)
     for name, tensor in parameters.items():
         if tensor.dtype is not expected:
-            raise NunatakError(
-                "unservable_task",
-                reference=manifest.reference,
-                reason=f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}",
-            )
+            found = f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}"
+            raise _unservable(manifest, found)
 
 
-def _torch_dtype(dtype: TensorDtype) -> torch.dtype:
-    match dtype:
-        case TensorDtype.FLOAT32:
-            return torch.float32
-        case TensorDtype.FLOAT16:
-            return torch.float16
-        case TensorDtype.BFLOAT16:
-            return torch.bfloat16
+def _unservable(manifest: TaskManifest, reason: str) -> NunatakError:
+    return NunatakError("unservable_task", reference=manifest.reference, reason=reason)

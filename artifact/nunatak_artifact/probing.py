@@ -28,7 +28,6 @@ a number to the next integer in every layer above; the effect was measured below
 def record_probe(
     branch: Branch, backbone: Backbone, inputs: Sequence[TextInput], *, max_length: int
 ) -> ProbeRecord:
-    """Record the logits of a branch for `inputs`."""
     encodings = backbone.tokenizer.encode(inputs, max_length=max_length)
     # One input at a time: the probe records the logits of a row alone.
     logits = tuple(_recorded(_logits(backbone, branch, encoding)) for encoding in encodings)

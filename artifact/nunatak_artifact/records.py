@@ -7,6 +7,9 @@ from nunatak_contract.heads import HeadRecord
 from nunatak_contract.methods import Method
 from nunatak_model import BranchSpec, HeadSpec
 
+SHARED = ("kind", "pooling", "dense", "block", "bias", "padding_id")
+"""Fields of both forms."""
+
 
 def head_record(
     spec: HeadSpec,
@@ -27,31 +30,15 @@ def head_record(
     if problem_type is None and spec.kind is HeadKind.SEQUENCE_CLASSIFICATION:
         problem_type = ProblemType.SINGLE_LABEL
     return HeadRecord(
-        kind=spec.kind,
         problem_type=problem_type,
         labels=labels,
-        pooling=spec.pooling,
-        dense=spec.dense,
-        block=spec.block,
-        bias=spec.bias,
-        padding_id=spec.padding_id,
         default_label=default_label,
         thresholds=dict(thresholds or {}),
         score=score,
+        **{name: getattr(spec, name) for name in SHARED},
     )
 
 
 def branch_spec(head: HeadRecord, method: Method) -> BranchSpec:
-    """Return the branch that the records of a manifest describe."""
-    return BranchSpec(
-        method=method,
-        head=HeadSpec(
-            kind=head.kind,
-            num_labels=head.num_outputs,
-            pooling=head.pooling,
-            dense=head.dense,
-            block=head.block,
-            bias=head.bias,
-            padding_id=head.padding_id,
-        ),
-    )
+    shared = {name: getattr(head, name) for name in SHARED}
+    return BranchSpec(method=method, head=HeadSpec(num_labels=head.num_outputs, **shared))

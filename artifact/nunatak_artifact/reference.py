@@ -58,7 +58,6 @@ OWN_CODE: Final = frozenset(
 
 
 def config_of(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> "PreTrainedConfig":
-    """Return transformers' configuration of a `config.json`."""
     with needs_extra("training"):
         from transformers import AutoConfig  # noqa: PLC0415 - takes seconds
     if raw.get("quantization_config"):
@@ -88,7 +87,6 @@ def check_num_labels(checkpoint: Checkpoint, raw: Mapping[str, JsonValue]) -> No
 
 
 def class_named(checkpoint: Checkpoint, name: str) -> "type[PreTrainedModel]":
-    """Return the class of transformers with this name."""
     with needs_extra("training"):
         transformers = importlib.import_module("transformers")
     found = getattr(transformers, name, None)
@@ -101,7 +99,6 @@ def class_named(checkpoint: Checkpoint, name: str) -> "type[PreTrainedModel]":
 
 
 def encoder_class(config: "PreTrainedConfig") -> "type[PreTrainedModel]":
-    """Return the class of the bare encoder."""
     from transformers import MODEL_MAPPING  # noqa: PLC0415 - takes seconds
 
     return cast("type[PreTrainedModel]", MODEL_MAPPING[type(config)])

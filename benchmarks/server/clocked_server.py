@@ -40,9 +40,9 @@ from nunatak_model import (
     forward,
     initial_parameters,
 )
-from nunatak_server.backbones import load_serving_backbone
+from nunatak_server.engine.backbones import load_serving_backbone
 from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.serving import serve
+from nunatak_server.processes.serving import serve
 from nunatak_server.settings import ServerSettings
 
 FORWARD = "forward"

@@ -95,7 +95,6 @@ def _check_address(host: str, port: int) -> None:
 
 
 def status() -> list[ApplicationState]:
-    """Return the states of our applications, by name."""
     found = serve.status().applications
     return [
         ApplicationState(

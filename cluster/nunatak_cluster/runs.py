@@ -67,7 +67,6 @@ def _record_of(reference: Any, run: Run) -> RunRecord:  # noqa: ANN401 - Ray's r
 
 
 def _do(run: Run, device: str, threads: int, checkpoints: str) -> RunRecord:
-    """Do one run in a worker of the cluster."""
     torch.set_num_threads(threads)
     return _context(device, checkpoints).run(run)
 

@@ -24,7 +24,7 @@ from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import Registry
 from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.scoring import ScoredInputs, Scorer, open_scorer
+from nunatak_server.predict.scoring import ScoredInputs, Scorer, open_scorer
 from nunatak_server.settings import ServerSettings
 
 Item = TypeVar("Item")
@@ -130,7 +130,6 @@ def _first(
 
 
 def _free_one(owners: dict[Any, int], loads: list[int]) -> None:
-    """Wait until a chunk is scored."""
     done, _ = ray.wait(list(owners), num_returns=1)
     for reference in done:
         loads[owners.pop(reference)] -= 1

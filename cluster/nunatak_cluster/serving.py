@@ -21,9 +21,9 @@ from ray.serve import Application as RayApplication
 from nunatak_cluster import scaling
 from nunatak_cluster.scaling import QUEUED_SECONDS, QueuedSeconds
 from nunatak_server.app import Application, create_app
-from nunatak_server.backbones import load_on_own_thread
+from nunatak_server.engine.backbones import load_on_own_thread
+from nunatak_server.processes.serving import collect_rarely
 from nunatak_server.runtime import Runtime
-from nunatak_server.serving import collect_rarely
 from nunatak_server.settings import ServerSettings, configure
 from nunatak_server.telemetry.logs import leave_out_places, log_everything
 from nunatak_server.telemetry.tracing import find_tracing
@@ -90,7 +90,6 @@ class Replica:
         self._runtime.readiness.check_ready()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the seconds of work in the queue."""
         return {QUEUED_SECONDS: self._runtime.admission.drain_s()}
 
     @property

@@ -111,7 +111,6 @@ class NunatakUser(FastHttpUser):
         return max(0.0, self.due_s - time.perf_counter())
 
     def on_start(self) -> None:
-        """Wait for the first due time."""
         self.wait()
 
     @task
@@ -137,7 +136,6 @@ class NunatakUser(FastHttpUser):
                     _note("server", part, float(str(found)))
 
     def request_of(self, tasks: tuple[str, ...], text: str) -> tuple[str, dict[str, Any], str]:
-        """Return the path, the body, and the name in the statistics."""
         raise NotImplementedError
 
 
@@ -147,7 +145,6 @@ class PredictUser(NunatakUser):
     asks = Asks.PREDICT
 
     def request_of(self, tasks: tuple[str, ...], text: str) -> tuple[str, dict[str, Any], str]:
-        """Use the route of the task."""
         return f"/v1/tasks/{quote(tasks[0])}/predict", {"inputs": text}, tasks[0]
 
 
@@ -157,7 +154,6 @@ class FanOutUser(NunatakUser):
     asks = Asks.FAN_OUT
 
     def request_of(self, tasks: tuple[str, ...], text: str) -> tuple[str, dict[str, Any], str]:
-        """Use the route for several tasks."""
         return "/v1/predict", {"inputs": text, "tasks": list(tasks)}, f"{len(tasks)} tasks"
 
 
@@ -167,7 +163,6 @@ class VerdictUser(NunatakUser):
     asks = Asks.VERDICT
 
     def request_of(self, tasks: tuple[str, ...], text: str) -> tuple[str, dict[str, Any], str]:
-        """Use the route of the policy."""
         return f"/v1/verdicts/{quote(tasks[0])}", {"inputs": text}, tasks[0]
 
 
@@ -182,7 +177,6 @@ class ScenarioShape(LoadTestShape):
         self._is_warm = False
 
     def reset_time(self) -> None:
-        """Begin anew."""
         super().reset_time()
         self._is_warm = False
 
@@ -220,7 +214,6 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def scenario_of(options: Namespace | None) -> Scenario:
-    """Return the scenario that the options name."""
     given = options or Namespace(scenario="users", waiting_users=0, rate=0.0, seconds=0.0)
     return scenario_named(given.scenario).changed(
         users=given.waiting_users or None,
@@ -266,7 +259,6 @@ def add_details(data: dict[str, Any], **_: object) -> None:
 
 @events.test_stop.add_listener
 def sample_at_the_end(**_: object) -> None:
-    """Take the last sample, where no worker runs."""
     _sample_memory()
 
 
@@ -281,7 +273,6 @@ def save_report(environment: Environment, **_: object) -> None:
 
 
 def keep_sample(sample: MemorySample, **_: object) -> None:
-    """Keep a sample for the report."""
     RUN.samples.append(sample)
 
 
@@ -348,7 +339,6 @@ def _watch(environment: Environment) -> None:
 
 
 def _sample_memory() -> None:
-    """Sample the server that the run has found."""
     if RUN.started is None:
         return
     with Client(RUN.started.server, retries=0) as client:

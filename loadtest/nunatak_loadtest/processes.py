@@ -37,7 +37,6 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the running process."""
         if self._process is None:
             raise RuntimeError("a ServerProcess has a process only between start and stop")
         return self._process.pid

@@ -32,11 +32,9 @@ class Requests:
         self._texts = tuple(texts)
 
     def draw(self) -> tuple[tuple[str, ...], str]:
-        """The next request: distinct tasks, and a text."""
         return self._draw_tasks(), self.draw_text()
 
     def draw_text(self) -> str:
-        """The next text."""
         if self._texts:
             return self._random.choice(self._texts)
         drawn = self._random.lognormvariate(math.log(self._scenario.words), self._scenario.sigma)

@@ -19,11 +19,11 @@ from nunatak_model.branch import (
     initial_parameters,
     parameter_shapes,
 )
-from nunatak_model.checkpoint import load_backbone
+from nunatak_model.checkpoint import load_backbone, read_config
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import CorruptBackboneError, InvalidTensorsError, UnsupportedBackboneError
 from nunatak_model.forward import BetweenLayers, Row, forward, run_trunk
-from nunatak_model.heads import HeadSpec, default_head
+from nunatak_model.heads import HeadSpec, default_head, usual_head
 from nunatak_model.methods import maths_of
 from nunatak_model.ops.device import (
     SideStream,
@@ -98,9 +98,11 @@ __all__ = [
     "parameter_shapes",
     "parameters_saved",
     "quantize_backbone",
+    "read_config",
     "run_trunk",
     "tensors_from_bytes",
     "tensors_to_bytes",
     "trunk_source",
+    "usual_head",
     "without_fast_kernels",
 ]

@@ -38,7 +38,6 @@ class LeftOut:
 
 
 def left_out_of(tensor: Tensor, *, num_bytes: int) -> LeftOut:
-    """Return the record of a weight that will be dropped."""
     return LeftOut(dtype=tensor.dtype, digest=_digest(tensor), num_bytes=num_bytes)
 
 
@@ -230,6 +229,5 @@ def without_fast_kernels(backbone: Backbone) -> Backbone:
 
 
 def _map_widths(layer: LayerWeights) -> list[tuple[int, int]]:
-    """Output and input width of each linear map of a layer."""
     maps = (layer.qkv, layer.attention_output, layer.feedforward_in, layer.feedforward_out)
     return [(linear.weight.shape[0], linear.weight.shape[1]) for linear in maps]

@@ -41,7 +41,6 @@ class BranchSpec:
     head: HeadSpec
 
     def split_depth(self, config: BackboneConfig) -> int | None:
-        """Index of the first layer that differs from the backbone; None for a full copy."""
         return maths_of(self.method).split_depth(config)
 
 

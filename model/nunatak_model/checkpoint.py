@@ -68,12 +68,30 @@ def load_backbone(
     if name.endswith(INT8_SUFFIX):
         plain = load_backbone(name.removesuffix(INT8_SUFFIX), dtype=dtype, device=device)
         return quantize_backbone(plain)
-    if name == DEFAULT_BACKBONE:
-        return _load_folder(_minilm_folder(), MINILM_NAME, dtype, torch.device(device))
-    for folder in (Path(source), added_backbones() / name):
+    folder, name = _found(name)
+    return _load_folder(folder, name, dtype, torch.device(device))
+
+
+def read_config(source: str | Path = DEFAULT_BACKBONE) -> BackboneConfig:
+    """Read the shape of a backbone without its weights; `source` is that of `load_backbone`.
+
+    Raises:
+        NunatakError: `backbone_not_found`, nothing is there.
+        UnsupportedBackboneError: another architecture.
+        CorruptBackboneError: the configuration is broken.
+    """
+    folder, _ = _found(str(source).removesuffix(INT8_SUFFIX))
+    return config_from(_read_json(folder / "config.json"))
+
+
+def _found(source: str) -> tuple[Path, str]:
+    """Return the folder of a checkpoint and the name of its backbone."""
+    if source == DEFAULT_BACKBONE:
+        return _minilm_folder(), MINILM_NAME
+    for folder in (Path(source), added_backbones() / source):
         if folder.is_dir():
-            return _load_folder(folder, folder.resolve().name, dtype, torch.device(device))
-    return _load_folder(_download(name), name, dtype, torch.device(device))
+            return folder, folder.resolve().name
+    return _download(source), source
 
 
 def added_backbones() -> Path:
@@ -256,7 +274,6 @@ def _open_weights(folder: Path, stack: ExitStack) -> Stored:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """File names by the names of the tensors that they hold."""
     found = _read_json(path).get("weight_map")
     if not isinstance(found, dict):
         raise CorruptBackboneError(f"{path.name} has no 'weight_map'")

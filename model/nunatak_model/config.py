@@ -1,7 +1,8 @@
 """The shape of a backbone: one description for all architectures."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from nunatak_contract.enums import Activation, LinearMap
 from nunatak_model.errors import UnsupportedBackboneError
@@ -16,6 +17,22 @@ SPELLINGS = {
     "swish": Activation.SILU,
 }
 """transformers' other names of the same functions. The results are equal up to rounding."""
+
+FIELDS: Final = {
+    "model_type": "model_type",
+    "vocab_size": "vocab_size",
+    "hidden_width": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_width": "intermediate_size",
+    "num_positions": "max_position_embeddings",
+}
+"""Our names of the sizes of all architectures, each with its name in `config.json`."""
+
+
+def read_sizes(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes in a `config.json`, by our names."""
+    return {ours: raw[theirs] for ours, theirs in FIELDS.items()}
 
 
 def read_activation(setting: str, name: str) -> Activation:
@@ -39,14 +56,14 @@ class BackboneConfig:
     intermediate_width: int
     num_positions: int
     """Number of positions of the encoder: the rows of the table if positions are learned."""
-    position_offset: int
+    position_offset: int = 0
     """Position of the first token: 0 in BERT, padding id + 1 in RoBERTa."""
-    num_token_types: int
+    num_token_types: int = 1
     padding_id: int
     """-1 if there is no padding token."""
     layer_norm_epsilon: float
     activation: Activation
-    counts_positions_from_padding: bool
+    counts_positions_from_padding: bool = False
     """Whether padding tokens in a text all share one position, as in RoBERTa."""
     reach: int | None
     """Tokens to either side that a token of a local layer sees; None without local layers."""
@@ -66,12 +83,10 @@ class BackboneConfig:
 
     @property
     def head_width(self) -> int:
-        """Width of one attention head."""
         return self.own_head_width or self.hidden_width // self.num_heads
 
     @property
     def num_key_heads(self) -> int:
-        """Number of heads of keys, and of values."""
         return self.num_shared_heads or self.num_heads
 
     @property

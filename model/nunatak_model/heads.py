@@ -55,29 +55,19 @@ class HeadSpec:
         """Raise `invalid_head` unless the shape fits the kind."""
         wanted = self.kind.fixed_outputs
         if self.num_labels < 1 or wanted not in {None, self.num_labels}:
-            raise NunatakError(
-                "invalid_head",
-                problem=f"a {self.kind} head has {wanted or 'at least 1'} outputs, got "
-                f"{self.num_labels}",
-            )
-        if self.kind.reads_tokens and self.pooling is not None:
-            raise NunatakError(
-                "invalid_head", problem=f"a {self.kind} head has no pooling, got {self.pooling}"
-            )
-        if not self.kind.reads_tokens and self.pooling is None:
-            raise NunatakError(
-                "invalid_head",
-                problem=f"a {self.kind} head needs a pooling out of {', '.join(Pooling)}",
-            )
-        if not self.dense and self.block != TANH_BLOCK:
-            raise NunatakError(
-                "invalid_head", problem=f"a head without dense layer has no block, got {self.block}"
-            )
-        if self.padding_id is not None and self.pooling is not Pooling.LAST:
-            raise NunatakError(
-                "invalid_head",
-                problem=f"only pooling last has a padding_id, got pooling {self.pooling}",
-            )
+            outputs = wanted or "at least 1"
+            problem = f"a {self.kind} head has {outputs} outputs, got {self.num_labels}"
+        elif self.kind.reads_tokens and self.pooling is not None:
+            problem = f"a {self.kind} head has no pooling, got {self.pooling}"
+        elif not self.kind.reads_tokens and self.pooling is None:
+            problem = f"a {self.kind} head needs a pooling out of {', '.join(Pooling)}"
+        elif not self.dense and self.block != TANH_BLOCK:
+            problem = f"a head without dense layer has no block, got {self.block}"
+        elif self.padding_id is not None and self.pooling is not Pooling.LAST:
+            problem = f"only pooling last has a padding_id, got pooling {self.pooling}"
+        else:
+            return
+        raise NunatakError("invalid_head", problem=problem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,13 +122,9 @@ def head_shapes(spec: HeadSpec, config: BackboneConfig) -> weights.Shapes:
     shapes: weights.Shapes = {}
     if spec.dense:
         shapes |= weights.linear_shapes("head.dense", out=width, into=width, bias=spec.block.bias)
-        match spec.block.norm:
-            case HeadNorm.NONE:
-                pass
-            case HeadNorm.GAIN:
-                shapes |= weights.norm_shapes("head.norm", width, bias=False)
-            case HeadNorm.GAIN_AND_OFFSET:
-                shapes |= weights.norm_shapes("head.norm", width)
+        if spec.block.norm is not HeadNorm.NONE:
+            has_offset = spec.block.norm is HeadNorm.GAIN_AND_OFFSET
+            shapes |= weights.norm_shapes("head.norm", width, bias=has_offset)
     output = weights.linear_shapes("head.output", out=spec.num_labels, into=width, bias=spec.bias)
     return {**shapes, **output}
 

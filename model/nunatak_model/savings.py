@@ -1,5 +1,6 @@
 """Parameters that sharing saves (Lee et al. 2019/2020, "What Would Elsa Do?", sec. 3, 4.3)."""
 
+import math
 from dataclasses import dataclass
 
 from nunatak_model.architectures import encoder_shapes
@@ -61,10 +62,4 @@ def model_size(config: BackboneConfig, head: HeadSpec) -> ModelSize:
 
 
 def _count(shapes: Shapes) -> int:
-    total = 0
-    for shape in shapes.values():
-        number = 1
-        for extent in shape:
-            number *= extent
-        total += number
-    return total
+    return sum(map(math.prod, shapes.values()))

@@ -83,19 +83,16 @@ class LayerWeights:
 
 
 def linear_shapes(prefix: str, *, out: int, into: int, bias: bool = True) -> Shapes:
-    """Names and shapes of a linear map."""
     weight: Shapes = {f"{prefix}.weight": (out, into)}
     return {**weight, f"{prefix}.bias": (out,)} if bias else weight
 
 
 def norm_shapes(prefix: str, width: int, *, bias: bool = True) -> Shapes:
-    """Names and shapes of a norm."""
     weight: Shapes = {f"{prefix}.weight": (width,)}
     return {**weight, f"{prefix}.bias": (width,)} if bias else weight
 
 
 def linear_from(tensors: Mapping[str, Tensor], prefix: str) -> Linear:
-    """Pick a linear map out of named tensors."""
     return Linear(
         weight=tensors[f"{prefix}.weight"],
         bias=tensors.get(f"{prefix}.bias"),
@@ -104,7 +101,6 @@ def linear_from(tensors: Mapping[str, Tensor], prefix: str) -> Linear:
 
 
 def norm_from(tensors: Mapping[str, Tensor], prefix: str) -> Norm:
-    """Pick a norm out of named tensors."""
     return Norm(weight=tensors[f"{prefix}.weight"], bias=tensors.get(f"{prefix}.bias"))
 
 
@@ -114,7 +110,6 @@ def norm_if_any(tensors: Mapping[str, Tensor], prefix: str) -> Norm | None:
 
 
 def layer_from(tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
-    """Pick one layer out of named tensors."""
     prefix = f"layers.{layer}"
     return LayerWeights(
         qkv=linear_from(tensors, f"{prefix}.qkv"),
@@ -131,7 +126,6 @@ def layer_from(tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
 
 
 def embeddings_from(tensors: Mapping[str, Tensor]) -> EmbeddingWeights:
-    """Pick the embeddings out of named tensors."""
     return EmbeddingWeights(
         word=tensors["embeddings.word"],
         position=tensors.get("embeddings.position"),

@@ -126,6 +126,22 @@ class CandidateEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AliasState:
+    """One alias with everything that ever happened to it, oldest first."""
+
+    moves: tuple[AliasEvent, ...] = ()
+    changes: tuple[CandidateEvent, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+
+    def begins_with(self, other: "AliasState") -> bool:
+        """Return whether everything that happened to `other` happened first to this one."""
+        return (
+            self.moves[: len(other.moves)] == other.moves
+            and self.changes[: len(other.changes)] == other.changes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTraffic:
     """A candidate's manifest, and its share of the requests."""
 
@@ -187,18 +203,12 @@ def _question(manifest: TaskManifest) -> str:
     return manifest.head.kind if problem is None else f"{manifest.head.kind} ({problem})"
 
 
-def check_expected_candidate(
-    wanted: tuple[str, str, CandidateRole], expected: int | None, current: Candidate | None
-) -> None:
-    """Raise `candidate_conflict` if the candidate is not the expected one (0: none)."""
-    actual = 0 if current is None else current.version
-    if expected is not None and expected != actual:
-        task, alias, role = wanted
-        raise NunatakError(
-            "candidate_conflict",
-            task=task,
-            alias=alias,
-            role=role,
-            expected=f"version {expected}" if expected else "none",
-            actual=f"version {actual}" if actual else "none",
-        )
+def check_expected(code: str, expected: int | None, current: int | None, **place: str) -> None:
+    """Raise `alias_conflict` or `candidate_conflict` unless `current` is the expected version.
+
+    0 expects that there is no alias or candidate; None expects nothing.
+    """
+    if expected is not None and expected != (current or 0):
+        none = "no version" if code == "alias_conflict" else "none"
+        shown = [f"version {it}" if it else none for it in (expected, current)]
+        raise NunatakError(code, **place, expected=shown[0], actual=shown[1])

@@ -14,10 +14,9 @@ from datetime import datetime
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskManifest
-from nunatak_registry.aliases import AliasEvent, Candidate, CandidateEvent
-from nunatak_registry.base import Store
+from nunatak_registry.aliases import AliasState
 from nunatak_registry.errors import CorruptBlobError, TaskNotFoundError
-from nunatak_registry.index.index import Change
+from nunatak_registry.index.index import Change, Store
 from nunatak_registry.index.snapshot import Snapshot
 from nunatak_registry.publication import check_place
 
@@ -30,22 +29,6 @@ class VersionState:
     document: str
     """The exact text of the manifest, which the index keeps with its digest."""
     published_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AliasState:
-    """One alias with everything that ever happened to it, oldest first."""
-
-    moves: tuple[AliasEvent, ...] = ()
-    changes: tuple[CandidateEvent, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
-
-    def begins_with(self, other: "AliasState") -> bool:
-        """Return whether everything that happened to `other` happened first to this one."""
-        return (
-            self.moves[: len(other.moves)] == other.moves
-            and self.changes[: len(other.changes)] == other.changes
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +138,7 @@ class Copies(Store):
             InvalidManifestError: a stored manifest is damaged.
         """
         with self._index.reading() as snapshot:
-            if task not in snapshot.next_versions():
+            if task not in snapshot.next_versions(task):
                 raise TaskNotFoundError(task)
             return _state_in(snapshot, task)
 
@@ -181,8 +164,9 @@ class Copies(Store):
             plan = plan_copy(task, wanted, _state_in(snapshot, task))
             if plan.blobs:
                 check_place(snapshot, self._blobs, plan.blobs)
+            has_reserved = snapshot.next_versions(task).get(task) == plan.next_version
         num_bytes = sum(self._fetch(blob, source) for blob in plan.blobs.values())
-        if plan.versions or plan.aliases or not self._has_reserved(task, plan):
+        if plan.versions or plan.aliases or not has_reserved:
             with self._writing() as change:
                 # Another process may have changed the task meanwhile, and `gc` may have removed a
                 # blob. Under this lock neither can.
@@ -199,10 +183,6 @@ class Copies(Store):
             num_bytes=num_bytes,
         )
 
-    def _has_reserved(self, task: str, plan: CopyPlan) -> bool:
-        with self._index.reading() as snapshot:
-            return snapshot.next_versions().get(task) == plan.next_version
-
     def _fetch(self, blob: BlobRecord, source: "Copies") -> int:
         """Write a blob unless it is here undamaged; return the bytes that were written."""
         try:
@@ -217,7 +197,7 @@ def _state_in(snapshot: Snapshot, task: str) -> TaskState:
     times = snapshot.publication_times(task)
     candidates = snapshot.candidates(task)
     return TaskState(
-        next_version=snapshot.next_versions().get(task, 1),
+        next_version=snapshot.next_versions(task).get(task, 1),
         versions={
             record.version: VersionState(
                 manifest=record.parse(),
@@ -239,18 +219,7 @@ def _state_in(snapshot: Snapshot, task: str) -> TaskState:
 
 def _add(change: Change, task: str, plan: CopyPlan) -> None:
     change.reserve_numbers(task, plan.next_version)
-    for version in plan.versions:
-        change.add_version(
-            version.manifest,
-            version.manifest.content,
-            version.published_at,
-            document=version.document,
-        )
+    for it in plan.versions:
+        change.add_version(it.manifest, it.published_at, document=it.document)
     for alias, state in plan.aliases.items():
-        change.bring_forward(
-            task,
-            alias,
-            moves=state.moves,
-            changes=state.changes,
-            candidates=state.candidates,
-        )
+        change.bring_forward(task, alias, state)

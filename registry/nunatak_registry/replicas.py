@@ -12,13 +12,13 @@ nevertheless.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Final
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.wire import ReplicaListing, ReplicaLoad, ReplicaReport
-from nunatak_registry.base import Store
+from nunatak_registry.index.index import Store
 from nunatak_registry.index.snapshot import Generation
 
 LIFETIME_S: Final = 120.0
@@ -58,21 +58,16 @@ class ReplicaStore(Store):
         lifetime_s = LIFETIME_S if beat.lease_s is None else beat.lease_s * LIFETIME_PER_LEASE
         with self._index.noting() as change:
             now = change.seconds(self._clock)
-            return change.note_replica(
-                {
-                    "key": beat.key,
-                    "id": beat.id,
-                    "address": beat.address,
-                    "release": beat.release,
-                    "started": beat.started.isoformat(),
-                    "lease_s": beat.lease_s,
-                    "revision": beat.seen.number if change.generation() == beat.seen else 0,
-                    "beat": now,
-                    "until": now + lifetime_s,
-                    "load": beat.load.model_dump_json(),
-                },
-                now=now,
-            )
+            row = {
+                **asdict(beat),
+                "started": beat.started.isoformat(),
+                "revision": beat.seen.number if change.generation() == beat.seen else 0,
+                "beat": now,
+                "until": now + lifetime_s,
+                "load": beat.load.model_dump_json(),
+            }
+            del row["seen"]
+            return change.note_replica(row, now=now)
 
     def leave(self, key: str) -> None:
         """Remove the row of a process, which answers no more requests."""

@@ -2,21 +2,23 @@
 
 from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.names import TaskReference, check_alias_name, check_task_name
+from nunatak_contract.names import TaskReference
 from nunatak_registry.aliases import (
     Candidate,
     CandidateEvent,
     CandidateEventKind,
     actor,
     check_candidate,
-    check_expected_candidate,
+    check_expected,
 )
-from nunatak_registry.base import Store
-from nunatak_registry.index.index import find_version, require_alias, require_task
+from nunatak_registry.index.index import Store
 
 
 class RolloutStore(Store):
-    """The candidates of one registry."""
+    """The candidates of one registry.
+
+    Every method may raise `TaskNotFoundError`, or `alias_not_found` if the task has no such alias.
+    """
 
     def set(
         self, candidate: Candidate, *, expected_version: int | None = None, by: str | None = None
@@ -28,33 +30,27 @@ class RolloutStore(Store):
         `by` is the author of the change; None: the user of the operating system.
 
         Raises:
-            TaskNotFoundError: no such task.
-            NunatakError: `alias_not_found`, the task has no such alias.
             VersionNotFoundError: the task has no such version.
             NunatakError: `invalid_candidate`, the version cannot run next to the alias's version.
             NunatakError: `candidate_conflict`, the alias has another candidate than expected.
         """
-        task, alias, role = _checked_place(candidate.task, candidate.alias, candidate.role)
+        task, alias, role = candidate.task, candidate.alias, candidate.role
         with self._writing() as change:
-            require_task(change, task)
-            base = TaskReference(task=task, version=require_alias(change, task, alias))
+            base = TaskReference(task=task, version=change.require_alias(task, alias))
             wanted = TaskReference(task=task, version=candidate.version)
             check_candidate(
                 candidate,
-                base=find_version(change, base).parse(),
-                manifest=find_version(change, wanted).parse(),
+                base=change.find(base).parse(),
+                manifest=change.find(wanted).parse(),
             )
             current = change.candidate(task, alias, role)
-            check_expected_candidate((task, alias, role), expected_version, current)
+            _check(expected_version, current, task=task, alias=alias, role=role)
             if candidate == current:
                 return change.candidate_history(task, alias, role)[-1]
             event = CandidateEvent(
-                kind=CandidateEventKind.SET,
-                candidate=candidate,
-                at=self._clock(),
-                by=actor(by),
+                kind=CandidateEventKind.SET, candidate=candidate, at=self._clock(), by=actor(by)
             )
-            change.set_candidate(event)
+            change.change_candidate(event)
             return event
 
     def end(
@@ -69,55 +65,36 @@ class RolloutStore(Store):
         """End a candidate, so that the alias's own version gets all requests; `by` as for `set`.
 
         Raises:
-            TaskNotFoundError: no such task.
-            NunatakError: `alias_not_found`, the task has no such alias.
             NunatakError: `candidate_not_found`, there is no candidate of this role.
             NunatakError: `candidate_conflict`, the candidate is not the expected version.
         """
-        _checked_place(task, alias, role)
         with self._writing() as change:
-            require_task(change, task)
-            require_alias(change, task, alias)
+            change.require_alias(task, alias)
             current = change.candidate(task, alias, role)
-            check_expected_candidate((task, alias, role), expected_version, current)
+            _check(expected_version, current, task=task, alias=alias, role=role)
             if current is None:
                 raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)
             event = CandidateEvent(
                 kind=CandidateEventKind.END, candidate=current, at=self._clock(), by=actor(by)
             )
-            change.end_candidate(event)
+            change.change_candidate(event)
             return event
 
     def get(self, task: str, alias: str, role: CandidateRole) -> Candidate:
-        """Return the candidate of a role of an alias.
-
-        Raises:
-            TaskNotFoundError: no such task.
-            NunatakError: `alias_not_found`, the task has no such alias.
-            NunatakError: `candidate_not_found`, there is none.
-        """
-        _checked_place(task, alias, role)
+        """Return the candidate of a role of an alias; raise `candidate_not_found` if none is."""
         with self._index.reading() as snapshot:
-            require_task(snapshot, task)
-            require_alias(snapshot, task, alias)
+            snapshot.require_alias(task, alias)
             found = snapshot.candidate(task, alias, role)
         if found is None:
             raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)
         return found
 
     def history(self, task: str, alias: str) -> list[CandidateEvent]:
-        """Return every change of the candidates of an alias, oldest first.
-
-        Raises:
-            TaskNotFoundError: no such task.
-            NunatakError: `alias_not_found`, the task has no such alias.
-        """
-        check_alias_name(alias)
+        """Return every change of the candidates of an alias, oldest first."""
         with self._index.reading() as snapshot:
-            require_task(snapshot, check_task_name(task))
-            require_alias(snapshot, task, alias)
+            snapshot.require_alias(task, alias)
             return snapshot.candidate_history(task, alias)
 
 
-def _checked_place(task: str, alias: str, role: CandidateRole) -> tuple[str, str, CandidateRole]:
-    return check_task_name(task), check_alias_name(alias), role
+def _check(expected: int | None, current: Candidate | None, **place: str) -> None:
+    check_expected("candidate_conflict", expected, current and current.version, **place)

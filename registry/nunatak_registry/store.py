@@ -16,46 +16,33 @@ from nunatak_contract.names import (
     TaskReference,
     check_alias_name,
     check_reader_name,
-    check_task_name,
 )
 from nunatak_registry.aliases import (
     AliasEvent,
     AliasEventKind,
-    CandidateEvent,
-    CandidateEventKind,
     Traffic,
     actor,
+    check_expected,
 )
-from nunatak_registry.base import Clock, Store
 from nunatak_registry.blobs.blobs import BlobStore
 from nunatak_registry.blobs.files import create_durable_folder
 from nunatak_registry.copying import Copies
 from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
-from nunatak_registry.index.index import (
-    Change,
-    Index,
-    check_expected,
-    find_rollback,
-    find_traffic,
-    find_version,
-    require_alias,
-    require_task,
-    require_version,
-)
-from nunatak_registry.index.snapshot import (
+from nunatak_registry.index.index import Clock, Index
+from nunatak_registry.index.snapshot import Generation
+from nunatak_registry.listing import (
     DamagedTask,
-    Generation,
     ListedTask,
     ListedVersion,
     list_versions,
     summarize,
 )
 from nunatak_registry.locations import parse_location
-from nunatak_registry.policy_store import PolicyStore
+from nunatak_registry.policies import PolicyStore
 from nunatak_registry.publication import check_place, check_publication, number_draft
 from nunatak_registry.replicas import ReplicaStore
 from nunatak_registry.rollouts import RolloutStore
-from nunatak_registry.upkeep import DEFAULT_GRACE_S, Collected, Finding, Upkeep
+from nunatak_registry.upkeep import Upkeep
 
 
 def utc_now() -> datetime:
@@ -63,15 +50,17 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class Registry(Store):
+class Registry(Upkeep):
     """A versioned store of tasks. Threads and processes may share the registry.
 
-    Every method may raise `StoreUnavailableError`, and `InvalidNameError` for a malformed name.
+    Every method may raise `StoreUnavailableError`, and `InvalidNameError` for a malformed name. A
+    method that looks something up may raise `TaskNotFoundError` or `VersionNotFoundError`,
+    `alias_not_found` if the task has no such alias, and `InvalidManifestError` if the stored
+    manifest is damaged.
     """
 
     def __init__(self, *, index: Index, blobs: BlobStore, clock: Clock) -> None:
         super().__init__(index=index, blobs=blobs, clock=clock)
-        self._upkeep = Upkeep(index=index, blobs=blobs, clock=clock)
         self.rollouts = RolloutStore(index=index, blobs=blobs, clock=clock)
         self.policies = PolicyStore(index=index, blobs=blobs, clock=clock)
         self.copies = Copies(index=index, blobs=blobs, clock=clock)
@@ -135,36 +124,26 @@ class Registry(Store):
             if existing is not None:
                 return existing.parse()
             manifest = number_draft(draft, change.take_version(draft.task))
-            change.add_version(manifest, content_digest, self._clock())
+            change.add_version(manifest, self._clock())
             return manifest
 
     def resolve(self, reference: TaskReference | str) -> TaskManifest:
         """Return the version that a reference means now.
 
         A bare name means `name@prod`, or the newest version while there is no alias `prod`.
-
-        Raises:
-            TaskNotFoundError: no such task.
-            NunatakError: `alias_not_found`, the task has no such alias.
-            VersionNotFoundError: the task has no such version.
-            InvalidManifestError: the stored manifest is damaged.
         """
         wanted = (
             reference if isinstance(reference, TaskReference) else TaskReference.parse(reference)
         )
         wanted.check()
         with self._index.reading() as snapshot:
-            return find_version(snapshot, wanted).parse()
+            return snapshot.find(wanted).parse()
 
     def traffic(self, reference: TaskReference) -> Traffic:
-        """Return the result of `resolve` and the candidates, at one moment.
-
-        Raises:
-            NunatakError: as in `resolve`.
-        """
+        """Return the result of `resolve` and the candidates, at one moment."""
         reference.check()
         with self._index.reading() as snapshot:
-            return find_traffic(snapshot, reference)
+            return snapshot.traffic(reference)
 
     def read_blob(
         self,
@@ -206,38 +185,24 @@ class Registry(Store):
             return [found for found in summarize(snapshot) if isinstance(found, DamagedTask)]
 
     def task(self, name: str) -> ListedTask:
-        """Return one task.
-
-        Raises:
-            TaskNotFoundError: no such task.
-            InvalidManifestError: the manifest of the bare name is damaged.
-        """
+        """Return one task, unless the manifest of its bare name is damaged."""
         with self._index.reading() as snapshot:
-            require_task(snapshot, check_task_name(name))
+            snapshot.require_task(name)
             (found,) = summarize(snapshot, name)
         if isinstance(found, DamagedTask):
             raise found.error
         return found
 
     def versions(self, name: str) -> list[TaskManifest]:
-        """Return every version of a task, ascending.
-
-        Raises:
-            TaskNotFoundError: no such task.
-            InvalidManifestError: a stored manifest is damaged.
-        """
+        """Return every version of a task, ascending, unless one has a damaged manifest."""
         with self._index.reading() as snapshot:
-            require_task(snapshot, check_task_name(name))
+            snapshot.require_task(name)
             return [record.parse() for record in snapshot.all_versions(name)]
 
     def listed_versions(self, name: str) -> list[ListedVersion]:
-        """Return every version of a task for a list, ascending, also those with a damaged manifest.
-
-        Raises:
-            TaskNotFoundError: no such task.
-        """
+        """Return every version of a task for a list, ascending, also with a damaged manifest."""
         with self._index.reading() as snapshot:
-            require_task(snapshot, check_task_name(name))
+            snapshot.require_task(name)
             return list_versions(snapshot, name)
 
     def version_of(self, draft: TaskDraft) -> int | None:
@@ -264,19 +229,27 @@ class Registry(Store):
         event is returned. `by` is the author of the move; None: the user of the operating system.
 
         Raises:
-            TaskNotFoundError: no such task.
             NunatakError: `alias_conflict`, the alias points to another version than expected.
-            VersionNotFoundError: the task has no such version.
         """
         check_alias_name(alias)
         with self._writing() as change:
-            require_task(change, check_task_name(task))
+            change.require_task(task)
             current = change.aliases(task).get(task, {}).get(alias)
-            check_expected(task, alias, expected_version, current)
-            require_version(change, task, version)
+            check_expected("alias_conflict", expected_version, current, task=task, alias=alias)
+            change.require_version(task, version)
             if version == current:
                 return change.history(task, alias)[-1]
-            return self._move(change, task, alias, AliasEventKind.PROMOTE, (current, version), by)
+            event = AliasEvent(
+                task=task,
+                alias=alias,
+                kind=AliasEventKind.PROMOTE,
+                from_version=current,
+                to_version=version,
+                at=self._clock(),
+                by=actor(by),
+            )
+            change.move_alias(event)
+            return event
 
     def rollback(
         self,
@@ -292,37 +265,34 @@ class Registry(Store):
         end, and `expected_version` and `by` have the same meaning, as in `promote`.
 
         Raises:
-            TaskNotFoundError: no such task.
-            NunatakError: `alias_not_found`, the task has no such alias.
             NunatakError: `alias_conflict`, the alias points elsewhere than expected.
             NunatakError: `no_previous_version`, there is no earlier version.
         """
         with self._writing() as change:
-            current, target = find_rollback(change, task, alias, expected_version)
-            return self._move(change, task, alias, AliasEventKind.ROLLBACK, (current, target), by)
+            current, target = change.rollback(task, alias, expected_version)
+            event = AliasEvent(
+                task=task,
+                alias=alias,
+                kind=AliasEventKind.ROLLBACK,
+                from_version=current,
+                to_version=target,
+                at=self._clock(),
+                by=actor(by),
+            )
+            change.move_alias(event)
+            return event
 
     def next_rollback(
         self, task: str, alias: str, *, expected_version: int | None = None
     ) -> tuple[int, int]:
-        """Return the version of an alias, and the target of a rollback.
-
-        Raises:
-            NunatakError: as in `rollback`.
-        """
+        """Return the version of an alias, and the target of a rollback; raise as `rollback`."""
         with self._index.reading() as snapshot:
-            return find_rollback(snapshot, task, alias, expected_version)
+            return snapshot.rollback(task, alias, expected_version)
 
     def history(self, task: str, alias: str) -> list[AliasEvent]:
-        """Return every move of an alias, oldest first.
-
-        Raises:
-            TaskNotFoundError: no such task.
-            NunatakError: `alias_not_found`, the task has no such alias.
-        """
-        check_alias_name(alias)
+        """Return every move of an alias, oldest first."""
         with self._index.reading() as snapshot:
-            require_task(snapshot, check_task_name(task))
-            require_alias(snapshot, task, alias)
+            snapshot.require_alias(task, alias)
             return snapshot.history(task, alias)
 
     def delete(self, task: str, version: int) -> None:
@@ -332,31 +302,27 @@ class Registry(Store):
         resolved the version before can therefore still read the blobs.
 
         Raises:
-            TaskNotFoundError: no such task.
-            VersionNotFoundError: the task has no such version.
             NunatakError: `version_in_use`, an alias, a candidate or a reader uses the version.
         """
         with self._writing() as change:
-            require_version(change, check_task_name(task), version)
+            change.require_version(task, version)
             # Holds do not wait for the lock of the writers, so a hold could begin after the look.
             change.lock_version(task, version)
             now = self._clock()
             targets = change.aliases(task).get(task, {})
             holders = [
-                *(
-                    f"alias {alias} (promote another version first)"
-                    for alias, target in targets.items()
-                    if target == version
-                ),
-                *(
-                    f"the {it.role} of alias {it.alias} (end it first)"
-                    for it in change.candidates(task)
-                    if it.version == version
-                ),
-                *(
-                    f"reader {reader} (evict it there, or wait for it to end)"
-                    for reader in change.readers(task, version, now)
-                ),
+                f"alias {alias} (promote another version first)"
+                for alias, target in targets.items()
+                if target == version
+            ]
+            holders += [
+                f"the {it.role} of alias {it.alias} (end it first)"
+                for it in change.candidates(task)
+                if it.version == version
+            ]
+            holders += [
+                f"reader {reader} (evict it there, or wait for it to end)"
+                for reader in change.readers(task, version, now)
             ]
             if holders:
                 raise NunatakError(
@@ -365,14 +331,9 @@ class Registry(Store):
             change.remove_version(task, version, now)
 
     def readers(self, task: str, version: int) -> tuple[str, ...]:
-        """Return the names of the readers that hold a version now.
-
-        Raises:
-            TaskNotFoundError: no such task.
-            VersionNotFoundError: the task has no such version.
-        """
+        """Return the names of the readers that hold a version now."""
         with self._index.reading() as snapshot:
-            require_version(snapshot, check_task_name(task), version)
+            snapshot.require_version(task, version)
             return snapshot.readers(task, version, self._clock())
 
     def hold(
@@ -396,67 +357,12 @@ class Registry(Store):
         with self._index.reading() as snapshot:
             return snapshot.held(reader, self._clock())
 
-    def verify(self, task: str | None = None, *, quarantine: bool = False) -> list[Finding]:
-        """Check every version of one task or of all, and report the faults.
-
-        Reads every byte. Leftover files, foreign files and the whole index are checked only with
-        all tasks. With `quarantine`, bad files are moved to the folder `quarantine` next to the
-        blobs, and never deleted. A version that is deleted and collected during the check may be
-        reported as damaged.
-
-        Raises:
-            TaskNotFoundError: no such task.
-        """
-        if task is not None:
-            with self._index.reading() as snapshot:
-                require_task(snapshot, check_task_name(task))
-        findings = self._upkeep.verify(task)
-        return self._upkeep.quarantine(findings) if quarantine and findings else findings
-
-    def gc(self, grace_s: float = DEFAULT_GRACE_S) -> Collected:
-        """Remove files that no version needs: blobs of deleted versions and temporary files.
-
-        A file is removed only if it was written, and lost its last version, at least `grace_s`
-        seconds ago. The grace period protects readers: the period must be longer than a reader's
-        time from the resolution of a version to the end of its reading, plus the difference of the
-        hosts' clocks.
-        """
-        return self._upkeep.collect(grace_s)
-
     def generation(self) -> Generation:
         """Return the generation, which changes with every change and with a restore.
 
         One small query, which also sees changes of other processes.
         """
         return self._index.generation()
-
-    def _move(
-        self,
-        change: Change,
-        task: str,
-        alias: str,
-        kind: AliasEventKind,
-        versions: tuple[int | None, int],
-        by: str | None,
-    ) -> AliasEvent:
-        event = AliasEvent(
-            task=task,
-            alias=alias,
-            kind=kind,
-            from_version=versions[0],
-            to_version=versions[1],
-            at=self._clock(),
-            by=actor(by),
-        )
-        change.move_alias(event)
-        for candidate in change.candidates(task):
-            if candidate.alias == alias:
-                change.end_candidate(
-                    CandidateEvent(
-                        kind=CandidateEventKind.END, candidate=candidate, at=event.at, by=event.by
-                    )
-                )
-        return event
 
 
 def _create_folder(folder: Path) -> None:

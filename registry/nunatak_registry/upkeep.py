@@ -15,7 +15,6 @@ from itertools import islice
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord
-from nunatak_registry.base import Store
 from nunatak_registry.blobs.blobs import BlobStore, FileKind, StoredFile, blob_key
 from nunatak_registry.blobs.tensors import read_header
 from nunatak_registry.errors import (
@@ -24,10 +23,9 @@ from nunatak_registry.errors import (
     InvalidManifestError,
     StoreUnavailableError,
 )
-from nunatak_registry.index.index import Change
+from nunatak_registry.index.index import Change, Store
 from nunatak_registry.index.records import VersionRecord
 from nunatak_registry.index.snapshot import Snapshot
-from nunatak_registry.policies import PolicyRecord
 
 DEFAULT_GRACE_S = 3600.0
 """Longer than any load or publish, also with a slow bucket."""
@@ -104,34 +102,25 @@ def leftover(file: StoredFile, blobs: BlobStore) -> Finding:
 
     A file in the place of a blob is read.
     """
+    key = file.key if file.is_among_blobs else None
     match file.kind:
         case FileKind.BLOB if blobs.is_sound(file.digest):
-            return Finding(
-                subject=file.digest,
-                kind=FindingKind.ORPHAN,
-                message=(
-                    "belongs to no version: the version was deleted, or its publish was "
-                    "interrupted or is running; `nunatak task gc` removes it"
-                ),
+            kind, key = FindingKind.ORPHAN, None
+            message = (
+                "belongs to no version: the version was deleted, or its publish was interrupted "
+                "or is running; `nunatak task gc` removes it"
             )
         case FileKind.BLOB:
+            kind = FindingKind.STRANGER
             message = "is in the place of a blob, but its bytes do not match its name"
         case FileKind.TEMPORARY:
-            return Finding(
-                subject=file.key,
-                kind=FindingKind.TEMPORARY,
-                message=(
-                    "is left from an interrupted or running write; `nunatak task gc` removes it"
-                ),
-            )
+            kind, key = FindingKind.TEMPORARY, None
+            message = "is left from an interrupted or running write; `nunatak task gc` removes it"
         case FileKind.STRANGER:
+            kind = FindingKind.STRANGER
             message = "is a foreign file, which the registry did not write"
-    return Finding(
-        subject=file.key,
-        kind=FindingKind.STRANGER,
-        message=message,
-        key=file.key if file.is_among_blobs else None,
-    )
+    subject = file.digest if kind is FindingKind.ORPHAN else file.key
+    return Finding(subject=subject, kind=kind, message=message, key=key)
 
 
 def check_counters(
@@ -174,12 +163,23 @@ class Collected:
 class Upkeep(Store):
     """Checks and cleans one registry. Readers and writers in other processes may run meanwhile."""
 
-    def verify(self, task: str | None) -> list[Finding]:
-        """Return the faults of one task, or of the whole registry."""
+    def verify(self, task: str | None = None, *, quarantine: bool = False) -> list[Finding]:
+        """Check every version of one task or of all, and report the faults.
+
+        Reads every byte. Leftover files, foreign files and the whole index are checked only with
+        all tasks. With `quarantine`, bad files are moved to the folder `quarantine` next to the
+        blobs, and never deleted. A version that is deleted and collected during the check may be
+        reported as damaged.
+
+        Raises:
+            TaskNotFoundError: no such task.
+        """
         # Files are listed before references are read. Otherwise a publish that ends in between
         # would look like an orphan.
         stored = [] if task is not None else list(self._blobs.files())
         with self._index.reading() as snapshot:
+            if task is not None:
+                snapshot.require_task(task)
             records = snapshot.all_versions(task)
             counted = snapshot.blob_references()
             findings = list(_check_index(snapshot, task))
@@ -193,22 +193,16 @@ class Upkeep(Store):
             if file.kind is not FileKind.BLOB or file.digest not in referenced
         ]
         findings += [leftover(file, self._blobs) for file in sorted(spare, key=lambda f: f.key)]
-        return findings
+        return self._quarantined(findings) if quarantine and findings else findings
 
-    def quarantine(self, findings: Sequence[Finding]) -> list[Finding]:
-        """Move the bad files to the quarantine; return the findings with their new keys."""
-        places: dict[str, str | None] = {}
-        with self._writing():
-            for finding in findings:
-                if finding.key is not None and finding.key not in places:
-                    places[finding.key] = self._move(finding.key)
-        return [
-            finding if finding.key is None else replace(finding, moved_to=places[finding.key])
-            for finding in findings
-        ]
+    def gc(self, grace_s: float = DEFAULT_GRACE_S) -> Collected:
+        """Remove files that no version needs: blobs of deleted versions and temporary files.
 
-    def collect(self, grace_s: float) -> Collected:
-        """Remove blobs without a version and temporary files, both at least `grace_s` old."""
+        A file is removed only if it was written, and lost its last version, at least `grace_s`
+        seconds ago. The grace period protects readers: the period must be longer than a reader's
+        time from the resolution of a version to the end of its reading, plus the difference of the
+        hosts' clocks.
+        """
         self._blobs.check_writable()
         before = self._clock() - timedelta(seconds=grace_s)
         with self._index.reading() as snapshot:
@@ -230,19 +224,25 @@ class Upkeep(Store):
                 change.forget_retired([file.digest for file in gone])
             removed += gone
             kept += len(batch) - len(gone)
+        blobs = sorted(file.digest for file in removed if file.kind is FileKind.BLOB)
         return Collected(
-            removed_blobs=tuple(
-                sorted(file.digest for file in removed if file.kind is FileKind.BLOB)
-            ),
-            removed_temporary=sum(file.kind is FileKind.TEMPORARY for file in removed),
+            removed_blobs=tuple(blobs),
+            removed_temporary=len(removed) - len(blobs),
             kept_young=kept,
         )
 
-    def _move(self, key: str) -> str | None:
-        file = StoredFile.at(key)
-        if file.kind is FileKind.BLOB and self._blobs.is_sound(file.digest):
-            return None
-        return self._blobs.quarantine(key)
+    def _quarantined(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Move the bad files to the quarantine; return the findings with their new keys."""
+        places = dict[str, str | None]()
+        with self._writing():
+            for key in {it.key for it in findings if it.key is not None}:
+                file = StoredFile.at(key)
+                is_repaired = file.kind is FileKind.BLOB and self._blobs.is_sound(file.digest)
+                places[key] = None if is_repaired else self._blobs.quarantine(key)
+        return [
+            finding if finding.key is None else replace(finding, moved_to=places[finding.key])
+            for finding in findings
+        ]
 
     def _remove(self, change: Change, file: StoredFile, before: datetime) -> bool:
         written = self._blobs.modified(file)
@@ -266,8 +266,16 @@ def _check_index(snapshot: Snapshot, task: str | None) -> Iterator[Finding]:
     for name, aliases in snapshot.aliases(task).items():
         for alias, version in aliases.items():
             yield from _check_alias(snapshot, f"{name}@{alias}", version, versions.get(name, ()))
-    yield from _check_candidates(snapshot, task)
-    yield from _check_policies([] if task is not None else snapshot.policies())
+    try:
+        snapshot.candidates(task)
+    except StoreUnavailableError as error:
+        yield index_finding("index" if task is None else task, f"has damage: {error}")
+    for record in [] if task is not None else snapshot.policies():
+        try:
+            record.parse()
+        except NunatakError as error:
+            subject = f"{record.name}/{record.version}"
+            yield Finding(subject=subject, kind=FindingKind.POLICY, message=str(error))
 
 
 def _check_alias(
@@ -282,22 +290,3 @@ def _check_alias(
         return
     if not history or history[-1].to_version != version:
         yield index_finding(reference, f"points to version {version}, but its history does not")
-
-
-def _check_candidates(snapshot: Snapshot, task: str | None) -> Iterator[Finding]:
-    try:
-        snapshot.candidates(task)
-    except StoreUnavailableError as error:
-        yield index_finding("index" if task is None else task, f"has damage: {error}")
-
-
-def _check_policies(records: Sequence[PolicyRecord]) -> Iterator[Finding]:
-    for record in records:
-        try:
-            record.parse()
-        except NunatakError as error:
-            yield Finding(
-                subject=f"{record.name}/{record.version}",
-                kind=FindingKind.POLICY,
-                message=str(error),
-            )

@@ -17,7 +17,6 @@ from starlette.types import Scope
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import authenticator_for, check_exposure
-from nunatak_server.backbones import Backbones, load_on_own_thread
 from nunatak_server.compat import (
     hugging_face,
     kserve,
@@ -29,6 +28,7 @@ from nunatak_server.compat import (
     tei,
     vllm,
 )
+from nunatak_server.engine.backbones import Backbones, load_on_own_thread
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.http import admin, pages, routes
 from nunatak_server.http.limits import LoadShedder, StrictRoute
@@ -37,7 +37,7 @@ from nunatak_server.http.pages import DescribedApp
 from nunatak_server.http.problems import ANSWERS, problem_response
 from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
 from nunatak_server.http.state import AppState, RequestIdMiddleware
-from nunatak_server.readiness import State
+from nunatak_server.predict.readiness import State
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.tracing import Tracing
@@ -73,7 +73,6 @@ class Application(DescribedApp):
         """The load shedder, which the transport calls before all layers."""
 
     def is_leaving(self) -> bool:
-        """Return whether each connection should close after its next answer."""
         return self.state.runtime.readiness.state in (State.LEAVING, State.DRAINING)
 
     def answer_unreadable(self) -> Response:
@@ -96,10 +95,6 @@ def create_app(
     Parts that are not given are opened from the settings, and closed at the end. `on_fatal` is
     called on the event loop when only a new process can serve again. From then on the application
     answers 503.
-
-    Raises:
-        NunatakError: `invalid_settings`, the server would be open to other machines.
-        KeyFileError: the file of API keys cannot be read.
     """
     check_exposure(settings)
     authenticator = authenticator_for(settings.api_keys_file)

@@ -12,7 +12,7 @@ from nunatak_contract.inputs import Input
 from nunatak_contract.problems import REASONS
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
 from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
 from nunatak_server.predict.types import Handling, PredictionRequest, Predictions

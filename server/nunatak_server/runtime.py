@@ -23,22 +23,27 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
 from nunatak_model import (
-    Backbone,
     TrunkCache,
     on_own_thread,
 )
 from nunatak_registry import Beat, Generation, Registry, StoreUnavailableError, Traffic
-from nunatak_server.backbones import Backbones
-from nunatak_server.catalog import Catalog
-from nunatak_server.engine.compute import BatchCompute, BatchObservers
+from nunatak_server.catalog.catalog import Catalog
+from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.catalog.following import (
+    HoldRenewal,
+    Membership,
+    RegistryLease,
+    RegistryWatch,
+    run_together,
+)
+from nunatak_server.engine.backbones import Backbones
+from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
+from nunatak_server.engine.warm_up import warm_up_batches, warm_up_tasks
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.facts import KnownFacts
-from nunatak_server.following import HoldRenewal, Membership, RegistryWatch, run_together
-from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
-from nunatak_server.readiness import Readiness, RegistryLease, State
-from nunatak_server.residency.loading import VersionLoader, pin_at_start
-from nunatak_server.residency.loads import Loader, LoadThrottle
+from nunatak_server.predict.readiness import Readiness, State
+from nunatak_server.predict.service import PredictionService, Stages
+from nunatak_server.residency.loading import LoadThrottle, VersionLoader, pin_at_start
 from nunatak_server.residency.memory import (
     HostTier,
     find_memory_return,
@@ -46,36 +51,26 @@ from nunatak_server.residency.memory import (
     size_in_memory,
     task_memory_budget,
 )
-from nunatak_server.residency.residency import Residency
+from nunatak_server.residency.residency import Loader, Residency
 from nunatak_server.residency.resident_set import key_of
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import CALLER_SHARE, Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.planner import TurnRules
 from nunatak_server.scheduler.rows import PendingRow, backbone_answer
+from nunatak_server.scheduler.turns import Turns
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import BuildInfo, ServerState, take_stock
 from nunatak_server.telemetry.metrics import Metrics, TrunkCacheCollector
 from nunatak_server.telemetry.records import note_prediction
 from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
-from nunatak_server.turns import Turns
 from nunatak_server.verdicts.judge import Judge
-from nunatak_server.warm_up import warm_up_batches, warm_up_tasks
 
 POLLS_PER_HOLD = 20
 """Number of polls of the registry for each possible write of a hold."""
 
 logger = logging.getLogger(__name__)
-
-
-def _stopwatch_of(device: torch.device) -> Callable[[], float]:
-    """Return the clock that the engine thread uses to time batches.
-
-    On a CPU the clock is the CPU time of the thread. With wall time, other work on the same cores
-    would look like slow batches, and the time model could not see how time grows with tokens.
-    """
-    return time.thread_time if device.type == "cpu" else time.monotonic
 
 
 class Runtime:
@@ -110,7 +105,12 @@ class Runtime:
             names=self.catalog.names,
             on_move=self.metrics.observe_alias_move,
         )
-        self._membership = Membership(members=self, lease=lease, on_return=self.facts.invalidate)
+        self._membership = Membership(
+            beat=self._beat,
+            leave=lambda: self.catalog.note(registry.replicas.leave, self.catalog.reader),
+            lease=lease,
+            on_return=self.facts.invalidate,
+        )
         self.readiness = Readiness(
             on_move=self._membership.tell,
             stalled_s=lambda: self._engine.stalled_s,
@@ -125,17 +125,24 @@ class Runtime:
         )
         self._on_fatal = on_fatal
         # Recorded before the budget of task versions, which is a share of the memory that is left.
-        self._computes = {it.digest: self._compute_of(it) for it in backbones}
+        trunk = self.trunk_cache if settings.trunk_cache_bytes else None
+        self._computes = {
+            it.digest: BatchCompute(it, trunk=trunk, in_use=backbones.in_use(it))
+            for it in backbones
+        }
         self.tracing = tracing
         batch_limits = settings.batch_limits(longest_row_tokens=backbones.max_tokens)
+        # On a CPU, batches are timed by the CPU time of the engine thread. With wall time, other
+        # work on the same cores would look like slow batches, and the time model could not see how
+        # time grows with tokens.
         self._engine = Engine(
             computes=self._computes,
             rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
             limits=batch_limits,
             time_model=BatchTimeModel(fixed_share=settings.batch_overhead),
-            observer=BatchObservers(self.metrics, *([tracing] if tracing else [])),
+            observers=[it.observe_batch for it in (self.metrics, tracing) if it],
             on_fatal=self._fail,
-            stopwatch=_stopwatch_of(backbone.device),
+            stopwatch=time.thread_time if backbone.device.type == "cpu" else time.monotonic,
         )
         self._tokenization = Tokenization(
             {it.digest: it.tokenizer for it in backbones},
@@ -178,12 +185,7 @@ class Runtime:
             self.metrics.include(collector)
         self.service = PredictionService(
             readiness=self.readiness,
-            limits=RequestLimits(
-                max_inputs=settings.max_inputs,
-                max_documents=settings.max_documents,
-                max_tasks=settings.max_tasks_per_request,
-                max_text_chars=settings.max_text_chars,
-            ),
+            settings=settings,
             stages=Stages(
                 admission=self.admission,
                 facts=self.facts,
@@ -217,7 +219,8 @@ class Runtime:
         self._watching: asyncio.Task[None] | None = None
         self._holding = HoldRenewal(
             resident=lambda: [key_of(it.manifest)[:2] for it in self.residency.resident()],
-            holds=self.catalog,
+            hold=self.catalog.hold,
+            held=lambda: self.catalog.note(registry.held, self.catalog.reader),
             on_first=self._membership.tell,
             # A hold is a write. If more tasks are in use than fit, the versions in memory change
             # with every other request.
@@ -231,11 +234,7 @@ class Runtime:
         return shares_cores and self._engine.num_rows > self.residency.num_waiting_for_loads
 
     async def start(self) -> None:
-        """Start the threads, run forward passes, load the pins, and then accept requests.
-
-        Raises:
-            NunatakError: the forward pass fails.
-        """
+        """Start the threads, run forward passes, load the pins, and then accept requests."""
         if self.settings.compute_threads:
             torch.set_num_threads(self.settings.compute_threads)
         logger.info(
@@ -254,7 +253,6 @@ class Runtime:
         self.readiness.move_to(State.READY)
 
     def state(self) -> ServerState:
-        """Return the state that a scrape shows next to the counters."""
         return ServerState(
             build=self._build,
             is_ready=self.readiness.is_ready,
@@ -271,7 +269,6 @@ class Runtime:
         )
 
     def kernels(self) -> tuple[str, ...]:
-        """Return the names of the fast kernels in use."""
         found = (it.fast_kernels for it in self._computes.values())
         return tuple(dict.fromkeys(chain.from_iterable(found)))
 
@@ -313,8 +310,7 @@ class Runtime:
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
-    async def beat(self, seen: Generation) -> int:
-        """Write the row of this process in the registry, and return the number of the others."""
+    async def _beat(self, seen: Generation) -> int:
         return await self.catalog.note(
             self.registry.replicas.beat,
             Beat(
@@ -335,10 +331,6 @@ class Runtime:
                 ),
             ),
         )
-
-    async def leave(self) -> None:
-        """Remove the row of this process from the registry."""
-        await self.catalog.note(self.registry.replicas.leave, self.catalog.reader)
 
     async def _look_up(self, reference: TaskReference) -> Traffic:
         return await self.catalog.poll(self.registry.traffic, reference)
@@ -374,19 +366,13 @@ class Runtime:
         self._holding.look()
 
     async def _warm_up(self) -> None:
-        """Run the warm-up rows, which prove that this process can compute."""
         known = self.backbones.for_rows()
         for backbone in self.backbones:
             tasks = await asyncio.to_thread(on_own_thread, warm_up_tasks, backbone)
-            token_cost = known[backbone.digest].token_cost
-            for rows in warm_up_batches(backbone, tasks, token_cost=token_cost):
+            for rows in warm_up_batches(backbone, tasks, known=known[backbone.digest]):
                 self._engine.submit(rows)
                 for row in rows:
                     backbone_answer(await row.future)
-
-    def _compute_of(self, backbone: Backbone) -> BatchCompute:
-        trunk = self.trunk_cache if self.settings.trunk_cache_bytes else None
-        return BatchCompute(backbone, trunk=trunk, in_use=self.backbones.in_use(backbone))
 
     def _is_trunk_held(self, row: PendingRow) -> bool:
         compute = self._computes[row.backbone]

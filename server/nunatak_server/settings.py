@@ -264,11 +264,9 @@ class ServerSettings(BaseSettings):
 
     @property
     def address_of_replica(self) -> str:
-        """The address that `nunatak replicas` shows."""
         return self.replica_address or f"{socket.gethostname()}:{self.port}"
 
     def allowed_origins(self) -> frozenset[str]:
-        """Return the origins in `cors_origins`."""
         return frozenset(_listed(self.cors_origins))
 
     def all_backbones(self) -> tuple[str, ...]:
@@ -276,7 +274,6 @@ class ServerSettings(BaseSettings):
         return (self.backbone, *_listed(self.other_backbones))
 
     def pinned(self) -> tuple[TaskReference, ...]:
-        """Return the task references in `pins`."""
         return _references_in(self.pins)
 
     def for_device(self, device_type: str) -> Self:
@@ -334,13 +331,9 @@ class Configuration:
 
 
 def configure(given: Mapping[str, object], *, file: Path | None = None) -> Configuration:
-    """Return the settings: `given` by flags, and for the rest the environment and the file.
-
-    Raises:
-        NunatakError: `invalid_settings`, the file cannot be read, or a value is invalid; the
-            message names the source of the value.
-    """
-    path = file or _named_file()
+    """Return the settings: `given` by flags, and for the rest the environment and the file."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    path = file or (Path(named) if named else None)
     sources: dict[Origin, Mapping[str, object]] = {
         Origin.FLAG: given,
         Origin.ENVIRONMENT: EnvSettingsSource(ServerSettings)(),
@@ -372,7 +365,9 @@ def shown_value(value: object) -> object:
         case SecretStr():
             return HIDDEN
         case str() if "://" in value:
-            return _without_secrets(value)
+            # Replaced in the text, because a parser would lose a slash of `sqlite:////path`.
+            named = re.sub(r"(?<=://).*@", f"{HIDDEN}@", value)
+            return re.sub(r"\?.*", f"?{HIDDEN}", named)
         case _:
             return str(value)
 
@@ -395,11 +390,6 @@ def _listed(text: str) -> list[str]:
 
 def _references_in(text: str) -> tuple[TaskReference, ...]:
     return tuple(map(TaskReference.parse, _listed(text)))
-
-
-def _named_file() -> Path | None:
-    name = os.environ.get(CONFIG_VARIABLE)
-    return Path(name) if name else None
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -456,9 +446,3 @@ def _quoted(text: str) -> str:
         for character in text.replace("\\", "\\\\").replace('"', '\\"')
     )
     return f'"{escaped}"'
-
-
-def _without_secrets(url: str) -> str:
-    # Replaced in the text, because a parser would lose a slash of `sqlite:////path`.
-    named = re.sub(r"(?<=://).*@", f"{HIDDEN}@", url)
-    return re.sub(r"\?.*", f"?{HIDDEN}", named)

@@ -19,7 +19,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question, TextInput
 from nunatak_model import Encoding
 from nunatak_server.errors import TooManyTokensError
-from nunatak_server.turns import FairSemaphore
+from nunatak_server.scheduler.turns import FairSemaphore
 
 
 class InputKind(StrEnum):
@@ -44,7 +44,6 @@ def input_kind(item: Input) -> InputKind:
 
 
 def input_kinds_of(head: HeadKind, reads: Reads | None) -> tuple[InputKind, ...]:
-    """Return the kinds of input that a task answers; `reads` comes from the task's manifest."""
     match head:
         case HeadKind.SEQUENCE_CLASSIFICATION:
             match reads:
@@ -65,7 +64,6 @@ def input_kinds_of(head: HeadKind, reads: Reads | None) -> tuple[InputKind, ...]
 def find_misfit(
     inputs: Sequence[Input], head: HeadKind, reads: Reads | None
 ) -> NunatakError | None:
-    """Return why a task cannot answer the inputs, or None if it can."""
     wanted = input_kinds_of(head, reads)
     for position, item in enumerate(inputs):
         kind = input_kind(item)
@@ -200,7 +198,6 @@ def extent_of(encodings: Encodings) -> Extent:
 
 
 def find_cut(encodings: Sequence[Encodings], *, max_length: int) -> TooManyTokensError | None:
-    """Return the error of the first text that was cut, or None if none was."""
     for position, encoding in enumerate(chain.from_iterable(encodings)):
         if encoding.part.num_left_out:
             size = encoding.num_tokens + encoding.part.num_left_out
@@ -209,7 +206,6 @@ def find_cut(encodings: Sequence[Encodings], *, max_length: int) -> TooManyToken
 
 
 def default_stride(max_length: int) -> int:
-    """Return the default number of tokens that adjacent windows share."""
     return min(MAX_DEFAULT_STRIDE, max_length // 2)
 
 
@@ -217,11 +213,6 @@ def check_texts(inputs: Sequence[Input], *, max_chars: int) -> None:
     """Return if every text can be tokenized at bounded cost.
 
     Tokenizers truncate after tokenizing, so this check bounds the length in characters.
-
-    Raises:
-        NunatakError: `text_too_long`, a text has more than `max_chars` characters.
-        NunatakError: `empty_text`, a text is empty or only white space.
-        NunatakError: `invalid_text`, a text holds NUL or a lone surrogate.
     """
     for position, item in enumerate(inputs):
         for text in strings_in(item):
@@ -248,11 +239,7 @@ def _check_text(text: str, position: int, max_chars: int) -> None:
 def encode_alike(
     encoder: Encoder, placed: Sequence[tuple[int, TextInput]], reading: Reading
 ) -> list[Encodings]:
-    """Return the encodings of each text in one reading; a text comes with its input's position.
-
-    Raises:
-        NunatakError: `invalid_text`, the tokenizer gives up on a text.
-    """
+    """Return the encodings of each text in one reading; a text comes with its input's position."""
     length, texts = reading.max_length, [text for _, text in placed]
     try:
         if reading.stride is None:
@@ -324,11 +311,9 @@ class Tokenization:
         }
 
     def close(self) -> None:
-        """End the threads once their work is done."""
         self._pool.shutdown()
 
     def _hides(self, piece: _Piece, encodings: Encodings) -> bool:
-        """Return whether a text that must be read literally holds special tokens."""
         reading = piece.reading
         return reading.is_literal and any(
             map(self._encoders[reading.backbone].finds_special, encodings)
@@ -354,11 +339,7 @@ class Tokenization:
         return encodings
 
     def _encode_literally(self, pieces: Sequence[_Piece]) -> list[Encodings]:
-        """Return the encodings of each piece without special tokens of the text.
-
-        Raises:
-            NunatakError: `invalid_text`, the tokenizer reads a special token also here.
-        """
+        """Return the encodings of each piece without special tokens of the text."""
         encodings = list[Encodings]()
         for piece in pieces:
             encoder = self._encoders[piece.reading.backbone].literal

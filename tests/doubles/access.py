@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from nunatak_server.access.files import change_keys
-from nunatak_server.access.keys import KeyRecord, Scope, digest_of, new_key
+from nunatak_server.access.keys import KeyRecord, Scope, change_keys, digest_of, new_key
 from nunatak_server.app import create_app
 from nunatak_server.http.access import Access
 from nunatak_server.http.limits import StrictRoute

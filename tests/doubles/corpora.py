@@ -30,7 +30,7 @@ from pathlib import Path
 
 from nunatak_cli.corpus.job import CorpusJob, run_job
 from nunatak_registry import Registry
-from nunatak_server import scoring
+from nunatak_server.predict import scoring
 from nunatak_server.settings import ServerSettings
 
 place, corpus, out = map(Path, sys.argv[1:4])

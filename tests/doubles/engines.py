@@ -107,7 +107,7 @@ def make_engine(
     return Engine(
         computes={DRAFT_BACKBONE: compute, **(others or {})},
         limits=LIMITS,
-        observer=observer or RecordingObserver(),
+        observers=[(observer or RecordingObserver()).observe_batch],
         on_fatal=(fatal if fatal is not None else []).append,
         clock=clock or ManualClock(),
         stopwatch=stopwatch or ManualClock(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from nunatak_training.data import Answers, AnswerSpan, Example, ExampleSet, TaskData
+from nunatak_training.data.sources import load_labelled, load_test_rows
 from nunatak_training.kinds import TaskKind
 from nunatak_training.report import EpochResult, Report
 
@@ -56,6 +57,19 @@ def _noisy(examples: Sequence[Example]) -> tuple[Example, ...]:
         replace(it, label=it.label if number % 5 else wrong[str(it.label)])
         for number, it in enumerate(examples)
     )
+
+
+def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Example]:
+    """Read the examples of one file; without a kind, the first row decides."""
+    if kind is None:
+        return [it.example for it in load_labelled(Path(path))[1]]
+    return [it.example for it in load_test_rows(path, kind=kind, labels=())]
+
+
+def load_test_set(path: Path, data: TaskData) -> ExampleSet:
+    """Read a file of examples to score a task that was trained on `data`."""
+    read = load_test_rows(path, kind=data.kind, labels=data.labels)
+    return ExampleSet(examples=tuple(it.example for it in read))
 
 
 def write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:

@@ -27,7 +27,7 @@ from doubles.tasks import publish_tiny_task, random_parameters, spec_of
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Method, TopK
 from nunatak_model import Encoding, Row, build_branch, forward
 from nunatak_registry import Registry
-from nunatak_server.serving import collect_rarely
+from nunatak_server.processes.serving import collect_rarely
 
 TASKS = ("tone", "other")
 WORDS = ("is", "it", "late", "where", "my", "parcel", "no", "yes", "order", "number")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCRIPT = """
-from nunatak_server.serving import serve
+from nunatak_server.processes.serving import serve
 from nunatak_server.settings import ServerSettings
 
 serve(ServerSettings(), announce=lambda address: print(address, flush=True))

@@ -11,7 +11,6 @@ DEVICE = ResidentStats(
     pinned_bytes=50,
     loading_bytes=25,
     num_resident=2,
-    num_pinned=1,
 )
 HOST = HostStats(budget_bytes=4000, num_bytes=700, num_blobs=3, hits=5, misses=6)
 STATE = ServerState(

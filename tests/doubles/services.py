@@ -6,28 +6,31 @@ from dataclasses import dataclass, replace
 
 from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
-from doubles.serving import FakeStore, make_facts, make_residency
+from doubles.serving import FakeStore, make_facts, make_residency, make_settings
 from nunatak_model import Backbone, Branch
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import TaskUnhealthyError
-from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
+from nunatak_server.predict.readiness import Readiness, State
+from nunatak_server.predict.service import PredictionService, Stages
 from nunatak_server.predict.types import (
     Handling,
     PredictionRequest,
     Predictions,
 )
-from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
+from nunatak_server.scheduler.turns import Turns
+from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
-from nunatak_server.turns import Turns
 
 LOGITS = [0.0, 1.0]
-LIMITS = RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100)
+SETTINGS = make_settings(
+    max_inputs=8, max_documents=16, max_tasks_per_request=8, max_text_chars=100
+)
 
 
 class FakeEngine(Withdrawing):
@@ -82,7 +85,7 @@ def make_bench(
     sick: frozenset[str] = frozenset(),
     room_for: int = 100,
     time_model: BatchTimeModel | None = None,
-    limits: RequestLimits = LIMITS,
+    settings: ServerSettings = SETTINGS,
     max_tokens: int = 1000,
 ) -> Bench:
     store, engine, readiness, metrics = (
@@ -110,7 +113,7 @@ def make_bench(
     )
     service = PredictionService(
         readiness=readiness,
-        limits=limits,
+        settings=settings,
         stages=stages,
         metrics=metrics,
         backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),

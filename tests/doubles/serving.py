@@ -25,14 +25,13 @@ from nunatak_registry import (
 )
 from nunatak_server.access.keys import TaskList
 from nunatak_server.app import create_app
-from nunatak_server.backbones import Backbones
-from nunatak_server.catalog import Found
+from nunatak_server.catalog.catalog import Found
+from nunatak_server.catalog.facts import KnownFacts, LookUp
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchReport
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.facts import KnownFacts, LookUp
-from nunatak_server.residency.loads import PATIENCE_S, Loader
-from nunatak_server.residency.residency import Residency
-from nunatak_server.serving import DrainingServer
+from nunatak_server.processes.serving import DrainingServer
+from nunatak_server.residency.residency import PATIENCE_S, Loader, Residency
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.tracing import Tracing
 

@@ -4,23 +4,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from doubles.drafts import DRAFT_BACKBONE
-from doubles.serving import FakeStore, ManualClock, make_facts, make_residency
+from doubles.serving import FakeStore, ManualClock, make_facts, make_residency, make_settings
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone
 from nunatak_registry import SharedTraffic, Traffic
-from nunatak_server.backbones import Backbones
-from nunatak_server.facts import KnownFacts
+from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.predict.ask import RowSink
-from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
+from nunatak_server.predict.readiness import Readiness, State
+from nunatak_server.predict.service import PredictionService, Stages
 from nunatak_server.predict.types import Handling, PredictionRequest
-from nunatak_server.readiness import Readiness, State
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
+from nunatak_server.scheduler.turns import Turns
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
-from nunatak_server.turns import Turns
 
 OWN = TaskReference(task="tone")
 
@@ -64,7 +64,9 @@ def make_traffic_bench(
         metrics.include(collector)
     service = PredictionService(
         readiness=readiness,
-        limits=RequestLimits(max_inputs=8, max_documents=16, max_tasks=8, max_text_chars=100),
+        settings=make_settings(
+            max_inputs=8, max_documents=16, max_tasks_per_request=8, max_text_chars=100
+        ),
         stages=Stages(
             admission=admission,
             facts=facts,

@@ -58,13 +58,14 @@ LENGTHS = (100, 150, 200, 293, 600, 1000, 2000, 3000)
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Generator[Registry]:
-    """The demo's guard, trained as the demo trains it."""
+    """The demo's tasks `attack` and `tone`, trained as the demo trains them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "demo")  # pyright: ignore[reportUnknownMemberType] - untyped
         demo = runpy.run_path(str(ROOT / "demo" / "gateway.py"))
-    (question,) = (it for it in demo["QUESTIONS"] if it.task == "attack")
+    questions = [it for it in demo["QUESTIONS"] if it.task in {"attack", "tone"}]
     with Registry.open(tmp_path_factory.mktemp("guard")) as opened:
-        demo["train_task"](question, opened, load_backbone(), epochs=demo["EPOCHS"])
+        for question in questions:
+            demo["train_task"](question, opened, load_backbone(), epochs=demo["EPOCHS"])
         yield opened
 
 
@@ -86,8 +87,30 @@ def answers_of(
     options = PredictionOptions(on_long=on_long)
     (result,) = guard.predict([" ".join(it) for it in texts], ["attack"], options=options).results
     assert isinstance(result, TaskPrediction)
-    best = [str(next(iter(it)).get("label")) for it in result.outputs]
-    return list(zip(best, [it.is_cut for it in result.extents], strict=True))
+    return list(zip(best_labels(result), [it.is_cut for it in result.extents], strict=True))
+
+
+FIRST_WORDS = {
+    "friendly": ("Thank you.", "thx", "Thanks for your help"),
+    "neutral": ("Hello", "hey there", "ok", "yes", "My name is Peter", "What is your name?"),
+    "frustrated": ("I hate it", "Third email, still no parcel!"),
+    "urgent": ("please help me",),
+}
+
+
+def best_labels(prediction: TaskPrediction) -> list[str]:
+    return [str(next(iter(it)).get("label")) for it in prediction.outputs]
+
+
+@pytest.mark.timeout(1800)
+def test_the_demo_understands_what_everybody_types_first(guard: LocalPredictor) -> None:
+    expected = {text: tone for tone, texts in FIRST_WORDS.items() for text in texts}
+    tones, attacks = guard.predict(list(expected), ["tone", "attack"]).results
+
+    assert isinstance(tones, TaskPrediction)
+    assert isinstance(attacks, TaskPrediction)
+    assert dict(zip(expected, best_labels(tones), strict=True)) == expected
+    assert set(best_labels(attacks)) == {"benign"}
 
 
 @pytest.mark.timeout(1800)

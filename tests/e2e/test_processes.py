@@ -21,7 +21,7 @@ import signal
 from pathlib import Path
 
 from nunatak_cli.main import app
-from nunatak_server import template
+from nunatak_server.processes import template
 
 settings_of = template.settings_of
 

@@ -16,7 +16,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
-from nunatak_server.backbones import load_serving_backbone
+from nunatak_server.engine.backbones import load_serving_backbone
 
 METHODS: tuple[Method, ...] = (
     Lora(rank=4, alpha=4.0, targets=QUERY_AND_VALUE),

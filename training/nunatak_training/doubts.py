@@ -34,6 +34,7 @@ from nunatak_contract.methods import HeadOnly
 from nunatak_model import Backbone, Encoding, Row, TextInput, embedding_branch, forward
 from nunatak_training.data import Data, RowFormat, load_labelled
 from nunatak_training.data.examples import ReadExample, sorted_labels
+from nunatak_training.errors import too_few
 from nunatak_training.fitting import check_length
 from nunatak_training.kinds import TaskKind
 from nunatak_training.loop.fit import predict
@@ -86,9 +87,6 @@ def find_doubts(
         max_length: tokens that are read of a text; absent: the default of a recipe.
         trunks: the source of trunk states; absent: the states stay in memory.
         report: receives the number of texts that have passed the trunk.
-
-    Raises:
-        InvalidRecipeError: `max_length` does not fit the backbone.
     """
     changes = {} if max_length is None else {"max_length": max_length}
     recipe = default_recipe(HeadOnly(), backbone=backbone.name, changes=changes)
@@ -165,10 +163,9 @@ def lone(numbers: Numbers, folds: Numbers, num_labels: int) -> Bool[np.ndarray, 
 def check_judged(read: Sequence[ReadExample], numbers: Numbers, labels: Sequence[str]) -> None:
     """Return if models can be trained on examples with these labels."""
     if len(set(numbers)) < 2:
-        raise NunatakError(
-            "too_few_examples",
-            where=read[0].where if read else "data",
-            problem="expected at least 2 labels with at least 2 texts each, got "
+        raise too_few(
+            read[0].where if read else "data",
+            "expected at least 2 labels with at least 2 texts each, got "
             f"{len(set(numbers))} of {len(labels)} labels",
         )
 

@@ -131,11 +131,6 @@ def fit_task(
             Without a source, the states stay in memory for this run. The result has the same bits.
         checkpoint: holds the state of a killed run (see `held_checkpoint`). The caller discards the
             checkpoint when the result is stored. Without a checkpoint, a killed run is lost.
-
-    Raises:
-        NunatakError: `cache_unusable`, `trunks` or `checkpoint` cannot be written.
-        InvalidRecipeError: the recipe does not fit the data or the backbone.
-        TrainingDivergedError: the loss stopped being a number.
     """
     check_recipe(recipe, data, backbone)
     objective = objective_of(data, positive_label=recipe.positive_label)
@@ -253,11 +248,6 @@ def starting_parameters(
         backbone: the frozen encoder.
         report: receives every step of pretraining.
         checkpoint: holds the state of the whole run; pretraining has its own checkpoint next to it.
-
-    Raises:
-        NunatakError: `cache_unusable`, the checkpoint cannot be written.
-        InvalidRecipeError: the texts cannot be used for pretraining.
-        TrainingDivergedError: the loss stopped being a number.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
@@ -301,9 +291,6 @@ def branch_logits(
 
     The function uses the tensors themselves, so it changes while they are trained. With `trunk`,
     each encoding starts from its held state, if there is one.
-
-    Raises:
-        NunatakError: the parameters do not fit `spec`.
     """
     branch = build_branch(spec, backbone.config, parameters)
 
@@ -455,11 +442,7 @@ def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> 
 
 
 def method_on(settings: RunSettings, config: BackboneConfig) -> Method:
-    """Return the method of a run on a backbone.
-
-    Raises:
-        NunatakError: `invalid_method`, the method does not fit the backbone.
-    """
+    """Return the method of a run on a backbone."""
     if settings.frozen is not None:
         return _above(settings.frozen, config)
     maths_of(settings.method).check(config)
@@ -467,11 +450,7 @@ def method_on(settings: RunSettings, config: BackboneConfig) -> Method:
 
 
 def recipe_on(settings: RunSettings, backbone: Backbone) -> Recipe:
-    """Return the recipe of a run on a backbone, by the backbone's own name and never a path.
-
-    Raises:
-        NunatakError: `invalid_method`, the method does not fit the backbone.
-    """
+    """Return the recipe of a run on a backbone, by the backbone's own name and never a path."""
     method = method_on(settings, backbone.config)
     return default_recipe(method, backbone=backbone.name, changes=settings.changes)
 

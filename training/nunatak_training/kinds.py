@@ -1,6 +1,7 @@
 """Kinds of task: the fields of a row of each kind, the detection of the kind, and the metrics."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from nunatak_contract.enums import HeadKind, ProblemType
@@ -19,45 +20,55 @@ class TaskKind(StrEnum):
 
     @property
     def head(self) -> HeadKind:
-        match self:
-            case TaskKind.SINGLE_LABEL | TaskKind.MULTI_LABEL | TaskKind.REGRESSION:
-                return HeadKind.SEQUENCE_CLASSIFICATION
-            case TaskKind.TOKEN_CLASSIFICATION:
-                return HeadKind.TOKEN_CLASSIFICATION
-            case TaskKind.QUESTION_ANSWERING:
-                return HeadKind.QUESTION_ANSWERING
-            case TaskKind.RANKING:
-                return HeadKind.RANKING
+        return _FORMS[self].head
 
     @property
     def problem_type(self) -> ProblemType | None:
         """The problem type of a sequence classification; None for other heads."""
-        match self:
-            case TaskKind.SINGLE_LABEL:
-                return ProblemType.SINGLE_LABEL
-            case TaskKind.MULTI_LABEL:
-                return ProblemType.MULTI_LABEL
-            case TaskKind.REGRESSION:
-                return ProblemType.REGRESSION
-            case _:
-                return None
+        return _FORMS[self].problem_type
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that a row must have; a query has one `document` or many `documents`."""
-        match self:
-            case TaskKind.SINGLE_LABEL | TaskKind.REGRESSION:
-                return "text", "label"
-            case TaskKind.MULTI_LABEL:
-                return "text", "labels"
-            case TaskKind.TOKEN_CLASSIFICATION:
-                return "tokens", "tags"
-            case TaskKind.QUESTION_ANSWERING:
-                return "question", "context", "answers"
-            case TaskKind.RANKING:
-                return ("query",)
+        return _FORMS[self].columns
+
+    @property
+    def needed(self) -> str:
+        """All columns that rows may have, in words."""
+        pairs = " and, for pairs, 'text_pair'" * (self.head is _TEXTS)
+        return _FORMS[self].needed or f"{', '.join(map(repr, self.columns))}{pairs}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The head of a kind of task, and the columns of its rows."""
+
+    head: HeadKind
+    columns: tuple[str, ...]
+    problem_type: ProblemType | None = None
+    needed: str | None = None
+    """The columns in words, if they are not simply listed."""
+
+
+_TEXTS = HeadKind.SEQUENCE_CLASSIFICATION
+_FORMS = {
+    TaskKind.SINGLE_LABEL: _Form(_TEXTS, ("text", "label"), ProblemType.SINGLE_LABEL),
+    TaskKind.MULTI_LABEL: _Form(_TEXTS, ("text", "labels"), ProblemType.MULTI_LABEL),
+    TaskKind.REGRESSION: _Form(_TEXTS, ("text", "label"), ProblemType.REGRESSION),
+    TaskKind.TOKEN_CLASSIFICATION: _Form(
+        HeadKind.TOKEN_CLASSIFICATION, ("tokens", "tags"), needed="'tokens' and 'tags'"
+    ),
+    TaskKind.QUESTION_ANSWERING: _Form(
+        HeadKind.QUESTION_ANSWERING,
+        ("question", "context", "answers"),
+        needed="'question', 'context' and 'answers'",
+    ),
+    TaskKind.RANKING: _Form(
+        HeadKind.RANKING,
+        ("query",),
+        needed="'query', 'document', 'label' (or 'query', 'documents', 'relevance')",
+    ),
+}
 _TELLING_COLUMNS = {
     "labels": TaskKind.MULTI_LABEL,
     "tokens": TaskKind.TOKEN_CLASSIFICATION,
@@ -82,11 +93,7 @@ def kind_of_row(row: Mapping[str, object]) -> TaskKind:
 
 
 def kind_named(name: str | None) -> TaskKind | None:
-    """Return the kind of task of a name, or None without a name.
-
-    Raises:
-        NunatakError: `invalid_option`, there is no such kind.
-    """
+    """Return the kind of task of a name, or None without a name."""
     if name is not None and name not in set(TaskKind):
         raise NunatakError(
             "invalid_option", problem=f"kind must be one of {', '.join(TaskKind)}, got {name!r}"

@@ -31,16 +31,11 @@ from nunatak_training.data import TaskData, load_task_data
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.fitting import branch_logits, branch_spec, check_recipe
 from nunatak_training.kinds import Metric, TaskKind
-from nunatak_training.loop.checkpoint import (
-    LoopState,
-    SavedRun,
-    run_checkpoint,
-)
-from nunatak_training.loop.fit import DevScore, EncodedSet, Epochs, TrainBatch, predict
-from nunatak_training.loop.step import HEAD_PREFIX, BatchLogits, Stepper, course_of
+from nunatak_training.loop.checkpoint import SavedRun, run_checkpoint
+from nunatak_training.loop.fit import DevScore, EncodedSet, TrainBatch, predict, run_epochs
+from nunatak_training.loop.step import HEAD_PREFIX, BatchLogits
 from nunatak_training.objectives import Objective, objective_of
 from nunatak_training.recipes import Recipe, RegularizerName
-from nunatak_training.regularizers import random_source
 from nunatak_training.report import EpochResult, Report
 
 MIN_TASKS = 2
@@ -98,11 +93,7 @@ def put_on(
     backbone: Backbone,
     generator: Generator,
 ) -> TaskInTraining:
-    """Give a task a fresh head on an encoder; the encoder's tensors are shared, not copied.
-
-    Raises:
-        InvalidRecipeError: the recipe does not fit the data or the backbone.
-    """
+    """Give a task a fresh head on an encoder; the encoder's tensors are shared, not copied."""
     check_recipe(recipe, data, backbone)
     objective = objective_of(data)
     train, dev = (
@@ -155,11 +146,6 @@ def fit_encoder(
         backbone: training starts from its weights. The backbone does not change.
         report: receives every step and epoch.
         checkpoint: keeps the state of the run, from which a killed run continues.
-
-    Raises:
-        InvalidRecipeError: the recipe does not fit, or there are fewer than two tasks.
-        TrainingDivergedError: the loss or a gradient became infinite or NaN.
-        NunatakError: `cache_unusable`, the checkpoint cannot be written.
     """
     _check(recipe, tasks)
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -176,28 +162,22 @@ def fit_encoder(
     num_batches = [
         math.ceil(len(it.train.encodings) / recipe.batch_size) for it in members.values()
     ]
-    course = course_of(recipe, steps_per_epoch=sum(num_batches))
     parameters = {**encoder, **heads}
-    state = LoopState(
-        parameters=parameters,
-        stepper=Stepper(parameters, recipe, course),
-        randomness=random_source(parameters, seed=recipe.seed),
-    )
 
     def scored() -> DevScore:
         scores = [member.scores() for member in members.values()]
         loss, score = fmean(each.loss for each in scores), fmean(each.main for each in scores)
         return DevScore(loss=loss, score=score)
 
-    Epochs(
-        state=state,
-        course=course,
-        recipe=recipe,
+    state = run_epochs(
+        parameters,
+        recipe,
+        steps_per_epoch=sum(num_batches),
         batches=lambda place: _batches(members.values(), recipe, epoch=place.epoch),
         dev_score=scored,
-        checkpoint=checkpoint,
         report=report,
-    ).run()
+        checkpoint=checkpoint,
+    )
     best = state.best
     with torch.no_grad():
         for name, tensor in parameters.items():
@@ -293,9 +273,6 @@ def train_backbone(
         report: receives every step and epoch.
         checkpoints: a cache folder. After a kill, the same call continues from this folder, to the
             same weights. Without a folder, every call starts from the beginning.
-
-    Raises:
-        InvalidNameError: a task name is malformed.
     """
     started = time.perf_counter()
     check_exportable(backbone)

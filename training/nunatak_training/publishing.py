@@ -46,12 +46,7 @@ def publish(
 
 
 def check_publishable(data: TaskData, recipe: Recipe, backbone: Backbone, *, note: str) -> None:
-    """Return if the known parts of a version can be published. Called before training.
-
-    Raises:
-        NunatakError: `unpublishable`, the manifest cannot hold the note, the labels or the data's
-            name.
-    """
+    """Return if the known parts of a version can be published. Called before training."""
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     parts: dict[str, Callable[[], object]] = {
         "note": lambda: TypeAdapter(Note).validate_python(note),

@@ -376,9 +376,6 @@ def default_recipe(
     If `changes` name `epochs`, exactly these epochs run: `min_steps` becomes 0 and `patience` None,
     unless `changes` name them, too. All epochs also run if a regularizer changes from epoch to
     epoch. If a regularizer replaces dropout, dropout is 0 unless `changes` name it.
-
-    Raises:
-        InvalidRecipeError: a change names no setting, or a value does not fit.
     """
     defaults = _DEFAULTS[METHODS[method.kind.value]]
     recipe = Recipe(
@@ -410,11 +407,7 @@ def recipe_settings() -> Mapping[str, Setting]:
 
 
 def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
-    """Return a copy with single settings changed by name.
-
-    Raises:
-        InvalidRecipeError: a change names no setting, or its value does not fit.
-    """
+    """Return a copy with single settings changed by name."""
     try:
         return Recipe.model_validate({**recipe.settings(), **changes})
     except ValidationError as error:

@@ -24,6 +24,7 @@ because it has no pretrained value. Adapters go back to their initial values.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from itertools import chain
 
 import torch
 from jaxtyping import Bool, Int
@@ -44,6 +45,7 @@ from nunatak_training.recipes import (
 )
 
 LAYER_PREFIX = "layers."
+LAYERWISE = frozenset({RegularizerName.LAYER_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP})
 RateOfEpoch = Callable[[int], float]
 IsFree = Callable[[Int[Tensor, "*shape"], int], Bool[Tensor, "*shape"]]
 """Returns the free entries of an epoch, given the drawn epoch of each entry."""
@@ -97,34 +99,8 @@ def annealed_rate(first: float, *, num_epochs: int) -> RateOfEpoch:
     return lambda epoch: first * (num_epochs - epoch) / max(1, num_epochs - 1)
 
 
-class GradDrop(Regularizer):
-    """Drops single gradient entries of all layers, and scales up the other entries."""
-
-    def __init__(
-        self, parameters: Mapping[str, Tensor], rate: RateOfEpoch, generator: torch.Generator
-    ) -> None:
-        self._tensors = [
-            tensor for layer in tensors_by_layer(parameters).values() for tensor in layer.values()
-        ]
-        self._rate_of = rate
-        self._rate = rate(1)
-        self._generator = generator
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Take the rate of this epoch."""
-        self._rate = self._rate_of(epoch)
-
-    def after_backward(self) -> None:
-        """Multiply each entry by a fresh `Bernoulli(1 - p) / (1 - p)`."""
-        for tensor in self._tensors:
-            if tensor.grad is not None:
-                mask = torch.empty_like(tensor.grad)
-                mask.bernoulli_(1 - self._rate, generator=self._generator)
-                tensor.grad.mul_(mask.div_(1 - self._rate))
-
-
-class LayerGradDrop(Regularizer):
-    """Drops the gradients of whole layers: one bit a layer, and no scale (sec. III-A)."""
+class _Dropping(Regularizer):
+    """Drops gradients of all layers at the rate of the epoch."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], rate: RateOfEpoch, generator: torch.Generator
@@ -137,6 +113,22 @@ class LayerGradDrop(Regularizer):
     def begin_epoch(self, epoch: int) -> None:
         """Take the rate of this epoch."""
         self._rate = self._rate_of(epoch)
+
+
+class GradDrop(_Dropping):
+    """Drops single gradient entries of all layers, and scales up the other entries."""
+
+    def after_backward(self) -> None:
+        """Multiply each entry by a fresh `Bernoulli(1 - p) / (1 - p)`."""
+        for tensor in chain.from_iterable(self._layers):
+            if tensor.grad is not None:
+                mask = torch.empty_like(tensor.grad)
+                mask.bernoulli_(1 - self._rate, generator=self._generator)
+                tensor.grad.mul_(mask.div_(1 - self._rate))
+
+
+class LayerGradDrop(_Dropping):
+    """Drops the gradients of whole layers: one bit a layer, and no scale (sec. III-A)."""
 
     def after_backward(self) -> None:
         """Multiply all gradients of a layer by one fresh `Bernoulli(1 - p)`."""
@@ -305,11 +297,12 @@ def build_regularizer(
     match settings:
         case UnregularizedSettings():
             return Regularizer()
-        case GradDropSettings():
-            return _of_batches(settings.name, parameters, constant_rate(settings.rate), generator)
-        case AnnealedGradDropSettings():
-            rate = annealed_rate(settings.rate, num_epochs=num_epochs)
-            return _of_batches(settings.name, parameters, rate, generator)
+        case GradDropSettings() | AnnealedGradDropSettings():
+            rate = constant_rate(settings.rate)
+            if isinstance(settings, AnnealedGradDropSettings):
+                rate = annealed_rate(settings.rate, num_epochs=num_epochs)
+            is_of_layers = settings.name in LAYERWISE
+            return (LayerGradDrop if is_of_layers else GradDrop)(parameters, rate, generator)
         case EpochGradDropSettings():
             stays_free = settings.name is RegularizerName.GRADDROP_EPOCH
             is_free = free_from_then_on if stays_free else free_once
@@ -327,23 +320,8 @@ def random_source(parameters: Mapping[str, Tensor], *, seed: int) -> torch.Gener
     return torch.Generator(next(iter(parameters.values())).device).manual_seed(seed)
 
 
-def _of_batches(
-    name: RegularizerName,
-    parameters: Mapping[str, Tensor],
-    rate: RateOfEpoch,
-    generator: torch.Generator,
-) -> Regularizer:
-    if name in {RegularizerName.LAYER_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP}:
-        return LayerGradDrop(parameters, rate, generator)
-    return GradDrop(parameters, rate, generator)
-
-
 def check_method(settings: RegularizerSettings, method: Method) -> None:
-    """Return if a method tunes the parameters that a regularizer acts on.
-
-    Raises:
-        InvalidRecipeError: the method tunes no layers, or too few for the regularizer.
-    """
+    """Return if a method tunes the parameters that a regularizer acts on."""
     name = settings.name
     if method.kind == "head" and name is not RegularizerName.NONE:
         raise InvalidRecipeError(
@@ -358,11 +336,7 @@ def check_method(settings: RegularizerSettings, method: Method) -> None:
 
 
 def check_course(settings: RegularizerSettings, *, num_epochs: int) -> None:
-    """Return if a regularizer has an effect in a run of `num_epochs` epochs.
-
-    Raises:
-        InvalidRecipeError: the regularizer would have no effect.
-    """
+    """Return if a regularizer has an effect in a run of `num_epochs` epochs."""
     if settings.name in GOES_BY_EPOCHS and num_epochs < 2:
         raise InvalidRecipeError(
             f"regularizer {settings.name!s} changes from epoch to epoch and needs at least 2, got 1"

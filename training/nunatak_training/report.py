@@ -66,17 +66,14 @@ class ProgressBar(Report):
             self.ended()
 
     def started(self, *, num_steps: int, num_epochs: int) -> None:
-        """Show an empty bar."""
         self._num_epochs = num_epochs
         self._bar = _bar(f"{self._label} ({num_epochs} epochs)", num_steps, unit="step")
 
     def resumed(self, *, num_steps: int) -> None:
-        """Start the bar at the earlier process's end."""
         if self._bar is not None:
             self._bar.update(num_steps)
 
     def stepped(self, *, loss: float) -> None:
-        """Advance the bar."""
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
             self._bar.update()

@@ -70,10 +70,6 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
 
     Options, task files and sweep files are read by this function. The type of a setting decides how
     a text is read: `3`, `query,value`, `null`.
-
-    Raises:
-        InvalidRecipeError: a name is no setting, or belongs to another method; two settings exclude
-            each other; or a value does not fit.
     """
     flat = flattened(named)
     kind = str(flat.pop("method", MethodKind.TOPK.value))

@@ -80,11 +80,7 @@ def overlaid(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 
 
 def nested(named: Mapping[str, JsonValue], known: Mapping[str, Setting]) -> dict[str, JsonValue]:
-    """Return values by names with dots in the form of the model.
-
-    Raises:
-        InvalidRecipeError: a name is unknown; the message gives the nearest known name.
-    """
+    """Return values by names with dots in the form of the model."""
     found: dict[str, JsonValue] = {}
     for name, value in flattened(named).items():
         group, _, inner = name.partition(".")
@@ -103,11 +99,7 @@ def nested(named: Mapping[str, JsonValue], known: Mapping[str, Setting]) -> dict
 
 
 def check_name(name: str, known: Collection[str]) -> None:
-    """Return if a name is known.
-
-    Raises:
-        InvalidRecipeError: the name is unknown; the message gives the nearest name and all names.
-    """
+    """Return if a name is known."""
     if name not in known:
         within = [it for it in known if it.startswith(f"{name}.")]
         nearest = within or get_close_matches(name, known, n=1, cutoff=0.5)
@@ -115,8 +107,8 @@ def check_name(name: str, known: Collection[str]) -> None:
         raise InvalidRecipeError(f"there is no setting {name!r}{hint}. All: {', '.join(known)}")
 
 
-def read_mapping(path: Path) -> dict[str, object]:
-    """Return the settings in a YAML or TOML file, by name.
+def read_mapping(path: Path, texts: Mapping[str, str] | None = None) -> dict[str, object]:
+    """Return the settings in a YAML or TOML file, by name; `texts` are values by name, in YAML.
 
     Raises:
         ValueError: there is no such file, the file cannot be parsed, or a name occurs twice.
@@ -125,7 +117,7 @@ def read_mapping(path: Path) -> dict[str, object]:
         text = path.read_text(encoding="utf-8")
         match path.suffix.lower():
             case ".toml":
-                return tomllib.loads(text)
+                loaded: object = tomllib.loads(text)
             case ".yaml" | ".yml":
                 loaded = read_yaml(text)
             case suffix:
@@ -136,7 +128,30 @@ def read_mapping(path: Path) -> dict[str, object]:
         raise ValueError(f"cannot be parsed: {error}") from error
     if not isinstance(loaded, dict):
         raise ValueError(f"expected settings by name, got {loaded!r:.40}")  # noqa: TRY004
-    return cast("dict[str, object]", loaded)
+    named = cast("dict[str, object]", loaded)
+    return with_values(named, {name: read_yaml(it) for name, it in (texts or {}).items()})
+
+
+def with_values(settings: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
+    """Return settings with other values, by names with dots: the groups, then the setting.
+
+    Raises:
+        ValueError: a group has a value and no settings.
+    """
+    found = dict(settings)
+    for name, value in values.items():
+        group, _, inner = name.partition(".")
+        if not inner:
+            found[name] = value
+            continue
+        members = found.get(group, {})
+        if not isinstance(members, Mapping):
+            raise ValueError(f"{group} has no settings with names")  # noqa: TRY004
+        named = cast("Mapping[str, object]", members)
+        first = inner.partition(".")[0]
+        is_group = isinstance(named.get(first), Mapping)
+        found[group] = with_values(named, {inner: value}) if is_group else {**named, inner: value}
+    return found
 
 
 def read_yaml(text: str) -> object:

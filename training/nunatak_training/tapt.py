@@ -11,6 +11,7 @@ vocabulary = token ids.
 # torch types some of its functions partly.
 # pyright: reportUnknownMemberType=false
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -18,6 +19,7 @@ from typing import cast
 
 import torch
 from jaxtyping import Float, Int
+from pydantic import JsonValue
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
@@ -36,10 +38,10 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.loop.checkpoint import LoopState, Place, SavedRun, snapshot
-from nunatak_training.loop.fit import Epochs, TrainBatch, shuffled_batches
-from nunatak_training.loop.step import HEAD_PREFIX, Stepper, plan_course
-from nunatak_training.recipes import Recipe, TaptSettings, changed_recipe
+from nunatak_training.loop.checkpoint import SavedRun, snapshot
+from nunatak_training.loop.fit import run_epochs, shuffled_batches
+from nunatak_training.loop.step import HEAD_PREFIX
+from nunatak_training.recipes import Recipe, RegularizerName, TaptSettings, changed_recipe
 from nunatak_training.report import Report
 
 MASKS = ("[MASK]", "<mask>")
@@ -64,11 +66,7 @@ class Masking:
     def __init__(
         self, tokenizer: TextTokenizer, *, masked_share: float, generator: torch.Generator
     ) -> None:
-        """Read the vocabulary.
-
-        Raises:
-            InvalidRecipeError: the vocabulary has no mask token.
-        """
+        """Read the vocabulary."""
         vocabulary = Tokenizer.from_str(tokenizer.definition)
         masks = [vocabulary.token_to_id(mask) for mask in MASKS]
         found = next((mask for mask in masks if mask is not None), None)
@@ -188,49 +186,37 @@ def adapt(
         backbone: the frozen encoder.
         report: receives every step.
         checkpoint: holds the progress, and at the end the result, for a resumed run.
-
-    Raises:
-        NunatakError: `cache_unusable`, the checkpoint cannot be written.
-        InvalidRecipeError: the vocabulary has no mask token, or all texts are empty.
-        TrainingDivergedError: the loss or a gradient became infinite or NaN.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
     masking = Masking(backbone.tokenizer, masked_share=settings.masked_share, generator=generator)
     readable = [encoding for encoding in encodings if masking.hide(encoding) is not None]
     if not readable:
         raise InvalidRecipeError("tapt needs texts with words in them; leave tapt out")
-    changes = {
+    changes: dict[str, JsonValue] = {
         "epochs": settings.epochs,
         "min_steps": 0,
         "learning_rate": settings.learning_rate or recipe.learning_rate,
+        "regularizer": {"name": RegularizerName.NONE.value},
     }
     recipe = changed_recipe(recipe, changes)
     moved, loss_of = _language_model(parameters, recipe, backbone, generator)
-    course = plan_course(recipe, len(readable))
-    state = LoopState(
-        parameters=moved,
-        stepper=Stepper(moved, recipe, course),
-        randomness=generator,
-    )
+    count, size = len(readable), recipe.batch_size
 
     def loss_on(batch: Sequence[int]) -> Float[Tensor, ""]:
         hidden = [masking.hide(readable[index]) for index in batch]
         return loss_of([text for text in hidden if text is not None])
 
-    def batches(place: Place) -> list[TrainBatch]:
-        return shuffled_batches(place, count=len(readable), size=recipe.batch_size, loss=loss_on)
-
-    epochs = Epochs(
-        state=state,
-        course=course,
-        recipe=recipe,
-        batches=batches,
-        dev_score=None,
-        checkpoint=checkpoint,
-        report=report,
-    )
     try:
-        epochs.run()
+        state = run_epochs(
+            moved,
+            recipe,
+            steps_per_epoch=math.ceil(count / size),
+            batches=lambda it: shuffled_batches(it, count=count, size=size, loss=loss_on),
+            dev_score=None,
+            report=report,
+            checkpoint=checkpoint,
+            randomness=generator,
+        )
         if checkpoint is not None:
             # Tuning starts from this snapshot, also after a kill.
             checkpoint.save(snapshot(state))

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,27 +41,14 @@ RunRecipe = Callable[[Recipe], TrainedTask]
 """Trains one recipe on the data of the run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenTask:
-    """The task with the fewest layers, and the search for them."""
-
-    trained: TrainedTask
-    """The trained task. The recipe records the choice."""
-    choice: LayerChoice
-
-
-def choose_layers(
-    backbone: Backbone, run: RunRecipe, *, target: float, changes: Mapping[str, JsonValue]
-) -> ChosenTask:
+def choose_layers(backbone: Backbone, run: RunRecipe, settings: RunSettings) -> TrainedTask:
     """Train the full model, then find the fewest top layers by bisection.
 
     The search covers a head alone to all layers, in about log2(number of layers) runs. All runs
-    share `changes`; each method's defaults give the other settings.
-
-    Raises:
-        NunatakError: `target_missed`, even all layers miss the target, or full fine-tuning learns
-            nothing.
+    share the changes of `settings`; each method's defaults give the other settings. The recipe of
+    the task records the choice.
     """
+    changes, target = settings.changes, settings.layer_target or 1.0
     whole = default_recipe(Full(), backbone=backbone.name, changes=changes)
     recipes = _candidates(backbone, changes)
     full = _score(run(whole))
@@ -89,7 +76,7 @@ def choose_layers(
         )
         raise NunatakError("target_missed", full_score=full, found=found)
     choice = LayerChoice(target=target, full_score=full, runs=made, layers=recipes[high][0])
-    return ChosenTask(trained=best.with_choice(choice), choice=choice)
+    return best.with_choice(choice)
 
 
 def _candidates(
@@ -178,23 +165,10 @@ def train(
     checkpoints: Path | None = None,
     warn: Callable[[Sequence[DataWarning]], None] | None = None,
 ) -> TrainOutcome:
-    """Read the data, train, and publish the best epoch as a new version of the task.
-
-    Nothing is published after an error. The same data and recipe give the same bytes on the same
-    machine, so a repeated run returns the existing version.
-
-    Args:
-        settings: the task, the data, the method and the changes to its recipe.
-        registry: the registry for the version.
-        backbone: the frozen encoder; several tasks may share it.
-        report: receives every step and epoch.
-        trunks: the source of trunk states (see `fit_task`).
-        checkpoints: a cache folder. After a kill, the same call continues from this folder, to the
-            same weights. Without a folder, every call starts from the beginning.
-        warn: receives the warnings about the data, if there are any, before training.
-    """
+    """Read the data, tell `warn` what is suspicious about it, and run (see `run`)."""
     started = time.perf_counter()
-    recipe, chosen = recipe_on(settings.settings, backbone), settings.settings
+    chosen = settings.settings
+    recipe = recipe_on(chosen, backbone)
     data = load_task_data(
         settings.data,
         kind=settings.kind,
@@ -202,19 +176,66 @@ def train(
         seed=recipe.seed,
         spelt=settings.spelt,
     )
-    check_publishable(data, recipe, backbone, note=settings.note)
     warnings = _warnings_of(data, recipe, backbone)
     if warnings and warn is not None:
         warn(warnings)
     if warnings and settings.strict:
         problems = "; ".join(f"{warning.problem}: {warning.found}" for warning in warnings)
         raise NunatakError("suspicious_data", where=data.name, problems=problems)
+    outcome = run(
+        data,
+        settings.task,
+        recipe,
+        registry,
+        backbone=backbone,
+        search=None if chosen.layer_target is None else chosen,
+        report=report,
+        trunks=trunks,
+        checkpoints=checkpoints,
+        note=settings.note,
+    )
+    return replace(outcome, seconds=time.perf_counter() - started)
+
+
+def run(  # noqa: PLR0913 - a run has many parts
+    data: TaskData,
+    task: str,
+    recipe: Recipe,
+    registry: Registry,
+    *,
+    backbone: Backbone,
+    search: RunSettings | None = None,
+    report: Report | None = None,
+    trunks: TrunkStore | None = None,
+    checkpoints: Path | None = None,
+    note: str = "",
+) -> TrainOutcome:
+    """Train a task, and publish its best epoch as a new version.
+
+    Nothing is published after an error. The same data and recipe give the same bytes on the same
+    machine, so a repeated run returns the existing version.
+
+    Args:
+        data: the examples.
+        task: the name of the task.
+        recipe: the settings of the run.
+        registry: the registry for the version.
+        backbone: the frozen encoder; several tasks may share it.
+        search: the settings of a search for the number of layers, in place of the recipe's method.
+        report: receives every step and epoch.
+        trunks: the source of trunk states (see `fit_task`).
+        checkpoints: a cache folder. After a kill, the same call continues from this folder, to the
+            same weights. Without a folder, every call starts from the beginning.
+        note: a remark on the version.
+    """
+    started = time.perf_counter()
+    check_publishable(data, recipe, backbone, note=note)
     with ExitStack() as held:
 
         def fitted(recipe: Recipe) -> TrainedTask:
             # The checkpoint stays until the version is published.
             checkpoint = held.enter_context(
-                run_checkpoint({settings.task: data}, recipe, backbone, checkpoints)
+                run_checkpoint({task: data}, recipe, backbone, checkpoints)
             )
             return fit_task(
                 data,
@@ -225,21 +246,10 @@ def train(
                 checkpoint=checkpoint,
             )
 
-        if (target := chosen.layer_target) is None:
-            trained = fitted(recipe)
-        else:
-            found = choose_layers(backbone, fitted, target=target, changes=chosen.changes)
-            trained = found.trained
+        trained = fitted(recipe) if search is None else choose_layers(backbone, fitted, search)
         trained = trained.tested(backbone)
         created_at = datetime.now(UTC)
-        manifest = publish(
-            trained,
-            registry,
-            backbone,
-            task=settings.task,
-            created_at=created_at,
-            note=settings.note,
-        )
+        manifest = publish(trained, registry, backbone, task=task, created_at=created_at, note=note)
     return TrainOutcome(
         manifest=manifest,
         # A version with the same content keeps the time of its own training.

@@ -192,11 +192,7 @@ class TrunkStore(Protocol):
         depth: int,
         progress: Progress,
     ) -> TrunkStates:
-        """Return the states of all encodings at a depth of at least 1.
-
-        Raises:
-            NunatakError: `cache_unusable`, the states cannot be written.
-        """
+        """Return the states of all encodings at a depth of at least 1."""
         ...
 
 
@@ -318,11 +314,7 @@ class DiskTrunkStore:
         depth: int,
         progress: Progress,
     ) -> TrunkStates:
-        """Return the states of all encodings at a depth of at least 1.
-
-        Raises:
-            NunatakError: `cache_unusable`, the folder cannot be written.
-        """
+        """Return the states of all encodings at a depth of at least 1."""
         inputs = InputSet.of(encodings)
         if _num_bytes(backbone, inputs) > self._max_bytes:
             return self._memory.states(backbone, inputs.encodings, depth=depth, progress=progress)

@@ -141,7 +141,6 @@ def read_bottleneck(checkpoint: Checkpoint, file: AdapterFile) -> BottleneckConf
 
 
 def size_at(checkpoint: Checkpoint, config: BottleneckConfig, layer: int, width: int) -> int:
-    """The width of the bottleneck at a layer."""
     factor = config.reduction_factor
     if isinstance(factor, dict):
         found = factor.get(str(layer), factor.get("default"))

@@ -55,130 +55,28 @@ PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "outpu
 """Our names of the adapted blocks -> theirs."""
 
 
+def import_adapterhub(
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
+) -> checks.ImportedTask:
+    """Read a bottleneck adapter with its head; it computes what `adapters` does, to rounding."""
+    return _AdapterHubImport(checkpoint, backbone, choices).task()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedHead:
+class _Head:
     """A head as `HeadSpec`, with the labels that the folder names."""
 
     spec: HeadSpec
     parameters: Mapping[str, Tensor]
     problem_type: ProblemType | None
-    id2label: Mapping[str, JsonValue] | None
+    """Where neither the caller nor the folder names one; None: the head has none."""
+    label2id: Mapping[str, int] | None
 
-
-def flexible_head(
-    checkpoint: Checkpoint,
-    head: files.FlexibleHead,
-    name: str,
-    tensors: Mapping[str, Tensor],
-    backbone: Backbone,
-) -> ImportedHead:
-    """Read the head of a model class of `adapters`."""
-    spec = _spec(checkpoint, head)
-    positions = {OUTPUT: FIRST_LINEAR}
-    if head.layers == 2:
-        positions = {OUTPUT: SECOND_LINEAR, DENSE: FIRST_LINEAR}
-    names = {
-        f"{ours}.{part}": f"heads.{name}.{position}.{part}"
-        for ours, position in positions.items()
-        for part in ("weight", "bias")
-    }
-    parameters = _head_parameters(checkpoint, spec, names, tensors, backbone)
-    return ImportedHead(
-        spec=spec,
-        parameters=parameters,
-        problem_type=_problem_type(head, spec),
-        id2label=_inverted(head.label2id),
-    )
-
-
-def class_head(
-    checkpoint: Checkpoint,
-    file: files.HeadFile,
-    family: layout.Family,
-    tensors: Mapping[str, Tensor],
-    backbone: Backbone,
-) -> ImportedHead:
-    """Read the head of a model class of transformers."""
-    kind = layout.kind_of_class(file.model_class)
-    if kind is None:
-        raise checkpoint.refuse(f"its head belongs to {file.model_class[:80]!r}", HEAD_ADVICE)
-    if file.num_labels is None:
-        raise checkpoint.invalid("its head_config.json has no num_labels")
-    spec = layout.head_spec(kind, backbone.config, num_outputs=file.num_labels)
-    of_base = f"{family.encoder}."
-    names = {
-        ours: theirs
-        for ours, theirs in layout.head_names(family, kind).items()
-        if not theirs.startswith(of_base)
-    }
-    parameters = _head_parameters(checkpoint, spec, names, tensors, backbone)
-    return ImportedHead(
-        spec=spec,
-        parameters=parameters,
-        problem_type=checks.problem_type_of(checkpoint, spec, None),
-        id2label=_inverted(file.label2id),
-    )
-
-
-def _head_parameters(
-    checkpoint: Checkpoint,
-    spec: HeadSpec,
-    names: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
-    backbone: Backbone,
-) -> dict[str, Tensor]:
-    """The stored tensors of a head. A dense layer without a name is the backbone's pooler."""
-    shapes = head_shapes(spec, backbone.config)
-    checkpoint.check_tensors(tensors, {names[it]: shapes[it] for it in shapes if it in names})
-    pooler = {} if shapes.keys() <= names.keys() else _pooler_parameters(checkpoint, backbone)
-    return {it: tensors[names[it]] if it in names else pooler[it] for it in shapes}
-
-
-def _pooler_parameters(checkpoint: Checkpoint, backbone: Backbone) -> dict[str, Tensor]:
-    pooler = backbone.pooler
-    if pooler is None or pooler.bias is None:
-        difference = "the head reads the pooler of its base, and this backbone has none"
-        raise checkpoint.foreign(backbone, difference)
-    return {
-        f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
-        f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
-    }
-
-
-def _spec(checkpoint: Checkpoint, head: files.FlexibleHead) -> HeadSpec:
-    kind = HEAD_TYPES.get(head.head_type)
-    if kind is None:
-        raise checkpoint.refuse(f"its head is of type {head.head_type[:80]!r}", HEAD_ADVICE)
-    most = 2 if kind is HeadKind.SEQUENCE_CLASSIFICATION else 1
-    if not 1 <= head.layers + head.use_pooler <= most or head.layers < 1:
-        pooler = " over the pooler" if head.use_pooler else ""
-        raise checkpoint.refuse(
-            f"its {head.head_type} head has {head.layers} layers{pooler}", HEAD_ADVICE
-        )
-    if head.layers == 2 and head.activation_function != "tanh":
-        raise checkpoint.refuse(f"its head activates by {head.activation_function!r}", HEAD_ADVICE)
-    if not head.bias:
-        raise checkpoint.refuse("its head has no offset (bias)", HEAD_ADVICE)
-    if kind.fixed_outputs not in {None, head.num_labels}:
-        raise checkpoint.refuse(
-            f"its {head.head_type} head has {head.num_labels} outputs", HEAD_ADVICE
-        )
-    if kind.reads_tokens:
-        return HeadSpec(kind=kind, num_labels=head.num_labels)
-    dense = head.layers == 2 or head.use_pooler
-    return HeadSpec(kind=kind, num_labels=head.num_labels, pooling=Pooling.FIRST, dense=dense)
-
-
-def _inverted(label2id: Mapping[str, int] | None) -> dict[str, JsonValue] | None:
-    return None if label2id is None else {str(number): label for label, number in label2id.items()}
-
-
-def _problem_type(head: files.FlexibleHead, spec: HeadSpec) -> ProblemType | None:
-    if spec.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
-        return None
-    if head.head_type == "multilabel_classification":
-        return ProblemType.MULTI_LABEL
-    return ProblemType.REGRESSION if head.num_labels == 1 else ProblemType.SINGLE_LABEL
+    @property
+    def id2label(self) -> dict[str, JsonValue]:
+        return {str(number): label for label, number in (self.label2id or {}).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,100 +111,173 @@ def normalised_bottleneck(
     return method, parameters
 
 
-def import_adapterhub(
-    checkpoint: Checkpoint,
-    backbone: Backbone,
-    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
-) -> checks.ImportedTask:
-    """Read a bottleneck adapter with its head; it computes what `adapters` does, to rounding."""
-    family = _family(checkpoint, backbone)
-    file = checkpoint.parsed(files.CONFIG_FILE, files.AdapterFile)
-    config = files.read_bottleneck(checkpoint, file)
-    _check_backbone(checkpoint, file, backbone)
-    if checkpoint.settings:
-        checks.check_reading(checkpoint, backbone)
-    shapes = _shapes(checkpoint, config, f"{family.encoder}.encoder.layer", file.name, backbone)
-    tensors = checkpoint.adapter_tensors(files.WEIGHTS_STEM, advice=PICKLE_ADVICE)
-    checkpoint.check_tensors(
-        tensors,
-        {f"{prefix}.{name}": it for prefix, own in shapes.values() for name, it in own.items()},
-    )
-    adapters = {place: _stored(prefix, config, tensors) for place, (prefix, _) in shapes.items()}
-    method, parameters = (
-        normalised_bottleneck(_settings(config), adapters, backbone.config)
-        if adapters
-        else (HeadOnly(), {})
-    )
-    head = _head(checkpoint, family, backbone)
-    meaning = checkpoint.meaning
-    return checks.ImportedTask(
-        spec=BranchSpec(method=method, head=head.spec),
-        labels=checks.labels_in_order(
-            checkpoint, head.spec, given=choices.labels, stored=head.id2label or meaning.id2label
-        ),
-        problem_type=head.problem_type
-        and (
-            choices.problem_type
-            or checks.read_problem_type(checkpoint, meaning.problem_type)
-            or head.problem_type
-        ),
-        parameters={**parameters, **head.parameters},
-        max_length=checkpoint.max_length(backbone),
-        source="AdapterHub bottleneck folder, "
-        + (f"trained on {file.model_name}" if file.model_name else "no base named"),
-        base=file.model_name,
-    )
+class _AdapterHubImport(checks.Import):
+    def task(self) -> checks.ImportedTask:
+        checkpoint, config = self.checkpoint, self.backbone.config
+        if config.model_type not in bert.MODEL_TYPES:
+            raise checkpoint.refuse(
+                f"the backbone is a {config.model_type}",
+                f"folders of AdapterHub are read for {', '.join(bert.MODEL_TYPES)}",
+            )
+        file = checkpoint.parsed(files.CONFIG_FILE, files.AdapterFile)
+        bottleneck = files.read_bottleneck(checkpoint, file)
+        self._check_backbone(file)
+        if checkpoint.settings:
+            self.check_reading()
+        layers = f"{layout.FAMILIES[config.model_type].encoder}.encoder.layer"
+        shapes = self._shapes(bottleneck, layers, file.name)
+        tensors = checkpoint.adapter_tensors(files.WEIGHTS_STEM, advice=PICKLE_ADVICE)
+        checkpoint.check_tensors(
+            tensors,
+            {f"{prefix}.{name}": it for prefix, own in shapes.values() for name, it in own.items()},
+        )
+        adapters = {at: _stored(prefix, bottleneck, tensors) for at, (prefix, _) in shapes.items()}
+        method, parameters = HeadOnly(), dict[str, Tensor]()
+        if adapters:
+            method, parameters = normalised_bottleneck(_settings(bottleneck), adapters, config)
+        head = self._head()
+        return checks.ImportedTask(
+            spec=BranchSpec(method=method, head=head.spec),
+            labels=self.labels(head.spec, head.id2label or checkpoint.meaning.id2label),
+            problem_type=head.problem_type and (self.named_problem_type or head.problem_type),
+            parameters={**parameters, **head.parameters},
+            max_length=checkpoint.max_length(self.backbone),
+            source="AdapterHub bottleneck folder, "
+            + (f"trained on {file.model_name}" if file.model_name else "no base named"),
+            base=file.model_name,
+        )
 
+    def _check_backbone(self, file: files.AdapterFile) -> None:
+        theirs, ours = file.model_type, self.backbone.config.model_type
+        width, difference = self.backbone.config.hidden_width, None
+        if theirs != ours:
+            difference = f"it adapts a {theirs[:80]} model, the backbone is a {ours}"
+        elif file.hidden_size != width:
+            difference = f"its base is {file.hidden_size} wide, the backbone {width}"
+        if difference is not None:
+            raise self.checkpoint.foreign(self.backbone, difference)
 
-def _family(checkpoint: Checkpoint, backbone: Backbone) -> layout.Family:
-    if backbone.config.model_type in bert.MODEL_TYPES:
-        return layout.FAMILIES[backbone.config.model_type]
-    raise checkpoint.refuse(
-        f"the backbone is a {backbone.config.model_type}",
-        f"folders of AdapterHub are read for {', '.join(bert.MODEL_TYPES)}",
-    )
+    def _shapes(
+        self, config: files.BottleneckConfig, layers: str, name: str
+    ) -> dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]:
+        """Layer and our name of the place -> the adapter's prefix there, and its tensors."""
+        width = self.backbone.config.hidden_width
+        is_adapted = {
+            "attention_adapter": config.mh_adapter,
+            "feedforward_adapter": config.output_adapter,
+        }
+        is_trained, one = isinstance(config.scaling, str), config.scaling == files.Scaling.LEARNED
+        scaling = {"scaling": (1 if one else width,)} if is_trained else {}
+        shapes = dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]()
+        for layer in sorted(set(range(self.backbone.config.num_layers)) - set(config.leave_out)):
+            size = files.size_at(self.checkpoint, config, layer, width)
+            own: dict[str, tuple[int, ...]] = {
+                "adapter_down.0.weight": (size, width),
+                "adapter_down.0.bias": (size,),
+                "adapter_up.weight": (width, size),
+                "adapter_up.bias": (width,),
+                **scaling,
+            }
+            for place, block in PLACES.items():
+                if is_adapted[place]:
+                    shapes[layer, place] = (f"{layers}.{layer}.{block}.adapters.{name}", own)
+        return shapes
 
+    def _head(self) -> _Head:
+        file = self.checkpoint.parsed(files.HEAD_FILE, files.HeadFile)
+        tensors = self.checkpoint.adapter_tensors(files.HEAD_STEM, advice=PICKLE_ADVICE)
+        if file.config is None:
+            return self._class_head(file, tensors)
+        return self._flexible_head(file.config, file.name or "", tensors)
 
-def _check_backbone(checkpoint: Checkpoint, file: files.AdapterFile, backbone: Backbone) -> None:
-    theirs, ours = file.model_type, backbone.config.model_type
-    width, difference = backbone.config.hidden_width, None
-    if theirs != ours:
-        difference = f"it adapts a {theirs[:80]} model, the backbone is a {ours}"
-    elif file.hidden_size != width:
-        difference = f"its base is {file.hidden_size} wide, the backbone {width}"
-    if difference is not None:
-        raise checkpoint.foreign(backbone, difference)
+    def _flexible_head(
+        self, head: files.FlexibleHead, name: str, tensors: Mapping[str, Tensor]
+    ) -> _Head:
+        spec = self._spec(head)
+        positions = {OUTPUT: FIRST_LINEAR}
+        if head.layers == 2:
+            positions = {OUTPUT: SECOND_LINEAR, DENSE: FIRST_LINEAR}
+        names = {
+            f"{ours}.{part}": f"heads.{name}.{position}.{part}"
+            for ours, position in positions.items()
+            for part in ("weight", "bias")
+        }
+        if spec.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+            problem_type = None
+        elif head.head_type == "multilabel_classification":
+            problem_type = ProblemType.MULTI_LABEL
+        else:
+            one = head.num_labels == 1
+            problem_type = ProblemType.REGRESSION if one else ProblemType.SINGLE_LABEL
+        return _Head(
+            spec=spec,
+            parameters=self._head_parameters(spec, names, tensors),
+            problem_type=problem_type,
+            label2id=head.label2id,
+        )
 
+    def _class_head(self, file: files.HeadFile, tensors: Mapping[str, Tensor]) -> _Head:
+        kind = layout.kind_of_class(file.model_class)
+        if kind is None:
+            found = f"its head belongs to {file.model_class[:80]!r}"
+            raise self.checkpoint.refuse(found, HEAD_ADVICE)
+        if file.num_labels is None:
+            raise self.checkpoint.invalid("its head_config.json has no num_labels")
+        spec = layout.head_spec(kind, self.backbone.config, num_outputs=file.num_labels)
+        held = layout.Layout(self.backbone.config, kind)
+        of_base = f"{held.family.encoder}."
+        names = {ours: it for ours, it in held.head_names.items() if not it.startswith(of_base)}
+        return _Head(
+            spec=spec,
+            parameters=self._head_parameters(spec, names, tensors),
+            problem_type=layout.usual_problem_type(spec),
+            label2id=file.label2id,
+        )
 
-def _shapes(
-    checkpoint: Checkpoint,
-    config: files.BottleneckConfig,
-    layers: str,
-    name: str,
-    backbone: Backbone,
-) -> dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]:
-    """Layer and our name of the place -> the adapter's prefix at that place, and its tensors."""
-    width = backbone.config.hidden_width
-    adapted = {"attention_adapter": config.mh_adapter, "feedforward_adapter": config.output_adapter}
-    is_trained, one = isinstance(config.scaling, str), config.scaling == files.Scaling.LEARNED
-    scaling = {"scaling": (1 if one else width,)} if is_trained else {}
-    shapes = dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]()
-    for layer in sorted(set(range(backbone.config.num_layers)) - set(config.leave_out)):
-        size = files.size_at(checkpoint, config, layer, width)
-        for place, block in PLACES.items():
-            if adapted[place]:
-                prefix = f"{layers}.{layer}.{block}.adapters.{name}"
-                shapes[layer, place] = (
-                    prefix,
-                    {
-                        "adapter_down.0.weight": (size, width),
-                        "adapter_down.0.bias": (size,),
-                        "adapter_up.weight": (width, size),
-                        "adapter_up.bias": (width,),
-                        **scaling,
-                    },
-                )
-    return shapes
+    def _head_parameters(
+        self, spec: HeadSpec, names: Mapping[str, str], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The stored tensors of a head. A dense layer without a name is the backbone's pooler."""
+        shapes = head_shapes(spec, self.backbone.config)
+        expected = {names[it]: shapes[it] for it in shapes if it in names}
+        self.checkpoint.check_tensors(tensors, expected)
+        pooler = {} if shapes.keys() <= names.keys() else self._pooler_parameters()
+        return {it: tensors[names[it]] if it in names else pooler[it] for it in shapes}
+
+    def _pooler_parameters(self) -> dict[str, Tensor]:
+        pooler = self.backbone.pooler
+        if pooler is None or pooler.bias is None:
+            difference = "the head reads the pooler of its base, and this backbone has none"
+            raise self.checkpoint.foreign(self.backbone, difference)
+        return {
+            f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
+            f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
+        }
+
+    def _spec(self, head: files.FlexibleHead) -> HeadSpec:
+        kind, checkpoint = HEAD_TYPES.get(head.head_type), self.checkpoint
+        if kind is None:
+            raise checkpoint.refuse(f"its head is of type {head.head_type[:80]!r}", HEAD_ADVICE)
+        most = 2 if kind is HeadKind.SEQUENCE_CLASSIFICATION else 1
+        if not 1 <= head.layers + head.use_pooler <= most or head.layers < 1:
+            pooler = " over the pooler" if head.use_pooler else ""
+            raise checkpoint.refuse(
+                f"its {head.head_type} head has {head.layers} layers{pooler}", HEAD_ADVICE
+            )
+        if head.layers == 2 and head.activation_function != "tanh":
+            raise checkpoint.refuse(
+                f"its head activates by {head.activation_function!r}", HEAD_ADVICE
+            )
+        if not head.bias:
+            raise checkpoint.refuse("its head has no offset (bias)", HEAD_ADVICE)
+        if kind.fixed_outputs not in {None, head.num_labels}:
+            raise checkpoint.refuse(
+                f"its {head.head_type} head has {head.num_labels} outputs", HEAD_ADVICE
+            )
+        if kind.reads_tokens:
+            return HeadSpec(kind=kind, num_labels=head.num_labels)
+        dense = head.layers == 2 or head.use_pooler
+        return HeadSpec(kind=kind, num_labels=head.num_labels, pooling=Pooling.FIRST, dense=dense)
 
 
 def _stored(
@@ -341,11 +312,3 @@ def _settings(config: files.BottleneckConfig) -> Bottleneck:
         norms=Norms.FROZEN,
         size=1,  # found in the tensors
     )
-
-
-def _head(checkpoint: Checkpoint, family: layout.Family, backbone: Backbone) -> ImportedHead:
-    file = checkpoint.parsed(files.HEAD_FILE, files.HeadFile)
-    tensors = checkpoint.adapter_tensors(files.HEAD_STEM, advice=PICKLE_ADVICE)
-    if file.config is None:
-        return class_head(checkpoint, file, family, tensors, backbone)
-    return flexible_head(checkpoint, file.config, file.name or "", tensors, backbone)

@@ -1,12 +1,12 @@
-"""Parts that all importers share: choices, results, and checks of a folder against the backbone.
+"""The import of one folder: choices of the caller, result, and checks against the backbone.
 
-An importer reads `ImportChoices` and returns an `ImportedTask`. The checks compare the shape of the
-model, its tokenizer and its reading settings with the backbone.
+The checks compare the shape of the model, its tokenizer and its reading settings with the backbone.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Final
 
 from pydantic import JsonValue
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from nunatak_artifact.checkpoint import CONFIG, Checkpoint
-from nunatak_artifact.interchange.transformers_layout import FAMILIES
+from nunatak_artifact.interchange.transformers_layout import FAMILIES, usual_problem_type
 from nunatak_contract.enums import HeadKind, LogitUse, OnLong, ProblemType, RankingScore, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_model import (
@@ -27,7 +27,7 @@ from nunatak_model import (
     UnsupportedBackboneError,
 )
 from nunatak_model.architectures import config_from
-from nunatak_model.text.bounds import check_bounds, is_panic
+from nunatak_model.text.bounds import check_bounds
 from nunatak_model.tokenizer_settings import (
     SAVE_ADVICE,
     TOKENIZER,
@@ -96,116 +96,179 @@ def check_exact(backbone: Backbone) -> None:
         )
 
 
-def check_shape(checkpoint: Checkpoint, backbone: Backbone) -> None:
-    """Refuse a `config.json` of an encoder with another shape than the backbone."""
-    theirs, ours = read_config(checkpoint), backbone.config
-    if replace(theirs, vocab_size=ours.vocab_size) == ours != theirs:
-        raise checkpoint.refuse(
-            f"its embeddings have {theirs.vocab_size} tokens, those of backbone "
-            f"{backbone.name!r} have {ours.vocab_size} (tokens were added, or the embeddings were "
-            "resized)",
-            OWN_BACKBONE,
-        )
-    differences = [
-        f"its {name} is {getattr(theirs, name)}, the backbone's is {getattr(ours, name)}"
-        for name in _names_of_both(theirs, ours)
-        if getattr(theirs, name) != getattr(ours, name)
-    ]
-    if differences:
-        raise checkpoint.foreign(backbone, "; ".join(differences))
+class Import:
+    """A foreign folder, the backbone that it shall run on, and the choices of the caller."""
 
+    def __init__(self, checkpoint: Checkpoint, backbone: Backbone, choices: ImportChoices) -> None:
+        self.checkpoint = checkpoint
+        self.backbone = backbone
+        self.choices = choices
 
-def read_config(checkpoint: Checkpoint) -> BackboneConfig:
-    """Read the shape of the encoder in `config.json`."""
-    raw = checkpoint.config
-    if str(raw.get("model_type")) not in FAMILIES:
-        raise checkpoint.refuse(
-            f"its model_type is {raw.get('model_type')!r}",
-            f"checkpoints are read of {', '.join(FAMILIES)}",
-        )
-    try:
-        return config_from(raw)
-    except CorruptBackboneError as error:
-        problem = str(error).removeprefix(f"{CONFIG} ")
-        raise checkpoint.corrupt(CONFIG, problem) from error
+    @cached_property
+    def config(self) -> BackboneConfig:
+        """The shape of the encoder in `config.json`."""
+        raw = self.checkpoint.config
+        if str(raw.get("model_type")) not in FAMILIES:
+            raise self.checkpoint.refuse(
+                f"its model_type is {raw.get('model_type')!r}",
+                f"checkpoints are read of {', '.join(FAMILIES)}",
+            )
+        try:
+            return config_from(raw)
+        except CorruptBackboneError as error:
+            problem = str(error).removeprefix(f"{CONFIG} ")
+            raise self.checkpoint.corrupt(CONFIG, problem) from error
 
+    def check_shape(self) -> None:
+        """Refuse a `config.json` of an encoder with another shape than the backbone."""
+        theirs, ours = self.config, self.backbone.config
+        if replace(theirs, vocab_size=ours.vocab_size) == ours != theirs:
+            raise self.checkpoint.refuse(
+                f"its embeddings have {theirs.vocab_size} tokens, those of backbone "
+                f"{self.backbone.name!r} have {ours.vocab_size} (tokens were added, or the "
+                "embeddings were resized)",
+                OWN_BACKBONE,
+            )
+        # Of both shapes, only the fields that describe the encoder, and not the head.
+        both = fields(ours) if type(theirs) is type(ours) else fields(BackboneConfig)
+        of_head = {"dense_block", *(["padding_id"] if ours.is_causal else [])}
+        differences = [
+            f"its {it.name} is {getattr(theirs, it.name)}, the backbone's is "
+            f"{getattr(ours, it.name)}"
+            for it in both
+            if it.compare
+            and it.name not in of_head
+            and getattr(theirs, it.name) != getattr(ours, it.name)
+        ]
+        if differences:
+            raise self.checkpoint.foreign(self.backbone, "; ".join(differences))
 
-def _names_of_both(theirs: BackboneConfig, ours: BackboneConfig) -> list[str]:
-    """Return the fields of both shapes that describe the encoder, and not the head."""
-    both = fields(ours) if type(theirs) is type(ours) else fields(BackboneConfig)
-    of_head = {"dense_block", *(["padding_id"] if ours.is_causal else [])}
-    return [field.name for field in both if field.compare and field.name not in of_head]
-
-
-def check_tokenizer(checkpoint: Checkpoint, backbone: Backbone) -> None:
-    """Refuse a folder whose tokenizer may give other token ids or types than the backbone's."""
-    with checkpoint.backbone_errors():
-        data = definition_of(checkpoint.tokenizer_file, checkpoint.config, checkpoint.settings)
-    if data is None:
-        raise checkpoint.invalid(f"it has no {TOKENIZER}; {SAVE_ADVICE}")
-    try:
-        definition = data.decode()
+    def check_tokenizer(self) -> None:
+        """Refuse a folder whose tokenizer may give other token ids or types than the backbone's."""
+        checkpoint = self.checkpoint
         with checkpoint.backbone_errors():
-            check_bounds(json.loads(definition))
-        theirs = _normalised(definition)
-    except NunatakError:
-        raise
-    except BaseException as error:  # the library has no type of its own, and it may panic
-        if not (isinstance(error, Exception) or is_panic(error)):
-            raise
-        raise checkpoint.corrupt(TOKENIZER, f"is no tokenizer: {error}") from error
-    ours = _normalised(backbone.tokenizer.definition)
-    differing = [part for part in TOKENIZING_PARTS if ours.get(part) != theirs.get(part)]
-    if differing and _without_spaces(ours) == _without_spaces(theirs):
-        raise checkpoint.refuse(
-            "its tokenizer and the backbone's differ in add_prefix_space, the space before a "
-            "text's first word",
-            f"{OWN_BACKBONE}, or with a copy of the backbone's folder that has the tokenizer files "
-            f"of {checkpoint.folder.name}, on which other tasks trained with that tokenizer share "
-            "layers",
-        )
-    if differing:
-        names = ", ".join("vocabulary" if part == "model" else part for part in differing)
-        raise checkpoint.foreign(backbone, f"its tokenizer differs in: {names}")
-    check_reading(checkpoint, backbone)
+            data = definition_of(checkpoint.tokenizer_file, checkpoint.config, checkpoint.settings)
+        if data is None:
+            raise checkpoint.invalid(f"it has no {TOKENIZER}; {SAVE_ADVICE}")
+        with checkpoint.failures(
+            lambda it: checkpoint.corrupt(TOKENIZER, f"is no tokenizer: {it}")
+        ):
+            definition = data.decode()
+            with checkpoint.backbone_errors():
+                check_bounds(json.loads(definition))
+            theirs = _normalised(definition)
+        ours = _normalised(self.backbone.tokenizer.definition)
+        differing = [part for part in TOKENIZING_PARTS if ours.get(part) != theirs.get(part)]
+        if differing and _without_spaces(ours) == _without_spaces(theirs):
+            raise checkpoint.refuse(
+                "its tokenizer and the backbone's differ in add_prefix_space, the space before a "
+                "text's first word",
+                f"{OWN_BACKBONE}, or with a copy of the backbone's folder that has the tokenizer "
+                f"files of {checkpoint.folder.name}, on which other tasks trained with that "
+                "tokenizer share layers",
+            )
+        if differing:
+            names = ", ".join("vocabulary" if part == "model" else part for part in differing)
+            raise checkpoint.foreign(self.backbone, f"its tokenizer differs in: {names}")
+        self.check_reading()
 
+    def check_reading(self) -> None:
+        """Refuse settings that make transformers read texts differently from the backbone here.
 
-def check_reading(checkpoint: Checkpoint, backbone: Backbone) -> None:
-    """Refuse settings that make transformers read texts differently from the backbone here.
+        For files that the folder lacks, the backbone's files count.
+        """
+        checkpoint, backbone = self.checkpoint, self.backbone
+        config = checkpoint.config if checkpoint.has(CONFIG) else {}
+        config = {"model_type": backbone.config.model_type, **config}
+        ours = backbone.tokenizer.tells_texts_apart
+        with checkpoint.backbone_errors():
+            check_settings(config, checkpoint.settings, checkpoint.definition(backbone))
+            if not ours and not _drops_types(backbone):
+                return
+            theirs = gives_token_types(config, checkpoint.settings)
+        if ours != theirs:
+            gives = {True: "gives token types", False: "gives none"}
+            raise checkpoint.foreign(
+                backbone,
+                f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's "
+                f"{gives[ours]}",
+            )
 
-    For files that the folder lacks, the backbone's files count.
-    """
-    settings = checkpoint.settings
-    config = checkpoint.config if checkpoint.has(CONFIG) else {}
-    config = {"model_type": backbone.config.model_type, **config}
-    ours = backbone.tokenizer.tells_texts_apart
-    with checkpoint.backbone_errors():
-        check_settings(config, settings, checkpoint.definition(backbone))
-        if not ours and not _drops_types(backbone):
+    def check_base(self, named: str | None) -> None:
+        """Refuse an adapter that does not name the backbone, or the checkpoint it was added from.
+
+        Adapters hold no weights of their base model, so only the last parts of the names are
+        compared.
+        """
+        backbone = self.backbone
+        ours = {_last_part(backbone.name), _last_part(backbone.source.partition("@")[0])}
+        if named and _last_part(named) in ours:
             return
-        theirs = gives_token_types(config, settings)
-    if ours != theirs:
-        gives = {True: "gives token types", False: "gives none"}
-        raise checkpoint.foreign(
+        found = f"it was trained on {named!r}" if named else "it does not name its base model"
+        raise self.checkpoint.foreign(
             backbone,
-            f"its tokenizer {gives[theirs]} to the texts of a pair, the backbone's {gives[ours]}",
+            f"{found}, and only the name distinguishes bases of equal shape (if this "
+            "backbone is the base, use --allow-other-base)",
         )
 
+    @cached_property
+    def named_problem_type(self) -> ProblemType | None:
+        """The problem type that the caller names, else `config.json`."""
+        named = self.checkpoint.meaning.problem_type
+        if self.choices.problem_type is not None or named is None:
+            return self.choices.problem_type
+        if named in set(ProblemType):
+            return ProblemType(named)
+        raise self.checkpoint.refuse(
+            f"problem_type in config.json is {named!r}",
+            f"expected one of {', '.join(ProblemType)}; say which with --problem-type",
+        )
 
-def check_base(checkpoint: Checkpoint, named: str | None, backbone: Backbone) -> None:
-    """Refuse an adapter that does not name the backbone, or the checkpoint that it was added from.
+    def problem_type(self, head: HeadSpec) -> ProblemType | None:
+        """Return the problem type, by the rule of transformers' text classification pipeline.
 
-    Adapters hold no weights of their base model, so only the last parts of the names are compared.
-    """
-    ours = {_last_part(backbone.name), _last_part(backbone.source.partition("@")[0])}
-    if named and _last_part(named) in ours:
-        return
-    found = f"it was trained on {named!r}" if named else "it does not name its base model"
-    raise checkpoint.foreign(
-        backbone,
-        f"{found}, and only the name distinguishes bases of equal shape (if this "
-        "backbone is the base, use --allow-other-base)",
-    )
+        One logit is a regression only if one is named; else it is a label's logit, for sigmoid.
+        """
+        said = self.named_problem_type
+        if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+            return None
+        if said is ProblemType.REGRESSION and head.num_labels > 1:
+            raise self.checkpoint.refuse(
+                f"it is a regression to {head.num_labels} numbers",
+                "a regression task gives one number; train one model for each, or name another "
+                "--problem-type if the logits are those of labels",
+            )
+        return said or usual_problem_type(head)
+
+    def labels(self, head: HeadSpec, stored: Mapping[str, JsonValue] | None) -> tuple[str, ...]:
+        """Return the labels of the logits: the caller's labels, else the folder's.
+
+        A head whose kind fixes the meaning of its outputs, such as question answering, has no
+        labels.
+        """
+        given = self.choices.labels
+        if head.kind.fixed_outputs is not None:
+            if given is not None:
+                raise self.checkpoint.refuse(
+                    f"a {head.kind.replace('_', ' ')} task has no labels, got {', '.join(given)}",
+                    "leave out --labels",
+                )
+            return ()
+        if given is not None:
+            stored = {str(index): label for index, label in enumerate(given)}
+        named = stored or {}
+        labels = [
+            it for index in range(head.num_labels) if isinstance(it := named.get(str(index)), str)
+        ]
+        if len(named) != head.num_labels or len(set(labels)) != head.num_labels:
+            text = json.dumps(dict(named), ensure_ascii=False)
+            raise NunatakError(
+                "unknown_labels",
+                folder=self.checkpoint.folder.name,
+                num_labels=head.num_labels,
+                found="the folder names none" if stored is None else f"got {text[:200]}",
+            )
+        return tuple(labels)
 
 
 def _last_part(name: str) -> str:
@@ -234,74 +297,3 @@ def _without_spaces(definition: Mapping[str, JsonValue]) -> dict[str, JsonValue]
 def _normalised(definition: str) -> dict[str, JsonValue]:
     # The installed library reads and writes both definitions, so that old spellings become equal.
     return json.loads(Tokenizer.from_str(definition).to_str())
-
-
-def read_problem_type(checkpoint: Checkpoint, named: str | None) -> ProblemType | None:
-    """Return the problem type that a `config.json` names."""
-    if named is None or named in set(ProblemType):
-        return None if named is None else ProblemType(named)
-    raise checkpoint.refuse(
-        f"problem_type in config.json is {named!r}",
-        f"expected one of {', '.join(ProblemType)}; say which with --problem-type",
-    )
-
-
-def problem_type_of(
-    checkpoint: Checkpoint, head: HeadSpec, said: ProblemType | None
-) -> ProblemType | None:
-    """Return the problem type, by the rule of transformers' text classification pipeline.
-
-    One logit is a regression only if `said` names one; else it is a label's logit, for sigmoid.
-    """
-    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
-        return None
-    if said is ProblemType.REGRESSION and head.num_labels > 1:
-        raise checkpoint.refuse(
-            f"it is a regression to {head.num_labels} numbers",
-            "a regression task gives one number; train one model for each, or name another "
-            "--problem-type if the logits are those of labels",
-        )
-    default = ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
-    return said or default
-
-
-def labels_in_order(
-    checkpoint: Checkpoint,
-    head: HeadSpec,
-    *,
-    given: tuple[str, ...] | None,
-    stored: Mapping[str, JsonValue] | None,
-) -> tuple[str, ...]:
-    """Return the labels of the logits: the caller's labels, else the folder's.
-
-    A head whose kind fixes the meaning of its outputs, such as question answering, has no labels.
-    """
-    if head.kind.fixed_outputs is not None:
-        if given is not None:
-            raise checkpoint.refuse(
-                f"a {head.kind.replace('_', ' ')} task has no labels, got {', '.join(given)}",
-                "leave out --labels",
-            )
-        return ()
-    if given is None and stored is None:
-        raise NunatakError(
-            "unknown_labels",
-            folder=checkpoint.folder.name,
-            num_labels=head.num_labels,
-            found="the folder names none",
-        )
-    named: Mapping[str, JsonValue] = (
-        {str(index): label for index, label in enumerate(given)} if given is not None else stored
-    ) or {}
-    labels = [
-        label for index in range(head.num_labels) if isinstance(label := named.get(str(index)), str)
-    ]
-    if len(named) != head.num_labels or len(set(labels)) != head.num_labels:
-        found = json.dumps(dict(named), ensure_ascii=False)
-        raise NunatakError(
-            "unknown_labels",
-            folder=checkpoint.folder.name,
-            num_labels=head.num_labels,
-            found=f"got {found[:200]}",
-        )
-    return tuple(labels)

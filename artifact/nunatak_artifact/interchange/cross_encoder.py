@@ -44,8 +44,6 @@ class CrossEncoder:
 
 
 def read_cross_encoder(checkpoint: Checkpoint, backbone: Backbone) -> CrossEncoder:
-    """Read the cross-encoder settings of sentence-transformers."""
-
     def read(name: str) -> object:
         return checkpoint.json(name) if checkpoint.has(name) else None
 

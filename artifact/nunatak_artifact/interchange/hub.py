@@ -110,15 +110,7 @@ def read_hub_folder(folder: Path) -> HubTask:
 def draft_pulled(
     found: HubTask, backbone: Backbone, *, task: str | None, origin: str
 ) -> VersionDraft:
-    """Validate a foreign version, and describe it for publication here.
-
-    Raises:
-        NunatakError: backbone or tokenizer differ, or the version changes nothing, or fails its
-            probe.
-        NunatakError: the tensors do not fit.
-        NunatakError: `invalid_folder`, the version has no parameters.
-        InvalidNameError: `task` is not a valid name.
-    """
+    """Load a foreign version, which proves it by its probe, and describe it for publication."""
     there = found.manifest
     name = check_task_name(task or there.task)
     data = found.blobs.get(PARAMETERS_ROLE)
@@ -129,14 +121,8 @@ def draft_pulled(
     load_task(there, data, backbone)
     note = f"pulled from {origin}, where it was {there.reference}"
     fields = there.model_dump(include=set(TaskDraft.model_fields))
-    draft = TaskDraft.model_validate(
-        {
-            **fields,
-            "task": name,
-            "note": "; ".join(filter(None, (note, there.note)))[:MAX_NOTE_CHARS],
-        }
-    )
-    return VersionDraft(manifest=draft, blobs=found.blobs)
+    fields |= {"task": name, "note": "; ".join(filter(None, (note, there.note)))[:MAX_NOTE_CHARS]}
+    return VersionDraft(manifest=TaskDraft.model_validate(fields), blobs=found.blobs)
 
 
 def _blob(checkpoint: Checkpoint, blob: BlobRecord) -> bytes:
@@ -215,12 +201,7 @@ def push(
     hub: HuggingFaceHub,
     private: bool,
 ) -> str:
-    """Write a version to a place in the hub's layout; return its address.
-
-    Raises:
-        NunatakError: `folder_in_use`, the folder holds something already.
-        HubUnavailableError: the hub does not accept it.
-    """
+    """Write a version to a place in the hub's layout; return its address."""
     if is_folder(place):
         folder = Path(place).expanduser()
         write_hub_folder(manifest, blobs, folder)
@@ -235,12 +216,7 @@ def push(
 def fetched(
     place: str, *, hub: HuggingFaceHub, revision: str | None, files: Sequence[str]
 ) -> Generator[Fetched]:
-    """Yield the files of a place for reading; downloaded files are removed afterwards.
-
-    Raises:
-        NunatakError: `invalid_folder`, there is no such folder.
-        HubUnavailableError: the hub does not give them.
-    """
+    """Yield the files of a place for reading; downloaded files are removed afterwards."""
     if is_folder(place):
         folder = Path(place).expanduser()
         if not folder.is_dir():

@@ -1,6 +1,5 @@
 """Import of a folder of any known kind, up to a draft for the registry."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Literal
 
@@ -11,9 +10,9 @@ from nunatak_artifact.drafting import Provenance, VersionDraft, draft_task
 from nunatak_artifact.interchange.adapterhub_import import import_adapterhub
 from nunatak_artifact.interchange.checks import (
     AS_THE_FOLDER_SAYS,
+    Import,
     ImportChoices,
     ImportedTask,
-    check_base,
     check_exact,
 )
 from nunatak_artifact.interchange.hub import MANIFEST
@@ -22,9 +21,8 @@ from nunatak_artifact.interchange.peft_import import import_peft
 from nunatak_artifact.interchange.transformers_import import import_transformers
 from nunatak_artifact.records import head_record
 from nunatak_artifact.reference import PROBE_INPUTS
-from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType, Reads
+from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.heads import HeadRecord
 from nunatak_contract.names import check_task_name
 from nunatak_model import Backbone
 from nunatak_model.tokenizer_settings import VOCABULARY
@@ -35,7 +33,6 @@ FILES = ("*.json", "*.safetensors", VOCABULARY)
 def kind_of(
     checkpoint: Checkpoint,
 ) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
-    """Find the kind of a folder from its files."""
     folder = checkpoint.folder
     if not folder.is_dir():
         raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")
@@ -77,7 +74,7 @@ def import_folder(
         case ImportFormat.ADAPTERHUB:
             imported = import_adapterhub(checkpoint, backbone, choices)
     if not choices.allows_other_base:
-        check_base(checkpoint, imported.base, backbone)
+        Import(checkpoint, backbone, choices).check_base(imported.base)
     return imported
 
 
@@ -94,19 +91,26 @@ def draft_imported(
     """Describe an imported task as a version to publish, without data and scores.
 
     If there are two exclusive labels, the first is the default label unless the caller names one.
-
-    Raises:
-        InvalidNameError: `task` is no name of a task.
-        NunatakError: `invalid_folder`, labels and head contradict each other.
-        NunatakError: `no_effect`, the parameters change no layer of the backbone.
-        NunatakError: the parameters do not fit, or are not finite.
     """
     check_task_name(task)
+    _check_inputs(imported.spec.head.kind, origin, choices)
     default_label = choices.default_label
     if default_label is None and _is_one_of_two(imported):
         default_label = imported.labels[0]
-    _check_inputs(imported.spec.head.kind, origin, choices.reads, choices.on_long)
-    head = _head(imported, origin, default_label, choices.thresholds)
+    try:
+        head = head_record(
+            imported.spec.head,
+            imported.labels,
+            imported.problem_type,
+            imported.score,
+            default_label=default_label,
+            thresholds=choices.thresholds,
+        )
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]["msg"]
+        raise NunatakError(
+            "invalid_folder", folder=origin, reason=f"labels and head do not fit: {problem}"
+        ) from error
     most = backbone.config.max_tokens
     found = f"imported from {origin}: {imported.source}"
     return draft_task(
@@ -129,34 +133,12 @@ def _is_one_of_two(imported: ImportedTask) -> bool:
     return is_classification and is_single and len(imported.labels) == 2
 
 
-def _check_inputs(kind: HeadKind, origin: str, reads: Reads | None, on_long: OnLong | None) -> None:
+def _check_inputs(kind: HeadKind, origin: str, choices: ImportChoices) -> None:
     problem = None
-    if kind.reads_tokens and on_long not in {None, OnLong.WINDOWS}:
-        problem = f"long texts as windows, got on_long {on_long}"
-    elif reads is not None and kind is not HeadKind.SEQUENCE_CLASSIFICATION:
-        problem = f"inputs of its own kind, got reads {reads}; leave it out"
+    if kind.reads_tokens and choices.on_long not in {None, OnLong.WINDOWS}:
+        problem = f"long texts as windows, got on_long {choices.on_long}"
+    elif choices.reads is not None and kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        problem = f"inputs of its own kind, got reads {choices.reads}; leave it out"
     if problem is not None:
         reason = f"a {kind} task reads {problem}"
         raise NunatakError("invalid_folder", folder=origin, reason=reason)
-
-
-def _head(
-    imported: ImportedTask,
-    origin: str,
-    default_label: str | None,
-    thresholds: Mapping[str, float] | None,
-) -> HeadRecord:
-    try:
-        return head_record(
-            imported.spec.head,
-            imported.labels,
-            imported.problem_type,
-            imported.score,
-            default_label=default_label,
-            thresholds=thresholds,
-        )
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]["msg"]
-        raise NunatakError(
-            "invalid_folder", folder=origin, reason=f"labels and head do not fit: {problem}"
-        ) from error

@@ -114,7 +114,6 @@ def read_fields(checkpoint: Checkpoint) -> dict[str, JsonValue]:
 
 
 def peft_config(checkpoint: Checkpoint, fields: Mapping[str, JsonValue]) -> "PeftConfig":
-    """Return peft's own configuration."""
     with needs_extra("training"):
         from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING  # noqa: PLC0415 - takes seconds
         from peft.utils import PeftType  # noqa: PLC0415 - takes seconds
@@ -135,7 +134,6 @@ def peft_config(checkpoint: Checkpoint, fields: Mapping[str, JsonValue]) -> "Pef
 
 
 def head_kind(checkpoint: Checkpoint, fields: Mapping[str, JsonValue]) -> HeadKind:
-    """Return the kind of the adapted model's head."""
     task_type, mapping = fields.get("task_type"), fields.get("auto_mapping")
     model_class = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     kind = TASK_KINDS.get(str(task_type))

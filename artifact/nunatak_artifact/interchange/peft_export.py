@@ -35,19 +35,13 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     """Write a task with its head in peft's layout, in float32.
 
     A ranking head becomes a sequence classification with one output, as cross-encoders are stored.
-
-    Raises:
-        NunatakError: `unsupported_export`, another method, a head that no class of transformers
-            has, or token types that peft's class for the head does not read.
-        NunatakError: `folder_in_use`, the folder holds something already.
-        UnsupportedBackboneError: the backbone is quantized.
     """
     check_exact(backbone)
     method = _method(task)
     check_head(task, backbone, "train it on a backbone that pools so")
     task_type = _task_type(task, backbone)
-    family, kind = layout.FAMILIES[backbone.config.model_type], task.branch.spec.head.kind
-    names = layout.head_names(family, kind)
+    held = layout.Layout(backbone.config, task.branch.spec.head.kind)
+    names = held.head_names
     parameters = {name: it.to("cpu", torch.float32) for name, it in task.branch.parameters.items()}
     given = _given_by_base(parameters, names, backbone)
     kept = {
@@ -55,8 +49,7 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
         for name, it in parameters.items()
         if name in names and not (given and name.startswith(DENSE))
     }
-    places = layout.map_places(family, kind, backbone.config)
-    of_method, tensors = to_peft(method, parameters, places)
+    of_method, tensors = to_peft(method, parameters, held.map_places())
     stored = {**kept, **tensors}
     fields = {
         "task_type": task_type,

@@ -72,7 +72,6 @@ def native_method(
 
 
 def kind_of(adapted: "PeftModel") -> str:
-    """Peft's name of the method of an adapted model."""
     config: Any = adapted.peft_config[ADAPTER]
     return str(config.peft_type.value)
 

@@ -1,4 +1,8 @@
-"""Export of a task version, or of an encoder as a backbone, as a model folder of transformers."""
+"""Export of a task version, or of an encoder as a backbone, as a model folder of transformers.
+
+Each export raises `unsupported_export` for what the format cannot express, `folder_in_use` for a
+folder that holds something, and `UnsupportedBackboneError` for a quantized backbone.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,11 +46,6 @@ def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Pa
         parameters: all weights of the encoder under our names; written in float32.
         base: the backbone with the same shape.
         folder: a new or empty folder to write to.
-
-    Raises:
-        NunatakError: `unsupported_export`, the architecture cannot be written.
-        NunatakError: `folder_in_use`, the folder holds something already.
-        UnsupportedBackboneError: `base` is quantized.
     """
     check_exportable(base)
     own = {name: parameters[name].detach().float() for name in encoder_shapes(base.config)}
@@ -98,21 +97,15 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     The weights are the backbone's and the task's own, in float32; changes of maps are merged
     into them. Ranking becomes sequence classification with one output, as cross-encoders are
     stored.
-
-    Raises:
-        NunatakError: `unsupported_export`, no class of transformers has the method or the head.
-        NunatakError: `folder_in_use`, the folder holds something already.
-        UnsupportedBackboneError: the backbone is quantized.
     """
     check_exact(backbone)
     if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
         raise export_refusal(task, "no class of transformers has bottleneck adapters", KEEP_IT)
     check_head(task, backbone, KEEP_IT)
-    family, head = layout.FAMILIES[backbone.config.model_type], task.manifest.head
-    merged = merged_weights(task.branch, backbone)
-    weights = layout.to_stored(merged, family, task.branch.spec.head, backbone.config)
+    head, names = task.manifest.head, layout.Layout(backbone.config, task.manifest.head.kind)
+    weights = names.to_stored(merged_weights(task.branch, backbone), task.branch.spec.head)
     config: dict[str, JsonValue] = {
-        "architectures": [layout.class_name(family, head.kind)],
+        "architectures": [names.class_name],
         **layout.config_fields(backbone, head.pooling),
         "dtype": "float32",
         **meaning_fields(head),
@@ -154,7 +147,6 @@ def merged_weights(branch: Branch, backbone: Backbone) -> dict[str, Tensor]:
 def _changed(
     layer: ChangedMaps, prefix: str, weights: Mapping[str, Tensor], config: BackboneConfig
 ) -> dict[str, Tensor]:
-    """The maps of one layer with the changes merged in."""
     # In float64, so that only the result is rounded.
     merged = dict[str, Tensor]()
     for target, change in (*layer.outputs.items(), *layer.inputs.items()):
@@ -196,7 +188,6 @@ def write_model(
     *,
     max_length: int,
 ) -> None:
-    """Write configuration, weights and the backbone's tokenizer."""
     write_json(folder, CONFIG, config)
     (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
     tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)

@@ -122,21 +122,24 @@ def import_transformers(
     classification (one label, several, or regression), token classification and question
     answering; the one logit of a cross-encoder becomes a ranking.
     """
-    meaning = checkpoint.parsed(CONFIG, Meaning)
+    folder, meaning = (
+        checks.Import(checkpoint, backbone, choices),
+        checkpoint.parsed(CONFIG, Meaning),
+    )
     class_name, kind = _head_class(checkpoint, meaning.architectures or ())
-    checks.check_shape(checkpoint, backbone)
-    checks.check_tokenizer(checkpoint, backbone)
-    family = layout.FAMILIES[backbone.config.model_type]
+    folder.check_shape()
+    folder.check_tokenizer()
     stored = checkpoint.float_tensors()
     cross_encoder = cross_encoders.read_cross_encoder(checkpoint, backbone)
-    num_outputs = layout.num_outputs_of(stored, family, kind)
+    names = layout.Layout(backbone.config, kind)
+    num_outputs = names.num_outputs(stored)
     if kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
         checkpoint, cross_encoder, choices, num_outputs=num_outputs
     ):
         kind = HeadKind.RANKING
     head = layout.head_spec(
         kind,
-        checks.read_config(checkpoint),
+        folder.config,
         num_outputs=num_outputs,
         pooling=layout.read_pooling(checkpoint, backbone.config, meaning.classifier_pooling),
     )
@@ -146,9 +149,9 @@ def import_transformers(
     loaded = reference.load_model(
         checkpoint, reference.class_named(checkpoint, class_name), config, stored
     )
-    unread = loaded.unread - layout.unread_names(family, backbone.config)
+    unread = loaded.unread - names.unread_names
     checkpoint.check_names(missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
-    tensors = layout.from_model(loaded.model.state_dict(), family, head, backbone.config)
+    tensors = names.from_model(loaded.model.state_dict(), head)
     found = find_divergence(tensors, backbone)
     formats = {it.dtype for it in stored.values()} - {torch.float32}
     rounded = next((it for it in formats if _is_rounded(tensors, found, backbone, it)), None)
@@ -163,20 +166,12 @@ def import_transformers(
     branch = build_branch(spec, backbone.config, parameters)
     expected = reference.answers_of(loaded.model, encodings)
     reference.check_answers(checkpoint, branch, backbone, encodings, expected)
+    # transformers does not store its default names.
+    named = meaning.id2label or {str(it): f"LABEL_{it}" for it in range(head.num_labels)}
     return checks.ImportedTask(
         spec=spec,
-        labels=checks.labels_in_order(
-            checkpoint,
-            head,
-            given=choices.labels,
-            # transformers does not store its default names.
-            stored=meaning.id2label or {str(it): f"LABEL_{it}" for it in range(head.num_labels)},
-        ),
-        problem_type=checks.problem_type_of(
-            checkpoint,
-            head,
-            choices.problem_type or checks.read_problem_type(checkpoint, meaning.problem_type),
-        ),
+        labels=folder.labels(head, named),
+        problem_type=folder.problem_type(head),
         parameters=parameters,
         max_length=cross_encoder.max_length,
         score=cross_encoder.score if kind is HeadKind.RANKING else RankingScore.SIGMOID,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nunatak_artifact.checkpoint import Checkpoint
 from nunatak_artifact.reference import OWN_CODE
-from nunatak_contract.enums import HeadKind, LinearMap, Pooling
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
 from nunatak_model import Backbone, BackboneConfig, HeadSpec
 from nunatak_model.architectures import (
     ARCHITECTURES,
@@ -90,12 +90,6 @@ class Family:
     """The encoder's name in the class that answers questions, if it has another there."""
     norm: str | None = None
     """The norm after the dense layer, if there is one."""
-
-    def encoder_of(self, kind: HeadKind) -> str:
-        """The encoder's name in the class of this kind."""
-        if kind is HeadKind.QUESTION_ANSWERING and self.answer_encoder is not None:
-            return self.answer_encoder
-        return self.encoder
 
 
 def _roberta(class_prefix: str, encoder: str = "roberta") -> Family:
@@ -175,15 +169,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 """Families by `model_type`."""
 
 
-def class_name(family: Family, kind: HeadKind) -> str:
-    """The class of transformers that has a head of this kind; ranking is one logit of a pair."""
-    wanted = HeadKind.SEQUENCE_CLASSIFICATION if kind is HeadKind.RANKING else kind
-    (suffix,) = (suffix for suffix, it in CLASS_SUFFIXES.items() if it is wanted)
-    return family.class_prefix + suffix
-
-
 def kind_of_class(model_class: str) -> HeadKind | None:
-    """Return the kind of head of a class of transformers, by the end of its name."""
     return next(
         (kind for suffix, kind in CLASS_SUFFIXES.items() if model_class.endswith(suffix)), None
     )
@@ -217,6 +203,13 @@ def head_spec(
     return usual_head(config, kind=kind, num_labels=num_outputs, pooling=pooling)
 
 
+def usual_problem_type(head: HeadSpec) -> ProblemType | None:
+    """The problem type of a head, where nothing names one."""
+    if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        return None
+    return ProblemType.MULTI_LABEL if head.num_labels == 1 else ProblemType.SINGLE_LABEL
+
+
 def read_pooling(checkpoint: Checkpoint, config: BackboneConfig, named: str | None) -> Pooling:
     """The pooling of sequence heads under the setting `classifier_pooling`."""
     poolings = POOLINGS.get(config.model_type)
@@ -235,35 +228,6 @@ def pooling_fields(pooling: Pooling | None, config: BackboneConfig) -> dict[str,
     poolings = POOLINGS.get(config.model_type, {})
     named = next((name for name, it in poolings.items() if it is pooling), None)
     return {} if named is None else {POOLING: named}
-
-
-def head_names(family: Family, kind: HeadKind) -> dict[str, str]:
-    """Return our names of the tensors that a head may have, each with its stored name."""
-    match kind:
-        case HeadKind.QUESTION_ANSWERING:
-            modules = {"head.output": family.answer_output or "qa_outputs"}
-        case HeadKind.TOKEN_CLASSIFICATION:
-            modules = {"head.output": family.token_output}
-        case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
-            modules = {"head.output": family.sequence_output}
-    # A head with a norm is the head of all kinds.
-    if family.dense is not None and (family.norm is not None or not kind.reads_tokens):
-        modules["head.dense"] = family.dense
-    if family.norm is not None:
-        modules["head.norm"] = family.norm
-    return {
-        f"{ours}.{part}": f"{theirs}.{part}"
-        for ours, theirs in modules.items()
-        for part in ("weight", "bias")
-    }
-
-
-def num_outputs_of(
-    stored: Mapping[str, Tensor], family: Family, kind: HeadKind, *, prefix: str = ""
-) -> int:
-    """The number of logits of the stored head. A later check covers missing tensors."""
-    weight = stored.get(prefix + head_names(family, kind)["head.output.weight"])
-    return kind.fixed_outputs or (len(weight) if weight is not None and weight.dim() else 1)
 
 
 def module_names(target: str, model_type: str) -> tuple[str, ...]:
@@ -291,31 +255,6 @@ class HeldMap:
     """In the map."""
 
 
-def map_places(
-    family: Family, kind: HeadKind, config: BackboneConfig
-) -> dict[str, tuple[HeldMap, ...]]:
-    """The linear maps in each module of the class with this head, by the module's name.
-
-    A module may hold query, key and value, or a half of the first feed-forward map.
-    """
-    places = defaultdict[str, list[HeldMap]](list)
-    for layer in range(config.num_layers):
-        shapes = layer_shapes(layer, config)
-        for stack, targets in STACKS.items():
-            name = f"layers.{layer}.{stack}.weight"
-            sources = module_names(name, config.model_type)
-            for source, stored in _shares(sources, shapes[name][0], config):
-                module = f"{family.encoder_of(kind)}.{source.removesuffix('.weight')}"
-                for target, whole in _shares(targets, shapes[name][0], config):
-                    first, last = max(stored.start, whole.start), min(stored.stop, whole.stop)
-                    if first < last:
-                        rows = slice(first - stored.start, last - stored.start)
-                        part = slice(first - whole.start, last - whole.start)
-                        place = HeldMap(layer=layer, target=target, rows=rows, part=part)
-                        places[module].append(place)
-    return {name: tuple(own) for name, own in places.items()}
-
-
 def _shares(
     parts: Sequence[Part], num_rows: int, config: BackboneConfig
 ) -> Iterator[tuple[Part, slice]]:
@@ -324,25 +263,6 @@ def _shares(
     sizes = config.qkv_widths if is_qkv else (num_rows // len(parts),) * len(parts)
     for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
         yield part, slice(end - size, end)
-
-
-def to_stored(
-    tensors: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
-) -> dict[str, Tensor]:
-    """Rename the tensors of a whole model to the names of checkpoints."""
-    of_head = head_names(family, head.kind)
-    return {
-        **encoder_to_stored(tensors, family, head.kind, config),
-        **{of_head[name]: tensors[name] for name in head_shapes(head, config)},
-    }
-
-
-def encoder_to_stored(
-    tensors: Mapping[str, Tensor], family: Family, kind: HeadKind, config: BackboneConfig
-) -> dict[str, Tensor]:
-    """Rename the tensors of an encoder to the names of checkpoints of the class with this head."""
-    bare = bare_to_stored(tensors, config)
-    return {f"{family.encoder_of(kind)}.{name}": it for name, it in bare.items()}
 
 
 def bare_to_stored(tensors: Mapping[str, Tensor], config: BackboneConfig) -> dict[str, Tensor]:
@@ -359,27 +279,106 @@ def bare_to_stored(tensors: Mapping[str, Tensor], config: BackboneConfig) -> dic
     }
 
 
-def from_model(
-    parameters: Mapping[str, Tensor], family: Family, head: HeadSpec, config: BackboneConfig
-) -> dict[str, Tensor]:
-    """Rename the parameters of a model of transformers to our names."""
-    encoder, of_head = family.encoder_of(head.kind), head_names(family, head.kind)
-    names = {name: module_names(name, config.model_type) for name in encoder_shapes(config)}
-    return {
-        **{
-            name: torch.cat([parameters[f"{encoder}.{source}"] for source in sources])
-            for name, sources in names.items()
-        },
-        **{name: parameters[of_head[name]] for name in head_shapes(head, config)},
-    }
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Names in the class of transformers for an encoder with a head of one kind."""
 
+    config: BackboneConfig
+    kind: HeadKind
 
-def unread_names(family: Family, config: BackboneConfig) -> frozenset[str]:
-    """Tensors that checkpoints may hold, but that the model with this head may not read."""
-    names = {f"{family.encoder}.pooler.dense.{part}" for part in ("weight", "bias")}
-    if isinstance(config, DebertaConfig):
-        names.add(f"{family.encoder}.embeddings.position_embeddings.weight")
-    return frozenset(names)
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.config.model_type]
+
+    @property
+    def class_name(self) -> str:
+        """The class; ranking is one logit of a pair."""
+        ranks = self.kind is HeadKind.RANKING
+        wanted = HeadKind.SEQUENCE_CLASSIFICATION if ranks else self.kind
+        (suffix,) = (suffix for suffix, it in CLASS_SUFFIXES.items() if it is wanted)
+        return self.family.class_prefix + suffix
+
+    @property
+    def encoder(self) -> str:
+        answers = self.kind is HeadKind.QUESTION_ANSWERING
+        return (answers and self.family.answer_encoder) or self.family.encoder
+
+    @property
+    def head_names(self) -> dict[str, str]:
+        """Our names of the tensors that the head may have, each with its stored name."""
+        family = self.family
+        match self.kind:
+            case HeadKind.QUESTION_ANSWERING:
+                modules = {"head.output": family.answer_output or "qa_outputs"}
+            case HeadKind.TOKEN_CLASSIFICATION:
+                modules = {"head.output": family.token_output}
+            case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.RANKING:
+                modules = {"head.output": family.sequence_output}
+        # A head with a norm is the head of all kinds.
+        if family.dense is not None and (family.norm is not None or not self.kind.reads_tokens):
+            modules["head.dense"] = family.dense
+        if family.norm is not None:
+            modules["head.norm"] = family.norm
+        return {
+            f"{ours}.{part}": f"{theirs}.{part}"
+            for ours, theirs in modules.items()
+            for part in ("weight", "bias")
+        }
+
+    def num_outputs(self, stored: Mapping[str, Tensor], *, prefix: str = "") -> int:
+        """The number of logits of the stored head. A later check covers missing tensors."""
+        weight = stored.get(prefix + self.head_names["head.output.weight"])
+        return self.kind.fixed_outputs or (
+            len(weight) if weight is not None and weight.dim() else 1
+        )
+
+    def map_places(self) -> dict[str, tuple[HeldMap, ...]]:
+        """The linear maps in each module, by the module's name.
+
+        A module may hold query, key and value, or a half of the first feed-forward map.
+        """
+        places, config = defaultdict[str, list[HeldMap]](list), self.config
+        for layer in range(config.num_layers):
+            shapes = layer_shapes(layer, config)
+            for stack, targets in STACKS.items():
+                name = f"layers.{layer}.{stack}.weight"
+                sources = module_names(name, config.model_type)
+                for source, stored in _shares(sources, shapes[name][0], config):
+                    module = f"{self.encoder}.{source.removesuffix('.weight')}"
+                    for target, whole in _shares(targets, shapes[name][0], config):
+                        first, last = max(stored.start, whole.start), min(stored.stop, whole.stop)
+                        if first < last:
+                            rows = slice(first - stored.start, last - stored.start)
+                            part = slice(first - whole.start, last - whole.start)
+                            place = HeldMap(layer=layer, target=target, rows=rows, part=part)
+                            places[module].append(place)
+        return {name: tuple(own) for name, own in places.items()}
+
+    def encoder_to_stored(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        bare = bare_to_stored(tensors, self.config)
+        return {f"{self.encoder}.{name}": it for name, it in bare.items()}
+
+    def to_stored(self, tensors: Mapping[str, Tensor], head: HeadSpec) -> dict[str, Tensor]:
+        names = self.head_names
+        own = {names[name]: tensors[name] for name in head_shapes(head, self.config)}
+        return {**self.encoder_to_stored(tensors), **own}
+
+    def from_model(self, parameters: Mapping[str, Tensor], head: HeadSpec) -> dict[str, Tensor]:
+        """Rename the parameters of a model of transformers to our names."""
+        tensors, names = dict[str, Tensor](), self.head_names
+        for name in encoder_shapes(self.config):
+            sources = module_names(name, self.config.model_type)
+            tensors[name] = torch.cat([parameters[f"{self.encoder}.{it}"] for it in sources])
+        return {**tensors, **{it: parameters[names[it]] for it in head_shapes(head, self.config)}}
+
+    @property
+    def unread_names(self) -> frozenset[str]:
+        """Tensors that checkpoints may hold, but that the model with this head may not read."""
+        encoder = self.family.encoder
+        names = {f"{encoder}.pooler.dense.{part}" for part in ("weight", "bias")}
+        if isinstance(self.config, DebertaConfig):
+            names.add(f"{encoder}.embeddings.position_embeddings.weight")
+        return frozenset(names)
 
 
 def config_fields(backbone: Backbone, pooling: Pooling | None) -> dict[str, JsonValue]:

@@ -5,40 +5,18 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
 from rich.table import Table
 
-from nunatak_cli.options import JsonOption, RevisionOption, example
-from nunatak_cli.output import console, print_json
+from nunatak_cli.options import JsonOption, RevisionOption, group
+from nunatak_cli.output import print_outcome
 from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
     from nunatak_artifact.backbones import AddedBackbone
 
-EXAMPLES = {
-    "add": "nunatak backbone add sentence-transformers/all-MiniLM-L6-v2 --name my-minilm",
-    "list": "nunatak backbone list",
-    "show": "nunatak backbone show my-minilm",
-    "verify": "nunatak backbone verify",
-}
-
 AddedArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of an added backbone, for --backbone.")
 ]
-
-
-def backbone_app() -> typer.Typer:
-    """Return the group with its commands."""
-    app = typer.Typer(
-        name="backbone",
-        help="Add checkpoints as backbones, list them and check them.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["add"]),
-    )
-    commands = {"add": add, "list": list_, "show": show, "verify": verify}
-    for name, command in commands.items():
-        app.command(name, epilog=example(EXAMPLES[name]))(command)
-    return app
 
 
 def add(
@@ -55,7 +33,6 @@ def add(
         typer.Option(
             metavar="NAME",
             help="Name for --backbone. Absent: the last part of the path or hub id.",
-            show_default=False,
         ),
     ] = None,
     revision: RevisionOption = None,
@@ -66,14 +43,12 @@ def add(
         from nunatak_artifact.backbones import add_backbone
         from nunatak_artifact.interchange import HuggingFaceHub
     added = add_backbone(place, name=name, hub=HuggingFaceHub(), revision=revision)
-    if as_json:
-        print_json(_json(added))
-        return
-    console().print(
+    print_outcome(
+        added.model_dump(mode="json"),
         f"added {added.name}: {_shape(added)}\n"
         f"vectors equal transformers' to {added.difference:.1e} of their size\n"
         f"use it with --backbone {added.name}",
-        soft_wrap=True,
+        as_json=as_json,
     )
 
 
@@ -82,16 +57,15 @@ def list_(*, as_json: JsonOption = False) -> None:
     with needs_extra("model"):
         from nunatak_artifact.backbones import list_backbones
     found = list_backbones()
-    if as_json:
-        print_json({"backbones": [_json(it) for it in found]})
-    elif found:
-        table = Table("name", "architecture", "layers", "width", "tokens", "digest", box=None)
-        for it in found:
-            numbers = (it.num_layers, it.hidden_width, it.max_tokens)
-            table.add_row(it.name, it.model_type, *map(str, numbers), it.digest[:12])
-        console().print(table)
-    else:
-        console().print("no backbone was added; `nunatak backbone add` adds one")
+    table = Table("name", "architecture", "layers", "width", "tokens", "digest", box=None)
+    for it in found:
+        numbers = (it.num_layers, it.hidden_width, it.max_tokens)
+        table.add_row(it.name, it.model_type, *map(str, numbers), it.digest[:12])
+    print_outcome(
+        {"backbones": found},
+        table if found else "no backbone was added; `nunatak backbone add` adds one",
+        as_json=as_json,
+    )
 
 
 def show(name: AddedArgument, *, as_json: JsonOption = False) -> None:
@@ -101,9 +75,6 @@ def show(name: AddedArgument, *, as_json: JsonOption = False) -> None:
         from nunatak_model.checkpoint import added_backbones
     found = read_backbone(name)
     folder = str(added_backbones() / name)
-    if as_json:
-        print_json({**_json(found), "folder": folder})
-        return
     table = Table(show_header=False, box=None)
     for label, value in (
         ("name", found.name),
@@ -114,15 +85,13 @@ def show(name: AddedArgument, *, as_json: JsonOption = False) -> None:
         ("folder", folder),
     ):
         table.add_row(label, value)
-    console().print(table, soft_wrap=True)
+    print_outcome({**found.model_dump(), "folder": folder}, table, as_json=as_json)
 
 
 def verify(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME]", help="Only this backbone. Absent: all.", show_default=False
-        ),
+        typer.Argument(metavar="[NAME]", help="Only this backbone. Absent: all."),
     ] = None,
     *,
     as_json: JsonOption = False,
@@ -132,13 +101,11 @@ def verify(
         from nunatak_artifact.backbones import list_backbones, verify_backbone
     names = [it.name for it in list_backbones()] if name is None else [name]
     problems = {it: verify_backbone(it) for it in names}
-    if as_json:
-        print_json(
-            {"backbones": [{"name": it, "problem": found} for it, found in problems.items()]}
-        )
-    else:
-        for it, found in problems.items():
-            console().print(f"{it}: {found or 'whole'}", soft_wrap=True)
+    print_outcome(
+        {"backbones": [{"name": it, "problem": found} for it, found in problems.items()]},
+        *(f"{it}: {found or 'whole'}" for it, found in problems.items()),
+        as_json=as_json,
+    )
     if any(problems.values()):
         raise typer.Exit(1)
 
@@ -150,5 +117,16 @@ def _shape(added: "AddedBackbone") -> str:
     )
 
 
-def _json(added: "AddedBackbone") -> dict[str, JsonValue]:
-    return dict(added.model_dump(mode="json"))
+backbone_app = group(
+    "backbone",
+    "Add checkpoints as backbones, list them and check them.",
+    {
+        "add": (
+            add,
+            "nunatak backbone add sentence-transformers/all-MiniLM-L6-v2 --name my-minilm",
+        ),
+        "list": (list_, "nunatak backbone list"),
+        "show": (show, "nunatak backbone show my-minilm"),
+        "verify": (verify, "nunatak backbone verify"),
+    },
+)

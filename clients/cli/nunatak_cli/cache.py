@@ -4,32 +4,15 @@
 
 from typing import TYPE_CHECKING
 
-import typer
-from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
 
-from nunatak_cli.options import JsonOption, example
-from nunatak_cli.output import console, print_json
+from nunatak_cli.options import JsonOption, group
+from nunatak_cli.output import console, print_outcome
 from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
     from nunatak_training.cache import CacheContents
-
-EXAMPLES = {"show": "nunatak cache show", "clear": "nunatak cache clear"}
-
-
-def cache_app() -> typer.Typer:
-    """Return the group with its commands."""
-    app = typer.Typer(
-        name="cache",
-        help="Show and clear the cache of training on disk (folder: NUNATAK_CACHE).",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["show"]),
-    )
-    for name, command in {"show": show, "clear": clear}.items():
-        app.command(name, epilog=example(EXAMPLES[name]))(command)
-    return app
 
 
 def show(*, as_json: JsonOption = False) -> None:
@@ -37,12 +20,15 @@ def show(*, as_json: JsonOption = False) -> None:
     with needs_extra("training"):
         from nunatak_training.cache import cache_contents
     contents = cache_contents()
-    if as_json:
-        print_json(_contents_json(contents))
-        return
-    if contents.states or contents.checkpoints:
-        console().print(_contents_table(contents))
-    console().print(_total_line(contents))
+    document = {
+        "folder": str(contents.folder),
+        "num_bytes": contents.num_bytes,
+        "states": [{"used_at": it.used_at, **it.facts.model_dump()} for it in contents.states],
+        "checkpoints": [
+            {"written_at": it.written_at, "num_bytes": it.num_bytes} for it in contents.checkpoints
+        ],
+    }
+    print_outcome(document, _contents_table(contents), _total_line(contents), as_json=as_json)
 
 
 def clear() -> None:
@@ -70,16 +56,8 @@ def _total_line(contents: "CacheContents") -> str:
     return f"{decimal(contents.num_bytes)} in {contents.folder}"
 
 
-def _contents_json(contents: "CacheContents") -> dict[str, JsonValue]:
-    return {
-        "folder": str(contents.folder),
-        "num_bytes": contents.num_bytes,
-        "states": [
-            {"used_at": stored.used_at.isoformat(), **stored.facts.model_dump(mode="json")}
-            for stored in contents.states
-        ],
-        "checkpoints": [
-            {"written_at": stored.written_at.isoformat(), "num_bytes": stored.num_bytes}
-            for stored in contents.checkpoints
-        ],
-    }
+cache_app = group(
+    "cache",
+    "Show and clear the cache of training on disk (folder: NUNATAK_CACHE).",
+    {"show": (show, "nunatak cache show"), "clear": (clear, "nunatak cache clear")},
+)

@@ -8,16 +8,14 @@ import typer
 from pydantic import JsonValue
 from rich.table import Table
 
-from nunatak_cli.options import JsonOption, RegistryOption, assignments, example
-from nunatak_cli.output import console, print_json
+from nunatak_cli.options import JsonOption, RegistryOption, assignments, group
+from nunatak_cli.output import console, print_outcome
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.plain_text import visible
 
-EXAMPLES = {
-    "up": "nunatak cluster up --registry postgresql://db/nunatak --backbone minilm --replicas 1:4",
-    "status": "nunatak cluster status",
-    "down": "nunatak cluster down",
-}
+UP_EXAMPLE = (
+    "nunatak cluster up --registry postgresql://db/nunatak --backbone minilm --replicas 1:4"
+)
 ClusterOption = Annotated[
     str,
     typer.Option(
@@ -26,19 +24,6 @@ ClusterOption = Annotated[
         help="The cluster of this machine or of RAY_ADDRESS, or the one of this client server.",
     ),
 ]
-
-
-def cluster_app() -> typer.Typer:
-    """Return the group with its commands."""
-    app = typer.Typer(
-        name="cluster",
-        help="Serve on a Ray cluster.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["up"]),
-    )
-    for command in (up, status, down):
-        app.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    return app
 
 
 def up(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -82,7 +67,6 @@ def up(  # noqa: PLR0913 - one parameter per option is how typer works
             "--set",
             metavar="NAME=VALUE",
             help="A setting of the replicas that `nunatak serve --show-config` lists. Repeatable.",
-            show_default=False,
         ),
     ] = None,
     on: ClusterOption = "ray",
@@ -131,26 +115,11 @@ def status(*, on: ClusterOption = "ray", as_json: JsonOption = False) -> None:
         from nunatak_cluster.session import joined
     with joined(on):
         found = states_of()
-    if as_json:
-        print_json(
-            {
-                "applications": [
-                    {
-                        "name": it.name,
-                        "status": it.status,
-                        "message": it.message,
-                        "replicas": dict(it.replicas),
-                    }
-                    for it in found
-                ]
-            }
-        )
-    else:
-        table = Table("application", "status", "replicas", "message", box=None)
-        for it in found:
-            counts = ", ".join(f"{count} {state.lower()}" for state, count in it.replicas.items())
-            table.add_row(it.name, it.status.lower(), counts, visible(it.message))
-        console().print(table)
+    table = Table("application", "status", "replicas", "message", box=None)
+    for it in found:
+        counts = ", ".join(f"{count} {state.lower()}" for state, count in it.replicas.items())
+        table.add_row(it.name, it.status.lower(), counts, visible(it.message))
+    print_outcome({"applications": list(found)}, table, as_json=as_json)
     if not found or any(it.status != RUNNING for it in found):
         raise typer.Exit(1)
 
@@ -179,3 +148,17 @@ def _bounds(replicas: str) -> tuple[int, int]:
     if not 1 <= bounds[0] <= bounds[1]:
         raise typer.BadParameter(f"--replicas: expected 2 or 2:8, got {replicas!r}")
     return bounds
+
+
+cluster_app = group(
+    "cluster",
+    "Serve on a Ray cluster.",
+    {
+        "up": (
+            up,
+            UP_EXAMPLE,
+        ),
+        "status": (status, "nunatak cluster status"),
+        "down": (down, "nunatak cluster down"),
+    },
+)

@@ -25,10 +25,9 @@ from nunatak_cli.options import (
     PairColumnOption,
     TextColumnOption,
     ThreadsOption,
-    rejected_file,
-    row_format,
+    labelled_format,
 )
-from nunatak_cli.output import console, print_json, tell_rejected
+from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_contract.errors import needs_extra
 from nunatak_rows import check_rows_file, write_rows
 from nunatak_rows.written import dialect_like
@@ -51,7 +50,6 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="FILE.csv|FILE.jsonl",
             help="Write all doubts to this file.",
-            show_default=False,
         ),
     ] = None,
     text_column: TextColumnOption = None,
@@ -62,7 +60,7 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
     escape_formulas: EscapeFormulasOption = False,
     max_length: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Tokens that are read of a text (128).", show_default=False),
+        typer.Option(metavar="N", help="Tokens that are read of a text (128)."),
     ] = None,
     as_json: JsonOption = False,
     cache: CacheOption = True,
@@ -78,12 +76,13 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         from nunatak_training.doubts import find_doubts
         from nunatak_training.report import ProgressBar
         from nunatak_training.trunk import DiskTrunkStore
-    spelt = row_format(
+    spelt = labelled_format(
+        data,
+        on_bad_row,
         text=text_column,
         label=label_column,
         pair=pair_column,
         delimiter=delimiter,
-        rejected=rejected_file(on_bad_row, data),
     )
     prepare_device(device, threads)
     found = find_doubts(
@@ -100,33 +99,24 @@ def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
         kept = [{**doubt.others, **row} for doubt, row in zip(found, rows, strict=True)]
         like = dialect_like(Path(data), delimiter=delimiter, escapes_formulas=escape_formulas)
         write_rows("--out", out, kept, like)
-    if as_json:
-        print_json({"doubts": list[JsonValue](rows)})
-    else:
-        _show(found)
+    rest = f"; the first {SHOWN} are shown" if len(found) > SHOWN else ""
+    print_outcome(
+        {"doubts": rows},
+        _table(found),
+        f"{len(found)} examples in doubt{rest}",
+        as_json=as_json,
+    )
 
 
 def _row(doubt: "Doubt") -> dict[str, JsonValue]:
-    return {
-        "place": doubt.place,
-        "text": doubt.text,
-        "text_pair": doubt.text_pair,
-        "label": doubt.label,
-        "label_probability": doubt.label_probability,
-        "likely_label": doubt.likely_label,
-        "likely_probability": doubt.likely_probability,
-    }
+    names = ("place", "text", "text_pair", "label", "label_probability")
+    return {name: getattr(doubt, name) for name in (*names, "likely_label", "likely_probability")}
 
 
-def _show(found: "Sequence[Doubt]") -> None:
-    if found:
-        table = Table(box=None, header_style="bold")
-        for heading in ("place", "label", "likely", "text"):
-            table.add_column(heading)
-        for doubt in found[:SHOWN]:
-            label = f"{doubt.label} {doubt.label_probability:.2f}"
-            likely = f"{doubt.likely_label} {doubt.likely_probability:.2f}"
-            table.add_row(*map(Text, (doubt.place, label, likely, doubt.text[:SHOWN_CHARACTERS])))
-        console().print(table)
-    rest = f"; the first {SHOWN} are shown" if len(found) > SHOWN else ""
-    console().print(f"{len(found)} examples in doubt{rest}")
+def _table(found: "Sequence[Doubt]") -> Table:
+    table = plain_table("place", "label", "likely", "text")
+    for doubt in found[:SHOWN]:
+        label = f"{doubt.label} {doubt.label_probability:.2f}"
+        likely = f"{doubt.likely_label} {doubt.likely_probability:.2f}"
+        table.add_row(*map(Text, (doubt.place, label, likely, doubt.text[:SHOWN_CHARACTERS])))
+    return table

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from pydantic import JsonValue
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -28,10 +28,9 @@ from nunatak_cli.options import (
     ReferenceArgument,
     RegistryOption,
     TextColumnOption,
-    rejected_file,
-    row_format,
+    labelled_format,
 )
-from nunatak_cli.output import console, print_json, tell_rejected
+from nunatak_cli.output import plain_table, print_outcome, tell_rejected
 from nunatak_cli.predict import counting
 from nunatak_cli.predictors import Predictor, ShownAnswer, open_predictor
 from nunatak_contract.errors import NunatakError, needs_extra
@@ -81,7 +80,6 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="FILE.csv|FILE.jsonl",
             help="Write the examples with a wrong answer to this file, with all scores. Of a "
             "regression: all examples, the largest error first.",
-            show_default=False,
         ),
     ] = None,
     text_column: TextColumnOption = None,
@@ -105,12 +103,13 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     with needs_extra("training"):
         # Imported before the task is loaded, because the rest of the command needs this package.
         import_module("nunatak_training")
-    spelt = row_format(
+    spelt = labelled_format(
+        str(data),
+        on_bad_row,
         text=text_column,
         label=label_column,
         pair=pair_column,
         delimiter=delimiter,
-        rejected=rejected_file(on_bad_row, str(data)),
     )
     with open_predictor(server, registry=registry, backbone=backbone) as predictor:
         scored = _score(reference, data, predictor, spelt)
@@ -119,10 +118,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
         rows = [_wrong_row(*row, spelt) for row in _wrong(scored)]
         like = dialect_like(data, delimiter=delimiter, escapes_formulas=escape_formulas)
         write_rows("--wrong", wrong, rows, like)
-    if as_json:
-        print_json(_scored_json(scored))
-    else:
-        console().print(_report(scored, data))
+    print_outcome(_scored_json(scored), *_report(scored, data), as_json=as_json)
 
 
 def _score(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -> Scored:
@@ -307,10 +303,10 @@ def _expected(example: "Example") -> JsonValue:
             return label
 
 
-def _scored_json(scored: Scored) -> dict[str, JsonValue]:
+def _scored_json(scored: Scored) -> dict[str, object]:
     found = scored.evaluation
     confusion = sorted((found.confusion or {}).items())
-    cells: list[JsonValue] = [
+    cells = [
         {"truth": truth, "predicted": predicted, "count": count}
         for (truth, predicted), count in confusion
     ]
@@ -343,7 +339,7 @@ def _ends(interval: "Interval | None") -> JsonValue:
     return None if interval is None else [interval.low, interval.high]
 
 
-def _report(scored: Scored, data: Path) -> RenderableType:
+def _report(scored: Scored, data: Path) -> list[RenderableType]:
     found = scored.evaluation
     title = Text(f"{scored.manifest.reference} on {data.name}: {len(scored.read)} examples")
     parts: list[RenderableType] = [title, _metrics_table(found)]
@@ -353,11 +349,11 @@ def _report(scored: Scored, data: Path) -> RenderableType:
         parts.append(_confusion_table(scored.manifest.head.labels, found.confusion))
     if scored.num_truncated:
         parts.append(Text(f"{scored.num_truncated} inputs were truncated", style="yellow"))
-    return Group(*parts)
+    return parts
 
 
 def _metrics_table(found: "Evaluation") -> Table:
-    table = _table("metric", "value", "95 %")
+    table = plain_table("metric", "value", "95 %", right=("value", "95 %"))
     for metric, value in found.metrics.items():
         interval = found.intervals.get(metric)
         extent = "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
@@ -373,7 +369,8 @@ def _metrics_table(found: "Evaluation") -> Table:
 
 
 def _labels_table(found: "Evaluation") -> Table:
-    table = _table("label", "precision", "recall", "f1", "expected", "predicted")
+    numbers = ("precision", "recall", "f1", "expected", "predicted")
+    table = plain_table("label", *numbers, right=numbers)
     for label in found.labels:
         scores = (f"{it:.4f}" for it in (label.precision, label.recall, label.f1))
         table.add_row(label.label, *scores, str(label.num_expected), str(label.num_predicted))
@@ -381,15 +378,7 @@ def _labels_table(found: "Evaluation") -> Table:
 
 
 def _confusion_table(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Table:
-    table = _table("true \\ predicted", *labels)
+    table = plain_table("true \\ predicted", *labels, right=labels)
     for truth in labels:
         table.add_row(truth, *(str(counts.get((truth, predicted), 0)) for predicted in labels))
-    return table
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column(first)
-    for heading in others:
-        table.add_column(heading, justify="right")
     return table

@@ -3,23 +3,21 @@
 # ruff: noqa: PLC0415 - a command imports the server package when it runs, not for --help
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 from rich.table import Table
 
-from nunatak_cli.options import JsonOption, example
-from nunatak_cli.output import console, error_console, print_json, print_text
+from nunatak_cli.options import JsonOption, group
+from nunatak_cli.output import console, error_console, print_outcome, print_text
 from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
-    from nunatak_server.access.files import Keys
-    from nunatak_server.access.keys import KeyRecord
+    from nunatak_server.access.keys import KeyRecord, Keys
 
 FileOption = Annotated[
     Path,
@@ -37,12 +35,6 @@ KeyNameArgument = Annotated[
 SHOWN_DIGITS = 8
 """Hexadecimal digits of a key's SHA-256 in the table."""
 
-EXAMPLES = {
-    "create": "nunatak key create support --scope predict --task tone --task 'intent*'",
-    "list": "nunatak key list --file keys.json",
-    "revoke": "nunatak key revoke support",
-}
-
 
 class ScopeName(StrEnum):
     """The permissions of a key."""
@@ -52,44 +44,19 @@ class ScopeName(StrEnum):
     ADMIN = "admin"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRequest:
-    """The permissions and the lifetime of a new key."""
-
-    name: str
-    scopes: tuple[str, ...]
-    tasks: tuple[str, ...]
-    weight: float
-    days: int | None
-
-
-def key_app() -> typer.Typer:
-    """Return the group with its commands."""
-    app = typer.Typer(
-        name="key",
-        help="Make, list and revoke the API keys of a server.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["create"]),
-    )
-    for name, command in {"create": create, "list": list_keys, "revoke": revoke}.items():
-        app.command(name, epilog=example(EXAMPLES[name]))(command)
-    return app
-
-
 def create(
     name: KeyNameArgument,
     *,
     file: FileOption,
     scope: Annotated[
         list[ScopeName] | None,
-        typer.Option(help="Scope of the key (predict). Repeatable.", show_default=False),
+        typer.Option(help="Scope of the key (predict). Repeatable."),
     ] = None,
     task: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME|PREFIX*",
             help="Task that the key may use (all). Repeatable.",
-            show_default=False,
         ),
     ] = None,
     weight: Annotated[
@@ -105,19 +72,21 @@ def create(
             max=36_500,
             metavar="N",
             help="Days until the key expires (never).",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
     """Make a key and print it; the key is never shown again."""
-    wanted = KeyRequest(
+    from_now = datetime.now(UTC).replace(microsecond=0)
+    key = _create_key(
+        file,
         name=name,
-        scopes=tuple(each.value for each in scope or (ScopeName.PREDICT,)),
-        tasks=tuple(task or ("*",)),
+        scopes=[each.value for each in scope or (ScopeName.PREDICT,)],
+        tasks=task or ["*"],
         weight=weight,
-        days=days,
+        created_at=from_now,
+        expires_at=None if days is None else from_now + timedelta(days=days),
     )
-    print_text(_create_key(file, wanted) + "\n")
+    print_text(key + "\n")
     error_console().print(
         "store this key now: it is never shown again; programs read it from NUNATAK_API_KEY"
     )
@@ -126,34 +95,46 @@ def create(
 def list_keys(*, file: FileOption, as_json: JsonOption = False) -> None:
     """List the owners and the permissions of the keys; the keys themselves stay hidden."""
     with needs_extra("server"):
-        from nunatak_server.access.files import read_keys
+        from nunatak_server.access.keys import read_keys
 
     keys = read_keys(file).keys
-    if as_json:
-        print_json({"keys": [_key_json(key) for key in keys]})
-    else:
-        console().print(_keys_table(keys))
+    document = {
+        "keys": [{**it.model_dump(mode="json"), "scopes": sorted(it.scopes)} for it in keys]
+    }
+    print_outcome(document, _keys_table(keys), as_json=as_json)
 
 
 def revoke(name: KeyNameArgument, *, file: FileOption) -> None:
     """Remove a key; running servers refuse it within seconds."""
-    _revoke_key(file, name)
+    with needs_extra("server"):
+        from nunatak_server.access.keys import change_keys
+
+    def remove(keys: "Keys") -> "Keys":
+        kept = tuple(each for each in keys if each.name != name)
+        if len(kept) == len(keys):
+            raise NunatakError(
+                "invalid_option", problem=f"no key is named {name!r}; `nunatak key list` shows them"
+            )
+        return kept
+
+    change_keys(file, remove)
     console().print(f"revoked {name}")
 
 
-def _create_key(file: Path, wanted: KeyRequest) -> str:
-    """Make a key, write its digest to the file, and return the key.
-
-    Raises:
-        NunatakError: `invalid_option`, the name or a task is malformed, or the name is taken.
-        KeyFileError: the file cannot be read or written.
-    """
+def _create_key(file: Path, **members: object) -> str:
+    """Make a key, write its digest to the file, and return the key."""
     with needs_extra("server"):
-        from nunatak_server.access.files import change_keys
-        from nunatak_server.access.keys import digest_of, new_key
+        from nunatak_server.access.keys import KeyRecord, change_keys, digest_of, new_key
 
     key = new_key()
-    record = _record(wanted, sha256=digest_of(key.encode()))
+    try:
+        record = KeyRecord.model_validate({**members, "sha256": digest_of(key.encode())})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise NunatakError(
+            "invalid_option", problem=f"{place}: {first['msg']}, got {first['input']!r}"
+        ) from error
 
     def add(keys: "Keys") -> "Keys":
         if any(each.name == record.name for each in keys):
@@ -166,51 +147,6 @@ def _create_key(file: Path, wanted: KeyRequest) -> str:
 
     change_keys(file, add)
     return key
-
-
-def _revoke_key(file: Path, name: str) -> None:
-    """Remove a key from the file.
-
-    Raises:
-        NunatakError: `invalid_option`, no key has this name.
-        KeyFileError: the file cannot be read or written.
-    """
-    with needs_extra("server"):
-        from nunatak_server.access.files import change_keys
-
-    def remove(keys: "Keys") -> "Keys":
-        kept = tuple(each for each in keys if each.name != name)
-        if len(kept) == len(keys):
-            raise NunatakError(
-                "invalid_option", problem=f"no key is named {name!r}; `nunatak key list` shows them"
-            )
-        return kept
-
-    change_keys(file, remove)
-
-
-def _record(wanted: KeyRequest, *, sha256: str) -> "KeyRecord":
-    from nunatak_server.access.keys import KeyRecord
-
-    now = datetime.now(UTC).replace(microsecond=0)
-    try:
-        return KeyRecord.model_validate(
-            {
-                "name": wanted.name,
-                "sha256": sha256,
-                "scopes": wanted.scopes,
-                "tasks": wanted.tasks,
-                "weight": wanted.weight,
-                "created_at": now,
-                "expires_at": None if wanted.days is None else now + timedelta(days=wanted.days),
-            }
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise NunatakError(
-            "invalid_option", problem=f"{place}: {first['msg']}, got {first['input']!r}"
-        ) from error
 
 
 def _keys_table(keys: Sequence["KeyRecord"]) -> Table:
@@ -229,5 +165,15 @@ def _keys_table(keys: Sequence["KeyRecord"]) -> Table:
     return table
 
 
-def _key_json(key: "KeyRecord") -> dict[str, JsonValue]:
-    return {**key.model_dump(mode="json"), "scopes": [scope.value for scope in sorted(key.scopes)]}
+key_app = group(
+    "key",
+    "Make, list and revoke the API keys of a server.",
+    {
+        "create": (
+            create,
+            "nunatak key create support --scope predict --task tone --task 'intent*'",
+        ),
+        "list": (list_keys, "nunatak key list --file keys.json"),
+        "revoke": (revoke, "nunatak key revoke support"),
+    },
+)

@@ -2,15 +2,14 @@
 
 # ruff: noqa: PLC0415 - a command imports the load test when it runs, not for --help
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nunatak_cli.options import JsonOption, example
-from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.options import JsonOption, group
+from nunatak_cli.output import error_console, print_outcome
 from nunatak_contract.errors import needs_extra
 from nunatak_loadtest.scenarios import SCENARIOS, scenario_named
 
@@ -23,7 +22,6 @@ TasksOption = Annotated[
         metavar="REF",
         help="Task: name, name@alias or name/version; a policy for the scenario of verdicts. "
         "Repeatable. Absent: all tasks of the server that read a single text.",
-        show_default=False,
     ),
 ]
 UsersOption = Annotated[
@@ -72,25 +70,6 @@ OutOption = Annotated[
 ]
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 
-EXAMPLES = {
-    "run": "nunatak loadtest run single --server http://127.0.0.1:8080 --out ./measured",
-    "scenarios": "nunatak loadtest scenarios",
-    "locustfile": "nunatak loadtest locustfile",
-}
-
-
-def loadtest_app() -> typer.Typer:
-    """Return the group with its commands."""
-    app = typer.Typer(
-        name="loadtest",
-        help="Measure throughput, latencies and memory of a server.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["run"]),
-    )
-    for name, command in {"run": run, "scenarios": scenarios, "locustfile": locustfile}.items():
-        app.command(name, epilog=example(EXAMPLES[name]))(command)
-    return app
-
 
 def find_locust() -> None:
     """Check that Locust is there without importing it, because its import patches the process.
@@ -134,21 +113,18 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
         processes=processes,
         out=out,
     )
-    if as_json:
-        print_json(json.loads(report.model_dump_json()))
-    else:
-        console().print(render(report))
+    print_outcome(report.model_dump(mode="json"), render(report), as_json=as_json)
     if report.overall.failures or not report.overall.requests:
         raise typer.Exit(1)
 
 
 def scenarios(*, as_json: JsonOption = False) -> None:
     """List the scenarios that come with the package."""
-    if as_json:
-        print_json({each.name: json.loads(each.model_dump_json()) for each in SCENARIOS})
-        return
-    for each in SCENARIOS:
-        console().print(f"{each.name:<10} {each.title}")
+    print_outcome(
+        {each.name: each for each in SCENARIOS},
+        *(f"{each.name:<10} {each.title}" for each in SCENARIOS),
+        as_json=as_json,
+    )
 
 
 def locustfile() -> None:
@@ -156,3 +132,17 @@ def locustfile() -> None:
     with needs_extra("loadtest"):
         from nunatak_loadtest.process import LOCUSTFILE
     print(LOCUSTFILE)  # noqa: T201 - a path that a shell reads stays on one line
+
+
+loadtest_app = group(
+    "loadtest",
+    "Measure throughput, latencies and memory of a server.",
+    {
+        "run": (
+            run,
+            "nunatak loadtest run single --server http://127.0.0.1:8080 --out ./measured",
+        ),
+        "scenarios": (scenarios, "nunatak loadtest scenarios"),
+        "locustfile": (locustfile, "nunatak loadtest locustfile"),
+    },
+)

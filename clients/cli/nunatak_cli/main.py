@@ -4,11 +4,12 @@ This file and the command files import no heavy package; each command imports it
 runs. So `nunatak --help` answers at once, and a command needs only its own extra.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version as distribution_version
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
 from nunatak_cli.backbone import backbone_app
 from nunatak_cli.cache import cache_app
@@ -19,38 +20,49 @@ from nunatak_cli.failures import FailureGroup, Program
 from nunatak_cli.key import key_app
 from nunatak_cli.loadtest import loadtest_app
 from nunatak_cli.memory import memory_app
-from nunatak_cli.multitask import multitask
+from nunatak_cli.multitask import MultitaskCommand, multitask
 from nunatak_cli.options import example
 from nunatak_cli.output import print_text
 from nunatak_cli.policy import policy_app
 from nunatak_cli.predict import predict
 from nunatak_cli.predict_file import predict_file
 from nunatak_cli.registries import registry_app, replicas
+from nunatak_cli.savings import savings
 from nunatak_cli.serve import ServeCommand, serve
 from nunatak_cli.sweep import sweep_app
 from nunatak_cli.task import task_app
 from nunatak_cli.train import TrainCommand, train, train_all
 
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version, then exit.")]
-EXAMPLES = {
-    "nunatak": "nunatak train --task tone --data tone.jsonl",
-    "train": "nunatak train --task tone --data tone.jsonl --method topk --layers 2 --promote prod",
-    "multitask": "nunatak multitask ./base --data tone=tone.jsonl --data intent=intent.jsonl",
-    "train_all": "nunatak train-all tasks.yaml",
-    "predict": 'nunatak predict "Please come at once." --task tone --task intent',
-    "predict_file": "nunatak predict-file tickets.csv scored.csv --task tone --task intent",
-    "evaluate": "nunatak evaluate tone --data test.jsonl --wrong wrong.csv",
-    "doubts": "nunatak doubts --data tone.csv --out doubts.csv",
-    "serve": "nunatak serve --registry ./registry --port 8080",
-    "replicas": "nunatak replicas --registry ./registry",
-}
+EXAMPLE = "nunatak train --task tone --data tone.jsonl"
 TRAIN, ASK, SERVE, REGISTRY = "Train", "Ask", "Serve", "Registry"
-COMMANDS = {
-    TRAIN: (train_all, multitask, evaluate, doubts),
-    ASK: (predict, predict_file),
-    SERVE: (replicas,),
+COMMANDS: Mapping[str, Sequence[tuple[Callable[..., None], type[TyperCommand] | None, str]]] = {
+    TRAIN: (
+        (train, TrainCommand, f"{EXAMPLE} --method topk --layers 2 --promote prod"),
+        (train_all, None, "nunatak train-all tasks.yaml"),
+        (
+            multitask,
+            MultitaskCommand,
+            "nunatak multitask ./base --data tone=tone.jsonl --data intent=intent.jsonl",
+        ),
+        (evaluate, None, "nunatak evaluate tone --data test.jsonl --wrong wrong.csv"),
+        (doubts, None, "nunatak doubts --data tone.csv --out doubts.csv"),
+    ),
+    SERVE: (
+        (serve, ServeCommand, "nunatak serve --registry ./registry --port 8080"),
+        (replicas, None, "nunatak replicas --registry ./registry"),
+        (savings, None, "nunatak savings --tasks 8 --server http://127.0.0.1:8080"),
+    ),
+    ASK: (
+        (predict, None, 'nunatak predict "Please come at once." --task tone --task intent'),
+        (
+            predict_file,
+            None,
+            "nunatak predict-file tickets.csv scored.csv --task tone --task intent",
+        ),
+    ),
 }
-"""The commands by the panel of `nunatak --help`, without those that have a class of their own."""
+"""The commands by the panel of `nunatak --help`, each with its class, if any, and an example."""
 GROUPS = {
     TRAIN: (sweep_app, cache_app),
     SERVE: (cluster_app, key_app, memory_app, loadtest_app),
@@ -67,23 +79,16 @@ def build_app() -> Program:
         add_completion=True,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
-        epilog=example(EXAMPLES["nunatak"]),
+        epilog=example(EXAMPLE),
     )
     built.callback(invoke_without_command=True)(start)
-    built.command("train", cls=TrainCommand, **_listed(train, TRAIN))(train)
-    built.command("serve", cls=ServeCommand, **_listed(serve, SERVE))(serve)
     for panel, commands in COMMANDS.items():
-        for command in commands:
-            built.command(**_listed(command, panel))(command)
+        for command, kind, line in commands:
+            built.command(cls=kind, rich_help_panel=panel, epilog=example(line))(command)
     for panel, groups in GROUPS.items():
         for group in groups:
-            built.add_typer(group(), rich_help_panel=panel)
+            built.add_typer(group, rich_help_panel=panel)
     return built
-
-
-def _listed(command: Callable[..., None], panel: str) -> dict[str, Any]:
-    """Return the place of a command in the help, and its example."""
-    return {"rich_help_panel": panel, "epilog": example(EXAMPLES[command.__name__])}
 
 
 def start(*, version: VersionOption = False) -> None:

@@ -7,40 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from nunatak_cli.options import JsonOption, ReferenceArgument, example
-from nunatak_cli.output import console, print_json
+from nunatak_cli.options import JsonOption, ReferenceArgument, group
+from nunatak_cli.output import console, print_outcome
 
 if TYPE_CHECKING:
     from nunatak_client import MemoryReport
 
-ServerOption = Annotated[
-    str, typer.Option("--server", metavar="URL", help="Address of the server.")
-]
+ServerOption = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 NameArgument = Annotated[
     str, typer.Argument(metavar="REF", help="name for all versions in memory, or name/version.")
 ]
-
-EXAMPLES = {
-    "show": "nunatak memory show --server http://127.0.0.1:8080",
-    "preload": "nunatak memory preload tone@prod --server http://127.0.0.1:8080",
-    "pin": "nunatak memory pin tone@prod --server http://127.0.0.1:8080",
-    "unpin": "nunatak memory unpin tone --server http://127.0.0.1:8080",
-    "evict": "nunatak memory evict tone/2 --server http://127.0.0.1:8080",
-}
-
-
-def memory_app() -> typer.Typer:
-    """Return the group with its commands."""
-    app = typer.Typer(
-        name="memory",
-        help="Show and choose the task versions in a server's memory.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["pin"]),
-    )
-    commands = {"show": show, "preload": preload, "pin": pin, "unpin": unpin, "evict": evict}
-    for name, command in commands.items():
-        app.command(name, epilog=example(EXAMPLES[name]))(command)
-    return app
 
 
 def show(*, server: ServerOption, as_json: JsonOption = False) -> None:
@@ -49,11 +25,13 @@ def show(*, server: ServerOption, as_json: JsonOption = False) -> None:
 
     with Client(server) as client:
         report = client.memory()
-    if as_json:
-        print_json(report.model_dump(mode="json"))
-        return
-    console().print(_report_table(report))
-    console().print(_budgets_line(report))
+    device, host = report.tiers.device, report.tiers.host
+    budgets = (
+        f"{device.bytes} of {device.budget_bytes} bytes on the device, "
+        f"{device.pinned_bytes} of them pinned; {host.bytes} of {host.budget_bytes} in host memory"
+    )
+    document = report.model_dump(mode="json")
+    print_outcome(document, _report_table(report), budgets, as_json=as_json)
 
 
 def preload(reference: ReferenceArgument, *, server: ServerOption) -> None:
@@ -109,9 +87,18 @@ def _report_table(report: "MemoryReport") -> Table:
     return table
 
 
-def _budgets_line(report: "MemoryReport") -> str:
-    device, host = report.tiers.device, report.tiers.host
-    return (
-        f"{device.bytes} of {device.budget_bytes} bytes on the device, "
-        f"{device.pinned_bytes} of them pinned; {host.bytes} of {host.budget_bytes} in host memory"
-    )
+memory_app = group(
+    "memory",
+    "Show and choose the task versions in a server's memory.",
+    {
+        "show": (show, "nunatak memory show --server http://127.0.0.1:8080"),
+        "preload": (
+            preload,
+            "nunatak memory preload tone@prod --server http://127.0.0.1:8080",
+        ),
+        "pin": (pin, "nunatak memory pin tone@prod --server http://127.0.0.1:8080"),
+        "unpin": (unpin, "nunatak memory unpin tone --server http://127.0.0.1:8080"),
+        "evict": (evict, "nunatak memory evict tone/2 --server http://127.0.0.1:8080"),
+    },
+    shown="pin",
+)

@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - the command imports torch when training starts, not for --help
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,24 +12,30 @@ from rich.table import Table
 
 from nunatak_cli.options import (
     BackboneOption,
-    EpochsOption,
     JsonOption,
-    LearningRateOption,
     ResumeOption,
-    SeedOption,
     SetOption,
     assignments,
     check_names,
     settings_given,
 )
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import facts_table, print_outcome
+from nunatak_cli.setting_options import SettingsCommand
+from nunatak_cli.train import options_of
 from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
     from nunatak_training.multitask import MultitaskOutcome
 
 
+class MultitaskCommand(SettingsCommand):
+    """A command with options of some settings."""
+
+    setting_options = staticmethod(partial(options_of, "epochs", "learning_rate", "seed"))
+
+
 def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
+    context: typer.Context,
     output: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder of the backbone.")],
     *,
     data: Annotated[
@@ -36,7 +43,6 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="NAME=PATH",
             help="A task and its examples, as for `train`; give two or more.",
-            show_default=False,
         ),
     ],
     kind: Annotated[
@@ -44,21 +50,17 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="NAME=KIND",
             help="The kind of a task, as for `train --kind`. Absent: by the first row.",
-            show_default=False,
         ),
     ] = None,
     backbone: BackboneOption = None,
     as_json: JsonOption = False,
-    epochs: EpochsOption = None,
-    learning_rate: LearningRateOption = None,
-    seed: SeedOption = None,
     settings: SetOption = None,
     resume: ResumeOption = True,
 ) -> None:
     """Train one encoder on several tasks (MT-DNN) and write it as a new backbone."""
     sources, kinds = assignments("--data", data), assignments("--kind", kind)
     check_names("--kind", kinds, sources)
-    named = settings_given(settings, epochs=epochs, learning_rate=learning_rate, seed=seed)
+    changes: dict[str, JsonValue] = dict(settings_given(settings, context.obj))
     with needs_extra("training"):
         from nunatak_contract.methods import Full
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
@@ -71,7 +73,6 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         name: SharedTask(data=path, kind=kind_named(kinds.get(name)))
         for name, path in sources.items()
     }
-    changes: dict[str, JsonValue] = dict(named)
     default_recipe(Full(), changes=changes)  # refuse wrong settings before loading the backbone
     base = load_backbone(backbone or DEFAULT_BACKBONE)
     recipe = default_recipe(Full(), backbone=base.name, changes=changes)
@@ -81,36 +82,32 @@ def multitask(  # noqa: PLR0913 - one parameter per option is how typer works
         report=ProgressBar(", ".join(sources)),
         checkpoints=default_cache_folder() if resume else None,
     )
-    if as_json:
-        print_json(_outcome_json(outcome))
-        return
-    console().print(_outcome_table(outcome))
-    console().print(f"wrote {outcome.folder}; train on it with --backbone {outcome.folder}")
+    line = f"wrote {outcome.folder}; train on it with --backbone {outcome.folder}"
+    print_outcome(_outcome_json(outcome), _outcome_table(outcome), line, as_json=as_json)
 
 
 def _outcome_table(outcome: "MultitaskOutcome") -> Table:
     fitted = outcome.fitted
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, scores in fitted.scores.items():
-        shown = ", ".join(f"{metric} {value:.4f}" for metric, value in scores.metrics.items())
-        table.add_row(f"dev {name}", shown)
-    table.add_row("best epoch", f"{fitted.best_epoch} of {fitted.history[-1].epoch}")
-    table.add_row("backbone", f"{outcome.digest[:12]}...")
-    table.add_row("time", f"{outcome.seconds:.1f} s")
-    return table
+    scores = {
+        f"dev {name}": ", ".join(f"{metric} {value:.4f}" for metric, value in it.metrics.items())
+        for name, it in fitted.scores.items()
+    }
+    return facts_table(
+        {
+            **scores,
+            "best epoch": f"{fitted.best_epoch} of {fitted.history[-1].epoch}",
+            "backbone": f"{outcome.digest[:12]}...",
+            "time": f"{outcome.seconds:.1f} s",
+        }
+    )
 
 
-def _outcome_json(outcome: "MultitaskOutcome") -> dict[str, JsonValue]:
+def _outcome_json(outcome: "MultitaskOutcome") -> dict[str, object]:
     fitted = outcome.fitted
     return {
         "folder": str(outcome.folder),
         "digest": outcome.digest,
-        "scores": {
-            name: {str(metric): value for metric, value in scores.metrics.items()}
-            for name, scores in fitted.scores.items()
-        },
+        "scores": {name: dict(scores.metrics) for name, scores in fitted.scores.items()},
         "best_epoch": fitted.best_epoch,
         "seconds": outcome.seconds,
     }

@@ -1,6 +1,6 @@
 """Options and arguments that several commands share, and the reading of their values."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -29,17 +29,14 @@ OnOption = Annotated[
         metavar="ray[://HOST:PORT]",
         help="Compute on a Ray cluster: the one of this machine or of RAY_ADDRESS, or the one of "
         "this client server. Absent: on this machine.",
-        show_default=False,
     ),
 ]
 RegistryOption = Annotated[
     str | None,
     typer.Option(
-        "--registry",
         envvar="NUNATAK_REGISTRY",
         metavar="PATH|URL",
         help="Registry folder or database URL. Absent: a folder in your user data directory.",
-        show_default=False,
     ),
 ]
 CreateOption = Annotated[
@@ -52,11 +49,9 @@ JsonOption = Annotated[
 BackboneOption = Annotated[
     str | None,
     typer.Option(
-        "--backbone",
         metavar="minilm|NAME|PATH|HUB_ID",
         help="Backbone: the built-in 'minilm' (default), the name of an added one (nunatak "
         "backbone list), a folder, or a Hugging Face hub id.",
-        show_default=False,
     ),
 ]
 CacheOption = Annotated[
@@ -72,16 +67,14 @@ ResumeOption = Annotated[
 ]
 DeviceOption = Annotated[
     DeviceName,
-    typer.Option("--device", help="Where to compute: on the CPU, or on the CUDA device."),
+    typer.Option(help="Where to compute: on the CPU, or on the CUDA device."),
 ]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
-        "--threads",
         metavar="N",
         min=1,
         help="CPU threads that compute. Absent: as many as find a free CPU.",
-        show_default=False,
     ),
 ]
 StrictOption = Annotated[
@@ -91,50 +84,40 @@ StrictOption = Annotated[
 KindOption = Annotated[
     str | None,
     typer.Option(
-        "--kind",
         metavar="KIND",
         help="single-label, multi-label, regression, token-classification, question-answering or "
         "ranking. Absent: the columns of the first row decide: text and label (regression if the "
         "label has a decimal point); text and labels; tokens and tags; question, context and "
         "answers; query, document and label.",
-        show_default=False,
     ),
 ]
 TextColumnOption = Annotated[
     str | None,
     typer.Option(
-        "--text-column",
         metavar="NAME",
         help="Column of the text, if it is not `text`.",
-        show_default=False,
     ),
 ]
 LabelColumnOption = Annotated[
     str | None,
     typer.Option(
-        "--label-column",
         metavar="NAME",
         help="Column of the label, if it is not `label` (or `labels`).",
-        show_default=False,
     ),
 ]
 PairColumnOption = Annotated[
     str | None,
     typer.Option(
-        "--pair-column",
         metavar="NAME",
         help="Column of the second text, if it is not `text_pair`.",
-        show_default=False,
     ),
 ]
 DelimiterOption = Annotated[
     str | None,
     typer.Option(
-        "--delimiter",
         metavar="CHARACTER",
         help="Between the fields of CSV and TSV files. Absent: comma, tab or semicolon, "
         "whichever splits the header line.",
-        show_default=False,
     ),
 ]
 EscapeFormulasOption = Annotated[
@@ -157,27 +140,8 @@ class OnBadRow(StrEnum):
 OnBadRowOption = Annotated[
     OnBadRow,
     typer.Option(
-        "--on-bad-row",
         help="refuse: name all rows that cannot be used, and end; skip: go on without these rows, "
         "and write them with the reasons to DATA.rejected.jsonl in this folder.",
-    ),
-]
-EpochsOption = Annotated[
-    str | None, typer.Option("--epochs", metavar="N", help="Passes over the train examples.")
-]
-PatienceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--patience",
-        metavar="N|null",
-        help="End training after N scored epochs without a better dev score (3, but none with "
-        "--epochs); null: run all epochs.",
-    ),
-]
-LearningRateOption = Annotated[
-    str | None,
-    typer.Option(
-        "--learning-rate", metavar="X", help="Learning rate of the layers, or of the head alone."
     ),
 ]
 CalibrateOption = Annotated[
@@ -188,19 +152,24 @@ CalibrateOption = Annotated[
         "task thresholds).",
     ),
 ]
-SeedOption = Annotated[
-    str | None, typer.Option("--seed", metavar="N", help="The same seed gives the same weights.")
-]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
         help="Any setting that `nunatak train --help` lists, such as dropout=0.2. Repeatable.",
-        show_default=False,
     ),
 ]
-AliasOption = Annotated[str, typer.Option("--alias", metavar="ALIAS", help="Alias to move.")]
+FileSetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="A value in place of the file's, in YAML: seeds=[0,1] or shared.epochs=3, by the "
+        "names of the file. Repeatable.",
+    ),
+]
+AliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias to move.")]
 UnprobedOption = Annotated[
     bool,
     typer.Option(
@@ -210,29 +179,23 @@ UnprobedOption = Annotated[
 ExpectOption = Annotated[
     int | None,
     typer.Option(
-        "--expect",
         metavar="N",
         min=0,
         help="Move only if the alias points at version N now (0: the alias does not exist).",
-        show_default=False,
     ),
 ]
 NewAliasOption = Annotated[
     str | None,
     typer.Option(
-        "--promote",
         metavar="ALIAS",
         help="Point this alias at the new version.",
-        show_default=False,
     ),
 ]
 RevisionOption = Annotated[
     str | None,
     typer.Option(
-        "--revision",
         metavar="NAME",
         help="Branch, tag or commit on the hub. Absent: the newest.",
-        show_default=False,
     ),
 ]
 
@@ -247,6 +210,26 @@ class ExportFormat(StrEnum):
 
 def example(command_line: str) -> str:
     return f"Example:  [cyan]{command_line}[/cyan]"
+
+
+def group(
+    name: str,
+    purpose: str,
+    commands: Mapping[str, tuple[Callable[..., None], str]],
+    *,
+    shown: str | None = None,
+) -> typer.Typer:
+    """Return a group of commands by name, each with an example.
+
+    The help of the group has the example of the command `shown`, or of the first command.
+    """
+    first = shown or next(iter(commands))
+    app = typer.Typer(
+        name=name, help=purpose, no_args_is_help=True, epilog=example(commands[first][1])
+    )
+    for command, (function, line) in commands.items():
+        app.command(command, epilog=example(line))(function)
+    return app
 
 
 def assignments(
@@ -266,12 +249,18 @@ def assignments(
     return values
 
 
-def settings_given(given: Iterable[str] | None, **options: str | None) -> dict[str, str]:
-    """Return the settings of `--set` together with the settings that have their own option.
+def settings_given(
+    given: Iterable[str] | None, options: Mapping[str, str | bool | None]
+) -> dict[str, str]:
+    """Return the settings of `--set` together with those of `options`, by the name of the setting.
 
-    `options` holds the values of these options by setting; an option that is `None` was not given.
+    A value that is None was not given.
     """
-    own = {name: value for name, value in options.items() if value is not None}
+    own = {
+        name: "true" if value is True else str(value)
+        for name, value in options.items()
+        if value is not None
+    }
     values = assignments("--set", given)
     for name in own.keys() & values.keys():
         option = f"--{name.replace('_', '-')}"
@@ -312,8 +301,17 @@ def row_format(
     return RowFormat(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)
 
 
-def rejected_file(on_bad_row: OnBadRow, data: str) -> Path | None:
-    """Return the file of this folder that takes the bad rows of a source; None: refuse them."""
-    if on_bad_row is OnBadRow.REFUSE:
-        return None
-    return Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")
+def labelled_format(
+    data: str,
+    on_bad_row: OnBadRow,
+    *,
+    text: str | None,
+    label: str | None,
+    pair: str | None,
+    delimiter: str | None,
+) -> RowFormat:
+    """Return the format of labelled rows, with the file of this folder for the bad ones."""
+    rejected = None
+    if on_bad_row is OnBadRow.SKIP:
+        rejected = Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")
+    return row_format(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)

@@ -9,11 +9,14 @@ the text may come from a model's author, a data file or a server.
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, cast
 
-from pydantic import JsonValue
+from pydantic import BaseModel
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from nunatak_rows import RowFormat
@@ -47,12 +50,47 @@ def error_console() -> PlainConsole:
     return PlainConsole(stderr=True)
 
 
-def print_json(value: Mapping[str, JsonValue]) -> None:
+def print_outcome(
+    document: Mapping[str, object], *parts: RenderableType, as_json: bool, empty: str = ""
+) -> None:
+    """Print an outcome: the document for programs, or tables and lines for people.
+
+    A table without rows is left out. `empty` is the remark if nothing is left.
+    """
+    if as_json:
+        print_json(document)
+        return
+    shown = [part for part in parts if not isinstance(part, Table) or part.row_count]
+    for part in shown:
+        console().print(part, soft_wrap=isinstance(part, str | Text))
+    if empty and not shown:
+        error_console().print(empty)
+
+
+def plain_table(*headings: str, right: Iterable[str] = ()) -> Table:
+    """Return a table without lines; the columns of `right` end at the same place."""
+    table = Table(box=None, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    return table
+
+
+def facts_table(facts: Mapping[str, RenderableType]) -> Table:
+    """Return a table with one fact a row, after its name."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+def print_json(value: Mapping[str, object]) -> None:
     """Print one JSON document, indented."""
     print(_json(value, indent=2))  # noqa: T201 - rich would wrap lines
 
 
-def print_json_line(value: Mapping[str, JsonValue]) -> None:
+def print_json_line(value: Mapping[str, object]) -> None:
     """Print one JSON document on one line, and flush, so that a pipe gets the line at once."""
     print(_json(value, indent=None), flush=True)  # noqa: T201 - rich would wrap lines
 
@@ -79,15 +117,26 @@ def _plain_segment(segment: Segment) -> Segment:
     return Segment(plain(segment.text), style)
 
 
-def _json(value: Mapping[str, JsonValue], *, indent: int | None) -> str:
+def _json(value: Mapping[str, object], *, indent: int | None) -> str:
     # Other encodings lack characters, which JSON can spell out.
     is_unicode = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
-    document = json.dumps(value, indent=indent, ensure_ascii=not is_unicode)
+    document = json.dumps(value, indent=indent, ensure_ascii=not is_unicode, default=_members)
     if _is_printable(document):
         return document
     from nunatak_contract.plain_text import visible_json
 
     return visible_json(document)
+
+
+def _members(value: object) -> object:
+    """Return a value that is no JSON in the form of JSON."""
+    match value:
+        case BaseModel():
+            return value.model_dump(mode="json")
+        case datetime():
+            return value.isoformat()
+        case _:
+            return {field.name: getattr(value, field.name) for field in fields(cast("Any", value))}
 
 
 def plain(text: str) -> str:

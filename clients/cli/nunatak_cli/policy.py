@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue, ValidationError
+from pydantic import ValidationError
 from rich.table import Table
 
-from nunatak_cli.options import JsonOption, RegistryOption, example
-from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.options import JsonOption, RegistryOption, group
+from nunatak_cli.output import console, print_json, print_outcome
 from nunatak_cli.registries import existing_registry, published_line
 from nunatak_contract.errors import NunatakError, needs_extra
 
@@ -19,40 +19,10 @@ if TYPE_CHECKING:
     from nunatak_contract.policies import Policy
     from nunatak_registry import PublishedPolicy
 
-EXAMPLES = {
-    "put": "nunatak policy put guard.json",
-    "list": "nunatak policy list",
-    "show": "nunatak policy show guard --version 2 > guard.json",
-    "check": "nunatak policy check guard.yaml",
-    "history": "nunatak policy history guard",
-    "rollback": "nunatak policy rollback guard",
-}
-
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="The policy: FILE.json, FILE.yaml or FILE.toml.")
 ]
 PolicyArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the policy.")]
-
-
-def policy_app() -> typer.Typer:
-    """Return the group with its commands."""
-    app = typer.Typer(
-        name="policy",
-        help="Publish and check policies, which turn the answers of tasks into one decision.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["put"]),
-    )
-    commands = {
-        "put": put,
-        "list": list_policies,
-        "show": show,
-        "check": check,
-        "history": history,
-        "rollback": rollback,
-    }
-    for name, command in commands.items():
-        app.command(name, epilog=example(EXAMPLES[name]))(command)
-    return app
 
 
 def put(
@@ -63,29 +33,24 @@ def put(
     with existing_registry(registry) as opened:
         before = opened.policies.numbers().get(policy.name, 0)
         published = opened.policies.put(policy)
-    is_new = published.version > before
-    if as_json:
-        print_json({**_policy_json(published), "changed": is_new})
-    else:
-        console().print(published_line(published.reference, is_new=is_new))
+    _print_published(published, is_new=published.version > before, as_json=as_json)
 
 
 def list_policies(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
     """List the policies with their newest versions."""
     with existing_registry(registry) as opened:
         policies = opened.policies.newest()
-    if as_json:
-        print_json({"policies": [_policy_json(it) for it in policies]})
-    elif not policies:
-        error_console().print("no policies yet; `nunatak policy put FILE` publishes one")
-    else:
-        table = Table("policy", "version", "mode", "on failure", "rules", "tasks", box=None)
-        for it in policies:
-            policy = it.policy
-            rules = ", ".join(f"{rule.name} ({rule.action})" for rule in policy.rules)
-            cells = (policy.name, str(it.version), policy.mode.value, policy.on_failure.value)
-            table.add_row(*cells, rules, ", ".join(policy.references))
-        console().print(table)
+    table = Table("policy", "version", "mode", "on failure", "rules", "tasks", box=None)
+    for it in policies:
+        policy = it.policy
+        cells = (policy.name, str(it.version), policy.mode.value, policy.on_failure.value)
+        table.add_row(*cells, _rules_text(policy), ", ".join(policy.references))
+    print_outcome(
+        {"policies": [_policy_json(it) for it in policies]},
+        table,
+        as_json=as_json,
+        empty="no policies yet; `nunatak policy put FILE` publishes one",
+    )
 
 
 def show(
@@ -93,9 +58,7 @@ def show(
     *,
     version: Annotated[
         int | None,
-        typer.Option(
-            "--version", metavar="N", min=1, help="Number of the version.", show_default=False
-        ),
+        typer.Option(metavar="N", min=1, help="Number of the version."),
     ] = None,
     registry: RegistryOption = None,
 ) -> None:
@@ -119,15 +82,12 @@ def history(
     """List all versions of a policy, the newest first."""
     with existing_registry(registry) as opened:
         versions = opened.policies.history(name)
-    if as_json:
-        print_json({"versions": [_policy_json(it) for it in versions]})
-    else:
-        table = Table("version", "published", "by", "mode", "rules", box=None)
-        for it in versions:
-            rules = ", ".join(f"{rule.name} ({rule.action})" for rule in it.policy.rules)
-            at = it.published_at.isoformat(sep=" ", timespec="seconds")
-            table.add_row(str(it.version), at, it.by, it.policy.mode.value, rules)
-        console().print(table)
+    table = Table("version", "published", "by", "mode", "rules", box=None)
+    for it in versions:
+        at = it.published_at.isoformat(sep=" ", timespec="seconds")
+        table.add_row(str(it.version), at, it.by, it.policy.mode.value, _rules_text(it.policy))
+    document = {"versions": [_policy_json(it) for it in versions]}
+    print_outcome(document, table, as_json=as_json)
 
 
 def rollback(
@@ -140,7 +100,6 @@ def rollback(
             metavar="N",
             min=1,
             help="Number of the version to repeat. Absent: the version before the newest.",
-            show_default=False,
         ),
     ] = None,
     registry: RegistryOption = None,
@@ -150,20 +109,11 @@ def rollback(
     with existing_registry(registry) as opened:
         before = opened.policies.get(name).version
         published = opened.policies.rollback(name, to)
-    is_new = published.version > before
-    if as_json:
-        print_json({**_policy_json(published), "changed": is_new})
-    else:
-        console().print(published_line(published.reference, is_new=is_new))
+    _print_published(published, is_new=published.version > before, as_json=as_json)
 
 
 def read_policy(path: Path) -> "Policy":
-    """Return the policy in a file.
-
-    Raises:
-        NunatakError: `invalid_policy_file`, the file does not exist, or breaks the format; the
-            message names the place.
-    """
+    """Return the policy in a file."""
     from nunatak_contract.policies import Policy
 
     try:
@@ -201,10 +151,34 @@ def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-def _policy_json(published: "PublishedPolicy") -> dict[str, JsonValue]:
+def _rules_text(policy: "Policy") -> str:
+    return ", ".join(f"{rule.name} ({rule.action})" for rule in policy.rules)
+
+
+def _print_published(published: "PublishedPolicy", *, is_new: bool, as_json: bool) -> None:
+    document = {**_policy_json(published), "changed": is_new}
+    line = published_line(published.reference, is_new=is_new)
+    print_outcome(document, line, as_json=as_json)
+
+
+def _policy_json(published: "PublishedPolicy") -> dict[str, object]:
     return {
         "version": published.version,
-        "published_at": published.published_at.isoformat(),
+        "published_at": published.published_at,
         "by": published.by,
         "policy": published.policy.model_dump(mode="json"),
     }
+
+
+policy_app = group(
+    "policy",
+    "Publish and check policies, which turn the answers of tasks into one decision.",
+    {
+        "put": (put, "nunatak policy put guard.json"),
+        "list": (list_policies, "nunatak policy list"),
+        "show": (show, "nunatak policy show guard --version 2 > guard.json"),
+        "check": (check, "nunatak policy check guard.yaml"),
+        "history": (history, "nunatak policy history guard"),
+        "rollback": (rollback, "nunatak policy rollback guard"),
+    },
+)

@@ -51,7 +51,6 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Argument(
             metavar="[TEXT]",
             help="The text, context or query to ask about.",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -73,7 +72,6 @@ def predict(  # noqa: PLR0913 - one parameter per option is how typer works
             "--format",
             help="Format of the file. Absent: its suffix tells it; standard input is txt, one text "
             "a line.",
-            show_default=False,
         ),
     ] = None,
     text_column: TextColumnOption = None,

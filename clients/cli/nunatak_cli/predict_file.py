@@ -14,7 +14,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from nunatak_cli.corpus.chunks import Chunk
-from nunatak_cli.corpus.job import CorpusJob, Outcome, run_job
+from nunatak_cli.corpus.job import CorpusJob, run_job
 from nunatak_cli.options import (
     BackboneOption,
     DelimiterOption,
@@ -26,7 +26,7 @@ from nunatak_cli.options import (
     TextColumnOption,
     row_format,
 )
-from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.output import error_console, print_outcome
 from nunatak_cli.registries import existing_registry
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import needs_extra
@@ -63,7 +63,6 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="COLUMN",
             help="Column of IN that OUT keeps. Repeatable. Absent: all columns.",
-            show_default=False,
         ),
     ] = None,
     scores: Annotated[
@@ -88,7 +87,6 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
             min=1,
             metavar="N",
             help="With --on: processes that score. Absent: as many as the cluster has cores for.",
-            show_default=False,
         ),
     ] = None,
     registry: RegistryOption = None,
@@ -124,7 +122,26 @@ def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
     if outcome is None:
         error_console().print(f"{out} is complete: the last run was killed after its last row")
         return
-    _print_outcome(outcome, out, time.monotonic() - started, as_json=as_json)
+    seconds = time.monotonic() - started
+    versions = ", ".join(it.reference for it in outcome.versions.values())
+    earlier = outcome.num_rows - outcome.num_scored
+    document = {
+        "out": str(out),
+        "versions": {name: it.version for name, it in outcome.versions.items()},
+        "rows": outcome.num_rows,
+        "rejected": outcome.num_rejected,
+        "rejected_file": str(outcome.rejected) if outcome.num_rejected else None,
+        "seconds": round(seconds, 3),
+    }
+    line = (
+        f"{out}: {outcome.num_rows - outcome.num_rejected:,} rows with the answers of {versions}; "
+        f"{outcome.num_scored:,} rows in {seconds:.1f} s"
+        + (f", {earlier:,} before a kill" if earlier else "")
+    )
+    print_outcome(document, line, as_json=as_json)
+    if outcome.num_rejected and not as_json:
+        told = f"{outcome.num_rejected:,} rows are rejected; the reasons are in {outcome.rejected}"
+        error_console().print(told, soft_wrap=True)
     if outcome.num_rejected:
         raise typer.Exit(SOME_REJECTED)
 
@@ -172,31 +189,3 @@ class Meter:
         left_s = seconds * (num_bytes - chunk.end) / (chunk.end - begin)
         rate = self._scored_rows / seconds
         return f"{text}, {rate:,.0f} rows/s, {timedelta(seconds=round(left_s))} left"
-
-
-def _print_outcome(outcome: Outcome, out: Path, seconds: float, *, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                "out": str(out),
-                "versions": {name: it.version for name, it in outcome.versions.items()},
-                "rows": outcome.num_rows,
-                "rejected": outcome.num_rejected,
-                "rejected_file": str(outcome.rejected) if outcome.num_rejected else None,
-                "seconds": round(seconds, 3),
-            }
-        )
-        return
-    versions = ", ".join(it.reference for it in outcome.versions.values())
-    earlier = outcome.num_rows - outcome.num_scored
-    console().print(
-        f"{out}: {outcome.num_rows - outcome.num_rejected:,} rows with the answers of {versions}; "
-        f"{outcome.num_scored:,} rows in {seconds:.1f} s"
-        + (f", {earlier:,} before a kill" if earlier else ""),
-        soft_wrap=True,
-    )
-    if outcome.num_rejected:
-        error_console().print(
-            f"{outcome.num_rejected:,} rows are rejected; the reasons are in {outcome.rejected}",
-            soft_wrap=True,
-        )

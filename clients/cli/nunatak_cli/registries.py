@@ -2,42 +2,28 @@
 
 # ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
 from rich.filesize import decimal
 from rich.table import Table
 
 from nunatak_cli.failures import print_failure
-from nunatak_cli.options import CreateOption, JsonOption, RegistryOption, example
-from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.options import CreateOption, JsonOption, RegistryOption, group
+from nunatak_cli.output import console, print_outcome
 from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_contract.wire import ReplicaListing
-    from nunatak_registry import AliasEvent, Registry, TaskCopy
+    from nunatak_registry import AliasEvent, Registry
 
-EXAMPLES = {
-    "copy": "nunatak registry copy ./registry 'postgresql+psycopg://nunatak@db/registry"
-    "?blobs=s3://bucket/tasks' --create",
-}
-
-
-def registry_app() -> typer.Typer:
-    """Return the group with its commands."""
-    app = typer.Typer(
-        name="registry",
-        help="Copy whole registries.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["copy"]),
-    )
-    app.command("copy", epilog=example(EXAMPLES["copy"]))(copy)
-    return app
+COPY_EXAMPLE = (
+    "nunatak registry copy ./registry 'postgresql+psycopg://nunatak@db/registry"
+    "?blobs=s3://bucket/tasks' --create"
+)
 
 
 def copy(
@@ -50,7 +36,7 @@ def copy(
     *,
     task: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Copy only this task. Repeatable.", show_default=False),
+        typer.Option(metavar="NAME", help="Copy only this task. Repeatable."),
     ] = None,
     create: CreateOption = False,
     as_json: JsonOption = False,
@@ -59,27 +45,25 @@ def copy(
 
     Repeat the command to go on after a kill.
     """
-    outcomes: list[TaskCopy | PolicyCopy | FailedCopy] = []
+    outcomes = list[Copied]()
     with (
         existing_registry(source) as opened,
         publishing_registry(target, create=create) as receiver,
     ):
-        policies = () if task else opened.policies.numbers()
-        attempts = [
-            partial(_copied, name, opened, receiver) for name in task or opened.copies.tasks()
-        ]
-        # After the tasks, because the rules of a policy are about tasks.
-        attempts += [partial(_policy_copied, name, opened, receiver) for name in policies]
-        for attempt in attempts:
-            outcomes.append(attempt())
-            if not as_json:
-                _print_outcome(outcomes[-1])
-    failed = [it for it in outcomes if isinstance(it, FailedCopy)]
-    if as_json:
-        copied = [_copy_json(it) for it in outcomes if not isinstance(it, FailedCopy)]
-        print_json({"copied": [*copied], "failed": [it.json() for it in failed]})
-    elif not outcomes:
-        error_console().print("the source has no tasks and no policies")
+        # Policies after the tasks, because the rules of a policy are about tasks.
+        names = [(name, False) for name in task or opened.copies.tasks()]
+        names += [(name, True) for name in (() if task else opened.policies.numbers())]
+        for name, is_policy in names:
+            outcomes.append(done := _copied(name, opened, receiver, is_policy=is_policy))
+            if done.error is not None and not as_json:
+                print_failure(done.error.code, done.line)
+            elif not as_json:
+                console().print(done.line, soft_wrap=True)
+    failed = [it.document for it in outcomes if it.error is not None]
+    if as_json or not outcomes:
+        copied = [it.document for it in outcomes if it.error is None]
+        empty = "the source has no tasks and no policies"
+        print_outcome({"copied": copied, "failed": failed}, as_json=as_json, empty=empty)
     if failed:
         raise typer.Exit(1)
 
@@ -88,20 +72,13 @@ def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) ->
     """List the server processes of a registry: what they serve, their load and their memory."""
     with existing_registry(registry) as opened:
         listing = opened.replicas.listing()
-    if as_json:
-        print_json(listing.model_dump(mode="json"))
-    elif listing.replicas:
-        console().print(_replicas_table(listing))
-    else:
-        error_console().print("no server process is listed in this registry")
+    empty = "no server process is listed in this registry"
+    document = listing.model_dump(mode="json")
+    print_outcome(document, _replicas_table(listing), as_json=as_json, empty=empty)
 
 
 def wait_for_replicas(registry: "Registry", seconds: float) -> str:
-    """Wait until every live replica follows the last change; return the line about them.
-
-    Raises:
-        NunatakError: `replicas_behind`, some replicas do not follow within `seconds`.
-    """
+    """Wait until every live replica follows the last change; return the line about them."""
     found = registry.replicas.wait(seconds).replicas
     without_lease = sum(it.lease_s is None for it in found)
     line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
@@ -143,34 +120,18 @@ FAILURES_OF_A_TASK = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyCopy:
-    """The outcome of the copy of one policy."""
+class Copied:
+    """The outcome of the copy of one task or policy, in words and as JSON."""
 
-    policy: str
-    versions: tuple[int, ...]
-    """Numbers of the versions that were copied."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedCopy:
-    """A task or a policy that was not copied, and the reason."""
-
-    kind: Literal["task", "policy"]
-    name: str
-    error: NunatakError
-
-    def json(self) -> dict[str, JsonValue]:
-        """Return the failure for programs."""
-        return {self.kind: self.name, "code": self.error.code, "detail": str(self.error)}
+    line: str
+    document: Mapping[str, object]
+    error: NunatakError | None = None
+    """The reason if it was not copied."""
 
 
 @contextmanager
 def existing_registry(location: str | None) -> Generator["Registry"]:
-    """Open a registry that exists: a mistyped place must not become a new, empty registry.
-
-    Raises:
-        NunatakError: `registry_missing`, there is no registry.
-    """
+    """Open a registry that exists: a mistyped place must not become a new, empty registry."""
     from nunatak_registry import Registry, default_location
 
     with Registry.open(location or default_location(), create=False) as registry:
@@ -183,9 +144,6 @@ def publishing_registry(location: str | None, *, create: bool) -> Generator["Reg
 
     The default registry is made at its first use. A registry that the user names is made only with
     `create`.
-
-    Raises:
-        NunatakError: `registry_missing`, there is no registry at the place that the user names.
     """
     from nunatak_registry import Registry, default_location
 
@@ -197,11 +155,7 @@ def publishing_registry(location: str | None, *, create: bool) -> Generator["Reg
 def promote(
     registry: "Registry", task: str, alias: str, version: int, *, expect: int | None = None
 ) -> tuple["AliasEvent", bool]:
-    """Let an alias point to a version; return its last move, and whether this call moved it.
-
-    Raises:
-        NunatakError: as `Registry.promote`.
-    """
+    """Let an alias point to a version; return its last move, and whether this call moved it."""
     earlier = _moves(registry, task, alias)
     move = registry.promote(task, alias, version, expected_version=expect)
     return move, move not in earlier
@@ -232,58 +186,55 @@ def _moves(registry: "Registry", task: str, alias: str) -> "list[AliasEvent]":
         return []
 
 
-def _copied(task: str, source: "Registry", target: "Registry") -> "TaskCopy | FailedCopy":
+def _copied(name: str, source: "Registry", target: "Registry", *, is_policy: bool) -> Copied:
+    kind, take = "policy" if is_policy else "task", _policy_copied if is_policy else _task_copied
     try:
-        return target.copies.take(task, source.copies)
+        return take(name, source, target)
     except NunatakError as error:
         if error.code not in FAILURES_OF_A_TASK:
             raise
-        return FailedCopy(kind="task", name=task, error=error)
+        document = {kind: name, "code": error.code, "detail": str(error)}
+        return Copied(line=str(error), document=document, error=error)
 
 
-def _policy_copied(
-    policy: str, source: "Registry", target: "Registry"
-) -> "PolicyCopy | FailedCopy":
-    try:
-        versions = target.policies.take(policy, source.policies)
-    except NunatakError as error:
-        if error.code not in FAILURES_OF_A_TASK:
-            raise
-        return FailedCopy(kind="policy", name=policy, error=error)
-    return PolicyCopy(policy=policy, versions=tuple(versions))
+def _policy_copied(name: str, source: "Registry", target: "Registry") -> Copied:
+    versions = target.policies.take(name, source.policies)
+    done = _versions_text(versions) if versions else "everything was there already"
+    document = {"policy": name, "versions": list(versions)}
+    return Copied(line=f"policy {name}: {done}", document=document)
 
 
-def _print_outcome(outcome: "TaskCopy | PolicyCopy | FailedCopy") -> None:
-    if isinstance(outcome, FailedCopy):
-        print_failure(outcome.error.code, str(outcome.error))
-    else:
-        console().print(_copied_line(outcome), soft_wrap=True)
-
-
-def _copied_line(done: "TaskCopy | PolicyCopy") -> str:
-    subject = f"policy {done.policy}" if isinstance(done, PolicyCopy) else done.task
-    new = ", ".join(map(str, done.versions))
-    copied = f"copied version{'s' if len(done.versions) > 1 else ''} {new}"
-    if not new and (isinstance(done, PolicyCopy) or not done.num_events):
-        return f"{subject}: everything was there already"
-    if isinstance(done, PolicyCopy):
-        return f"{subject}: {copied}"
+def _task_copied(name: str, source: "Registry", target: "Registry") -> Copied:
+    done = target.copies.take(name, source.copies)
     parts = [
-        copied if new else "no new version",
+        _versions_text(done.versions) if done.versions else "no new version",
         *([f"{len(done.present)} there already"] if done.present else []),
         f"{done.num_events} event{'' if done.num_events == 1 else 's'} of aliases",
         decimal(done.num_bytes),
     ]
-    return f"{subject}: {'; '.join(parts)}"
-
-
-def _copy_json(done: "TaskCopy | PolicyCopy") -> dict[str, JsonValue]:
-    if isinstance(done, PolicyCopy):
-        return {"policy": done.policy, "versions": list(done.versions)}
-    return {
+    is_same = not done.versions and not done.num_events
+    document = {
         "task": done.task,
         "versions": list(done.versions),
         "present": list(done.present),
         "events": done.num_events,
         "written_bytes": done.num_bytes,
     }
+    shown = "everything was there already" if is_same else "; ".join(parts)
+    return Copied(line=f"{done.task}: {shown}", document=document)
+
+
+def _versions_text(versions: Sequence[int]) -> str:
+    return f"copied version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
+
+
+registry_app = group(
+    "registry",
+    "Copy whole registries.",
+    {
+        "copy": (
+            copy,
+            COPY_EXAMPLE,
+        ),
+    },
+)

@@ -4,19 +4,17 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
-from typer.main import get_command
 
 from nunatak_cli.failures import print_failure
 from nunatak_cli.options import CreateOption
 from nunatak_cli.output import print_text
+from nunatak_cli.setting_options import SettingsCommand, made_options
 from nunatak_contract.enums import LogFormat
-from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
+from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
     from nunatak_server.settings import Configuration
@@ -37,55 +35,32 @@ SECTIONS: Final[Mapping[str, str]] = {
 """Title of each section of the settings, by the first setting of the section."""
 
 
-class ServeCommand(TyperCommand):
-    """A command with an option for every setting of the server, made from the setting."""
-
-    # Typer hands in a typer.Context, but names its own private base classes here.
-    def get_params(self, ctx: typer.Context) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the options of `serve`, then those of the settings."""
-        try:
-            return [*super().get_params(ctx), *setting_options()]  # pyright: ignore[reportArgumentType]
-        except MissingExtraError:
-            return super().get_params(ctx)  # pyright: ignore[reportArgumentType]
-
-    def invoke(self, ctx: typer.Context) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Run the command; the context holds the settings that were given."""
-        own = {param.name for param in self.params}
-        ctx.obj = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}
-        return super().invoke(ctx)  # pyright: ignore[reportArgumentType]
-
-
 @cache
-def setting_options() -> tuple[Any, ...]:
-    """Return an option for each setting: its name, its type and its description."""
+def server_options() -> tuple[Any, ...]:
     with needs_extra("server"):
         from nunatak_server.settings import ServerSettings
 
-    def options() -> None:
-        pass
-
-    parameters, panel = list[Parameter](), ""
+    wanted, panel = dict[str, tuple[Any, Any]](), ""
     for name, field in ServerSettings.model_fields.items():
         panel = SECTIONS.get(name, panel)
-        is_flag, option_name = field.annotation is bool, name.replace("_", "-")
+        is_flag, option = field.annotation is bool, name.replace("_", "-")
         default = "" if field.default_factory else f" ({field.default})"
-        option = typer.Option(
-            f"--{option_name}" + f"/--no-{option_name}" * is_flag,
-            metavar=None if is_flag else "VALUE",
-            help=f"{field.description}" + default * (field.default not in {None, ""}),
-            rich_help_panel=panel,
-            show_default=False,
+        wanted[name] = (
+            bool | None if is_flag else list[str] | None,
+            typer.Option(
+                f"--{option}" + f"/--no-{option}" * is_flag,
+                metavar=None if is_flag else "VALUE",
+                help=f"{field.description}" + default * (field.default not in {None, ""}),
+                rich_help_panel=panel,
+            ),
         )
-        kind = bool | None if is_flag else list[str] | None
-        parameters.append(
-            Parameter(
-                name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
-            )
-        )
-    options.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
-    app = typer.Typer(add_completion=False)
-    app.command()(options)
-    return tuple(get_command(app).params)
+    return made_options(wanted)
+
+
+class ServeCommand(SettingsCommand):
+    """A command with an option for every setting of the server."""
+
+    setting_options = staticmethod(lambda: server_options())  # noqa: PLW0108 - a cache has a type
 
 
 def serve(
@@ -97,7 +72,6 @@ def serve(
             metavar="FILE",
             envvar="NUNATAK_CONFIG",
             help="Settings in TOML; options and environment variables override the file.",
-            show_default=False,
         ),
     ] = None,
     show_config: Annotated[
@@ -151,13 +125,13 @@ def _given(options: Mapping[str, Sequence[str] | bool | None]) -> dict[str, obje
 
 def _run(configuration: "Configuration", *, create_registry: bool) -> int:
     """Serve from this process or from several, and return the exit status."""
-    from nunatak_server.supervisor import ReplicaPlace, supervise
+    from nunatak_server.processes.supervisor import ReplicaPlace, supervise
 
     settings, place = configuration.settings, ReplicaPlace.find()
     if place is None and settings.processes > 1:
         # This process loads no library of the model.
         return supervise(settings)
-    from nunatak_server.serving import serve, serve_template
+    from nunatak_server.processes.serving import serve, serve_template
 
     origins = configuration.origins
     if place is not None:

@@ -13,15 +13,16 @@ from rich.table import Table
 from nunatak_cli.options import (
     CalibrateOption,
     CreateOption,
+    FileSetOption,
     JsonOption,
     NewAliasOption,
     OnOption,
     RegistryOption,
     ThreadsOption,
     assignments,
-    example,
+    group,
 )
-from nunatak_cli.output import console, error_console, print_json, print_text
+from nunatak_cli.output import console, error_console, print_outcome, print_text
 from nunatak_cli.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name
@@ -31,26 +32,7 @@ if TYPE_CHECKING:
     from nunatak_training.sweeps import RunRecord
     from nunatak_training.sweeps.running import Runner
 
-EXAMPLES = {
-    "run": "nunatak sweep run sweep.yaml --results sweep/ --jobs 2",
-    "report": "nunatak sweep report sweep/ --out report/",
-    "publish": "nunatak sweep publish sweep/ --task tone --promote prod",
-}
-ResultsArgument = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.", show_default=False)
-]
-
-
-def sweep_app() -> typer.Typer:
-    app = typer.Typer(
-        name="sweep",
-        help="Train over a grid of settings and compare.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["run"]),
-    )
-    for command in (run, report, publish):
-        app.command(epilog=example(EXAMPLES[command.__name__]))(command)
-    return app
+ResultsArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.")]
 
 
 def run(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -64,16 +46,7 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
             "stopped sweep: it skips runs that have a result.",
         ),
     ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PATH=VALUE",
-            help="A value in place of the file's, in YAML: seeds=[0,1], data_root=data/, "
-            "overrides.epochs=3. Repeatable.",
-            show_default=False,
-        ),
-    ] = None,
+    settings: FileSetOption = None,
     jobs: Annotated[
         int, typer.Option(min=1, metavar="N", help="Runs at the same time, without --on.")
     ] = 1,
@@ -153,9 +126,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
     task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task in the registry.")],
     of: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Task of the sweep. Absent: its only one.", show_default=False
-        ),
+        typer.Option(metavar="NAME", help="Task of the sweep. Absent: its only one."),
     ] = None,
     registry: RegistryOption = None,
     create: CreateOption = False,
@@ -170,14 +141,13 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="N",
             min=1,
             help="CPU threads that compute. Absent: as in the sweep.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
     """Train the run with the best dev score again, with its seed, and publish it."""
     with needs_extra("training"):
         from nunatak_model import compute_with
-        from nunatak_training.sweeps import RunContext, best_run, publish_best, run_text
+        from nunatak_training.sweeps import Finished, RunContext, best_run, publish_best, run_text
     if promote is not None:
         check_alias_name(promote)
     best = best_run(_existing_records(results), task=of)
@@ -189,21 +159,21 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
         found = publish_best(best, opened, context, task=task, note=note, calibrate=calibrate)
         if promote is not None:
             opened.promote(task, promote, found.manifest.version)
-    if as_json:
-        print_json(
-            {
-                "reference": found.manifest.reference,
-                "run": best.run.digest,
-                "metric": found.metric,
-                "dev_score": found.score,
-                "dev_score_in_sweep": found.sweep_score,
-            }
-        )
-        return
-    console().print(f"dev {found.metric} {found.score:.4f}, in the sweep {found.sweep_score:.4f}")
-    console().print(f"published {found.manifest.reference}")
-    if promote is not None:
-        console().print(f"{task}@{promote} -> version {found.manifest.version}")
+    metric, score = next(iter(found.metrics.items()))
+    in_sweep = best.outcome.scores[metric] if isinstance(best.outcome, Finished) else score
+    lines = [
+        f"dev {metric} {score:.4f}, in the sweep {in_sweep:.4f}",
+        f"published {found.manifest.reference}",
+        *([f"{task}@{promote} -> version {found.manifest.version}"] if promote else []),
+    ]
+    document = {
+        "reference": found.manifest.reference,
+        "run": best.run.digest,
+        "metric": metric,
+        "dev_score": score,
+        "dev_score_in_sweep": in_sweep,
+    }
+    print_outcome(document, *lines, as_json=as_json)
 
 
 def _cost_table(records: "Iterable[RunRecord]") -> Table:
@@ -228,11 +198,7 @@ def _cost_table(records: "Iterable[RunRecord]") -> Table:
 
 
 def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
-    """Read a results folder.
-
-    Raises:
-        NunatakError: `invalid_sweep`, the folder holds no result.
-    """
+    """Read a results folder."""
     from nunatak_training.sweeps import ResultsFolder
 
     records = ResultsFolder(results).records()
@@ -241,3 +207,14 @@ def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
             "invalid_sweep", where=str(results), problem="expected a folder with results of a sweep"
         )
     return records
+
+
+sweep_app = group(
+    "sweep",
+    "Train over a grid of settings and compare.",
+    {
+        "run": (run, "nunatak sweep run sweep.yaml --results sweep/ --jobs 2"),
+        "report": (report, "nunatak sweep report sweep/ --out report/"),
+        "publish": (publish, "nunatak sweep publish sweep/ --task tone --promote prod"),
+    },
+)

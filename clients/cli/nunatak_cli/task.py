@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
 from rich.table import Table
 from rich.text import Text
 
@@ -22,9 +21,9 @@ from nunatak_cli.options import (
     NameArgument,
     RegistryOption,
     UnprobedOption,
-    example,
+    group,
 )
-from nunatak_cli.output import console, error_console, print_json
+from nunatak_cli.output import plain_table, print_outcome
 from nunatak_cli.registries import existing_registry
 from nunatak_cli.task_exchange import export, import_, pull, push
 from nunatak_cli.task_rollout import canary, candidate_json, shadow
@@ -48,69 +47,14 @@ TimeoutOption = Annotated[
     typer.Option(metavar="SECONDS", min=0, help="With --wait: fail after this time."),
 ]
 
-EXAMPLES = {
-    "list": "nunatak task list",
-    "show": "nunatak task show tone@prod",
-    "versions": "nunatak task versions tone",
-    "diff": "nunatak task diff tone/1 tone@prod",
-    "thresholds": "nunatak task thresholds tone@prod --label urgent --precision 0.95",
-    "history": "nunatak task history tone --alias prod",
-    "promote": "nunatak task promote tone 3 --alias prod --expect 2 --wait",
-    "rollback": "nunatak task rollback tone --alias prod",
-    "canary": "nunatak task canary tone --version 4 --share 0.1",
-    "shadow": "nunatak task shadow tone --version 5 --share 0.5",
-    "verify": "nunatak task verify --probe",
-    "import": "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
-    "export": "nunatak task export tone@prod ./tone --format transformers",
-    "push": "nunatak task push tone@prod owner/tone",
-    "pull": "nunatak task pull owner/tone --task tone --promote prod",
-    "delete": "nunatak task delete tone 1",
-    "gc": "nunatak task gc --grace 86400",
-}
-
-
-def task_app() -> typer.Typer:
-    """Return the group with its commands."""
-    app = typer.Typer(
-        name="task",
-        help="Look at tasks and versions, move aliases, exchange, check, delete and clean.",
-        no_args_is_help=True,
-        epilog=example(EXAMPLES["promote"]),
-    )
-    commands = {
-        "list": list_tasks,
-        "show": show,
-        "versions": versions,
-        "diff": diff,
-        "thresholds": thresholds,
-        "history": history,
-        "promote": promote,
-        "rollback": rollback,
-        "canary": canary,
-        "shadow": shadow,
-        "verify": verify,
-        "import": import_,
-        "export": export,
-        "push": push,
-        "pull": pull,
-        "delete": delete,
-        "gc": collect,
-    }
-    for name, command in commands.items():
-        app.command(name, epilog=example(EXAMPLES[name]))(command)
-    return app
-
 
 def list_tasks(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
     """List the tasks, each with the version that its bare name serves."""
     with existing_registry(registry) as opened:
         tasks = opened.tasks()
-    if as_json:
-        print_json({"tasks": [_summary_json(task) for task in tasks]})
-    elif tasks:
-        console().print(_tasks_table(tasks))
-    else:
-        error_console().print("no tasks yet; publish one with `nunatak train`")
+    document = {"tasks": [_summary_json(task) for task in tasks]}
+    empty = "no tasks yet; publish one with `nunatak train`"
+    print_outcome(document, _tasks_table(tasks), as_json=as_json, empty=empty)
 
 
 def history(
@@ -119,10 +63,8 @@ def history(
     alias: Annotated[
         str | None,
         typer.Option(
-            "--alias",
             metavar="ALIAS",
             help="Only this alias. Absent: all aliases.",
-            show_default=False,
         ),
     ] = None,
     registry: RegistryOption = None,
@@ -135,18 +77,13 @@ def history(
         changes = [change for each in aliases for change in opened.rollouts.history(name, each)]
     moves.sort(key=lambda move: move.at)
     changes.sort(key=lambda change: change.at)
-    if as_json:
-        print_json(
-            {
-                "task": name,
-                "events": [_event_json(move) for move in moves],
-                "candidates": [candidate_json(change) for change in changes],
-            }
-        )
-    elif moves:
-        console().print(_history_table(moves, changes))
-    else:
-        error_console().print(f"task {name!r} has no aliases; its newest version is served")
+    document = {
+        "task": name,
+        "events": [_event_json(move) for move in moves],
+        "candidates": [candidate_json(change) for change in changes],
+    }
+    empty = f"task {name!r} has no aliases; its newest version is served"
+    print_outcome(document, _history_table(moves, changes), as_json=as_json, empty=empty)
 
 
 def promote(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -167,13 +104,10 @@ def promote(  # noqa: PLR0913 - one parameter per option is how typer works
         if not unprobed:
             prove_version(opened, name, version, source=backbone)
         move, has_moved = registries.promote(opened, name, alias, version, expect=expect)
-        followed = registries.wait_for_replicas(opened, timeout) if wait else None
-    if as_json:
-        print_json({**_event_json(move), "moved": has_moved})
-    else:
-        console().print(registries.moved_line(move, has_moved=has_moved))
-        if followed:
-            console().print(followed, soft_wrap=True)
+        followed = [registries.wait_for_replicas(opened, timeout)] if wait else []
+    line = registries.moved_line(move, has_moved=has_moved)
+    document = {**_event_json(move), "moved": has_moved}
+    print_outcome(document, line, *followed, as_json=as_json)
 
 
 def rollback(  # noqa: PLR0913 - as above
@@ -195,13 +129,9 @@ def rollback(  # noqa: PLR0913 - as above
             expect, target = opened.next_rollback(name, alias, expected_version=expect)
             prove_version(opened, name, target, source=backbone)
         move = opened.rollback(name, alias, expected_version=expect)
-        followed = registries.wait_for_replicas(opened, timeout) if wait else None
-    if as_json:
-        print_json(_event_json(move))
-    else:
-        console().print(registries.moved_line(move, has_moved=True))
-        if followed:
-            console().print(followed, soft_wrap=True)
+        followed = [registries.wait_for_replicas(opened, timeout)] if wait else []
+    line = registries.moved_line(move, has_moved=True)
+    print_outcome(_event_json(move), line, *followed, as_json=as_json)
 
 
 def delete(
@@ -218,10 +148,8 @@ def delete(
         if not yes:
             typer.confirm(f"Delete {reference} for good?", abort=True, err=True)
         opened.delete(name, version)
-    if as_json:
-        print_json({"task": name, "version": version, "deleted": True})
-    else:
-        console().print(f"deleted {reference}")
+    document = {"task": name, "version": version, "deleted": True}
+    print_outcome(document, f"deleted {reference}", as_json=as_json)
 
 
 def collect(
@@ -229,7 +157,6 @@ def collect(
     grace: Annotated[
         float,
         typer.Option(
-            "--grace",
             metavar="SECONDS",
             min=0,
             help="Keep blobs that were used or written within this time; choose more than the "
@@ -242,19 +169,13 @@ def collect(
     """Remove the blobs of deleted versions and the files that killed writers left."""
     with existing_registry(registry) as opened:
         collected = opened.gc(grace)
-    if as_json:
-        print_json(
-            {
-                "removed_blobs": list(collected.removed_blobs),
-                "removed_temporary": collected.removed_temporary,
-                "kept_young": collected.kept_young,
-            }
-        )
-    else:
-        console().print(
-            f"removed {len(collected.removed_blobs)} blobs and "
-            f"{collected.removed_temporary} temporary files; {collected.kept_young} too young"
-        )
+    line = (
+        f"removed {len(collected.removed_blobs)} blobs and "
+        f"{collected.removed_temporary} temporary files; {collected.kept_young} too young"
+    )
+    members = ("removed_blobs", "removed_temporary", "kept_young")
+    document = {name: getattr(collected, name) for name in members}
+    print_outcome(document, line, as_json=as_json)
 
 
 def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
@@ -283,9 +204,7 @@ def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
 
 def _history_table(events: "Iterable[AliasEvent]", changes: "Iterable[CandidateEvent]") -> Table:
     """Return one row per move of an alias and per change of a candidate, oldest first."""
-    table = Table(box=None, header_style="bold")
-    for heading in ("when", "alias", "what", "from", "to", "by"):
-        table.add_column(heading)
+    table = plain_table("when", "alias", "what", "from", "to", "by")
     # The sort is stable: a move stays before the candidates that it ends at the same time.
     for event in sorted((*events, *changes), key=lambda event: event.at):
         table.add_row(moment(event.at), *_history_cells(event), event.by)
@@ -307,7 +226,7 @@ def _history_cells(event: "AliasEvent | CandidateEvent") -> tuple[str, str, str,
             return candidate.alias, f"{candidate.role.value} end", str(candidate.version), "-"
 
 
-def _summary_json(task: "ListedTask") -> dict[str, JsonValue]:
+def _summary_json(task: "ListedTask") -> dict[str, object]:
     """Return a task in the shape of the server's `GET /v1/tasks`."""
     manifest = task.manifest
     return {
@@ -316,13 +235,8 @@ def _summary_json(task: "ListedTask") -> dict[str, JsonValue]:
         "versions": list(task.versions),
         "aliases": dict(task.aliases),
         "candidates": [
-            {
-                "alias": candidate.alias,
-                "role": candidate.role.value,
-                "version": candidate.version,
-                "share": candidate.share,
-            }
-            for candidate in task.candidates
+            {name: getattr(it, name) for name in ("alias", "role", "version", "share")}
+            for it in task.candidates
         ],
         "head": manifest.head.kind.value,
         "labels": list(manifest.head.labels),
@@ -332,17 +246,49 @@ def _summary_json(task: "ListedTask") -> dict[str, JsonValue]:
     }
 
 
-def _event_json(event: "AliasEvent") -> dict[str, JsonValue]:
+def _event_json(event: "AliasEvent") -> dict[str, object]:
     return {
         "task": event.task,
         "alias": event.alias,
         "kind": event.kind.value,
         "version": event.to_version,
         "previous_version": event.from_version,
-        "at": event.at.isoformat(),
+        "at": event.at,
         "by": event.by,
     }
 
 
 def _aliases(aliases: dict[str, int]) -> str:
     return ", ".join(f"{alias} = {version}" for alias, version in aliases.items()) or "-"
+
+
+task_app = group(
+    "task",
+    "Look at tasks and versions, move aliases, exchange, check, delete and clean.",
+    {
+        "list": (list_tasks, "nunatak task list"),
+        "show": (show, "nunatak task show tone@prod"),
+        "versions": (versions, "nunatak task versions tone"),
+        "diff": (diff, "nunatak task diff tone/1 tone@prod"),
+        "thresholds": (
+            thresholds,
+            "nunatak task thresholds tone@prod --label urgent --precision 0.95",
+        ),
+        "history": (history, "nunatak task history tone --alias prod"),
+        "promote": (promote, "nunatak task promote tone 3 --alias prod --expect 2 --wait"),
+        "rollback": (rollback, "nunatak task rollback tone --alias prod"),
+        "canary": (canary, "nunatak task canary tone --version 4 --share 0.1"),
+        "shadow": (shadow, "nunatak task shadow tone --version 5 --share 0.5"),
+        "verify": (verify, "nunatak task verify --probe"),
+        "import": (
+            import_,
+            "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
+        ),
+        "export": (export, "nunatak task export tone@prod ./tone --format transformers"),
+        "push": (push, "nunatak task push tone@prod owner/tone"),
+        "pull": (pull, "nunatak task pull owner/tone --task tone --promote prod"),
+        "delete": (delete, "nunatak task delete tone 1"),
+        "gc": (collect, "nunatak task gc --grace 86400"),
+    },
+    shown="promote",
+)

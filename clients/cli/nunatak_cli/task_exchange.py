@@ -2,14 +2,11 @@
 
 # ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, assert_never
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
-from rich.text import Text
 
 from nunatak_cli import registries
 from nunatak_cli.options import (
@@ -23,14 +20,14 @@ from nunatak_cli.options import (
     RevisionOption,
     assignments,
 )
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import print_outcome
 from nunatak_cli.registries import existing_registry, publishing_registry
 from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
 from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.names import check_alias_name, check_task_name
 
 if TYPE_CHECKING:
     from nunatak_artifact import VersionDraft
-    from nunatak_artifact.interchange import ImportChoices
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
 
@@ -41,32 +38,6 @@ PlaceArgument = Annotated[
         help="A folder, written as a path (./name), or a repository on the hub (owner/name).",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportRequest:
-    """A folder of another program, and the choices for its import."""
-
-    place: str
-    revision: str | None
-    task: str
-    kind: ImportFormat
-    choices: "ImportChoices"
-    backbone: str | None
-    note: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """An imported version."""
-
-    manifest: "TaskManifest"
-    found: str
-    """The content of the folder, in words."""
-    is_new: bool
-    """Whether the version is new; False: the registry had its content already."""
-    moved: str | None
-    """The line about the alias; None without an alias."""
 
 
 def import_(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -81,7 +52,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="A,B,...",
             help="Names of the logits, in order. Absent: the names in the folder.",
-            show_default=False,
         ),
     ] = None,
     default_label: Annotated[
@@ -89,7 +59,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="LABEL",
             help="The label that means that nothing was found. Absent: the first of two labels.",
-            show_default=False,
         ),
     ] = None,
     threshold: Annotated[
@@ -98,7 +67,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
             metavar="LABEL=X",
             help="The score from which a label of a multi-label task applies. Repeatable. Absent: "
             "0.5.",
-            show_default=False,
         ),
     ] = None,
     reads: Annotated[
@@ -106,7 +74,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             help="Whether the task reads a single text or a pair of texts; it then refuses the "
             "other. Absent: both.",
-            show_default=False,
         ),
     ] = None,
     on_long: Annotated[
@@ -116,7 +83,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
                 "Treatment of a text with more tokens than the task reads at once. Absent: "
                 "windows, and cut for ranking."
             ),
-            show_default=False,
         ),
     ] = None,
     problem_type: Annotated[
@@ -124,7 +90,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             help="How logits become scores: by softmax, by sigmoid, or unchanged. Absent: as "
             "transformers does.",
-            show_default=False,
         ),
     ] = None,
     head: Annotated[
@@ -132,7 +97,6 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             help="Head of a model with one logit. Absent: ranking if the folder is a "
             "cross-encoder.",
-            show_default=False,
         ),
     ] = None,
     backbone: BackboneOption = None,
@@ -152,7 +116,16 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
 ) -> None:
     """Publish a model that another program trained, as its difference from the backbone."""
     with needs_extra("model"):
-        from nunatak_artifact.interchange import ImportChoices
+        from nunatak_artifact.interchange import (
+            Checkpoint,
+            HuggingFaceHub,
+            ImportChoices,
+            draft_imported,
+            fetched,
+            import_folder,
+            importing,
+        )
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
     choices = ImportChoices(
         labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
         problem_type=problem_type,
@@ -163,18 +136,24 @@ def import_(  # noqa: PLR0913 - one parameter per option is how typer works
         reads=reads,
         on_long=on_long,
     )
-    request = ImportRequest(
-        place=place,
-        revision=revision,
-        task=task,
-        kind=kind,
-        choices=choices,
-        backbone=backbone,
-        note=note,
-    )
     with publishing_registry(registry, create=create) as opened:
-        published = _import_task(request, opened, alias=promote)
-    _show(published, alias=promote, as_json=as_json)
+        check_task_name(task)
+        _check_alias(promote)
+        loaded = load_backbone(backbone or DEFAULT_BACKBONE)
+        files = importing.FILES
+        with fetched(place, hub=HuggingFaceHub(), revision=revision, files=files) as there:
+            folder = Checkpoint(there.folder)
+            imported = import_folder(folder, loaded, kind=kind, choices=choices)
+            draft = draft_imported(
+                task,
+                imported,
+                loaded,
+                origin=there.origin,
+                created_at=datetime.now(UTC),
+                note=note,
+                choices=choices,
+            )
+        _publish(draft, opened, promote, found=imported.source, as_json=as_json)
 
 
 def export(
@@ -191,14 +170,23 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a version as a folder that other programs load."""
+    with needs_extra("model"):
+        from nunatak_artifact import PARAMETERS_ROLE, load_task
+        from nunatak_artifact.interchange import export_peft, export_transformers, write_hub_folder
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+    target = folder.expanduser()
     with existing_registry(registry) as opened:
-        manifest = _export_task(
-            reference, folder.expanduser(), opened, wanted=wanted, source=backbone
-        )
-    if as_json:
-        print_json({"reference": manifest.reference, "folder": str(folder), "format": wanted.value})
-    else:
-        console().print(f"wrote {manifest.reference} to {folder} ({wanted})", soft_wrap=True)
+        manifest = opened.resolve(reference)
+        if wanted is ExportFormat.HUB:
+            write_hub_folder(manifest, _blobs(opened, manifest), target)
+        else:
+            loaded = load_backbone(backbone or DEFAULT_BACKBONE)
+            version = load_task(manifest, opened.read_blob(manifest, PARAMETERS_ROLE), loaded)
+            write = export_peft if wanted is ExportFormat.PEFT else export_transformers
+            write(version, target, loaded)
+    document = {"reference": manifest.reference, "folder": str(folder), "format": wanted}
+    line = f"wrote {manifest.reference} to {folder} ({wanted})"
+    print_outcome(document, line, as_json=as_json)
 
 
 def push(
@@ -217,10 +205,8 @@ def push(
         blobs = _blobs(opened, manifest)
         hub = interchange.HuggingFaceHub()
         pushed = interchange.push(manifest, blobs, place, hub=hub, private=not public)
-    if as_json:
-        print_json({"reference": manifest.reference, "place": pushed})
-    else:
-        console().print(f"pushed {manifest.reference} to {pushed}", soft_wrap=True)
+    document = {"reference": manifest.reference, "place": pushed}
+    print_outcome(document, f"pushed {manifest.reference} to {pushed}", as_json=as_json)
 
 
 def pull(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -231,7 +217,6 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="NAME",
             help="Name of the task in this registry. Absent: its original name.",
-            show_default=False,
         ),
     ] = None,
     revision: RevisionOption = None,
@@ -257,71 +242,8 @@ def pull(  # noqa: PLR0913 - one parameter per option is how typer works
             found = read_hub_folder(there.folder)
             loaded = load_backbone(backbone or DEFAULT_BACKBONE)
             draft = draft_pulled(found, loaded, task=task, origin=there.origin)
-        published = _publish(draft, opened, promote, found=f"{found.manifest.reference} there")
-    _show(published, alias=promote, as_json=as_json)
-
-
-def _import_task(request: ImportRequest, registry: "Registry", *, alias: str | None) -> Published:
-    """Import a folder, publish it, and point `alias`, if given, at the new version."""
-    from nunatak_artifact.interchange import (
-        Checkpoint,
-        HuggingFaceHub,
-        draft_imported,
-        fetched,
-        import_folder,
-        importing,
-    )
-    from nunatak_contract.names import check_task_name
-    from nunatak_model import DEFAULT_BACKBONE, load_backbone
-
-    check_task_name(request.task)
-    _check_alias(alias)
-    backbone = load_backbone(request.backbone or DEFAULT_BACKBONE)
-    with fetched(
-        request.place, hub=HuggingFaceHub(), revision=request.revision, files=importing.FILES
-    ) as there:
-        imported = import_folder(
-            Checkpoint(there.folder), backbone, kind=request.kind, choices=request.choices
-        )
-        draft = draft_imported(
-            request.task,
-            imported,
-            backbone,
-            origin=there.origin,
-            created_at=datetime.now(UTC),
-            note=request.note,
-            choices=request.choices,
-        )
-    return _publish(draft, registry, alias, found=imported.source)
-
-
-def _export_task(
-    reference: str, folder: Path, registry: "Registry", *, wanted: ExportFormat, source: str | None
-) -> "TaskManifest":
-    """Write a version to a folder; `source` names the backbone."""
-    with needs_extra("model"):
-        from nunatak_artifact import PARAMETERS_ROLE, load_task
-        from nunatak_artifact.interchange import (
-            export_peft,
-            export_transformers,
-            write_hub_folder,
-        )
-        from nunatak_model import DEFAULT_BACKBONE, load_backbone
-
-    manifest = registry.resolve(reference)
-    if wanted is ExportFormat.HUB:
-        write_hub_folder(manifest, _blobs(registry, manifest), folder)
-        return manifest
-    backbone = load_backbone(source or DEFAULT_BACKBONE)
-    task = load_task(manifest, registry.read_blob(manifest, PARAMETERS_ROLE), backbone)
-    match wanted:
-        case ExportFormat.TRANSFORMERS:
-            export_transformers(task, folder, backbone)
-        case ExportFormat.PEFT:
-            export_peft(task, folder, backbone)
-        case _:
-            assert_never(wanted)
-    return manifest
+        there_named = f"{found.manifest.reference} there"
+        _publish(draft, opened, promote, found=there_named, as_json=as_json)
 
 
 def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
@@ -329,11 +251,7 @@ def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
 
 
 def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
-    """Return the scores of `--threshold`, by label.
-
-    Raises:
-        NunatakError: `invalid_option`, a text is not LABEL=X, or X is no number.
-    """
+    """Return the scores of `--threshold`, by label."""
     found = dict[str, float]()
     for label, text in assignments("--threshold", given).items():
         try:
@@ -348,62 +266,43 @@ def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
 
 def _check_alias(alias: str | None) -> None:
     """Refuse a malformed alias before the work, not after it."""
-    from nunatak_contract.names import check_alias_name
-
     if alias is not None:
         check_alias_name(alias)
 
 
 def _publish(
-    draft: "VersionDraft", registry: "Registry", alias: str | None, *, found: str
-) -> Published:
-    known = registry.version_of(draft.manifest)
-    manifest = registry.publish(draft.manifest, draft.blobs)
-    moved: str | None = None
-    if alias is not None:
-        move, has_moved = registries.promote(registry, manifest.task, alias, manifest.version)
-        moved = registries.moved_line(move, has_moved=has_moved)
-    return Published(manifest=manifest, found=found, is_new=manifest.version != known, moved=moved)
-
-
-def _show(published: Published, *, alias: str | None, as_json: bool) -> None:
-    if as_json:
-        print_json(_published_json(published, alias=alias))
-    else:
-        console().print(_published_lines(published))
-
-
-def _published_lines(published: Published) -> Text:
+    draft: "VersionDraft", registry: "Registry", alias: str | None, *, found: str, as_json: bool
+) -> None:
+    """Publish a version, point the alias at it, and print what was found and published."""
     from nunatak_contract.cards import shared_text
 
-    manifest = published.manifest
-    default = manifest.head.default_label
+    known = registry.version_of(draft.manifest)
+    manifest = registry.publish(draft.manifest, draft.blobs)
+    is_new, head = manifest.version != known, manifest.head
     lines = [
-        published.found,
+        found,
         f"method {manifest.method.text}; shared layers {shared_text(manifest)}",
-        registries.published_line(manifest.reference, is_new=published.is_new),
-        *([] if default is None else [f"default label {default}"]),
-        *([] if published.moved is None else [published.moved]),
+        registries.published_line(manifest.reference, is_new=is_new),
+        *([] if head.default_label is None else [f"default label {head.default_label}"]),
     ]
-    return Text("\n".join(lines))
-
-
-def _published_json(published: Published, *, alias: str | None) -> dict[str, JsonValue]:
-    manifest = published.manifest
-    return {
+    if alias is not None:
+        move, has_moved = registries.promote(registry, manifest.task, alias, manifest.version)
+        lines.append(registries.moved_line(move, has_moved=has_moved))
+    document = {
         "reference": manifest.reference,
         "task": manifest.task,
         "version": manifest.version,
-        "is_new": published.is_new,
+        "is_new": is_new,
         "alias": alias,
-        "found": published.found,
+        "found": found,
         "method": manifest.method.kind,
         "split_depth": manifest.split_depth,
-        "labels": list(manifest.head.labels),
-        "default_label": manifest.head.default_label,
-        "thresholds": dict(manifest.head.thresholds),
+        "labels": list(head.labels),
+        "default_label": head.default_label,
+        "thresholds": dict(head.thresholds),
         "reads": manifest.reads,
         "max_length": manifest.max_length,
         "on_long": manifest.reads_long,
         "note": manifest.note,
     }
+    print_outcome(document, *lines, as_json=as_json)

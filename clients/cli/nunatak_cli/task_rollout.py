@@ -5,7 +5,6 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
 from rich.table import Table
 from rich.text import Text
 
@@ -16,32 +15,26 @@ from nunatak_cli.options import (
     RegistryOption,
     UnprobedOption,
 )
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import facts_table, print_outcome
 from nunatak_cli.registries import existing_registry
 from nunatak_cli.task_verify import prove_version
 from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_client import ShadowReport
-    from nunatak_registry import Candidate, CandidateEvent, CandidateRole
+    from nunatak_registry import CandidateEvent, CandidateRole
 
-AliasOption = Annotated[
-    str, typer.Option("--alias", metavar="ALIAS", help="Alias of the candidate.")
-]
+AliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")]
 VersionOption = Annotated[
     int | None,
-    typer.Option(
-        "--version", metavar="N", min=1, help="Number of the candidate version.", show_default=False
-    ),
+    typer.Option(metavar="N", min=1, help="Number of the candidate version."),
 ]
 ExpectOption = Annotated[
     int | None,
     typer.Option(
-        "--expect",
         metavar="N",
         min=0,
         help="Change only if version N is the candidate now (0: no candidate).",
-        show_default=False,
     ),
 ]
 EndOption = Annotated[bool, typer.Option("--end", help="End the candidate.")]
@@ -54,12 +47,10 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
     share: Annotated[
         float | None,
         typer.Option(
-            "--share",
             metavar="SHARE",
             min=0.0,
             max=1.0,
             help="Share of the requests, above 0 and up to 1.",
-            show_default=False,
         ),
     ] = None,
     end: EndOption = False,
@@ -71,22 +62,25 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: JsonOption = False,
 ) -> None:
     """Start a canary, which answers a share of an alias's requests, or end it."""
-    from nunatak_registry import Candidate, CandidateRole
+    from nunatak_registry import CandidateRole
 
-    role, is_new = CandidateRole.CANARY, True
-    if end:
-        _refuse_with_end(version, share)
-        event = _end(name, alias, role, expect=expect, registry=registry)
-    else:
-        if version is None or share is None:
-            raise NunatakError(
-                "invalid_option", problem="a canary needs --version and --share, or --end"
-            )
-        candidate = Candidate(task=name, alias=alias, role=role, version=version, share=share)
-        event, is_new = _set(
-            candidate, expect=expect, backbone=backbone, is_probed=not unprobed, registry=registry
+    if not end and (version is None or share is None):
+        raise NunatakError(
+            "invalid_option", problem="a canary needs --version and --share, or --end"
         )
-    _show(event, is_new=is_new, as_json=as_json)
+    _change(
+        CandidateRole.CANARY,
+        name=name,
+        alias=alias,
+        version=version,
+        share=share,
+        end=end,
+        expect=expect,
+        backbone=backbone,
+        unprobed=unprobed,
+        registry=registry,
+        as_json=as_json,
+    )
 
 
 def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -96,12 +90,10 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
     share: Annotated[
         float | None,
         typer.Option(
-            "--share",
             metavar="SHARE",
             min=0.0,
             max=1.0,
             help="Share of the requests, above 0 and up to 1. Absent: 1.",
-            show_default=False,
         ),
     ] = None,
     end: EndOption = False,
@@ -110,7 +102,7 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
     ] = False,
     server: Annotated[
         str | None,
-        typer.Option("--server", metavar="URL", help="Address of a server.", show_default=False),
+        typer.Option(metavar="URL", help="Address of a server."),
     ] = None,
     alias: AliasOption = "prod",
     expect: ExpectOption = None,
@@ -120,62 +112,61 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
     as_json: JsonOption = False,
 ) -> None:
     """Start a shadow, which runs without answering, show its report, or end it."""
-    from nunatak_registry import Candidate, CandidateRole
+    from nunatak_registry import CandidateRole
 
-    role, is_new = CandidateRole.SHADOW, True
     if report:
         _report(name, alias, server=server, as_json=as_json)
         return
-    if end:
-        _refuse_with_end(version, share)
-        event = _end(name, alias, role, expect=expect, registry=registry)
-    else:
-        if version is None:
-            raise NunatakError(
-                "invalid_option", problem="a shadow needs --version, --report or --end"
-            )
-        full = 1.0 if share is None else share
-        candidate = Candidate(task=name, alias=alias, role=role, version=version, share=full)
-        event, is_new = _set(
-            candidate, expect=expect, backbone=backbone, is_probed=not unprobed, registry=registry
-        )
-    _show(event, is_new=is_new, as_json=as_json)
+    if not end and version is None:
+        raise NunatakError("invalid_option", problem="a shadow needs --version, --report or --end")
+    _change(
+        CandidateRole.SHADOW,
+        name=name,
+        alias=alias,
+        version=version,
+        share=share,
+        end=end,
+        expect=expect,
+        backbone=backbone,
+        unprobed=unprobed,
+        registry=registry,
+        as_json=as_json,
+    )
 
 
-def _refuse_with_end(version: int | None, share: float | None) -> None:
-    if version is not None or share is not None:
-        raise NunatakError("invalid_option", problem="--end excludes --version and --share")
-
-
-def _set(
-    candidate: "Candidate",
+def _change(  # noqa: PLR0913 - the options of both commands
+    role: "CandidateRole",
     *,
+    name: str,
+    alias: str,
+    version: int | None,
+    share: float | None,
+    end: bool,
     expect: int | None,
     backbone: str | None,
-    is_probed: bool,
+    unprobed: bool,
     registry: str | None,
-) -> tuple["CandidateEvent", bool]:
-    """Set a candidate; also return whether this call changed it."""
+    as_json: bool,
+) -> None:
+    """Set a candidate of an alias, or end it, and print the change."""
+    from nunatak_registry import Candidate
+
+    if end and (version is not None or share is not None):
+        raise NunatakError("invalid_option", problem="--end excludes --version and --share")
+    earlier = list["CandidateEvent"]()
     with existing_registry(registry) as opened:
-        if is_probed:
-            prove_version(opened, candidate.task, candidate.version, source=backbone)
-        earlier = opened.rollouts.history(candidate.task, candidate.alias)
-        event = opened.rollouts.set(candidate, expected_version=expect)
-    return event, event not in earlier
-
-
-def _end(
-    name: str, alias: str, role: "CandidateRole", *, expect: int | None, registry: str | None
-) -> "CandidateEvent":
-    with existing_registry(registry) as opened:
-        return opened.rollouts.end(name, alias, role, expected_version=expect)
-
-
-def _show(event: "CandidateEvent", *, is_new: bool, as_json: bool) -> None:
-    if as_json:
-        print_json({**candidate_json(event), "changed": is_new})
-    else:
-        console().print(_candidate_line(event, is_new=is_new))
+        if version is None:
+            event = opened.rollouts.end(name, alias, role, expected_version=expect)
+        else:
+            if not unprobed:
+                prove_version(opened, name, version, source=backbone)
+            earlier = opened.rollouts.history(name, alias)
+            full = 1.0 if share is None else share
+            candidate = Candidate(task=name, alias=alias, role=role, version=version, share=full)
+            event = opened.rollouts.set(candidate, expected_version=expect)
+    is_new = event not in earlier
+    document = {**candidate_json(event), "changed": is_new}
+    print_outcome(document, _candidate_line(event, is_new=is_new), as_json=as_json)
 
 
 def _report(name: str, alias: str, *, server: str | None, as_json: bool) -> None:
@@ -188,10 +179,7 @@ def _report(name: str, alias: str, *, server: str | None, as_json: bool) -> None
         )
     with Client(server) as client:
         found = client.shadow_report(name, alias=alias)
-    if as_json:
-        print_json(found.model_dump(mode="json"))
-    else:
-        console().print(_report_table(found))
+    print_outcome(found.model_dump(mode="json"), _report_table(found), as_json=as_json)
 
 
 def _candidate_line(event: "CandidateEvent", *, is_new: bool) -> Text:
@@ -211,39 +199,40 @@ def _candidate_line(event: "CandidateEvent", *, is_new: bool) -> Text:
             )
 
 
-def candidate_json(event: "CandidateEvent") -> dict[str, JsonValue]:
-    """Return a change of a candidate."""
+def candidate_json(event: "CandidateEvent") -> dict[str, object]:
     candidate = event.candidate
     return {
         "task": candidate.task,
         "alias": candidate.alias,
-        "role": candidate.role.value,
-        "kind": event.kind.value,
+        "role": candidate.role,
+        "kind": event.kind,
         "version": candidate.version,
         "share": candidate.share,
-        "at": event.at.isoformat(),
+        "at": event.at,
         "by": event.by,
     }
 
 
 def _report_table(report: "ShadowReport") -> Table:
     """Return the agreement of a shadow with the version that answers, and its drift."""
-    table = Table(box=None, show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_row("task", f"{report.task}@{report.alias}")
-    table.add_row("answers", f"version {report.version}")
-    table.add_row("shadow", f"version {report.shadow_version} on {report.share:.2%} of requests")
-    table.add_row("compared", f"{report.compared} inputs")
-    table.add_row("agreement", _number(report.agreement))
-    table.add_row("mean drift", _number(report.mean_drift))
-    table.add_row("max drift", _number(report.max_drift))
-    for count in report.drift_histogram:
-        bound = "beyond" if count.up_to is None else f"up to {count.up_to:g}"
-        table.add_row(f"drift {bound}", f"{count.inputs} inputs")
-    table.add_row("errors", f"{report.errors} inputs")
-    table.add_row("dropped", f"{report.dropped} inputs")
-    return table
+    bounds = {
+        "beyond" if it.up_to is None else f"up to {it.up_to:g}": it.inputs
+        for it in report.drift_histogram
+    }
+    return facts_table(
+        {
+            "task": f"{report.task}@{report.alias}",
+            "answers": f"version {report.version}",
+            "shadow": f"version {report.shadow_version} on {report.share:.2%} of requests",
+            "compared": f"{report.compared} inputs",
+            "agreement": _number(report.agreement),
+            "mean drift": _number(report.mean_drift),
+            "max drift": _number(report.max_drift),
+            **{f"drift {bound}": f"{inputs} inputs" for bound, inputs in bounds.items()},
+            "errors": f"{report.errors} inputs",
+            "dropped": f"{report.dropped} inputs",
+        }
+    )
 
 
 def _number(value: float | None) -> str:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli.options import JsonOption, NameArgument, ReferenceArgument, RegistryOption
-from nunatak_cli.output import console, print_json, print_text
+from nunatak_cli.output import facts_table, plain_table, print_outcome, print_text
 from nunatak_cli.registries import existing_registry
 
 if TYPE_CHECKING:
@@ -43,12 +43,11 @@ def show(
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
         aliases = opened.task(manifest.task).aliases
-    if as_json:
-        print_json({"aliases": dict(aliases), "manifest": manifest.model_dump(mode="json")})
-    elif markdown:
+    if markdown and not as_json:
         print_text(task_card(manifest))
     else:
-        console().print(_card(manifest, aliases))
+        document = {"aliases": dict(aliases), "manifest": manifest}
+        print_outcome(document, _card(manifest, aliases), as_json=as_json)
 
 
 def versions(
@@ -57,10 +56,8 @@ def versions(
     """List all versions of a task: when each was published, its score, size and aliases."""
     with existing_registry(registry) as opened:
         listed = opened.listed_versions(name)
-    if as_json:
-        print_json({"task": name, "versions": [_version_json(it) for it in listed]})
-    else:
-        console().print(_versions_table(listed))
+    document = {"task": name, "versions": [_version_json(it) for it in listed]}
+    print_outcome(document, _versions_table(listed), as_json=as_json)
 
 
 def diff(
@@ -76,10 +73,13 @@ def diff(
     with existing_registry(registry) as opened:
         pair = opened.resolve(left), opened.resolve(right)
     rows = compare(*pair)
-    if as_json:
-        print_json(_comparison_json(*pair, rows))
-    else:
-        console().print(_comparison_table(*pair, rows))
+    document = {
+        "left": pair[0].reference,
+        "right": pair[1].reference,
+        "properties": {row.name: {"left": row.left, "right": row.right} for row in rows},
+        "differing": [row.name for row in rows if row.differs],
+    }
+    print_outcome(document, _comparison_table(*pair, rows), as_json=as_json)
 
 
 def labels_text(labels: Sequence[str]) -> str:
@@ -106,11 +106,9 @@ def _versions_table(listed: "Iterable[ListedVersion]") -> Table:
     """Return one row per version, the newest last."""
     from nunatak_contract.cards import shared_text, stored_bytes
 
-    table = Table(box=None, header_style="bold")
-    table.add_column("version", justify="right", style="cyan")
-    for heading in ("published", "aliases", "moved by", "method", "shared", "dev score"):
-        table.add_column(heading)
-    table.add_column("stored", justify="right")
+    headings = ("version", "published", "aliases", "moved by", "method", "shared", "dev score")
+    table = plain_table(*headings, "stored", right=["version", "stored"])
+    table.columns[0].style = "cyan"
     for it in listed:
         names = [move.alias for move in it.moves]
         names += [f"{c.alias} {c.role} {c.share:.2%}" for c in it.candidates]
@@ -128,24 +126,20 @@ def _versions_table(listed: "Iterable[ListedVersion]") -> Table:
     return table
 
 
-def _version_json(listed: "ListedVersion") -> dict[str, JsonValue]:
+def _version_json(listed: "ListedVersion") -> dict[str, object]:
     """Return one version; a damaged manifest is null."""
     from nunatak_contract.cards import stored_bytes
 
     manifest = listed.manifest
     return {
         "version": listed.version,
-        "published_at": listed.published_at.isoformat(),
-        "aliases": [
-            {"alias": move.alias, "since": move.at.isoformat(), "by": move.by}
-            for move in listed.moves
-        ],
+        "published_at": listed.published_at,
+        "aliases": [{"alias": it.alias, "since": it.at, "by": it.by} for it in listed.moves],
         "candidates": [
-            {"alias": it.alias, "role": it.role.value, "share": it.share}
-            for it in listed.candidates
+            {"alias": it.alias, "role": it.role, "share": it.share} for it in listed.candidates
         ],
         "stored_bytes": None if manifest is None else stored_bytes(manifest),
-        "manifest": None if manifest is None else manifest.model_dump(mode="json"),
+        "manifest": manifest,
     }
 
 
@@ -164,13 +158,8 @@ def _card(manifest: "TaskManifest", aliases: dict[str, int]) -> RenderableType:
         "probe": f"{len(manifest.probe.inputs)} inputs, tolerance {manifest.probe.tolerance:g}",
         **({"note": manifest.note} if manifest.note else {}),
     }
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column()
-    for name, value in rows.items():
-        grid.add_row(name, value)
     title = Text(manifest.reference, style="bold cyan")
-    panel = Panel(grid, title=title, title_align="left", expand=False)
+    panel = Panel(facts_table(rows), title=title, title_align="left", expand=False)
     return Group(panel, *_confusion(manifest))
 
 
@@ -182,22 +171,16 @@ def _confusion(manifest: "TaskManifest") -> list[RenderableType]:
         return [_matrix_table(manifest.head.labels, matrix)]
     if not mistakes:
         return []
-    table = Table(
-        box=None, header_style="bold", title="most frequent mistakes", title_justify="left"
-    )
-    for heading in ("true", "predicted instead"):
-        table.add_column(heading)
-    table.add_column("times", justify="right")
+    table = plain_table("true", "predicted instead", "times", right=["times"])
+    table.title, table.title_justify = "most frequent mistakes", "left"
     for mistake in mistakes:
         table.add_row(mistake.truth, mistake.predicted, str(mistake.count))
     return [table]
 
 
 def _matrix_table(labels: "Sequence[str]", matrix: "Sequence[Sequence[int]]") -> Table:
-    table = Table(box=None, header_style="bold")
-    table.add_column("true \\ predicted", style="bold")
-    for label in labels:
-        table.add_column(label, justify="right")
+    table = plain_table("true \\ predicted", *labels, right=labels)
+    table.columns[0].style = "bold"
     for row, (label, counts) in enumerate(zip(labels, matrix, strict=True)):
         cells = [
             Text(str(count), style="green" if column == row else "red" if count else "dim")
@@ -249,22 +232,6 @@ def _comparison_table(
         cells = (row.name, _value_text(row.left), _value_text(row.right), _change(row))
         table.add_row(*cells, style=None if row.differs else "dim")
     return table
-
-
-def _comparison_json(
-    left: "TaskManifest", right: "TaskManifest", rows: "Iterable[Compared]"
-) -> dict[str, JsonValue]:
-    """Return all properties, and the names of the differing ones."""
-    compared = list(rows)
-    properties: dict[str, JsonValue] = {
-        row.name: {"left": row.left, "right": row.right} for row in compared
-    }
-    return {
-        "left": left.reference,
-        "right": right.reference,
-        "properties": properties,
-        "differing": [row.name for row in compared if row.differs],
-    }
 
 
 def _value_text(value: JsonValue) -> str:

@@ -5,11 +5,10 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
 from rich.table import Table
 
 from nunatak_cli.options import JsonOption, ReferenceArgument, RegistryOption
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import print_outcome
 from nunatak_cli.registries import existing_registry
 from nunatak_contract.errors import NunatakError
 
@@ -17,6 +16,11 @@ if TYPE_CHECKING:
     from nunatak_contract.evidence import CalibrationRecord, OperatingPoint, ThresholdCurve
     from nunatak_contract.manifest import TaskManifest
 
+MEMBERS = (
+    *("threshold", "precision", "precision_interval", "recall", "recall_interval", "f1"),
+    *("num_found", "num_right"),
+)
+"""The members of a point, in the order of JSON."""
 Chosen = list[tuple["ThresholdCurve", "tuple[OperatingPoint, ...]"]]
 """The points to show of each curve."""
 
@@ -26,12 +30,11 @@ def thresholds(
     *,
     label: Annotated[
         str | None,
-        typer.Option("--label", metavar="LABEL", help="Only this label, with all its thresholds."),
+        typer.Option(metavar="LABEL", help="Only this label, with all its thresholds."),
     ] = None,
     precision: Annotated[
         float | None,
         typer.Option(
-            "--precision",
             metavar="P",
             min=0,
             max=1,
@@ -41,7 +44,6 @@ def thresholds(
     recall: Annotated[
         float | None,
         typer.Option(
-            "--recall",
             metavar="R",
             min=0,
             max=1,
@@ -63,11 +65,12 @@ def thresholds(
             best = curve.best(precision=precision or 0.0, recall=recall or 0.0)
             points = () if best is None else (best,)
         chosen.append((curve, points))
-    if as_json:
-        print_json(_json(manifest, calibration, chosen))
-        return
-    console().print(_table(manifest, chosen))
-    console().print(_remark(calibration, has_wish=precision is not None or recall is not None))
+    num_examples = calibration.dev.num_examples
+    remark = f"Counts of the {num_examples:,} dev examples, with 95 % intervals (Wilson)."
+    if precision is not None or recall is not None:
+        remark += " The threshold was chosen on these examples; check it on others."
+    document = _json(manifest, calibration, chosen)
+    print_outcome(document, _table(manifest, chosen), remark, as_json=as_json)
 
 
 def _calibration_of(manifest: "TaskManifest") -> "CalibrationRecord":
@@ -127,18 +130,9 @@ def _share_text(share: float, interval: tuple[float, float]) -> str:
     return f"{share:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
 
 
-def _remark(calibration: "CalibrationRecord", *, has_wish: bool) -> str:
-    """Return what the numbers were measured on, and what they do not say."""
-    num_examples = calibration.dev.num_examples
-    remark = f"Counts of the {num_examples:,} dev examples, with 95 % intervals (Wilson)."
-    if has_wish:
-        remark += " The threshold was chosen on these examples; check it on others."
-    return remark
-
-
 def _json(
     manifest: "TaskManifest", calibration: "CalibrationRecord", chosen: Chosen
-) -> dict[str, JsonValue]:
+) -> dict[str, object]:
     return {
         "reference": manifest.reference,
         "temperature": calibration.temperature,
@@ -148,21 +142,8 @@ def _json(
             {
                 "label": curve.label,
                 "num_expected": curve.num_expected,
-                "points": [_point_json(point) for point in points],
+                "points": [{name: getattr(it, name) for name in MEMBERS} for it in points],
             }
             for curve, points in chosen
         ],
-    }
-
-
-def _point_json(point: "OperatingPoint") -> dict[str, JsonValue]:
-    return {
-        "threshold": point.threshold,
-        "precision": point.precision,
-        "precision_interval": list(point.precision_interval),
-        "recall": point.recall,
-        "recall_interval": list(point.recall_interval),
-        "f1": point.f1,
-        "num_found": point.num_found,
-        "num_right": point.num_right,
     }

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import JsonValue
 from rich.table import Table
 
 from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
-from nunatak_cli.output import console, print_json
+from nunatak_cli.output import print_outcome
 from nunatak_cli.registries import existing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 
@@ -34,9 +33,7 @@ class Check:
 def verify(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME]", help="Only this task. Absent: all tasks.", show_default=False
-        ),
+        typer.Argument(metavar="[NAME]", help="Only this task. Absent: all tasks."),
     ] = None,
     *,
     probe: Annotated[
@@ -60,24 +57,14 @@ def verify(
             damaged = {check.subject for check in checks}
             checks += _probe_versions(opened, name, skipped=damaged, source=backbone)
     errors = sum(check.is_error for check in checks)
-    if as_json:
-        print_json({"errors": errors, "checks": [_check_json(check) for check in checks]})
-    elif checks:
-        console().print(_check_table(checks))
-    else:
-        console().print("every version is whole")
+    shown = _check_table(checks) if checks else "every version is whole"
+    print_outcome({"errors": errors, "checks": checks}, shown, as_json=as_json)
     if errors:
         raise typer.Exit(1)
 
 
 def prove_version(registry: "Registry", task: str, version: int, *, source: str | None) -> None:
-    """Load a version as a server does, including its parity probe; `source` names the backbone.
-
-    Raises:
-        NunatakError: there is no such version, or its bytes are damaged.
-        NunatakError: the backbone cannot be loaded, or the parameters do not fit it.
-        NunatakError: the version has another backbone, has no effect, or fails its probe.
-    """
+    """Load a version as a server does, including its parity probe; `source` names the backbone."""
     with needs_extra("server"):
         from nunatak_artifact import load_task
         from nunatak_contract.names import TaskReference
@@ -91,11 +78,7 @@ def prove_version(registry: "Registry", task: str, version: int, *, source: str 
 def _probe_versions(
     registry: "Registry", task: str | None, *, skipped: Collection[str], source: str | None
 ) -> list[Check]:
-    """Load every version except `skipped` as a server does, and return the failures.
-
-    Raises:
-        NunatakError: the backbone cannot be loaded.
-    """
+    """Load every version except `skipped` as a server does, and return the failures."""
     with needs_extra("server"):
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
 
@@ -147,12 +130,3 @@ def _check_table(checks: Iterable[Check]) -> Table:
         style = "red" if check.is_error else "dim"
         table.add_row(check.subject, check.kind, check.message, style=style)
     return table
-
-
-def _check_json(check: Check) -> dict[str, JsonValue]:
-    return {
-        "subject": check.subject,
-        "kind": check.kind,
-        "is_error": check.is_error,
-        "message": check.message,
-    }

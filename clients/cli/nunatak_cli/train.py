@@ -5,53 +5,78 @@
 
 # ruff: noqa: PLC0415 - a command imports torch when training starts
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from typer.core import TyperCommand
 
 from nunatak_cli.options import (
     BackboneOption,
     CacheOption,
-    CalibrateOption,
     CreateOption,
     DelimiterOption,
     DeviceName,
     DeviceOption,
-    EpochsOption,
+    FileSetOption,
     JsonOption,
     KindOption,
     LabelColumnOption,
-    LearningRateOption,
     NewAliasOption,
     OnBadRow,
     OnBadRowOption,
     PairColumnOption,
-    PatienceOption,
     RegistryOption,
     ResumeOption,
-    SeedOption,
     SetOption,
     StrictOption,
     TextColumnOption,
     ThreadsOption,
-    rejected_file,
-    row_format,
+    assignments,
+    labelled_format,
     settings_given,
 )
-from nunatak_cli.output import console, print_json, tell_rejected
+from nunatak_cli.output import console, print_outcome, tell_rejected
 from nunatak_cli.registries import publishing_registry
-from nunatak_contract.enums import MethodKind, OnLong
+from nunatak_cli.setting_options import SettingsCommand, made_options
 from nunatak_contract.errors import MissingExtraError, NunatakError, needs_extra
 
-METHOD = "Method"
-RECIPE = "Recipe (absent: the default of the method)"
+METHOD, RECIPE = "Method", "Recipe (absent: the default of the method)"
+SETTINGS = (
+    *("method", "layers", "frozen", "size", "rank", "first_layer", "default_label", "max_length"),
+    *("on_long", "epochs", "patience", "learning_rate", "calibrate", "seed"),
+)
+"""The settings that have an option; `--set` sets the others."""
 
 
-class TrainCommand(TyperCommand):
-    """A command whose help lists every setting of `--set`, from the fields of the recipe."""
+def options_of(*names: str) -> tuple[Any, ...]:
+    """Return the options of settings, made from the fields of methods and recipe."""
+    with needs_extra("training"):
+        from nunatak_training.recipes import recipe_settings
+        from nunatak_training.run_settings import all_settings
+    wanted = dict[str, tuple[Any, Any]]()
+    for setting in all_settings():
+        if setting.name in names:
+            is_flag = setting.values == "true|false"
+            metavar = "VALUE" if " " in setting.values else setting.values
+            default = f" ({setting.default})" * (setting.default not in {"null", "not set"})
+            wanted[setting.name] = (
+                bool | None if is_flag else str | None,
+                typer.Option(
+                    f"--{setting.name.replace('_', '-')}",
+                    metavar=None if is_flag else metavar,
+                    help=setting.description + default * (not is_flag),
+                    rich_help_panel=RECIPE if setting.name in recipe_settings() else METHOD,
+                ),
+            )
+    return made_options(wanted)
+
+
+class TrainCommand(SettingsCommand):
+    """A command with options of settings, whose help lists every setting of `--set`."""
+
+    setting_options = staticmethod(partial(options_of, *SETTINGS))
 
     # Typer hands in a typer.Context, but names its own private base class here.
     def format_help(self, ctx: typer.Context, formatter: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -71,6 +96,7 @@ class TrainCommand(TyperCommand):
 
 
 def train(  # noqa: PLR0913 - one parameter per option is how typer works
+    context: typer.Context,
     *,
     task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task.")],
     data: Annotated[
@@ -86,7 +112,6 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         typer.Option(
             metavar="PATH",
             help="Examples that choose the best epoch. Absent: a tenth of the data.",
-            show_default=False,
         ),
     ] = None,
     kind: KindOption = None,
@@ -106,102 +131,10 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
     device: DeviceOption = DeviceName.CPU,
     threads: ThreadsOption = None,
     backbone: BackboneOption = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"What the task owns: {', '.join(MethodKind)} (default: topk).",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
-    layers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|auto",
-            help="topk: number of own top layers (2); auto: the fewest that reach `target`.",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
-    frozen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="topk: number of lowest layers that stay shared, instead of --layers.",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
-    size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N", help="bottleneck: width of the adapters (64).", rich_help_panel=METHOD
-        ),
-    ] = None,
-    rank: Annotated[
-        str | None,
-        typer.Option(metavar="N", help="lora: rank of the updates (8).", rich_help_panel=METHOD),
-    ] = None,
-    first_layer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="Methods with adapters: their first layer (0); the layers below stay shared.",
-            rich_help_panel=METHOD,
-        ),
-    ] = None,
-    default_label: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LABEL",
-            help=(
-                "The label that means that nothing was found (of two, the more frequent). A long "
-                "text gets the answer of the window where another label is most likely."
-            ),
-            rich_help_panel=RECIPE,
-        ),
-    ] = None,
-    max_length: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="Tokens of a text that the task reads at once.",
-            rich_help_panel=RECIPE,
-        ),
-    ] = None,
-    on_long: Annotated[
-        OnLong | None,
-        typer.Option(
-            help=(
-                "Treatment of a text with more than --max-length tokens. Absent: windows, and cut "
-                "for ranking."
-            ),
-            rich_help_panel=RECIPE,
-        ),
-    ] = None,
-    epochs: EpochsOption = None,
-    patience: PatienceOption = None,
-    learning_rate: LearningRateOption = None,
-    calibrate: CalibrateOption = False,
-    seed: SeedOption = None,
     settings: SetOption = None,
 ) -> None:
     """Train a task on your examples and publish it as a new version."""
-    named = settings_given(
-        settings,
-        method=method,
-        layers=layers,
-        frozen=frozen,
-        size=size,
-        rank=rank,
-        first_layer=first_layer,
-        default_label=default_label,
-        max_length=max_length,
-        on_long=on_long,
-        epochs=epochs,
-        patience=patience,
-        learning_rate=learning_rate,
-        calibrate="true" if calibrate else None,
-        seed=seed,
-    )
+    named = settings_given(settings, context.obj)
     with needs_extra("training"):
         from nunatak_cli.training import (
             outcome_json,
@@ -223,12 +156,13 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
         note=note,
         settings=read_settings(named),
         promote=promote,
-        spelt=row_format(
+        spelt=labelled_format(
+            data,
+            on_bad_row,
             text=text_column,
             label=label_column,
             pair=pair_column,
             delimiter=delimiter,
-            rejected=rejected_file(on_bad_row, data),
         ),
         strict=strict,
     )
@@ -242,13 +176,13 @@ def train(  # noqa: PLR0913 - one parameter per option is how typer works
             resume=resume,
         )
     tell_rejected(request.spelt)
-    if as_json:
-        print_json(outcome_json(outcome, alias=promote))
-    else:
-        console().print(outcome_table(outcome))
-        console().print(published_text(outcome))
-        if moved is not None:
-            console().print(moved)
+    print_outcome(
+        outcome_json(outcome, alias=promote),
+        outcome_table(outcome),
+        published_text(outcome),
+        *([] if moved is None else [moved]),
+        as_json=as_json,
+    )
 
 
 def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
@@ -259,6 +193,7 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ],
     *,
+    settings: FileSetOption = None,
     registry: RegistryOption = None,
     create: CreateOption = False,
     as_json: JsonOption = False,
@@ -280,16 +215,13 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
             train_in_turn,
         )
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
-    listed = read_task_file(file)
+    listed = read_task_file(file, assignments("--set", settings))
     prepare_device(device, threads)
     runs = runs_of(listed, file, strict=strict)
     backbone = load_backbone(listed.backbone or DEFAULT_BACKBONE, device=device.value)
     ordered = in_order(runs, file, backbone)
     with publishing_registry(registry, create=create) as opened:
         results = train_in_turn(ordered, opened, backbone, cache=cache, resume=resume)
-    if as_json:
-        print_json(results_json(results))
-    else:
-        console().print(results_table(results))
+    print_outcome(results_json(results), results_table(results), as_json=as_json)
     if any(isinstance(found, NunatakError) for _, found in results):
         raise typer.Exit(1)

@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from pydantic import JsonValue
 from rich.table import Table
 from rich.text import Text
 
 from nunatak_cli.options import DeviceName
-from nunatak_cli.output import error_console
+from nunatak_cli.output import error_console, facts_table
 from nunatak_cli.registries import moved_line, promote, published_line
 from nunatak_cli.task_show import SHOWN_LABELS
 from nunatak_contract.cards import facts
@@ -57,9 +56,8 @@ def published_text(outcome: TrainOutcome) -> str:
 
 
 def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
-    table = Table(title=Text(f"warnings about the data of {task}"), title_justify="left")
-    for heading in ("problem", "found", "what to do"):
-        table.add_column(heading)
+    title = Text(f"warnings about the data of {task}")
+    table = Table("problem", "found", "what to do", title=title, title_justify="left")
     for warning in warnings:
         table.add_row(Text(warning.problem), Text(warning.found), Text(warning.advice))
     return table
@@ -77,18 +75,17 @@ def prepare_device(device: DeviceName, threads: int | None) -> None:
 
 
 def outcome_table(outcome: TrainOutcome) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, text in _scores(outcome):
-        table.add_row(name, Text(text))
-    if outcome.layer_choice is not None:
-        table.add_row("layers chosen", _choice_text(outcome.layer_choice))
-    for name, text in facts(outcome.manifest, max_labels=SHOWN_LABELS).items():
-        table.add_row(name, Text(text))
-    table.add_row("best epoch", f"{outcome.best_epoch} of {epochs_text(outcome)}")
-    table.add_row("time", f"{outcome.seconds:.1f} s")
-    return table
+    choice = outcome.layer_choice
+    num_run, num_planned = outcome.history[-1].epoch, outcome.num_epochs
+    early = "" if num_run == num_planned else f" (ended early, of {num_planned})"
+    told = {
+        **dict(_scores(outcome)),
+        **({} if choice is None else {"layers chosen": _choice_text(choice)}),
+        **facts(outcome.manifest, max_labels=SHOWN_LABELS),
+        "best epoch": f"{outcome.best_epoch} of {num_run}{early}",
+        "time": f"{outcome.seconds:.1f} s",
+    }
+    return facts_table({name: Text(text) for name, text in told.items()})
 
 
 def _scores(outcome: TrainOutcome) -> Iterator[tuple[str, str]]:
@@ -100,12 +97,6 @@ def _scores(outcome: TrainOutcome) -> Iterator[tuple[str, str]]:
     if outcome.test is not None:
         for metric, value in outcome.test.values.items():
             yield f"test {metric}", _score_text(value, outcome.test.intervals.get(metric))
-
-
-def epochs_text(outcome: TrainOutcome) -> str:
-    """Return the number of epochs that ran, and the planned number if training ended early."""
-    num_run, num_planned = outcome.history[-1].epoch, outcome.num_epochs
-    return str(num_run) if num_run == num_planned else f"{num_run} (ended early, of {num_planned})"
 
 
 def _score_text(value: float, interval: Interval | None) -> str:
@@ -123,7 +114,8 @@ def _choice_text(choice: LayerChoice) -> str:
     return f"{choice.layers} of {runs}; full: {choice.full_score:.4f}, target {choice.target:.0%}"
 
 
-def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonValue]:
+def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, object]:
+    majority, calibration = outcome.majority, outcome.manifest.calibration
     return {
         "reference": outcome.manifest.reference,
         "task": outcome.manifest.task,
@@ -132,25 +124,18 @@ def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, JsonV
         "alias": alias,
         "default_label": outcome.manifest.head.default_label,
         "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
-        "metrics": {str(metric): value for metric, value in outcome.metrics.items()},
-        "intervals": {str(metric): [it.low, it.high] for metric, it in outcome.intervals.items()},
-        "majority": None
-        if outcome.majority is None
-        else {"label": outcome.majority[0], "share": outcome.majority[1]},
-        "test_metrics": None
-        if outcome.test is None
-        else {str(metric): value for metric, value in outcome.test.values.items()},
-        "calibration": None
-        if (found := outcome.manifest.calibration) is None
-        else found.model_dump(mode="json", include={"temperature", "dev", "test"}),
+        "metrics": dict(outcome.metrics),
+        "intervals": {metric: [it.low, it.high] for metric, it in outcome.intervals.items()},
+        "majority": majority and {"label": majority[0], "share": majority[1]},
+        "test_metrics": outcome.test and dict(outcome.test.values),
+        "calibration": calibration
+        and calibration.model_dump(mode="json", include={"temperature", "dev", "test"}),
         "best_epoch": outcome.best_epoch,
         "planned_epochs": outcome.num_epochs,
         "epochs": [
             {name: value for name, value in asdict(result).items() if name != "step"}
             for result in outcome.history
         ],
-        "layer_choice": None
-        if outcome.layer_choice is None
-        else outcome.layer_choice.model_dump(mode="json"),
+        "layer_choice": outcome.layer_choice,
         "seconds": outcome.seconds,
     }

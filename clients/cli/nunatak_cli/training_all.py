@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from rich.table import Table
 
-from nunatak_cli.options import OnBadRow, rejected_file, row_format
+from nunatak_cli.options import OnBadRow, labelled_format
 from nunatak_cli.output import error_console
 from nunatak_cli.training import outcome_json, published_text, train_and_promote
 from nunatak_contract.errors import NunatakError
@@ -75,14 +75,13 @@ TaskResult = tuple[TrainSettings, TrainOutcome | NunatakError]
 """A task, and its new version or the error that kept the task from being published."""
 
 
-def read_task_file(path: Path) -> TaskFile:
-    """Read a task file; merge the shared settings into each task.
+def read_task_file(path: Path, texts: Mapping[str, str] | None = None) -> TaskFile:
+    """Read a task file, with `texts` in place of its values (see `read_mapping`).
 
-    Paths in the file are relative to its folder.
+    The shared settings are merged into each task. Paths are relative to the folder of the file.
     """
     try:
-        content = read_mapping(path)
-        file = TaskFile.model_validate(content)
+        file = TaskFile.model_validate(read_mapping(path, texts))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = ".".join(map(str, problem["loc"])) or "file"
@@ -102,11 +101,7 @@ def read_task_file(path: Path) -> TaskFile:
 
 
 def runs_of(listed: TaskFile, file: Path, *, strict: bool = False) -> tuple[TrainSettings, ...]:
-    """Return the run of every task of a file, whose settings are checked.
-
-    Raises:
-        NunatakError: `invalid_task_file`, a setting does not fit.
-    """
+    """Return the run of every task of a file, whose settings are checked."""
     runs = list[TrainSettings]()
     for task, said in listed.tasks.items():
         with _named(file, task):
@@ -118,12 +113,13 @@ def runs_of(listed: TaskFile, file: Path, *, strict: bool = False) -> tuple[Trai
                 note=said.note or "",
                 settings=read_settings(said.named),
                 promote=said.promote,
-                spelt=row_format(
+                spelt=labelled_format(
+                    task,
+                    said.on_bad_row,
                     text=said.text_column,
                     label=said.label_column,
                     pair=said.pair_column,
                     delimiter=said.delimiter,
-                    rejected=rejected_file(said.on_bad_row, task),
                 ),
                 strict=strict,
             )
@@ -138,9 +134,6 @@ def in_order(
 
     A store computes the states of one depth from the states of a smaller depth. So each trunk layer
     runs once for equal texts.
-
-    Raises:
-        NunatakError: `invalid_task_file`, a method does not fit the backbone.
     """
     depths = dict[str, int]()
     for run in runs:
@@ -222,7 +215,7 @@ def results_table(results: Sequence[TaskResult]) -> Table:
     return table
 
 
-def results_json(results: Sequence[TaskResult]) -> dict[str, JsonValue]:
+def results_json(results: Sequence[TaskResult]) -> dict[str, object]:
     failed = sum(isinstance(found, NunatakError) for _, found in results)
     return {
         "published": len(results) - failed,

@@ -72,7 +72,6 @@ __all__ = [
 
 
 def architecture_of(config: BackboneConfig) -> Architecture[Any]:
-    """Pick the architecture that read this configuration."""
     return ARCHITECTURES[config.model_type]
 
 

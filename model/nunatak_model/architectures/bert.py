@@ -8,10 +8,11 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from itertools import chain
+from functools import partial, reduce
+from itertools import chain, starmap
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
@@ -19,7 +20,7 @@ from torch.nn import functional
 from nunatak_contract.enums import LinearMap, Pooling
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
 from nunatak_model.architectures.base import RunLayer
-from nunatak_model.config import BackboneConfig, read_activation
+from nunatak_model.config import BackboneConfig, read_activation, read_sizes
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, add_adapters, mixed_linear, mixed_norm, mixed_qkv
 from nunatak_model.ops.attention import Attention
@@ -99,13 +100,7 @@ def read_encoder(raw: Mapping[str, Any], *, from_padding: bool) -> BackboneConfi
         )
     padding_id = int(padding_id or 0)
     return BackboneConfig(
-        model_type=raw["model_type"],
-        vocab_size=raw["vocab_size"],
-        hidden_width=raw["hidden_size"],
-        num_layers=raw["num_hidden_layers"],
-        num_heads=raw["num_attention_heads"],
-        intermediate_width=raw["intermediate_size"],
-        num_positions=raw["max_position_embeddings"],
+        **read_sizes(raw),
         position_offset=padding_id + 1 if from_padding else 0,
         num_token_types=raw["type_vocab_size"],
         padding_id=padding_id,
@@ -150,11 +145,14 @@ def sources_in(
         target: our name of a tensor.
         embeddings: the stored name of each tensor that lies in no layer.
         layers: the stored name of the list of layers.
-        parts: the stored modules that each part of a layer stacks.
+        parts: the stored modules that each part of a layer stacks. The norm over the last layer's
+            output lies in no layer there.
     """
     if target in embeddings:
         return (embeddings[target],)
     _, layer, part, kind = target.split(".")
+    if part == "final_norm":
+        return tuple(f"{name}.{kind}" for name in parts[part])
     return tuple(f"{layers}.{layer}.{name}.{kind}" for name in parts[part])
 
 
@@ -183,21 +181,43 @@ def embedding_shapes(config: BackboneConfig) -> Shapes:
 
 
 def layer_shapes(layer: int, config: BackboneConfig) -> Shapes:
-    prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
-    return {
-        **linear_shapes(f"{prefix}.qkv", out=3 * width, into=width),
-        **linear_shapes(f"{prefix}.attention_output", out=width, into=width),
-        **norm_shapes(f"{prefix}.attention_norm", width),
-        **linear_shapes(f"{prefix}.feedforward_in", out=inner, into=width),
-        **linear_shapes(f"{prefix}.feedforward_out", out=width, into=inner),
-        **norm_shapes(f"{prefix}.output_norm", width),
+    return shapes_of(dict.fromkeys(LAYER, True), layer, config)
+
+
+def shapes_of(
+    parts: Mapping[str, bool], layer: int, config: BackboneConfig, *, is_gated: bool = False
+) -> Shapes:
+    """Names and shapes of one layer of any architecture.
+
+    Args:
+        parts: the parts of the layer in the order of the digest, and whether each has a bias.
+        layer: the number of the layer.
+        config: the sizes.
+        is_gated: whether the first feed-forward map makes gates next to the values.
+    """
+    width, inner, heads = config.hidden_width, config.intermediate_width, config.qkv_widths
+    maps = {
+        "qkv": (sum(heads), width),
+        "attention_output": (width, heads[0]),
+        "feedforward_in": (2 * inner if is_gated else inner, width),
+        "feedforward_out": (width, inner),
     }
+    shapes: Shapes = {}
+    for part, bias in parts.items():
+        name = f"layers.{layer}.{part}"
+        if part in maps:
+            out, into = maps[part]
+            shapes |= linear_shapes(name, out=out, into=into, bias=bias)
+        else:
+            of_head = part in {"query_norm", "key_norm"}
+            shapes |= norm_shapes(name, config.head_width if of_head else width, bias=bias)
+    return shapes
 
 
 def embed(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
 ) -> Float[Tensor, "tokens width"]:
-    """Sum of word, token type and position embeddings, normalised, at the hidden width."""
+    """Sum of the embeddings that the encoder has, normalised, at the hidden width."""
     summed = sum_embeddings(encodings, tables, config)
     normed = layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
     return normed if tables.projection is None else apply_linear(normed, tables.projection)
@@ -207,17 +227,15 @@ def sum_embeddings(
     encodings: Sequence[Encoding], tables: EmbeddingWeights, config: BackboneConfig
 ) -> Float[Tensor, "tokens table_width"]:
     """Sum of the embeddings that the encoder has: word, token type and position."""
-    lists = (
-        chain.from_iterable(encoding.token_ids for encoding in encodings),
-        chain.from_iterable(encoding.type_ids for encoding in encodings),
-        chain.from_iterable(_positions(encoding, config) for encoding in encodings),
+    rows = (
+        (tables.word, [it.token_ids for it in encodings]),
+        (tables.token_type, [it.type_ids for it in encodings]),
+        (tables.position, [_positions(it, config) for it in encodings]),
     )
-    ids, types, positions = to_device_at_once([list(it) for it in lists], tables.word.device)
-    summed = functional.embedding(ids, tables.word)
-    for table, indices in ((tables.token_type, types), (tables.position, positions)):
-        if table is not None:
-            summed = summed + functional.embedding(indices, table)
-    return summed
+    held = [(table, list(chain.from_iterable(own))) for table, own in rows if table is not None]
+    indices = to_device_at_once([numbers for _, numbers in held], tables.word.device)
+    looked_up = zip(indices, (table for table, _ in held), strict=True)
+    return reduce(torch.add, starmap(functional.embedding, looked_up))
 
 
 Attend = Callable[[Tensor, MixedLayer, float], Tensor]

@@ -169,7 +169,6 @@ def identity(config: DebertaConfig) -> str:
 
 
 def dense_block(config: DebertaConfig, pooling: Pooling | None) -> DenseBlock | None:
-    """The `pooler` of heads that read the first token."""
     return config.dense_block if pooling is Pooling.FIRST else None
 
 

@@ -12,27 +12,22 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-from torch.nn import functional
-
 from nunatak_contract.enums import Pooling
 from nunatak_contract.heads import DenseBlock
+from nunatak_model.architectures import bert
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.architectures.prenorm import run_prenorm_layer
 from nunatak_model.architectures.rotary import Rope, read_flat_rope, rotary
-from nunatak_model.config import BackboneConfig, read_activation
+from nunatak_model.config import BackboneConfig, read_activation, read_sizes
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.ops.attention import Attention
-from nunatak_model.ops.device import flattened
 from nunatak_model.ops.linear import rms_norm
-from nunatak_model.text.encoding import Encoding
-from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
+from nunatak_model.weights import Shapes
 
 MODEL_TYPES = ("llama", "qwen3")
 THETA = 10_000.0
@@ -66,7 +61,7 @@ WHOLE, SLIDING = "full_attention", "sliding_attention"
 WINDOW, FULL_LAYERS = 4096, 28
 """Qwen3's defaults of `sliding_window` and `max_window_layers`."""
 
-WORDS, FINAL_NORM = "embed_tokens.weight", "norm.weight"
+EMBEDDINGS = {"embeddings.word": "embed_tokens.weight"}
 LAYER = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "query_norm": ("self_attn.q_norm",),
@@ -76,8 +71,11 @@ LAYER = {
     "feedforward_in": ("mlp.gate_proj", "mlp.up_proj"),
     "feedforward_out": ("mlp.down_proj",),
     "output_norm": ("post_attention_layernorm",),
+    "final_norm": ("norm",),
 }
 HEAD_SOURCES: Mapping[str, str] = {}
+embed = bert.sum_embeddings
+source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="layers", parts=LAYER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,21 +127,12 @@ def read_fields(raw: Mapping[str, Any], defaults: Mapping[str, object]) -> dict[
         )
     padding_id: int | None = raw.get("pad_token_id")
     return {
-        "model_type": raw["model_type"],
-        "vocab_size": raw["vocab_size"],
-        "hidden_width": raw["hidden_size"],
-        "num_layers": raw["num_hidden_layers"],
-        "num_heads": num_heads,
+        **read_sizes(raw),
         "num_shared_heads": num_shared,
         "own_head_width": head_width,
-        "intermediate_width": raw["intermediate_size"],
-        "num_positions": raw["max_position_embeddings"],
-        "position_offset": 0,
-        "num_token_types": 1,
         "padding_id": -1 if padding_id is None else padding_id,
         "layer_norm_epsilon": raw["rms_norm_eps"],
         "activation": read_activation("hidden_act", raw["hidden_act"]),
-        "counts_positions_from_padding": False,
         "reach": None,
         "rope": read_flat_rope(raw, default_theta=THETA),
         "attention_bias": raw["attention_bias"],
@@ -189,54 +178,26 @@ def layer_facts(family: str, config: DecoderConfig) -> str:
     )
 
 
-def source_names(target: str) -> tuple[str, ...]:
-    if target == "embeddings.word":
-        return (WORDS,)
-    _, layer, part, kind = target.split(".")
-    if part == "final_norm":
-        return (FINAL_NORM,)
-    return tuple(f"layers.{layer}.{name}.{kind}" for name in LAYER[part])
-
-
 def dense_block(config: DecoderConfig, pooling: Pooling | None) -> DenseBlock | None:
     """None: transformers' heads of decoders have no dense block."""
     del config, pooling
 
 
 def embedding_shapes(config: DecoderConfig) -> Shapes:
-    """Names and shapes of the embeddings: only the words."""
     return {"embeddings.word": (config.vocab_size, config.hidden_width)}
 
 
 def layer_shapes(layer: int, config: DecoderConfig) -> Shapes:
     """Names and shapes of one layer; the last layer has one more norm."""
-    prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
     attention, feedforward = config.attention_bias, config.feedforward_bias
-    query, key, value = config.qkv_widths
-    norms = ["attention_norm", "output_norm"]
-    shapes: Shapes = {
-        **linear_shapes(f"{prefix}.qkv", out=query + key + value, into=width, bias=attention),
-        **linear_shapes(f"{prefix}.attention_output", out=width, into=query, bias=attention),
-        **linear_shapes(f"{prefix}.feedforward_in", out=2 * inner, into=width, bias=feedforward),
-        **linear_shapes(f"{prefix}.feedforward_out", out=width, into=inner, bias=feedforward),
-    }
+    parts = {"qkv": attention, "attention_output": attention}
+    parts |= {"feedforward_in": feedforward, "feedforward_out": feedforward}
     if config.has_head_norms:
-        for norm in ("query_norm", "key_norm"):
-            shapes |= norm_shapes(f"{prefix}.{norm}", config.head_width, bias=False)
+        parts |= {"query_norm": False, "key_norm": False}
+    parts |= {"attention_norm": False, "output_norm": False}
     if layer == config.num_layers - 1:
-        norms.append("final_norm")
-    for norm in norms:
-        shapes |= norm_shapes(f"{prefix}.{norm}", width, bias=False)
-    return shapes
-
-
-def embed(
-    encodings: Sequence[Encoding], tables: EmbeddingWeights, config: DecoderConfig
-) -> Float[Tensor, "tokens width"]:
-    """Word embeddings; the attention adds the positions."""
-    del config
-    ids = flattened((encoding.token_ids for encoding in encodings), tables.word.device)
-    return functional.embedding(ids, tables.word)
+        parts["final_norm"] = False
+    return bert.shapes_of(parts, layer, config, is_gated=True)
 
 
 def plan_layers(attention: Attention, config: DecoderConfig) -> RunLayer:

@@ -7,28 +7,26 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from nunatak_contract.enums import HeadNorm, Pooling
 from nunatak_contract.heads import DenseBlock
+from nunatak_model.architectures import bert
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.architectures.prenorm import run_prenorm_layer
 from nunatak_model.architectures.rotary import Rope, RotaryAttention, read_rope, rotary
-from nunatak_model.config import BackboneConfig, read_activation
+from nunatak_model.config import BackboneConfig, read_activation, read_sizes
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer
 from nunatak_model.ops.attention import Attention
-from nunatak_model.ops.device import flattened
 from nunatak_model.ops.linear import layer_norm
-from nunatak_model.text.encoding import Encoding
-from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
+from nunatak_model.weights import Shapes, norm_shapes
 
 MODEL_TYPES = ("modernbert",)
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -58,14 +56,17 @@ EMBEDDINGS = {
     "embeddings.norm.bias": "embeddings.norm.bias",
 }
 LAYER = {
-    "qkv": "attn.Wqkv",
-    "attention_output": "attn.Wo",
-    "attention_norm": "attn_norm",
-    "feedforward_in": "mlp.Wi",
-    "feedforward_out": "mlp.Wo",
-    "output_norm": "mlp_norm",
+    "qkv": ("attn.Wqkv",),
+    "attention_output": ("attn.Wo",),
+    "attention_norm": ("attn_norm",),
+    "feedforward_in": ("mlp.Wi",),
+    "feedforward_out": ("mlp.Wo",),
+    "output_norm": ("mlp_norm",),
+    "final_norm": ("final_norm",),
 }
 HEAD_SOURCES: Mapping[str, str] = {"head.dense": "head.dense", "head.norm": "head.norm"}
+embed = bert.embed
+source_names = partial(bert.sources_in, embeddings=EMBEDDINGS, layers="layers", parts=LAYER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,23 +89,13 @@ class ModernBertConfig(BackboneConfig):
 
 def config_from(raw: dict[str, Any]) -> ModernBertConfig:
     raw = {**DEFAULTS, **raw}
-    num_layers: int = raw["num_hidden_layers"]
     bias: bool = raw["norm_bias"]
     return ModernBertConfig(
-        model_type=raw["model_type"],
-        vocab_size=raw["vocab_size"],
-        hidden_width=raw["hidden_size"],
-        num_layers=num_layers,
-        num_heads=raw["num_attention_heads"],
-        intermediate_width=raw["intermediate_size"],
-        num_positions=raw["max_position_embeddings"],
-        position_offset=0,
-        num_token_types=1,
+        **read_sizes(raw),
         padding_id=int(raw.get("pad_token_id") or 0),
         layer_norm_epsilon=raw["norm_eps"],
         activation=read_activation("hidden_activation", raw["hidden_activation"]),
-        counts_positions_from_padding=False,
-        is_local=_local_layers(raw, num_layers),
+        is_local=_local_layers(raw, raw["num_hidden_layers"]),
         reach=raw["local_attention"] // 2,
         global_rope=_rope(raw, GLOBAL, "global_rope_theta", GLOBAL_BASE),
         local_rope=_rope(raw, LOCAL, "local_rope_theta", LOCAL_BASE),
@@ -141,15 +132,6 @@ def identity(config: ModernBertConfig) -> str:
     )
 
 
-def source_names(target: str) -> tuple[str, ...]:
-    if target in EMBEDDINGS:
-        return (EMBEDDINGS[target],)
-    _, layer, part, kind = target.split(".")
-    if part == "final_norm":
-        return (f"final_norm.{kind}",)
-    return (f"layers.{layer}.{LAYER[part]}.{kind}",)
-
-
 def dense_block(config: ModernBertConfig, pooling: Pooling | None) -> DenseBlock:
     """The same block in every head, also in heads that read tokens."""
     return config.dense_block
@@ -168,29 +150,14 @@ def layer_shapes(layer: int, config: ModernBertConfig) -> Shapes:
 
     The first layer lacks a norm; the last layer has one more norm.
     """
-    prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
-    attention, feedforward = config.attention_bias, config.feedforward_bias
-    shapes: Shapes = {
-        **linear_shapes(f"{prefix}.qkv", out=3 * width, into=width, bias=attention),
-        **linear_shapes(f"{prefix}.attention_output", out=width, into=width, bias=attention),
-        **linear_shapes(f"{prefix}.feedforward_in", out=2 * inner, into=width, bias=feedforward),
-        **linear_shapes(f"{prefix}.feedforward_out", out=width, into=inner, bias=feedforward),
-        **norm_shapes(f"{prefix}.output_norm", width, bias=config.norm_bias),
-    }
+    attention, feedforward, norm = config.attention_bias, config.feedforward_bias, config.norm_bias
+    parts = {"qkv": attention, "attention_output": attention}
+    parts |= {"feedforward_in": feedforward, "feedforward_out": feedforward, "output_norm": norm}
     if layer > 0:
-        shapes |= norm_shapes(f"{prefix}.attention_norm", width, bias=config.norm_bias)
+        parts["attention_norm"] = norm
     if layer == config.num_layers - 1:
-        shapes |= norm_shapes(f"{prefix}.final_norm", width, bias=config.norm_bias)
-    return shapes
-
-
-def embed(
-    encodings: Sequence[Encoding], tables: EmbeddingWeights, config: ModernBertConfig
-) -> Float[Tensor, "tokens width"]:
-    """Word embeddings, normalised; the attention adds the positions."""
-    ids = flattened((encoding.token_ids for encoding in encodings), tables.word.device)
-    words = functional.embedding(ids, tables.word)
-    return layer_norm(words, tables.norm, epsilon=config.layer_norm_epsilon)
+        parts["final_norm"] = norm
+    return bert.shapes_of(parts, layer, config, is_gated=True)
 
 
 def plan_layers(attention: Attention, config: ModernBertConfig) -> RunLayer:

@@ -10,15 +10,13 @@ Axes: tokens = packed tokens of the rows, width = hidden width.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional
 
 from nunatak_contract.enums import Pooling
 from nunatak_contract.heads import TANH_BLOCK, DenseBlock
@@ -26,14 +24,11 @@ from nunatak_model.architectures import bert
 from nunatak_model.architectures.base import RunLayer
 from nunatak_model.architectures.prenorm import run_gated_block
 from nunatak_model.architectures.rotary import Rope, RotaryAttention, read_flat_rope, rotary
-from nunatak_model.config import BackboneConfig, read_activation
+from nunatak_model.config import BackboneConfig, read_activation, read_sizes
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.layer import MixedLayer, mixed_qkv
 from nunatak_model.ops.attention import Attention
-from nunatak_model.ops.device import to_device_at_once
-from nunatak_model.ops.linear import layer_norm
-from nunatak_model.text.encoding import Encoding
-from nunatak_model.weights import EmbeddingWeights, Shapes, linear_shapes, norm_shapes
+from nunatak_model.weights import Shapes, norm_shapes
 
 NOMIC, GTE = MODEL_TYPES = ("nomic_bert", "gte")
 SHARED_DEFAULTS: Mapping[str, object] = {
@@ -129,7 +124,6 @@ class NomicConfig(BackboneConfig):
 
     @property
     def is_gte(self) -> bool:
-        """Whether the model is a GTE."""
         return self.model_type == GTE
 
 
@@ -149,19 +143,11 @@ class NomicArchitecture:
                 f"expected heads of width {width // num_heads}, got head_dim={raw['head_dim']}"
             )
         return NomicConfig(
-            model_type=self._model_type,
-            vocab_size=raw["vocab_size"],
-            hidden_width=width,
-            num_layers=raw["num_hidden_layers"],
-            num_heads=num_heads,
-            intermediate_width=raw["intermediate_size"],
-            num_positions=raw["max_position_embeddings"],
-            position_offset=0,
+            **read_sizes(raw),
             num_token_types=max(1, raw["type_vocab_size"]),
             padding_id=int(raw["pad_token_id"] or 0),
             layer_norm_epsilon=raw["layer_norm_eps"],
             activation=read_activation("hidden_act", raw["hidden_act"]),
-            counts_positions_from_padding=False,
             reach=None,
             rope=read_flat_rope(raw, default_theta=THETAS[self._model_type]),
             has_token_types=raw["type_vocab_size"] > 0,
@@ -189,7 +175,6 @@ class NomicArchitecture:
         return tuple(f"{layers}.{layer}.{name}.{kind}" for name in parts[part])
 
     def dense_block(self, config: NomicConfig, pooling: Pooling | None) -> DenseBlock | None:
-        """The pooler of heads that read the first token."""
         del config
         return TANH_BLOCK if pooling is Pooling.FIRST else None
 
@@ -201,30 +186,12 @@ class NomicArchitecture:
         return {**shapes, **norm_shapes("embeddings.norm", width)}
 
     def layer_shapes(self, layer: int, config: NomicConfig) -> Shapes:
-        prefix, width, inner = f"layers.{layer}", config.hidden_width, config.intermediate_width
-        bias = config.is_gte
-        return {
-            **linear_shapes(f"{prefix}.qkv", out=3 * width, into=width, bias=bias),
-            **linear_shapes(f"{prefix}.attention_output", out=width, into=width, bias=bias),
-            **norm_shapes(f"{prefix}.attention_norm", width),
-            **linear_shapes(f"{prefix}.feedforward_in", out=2 * inner, into=width, bias=False),
-            **linear_shapes(f"{prefix}.feedforward_out", out=width, into=inner, bias=bias),
-            **norm_shapes(f"{prefix}.output_norm", width),
-        }
+        maps = ("qkv", "attention_output", "feedforward_out")
+        biased = {**dict.fromkeys(maps, config.is_gte), "feedforward_in": False}
+        parts = {part: biased.get(part, True) for part in LAYERS[self._model_type][2]}
+        return bert.shapes_of(parts, layer, config, is_gated=True)
 
-    def embed(
-        self, encodings: Sequence[Encoding], tables: EmbeddingWeights, config: NomicConfig
-    ) -> Float[Tensor, "tokens width"]:
-        """Sum of word and token type embeddings, normalised; the attention adds the positions."""
-        lists = (
-            chain.from_iterable(encoding.token_ids for encoding in encodings),
-            chain.from_iterable(encoding.type_ids for encoding in encodings),
-        )
-        ids, types = to_device_at_once([list(it) for it in lists], tables.word.device)
-        summed = functional.embedding(ids, tables.word)
-        if tables.token_type is not None:
-            summed = summed + functional.embedding(types, tables.token_type)
-        return layer_norm(summed, tables.norm, epsilon=config.layer_norm_epsilon)
+    embed = staticmethod(bert.embed)
 
     def plan_layers(self, attention: Attention, config: NomicConfig) -> RunLayer:
         turned = rotary(attention, attention.positions(), config.rope, config)

@@ -22,7 +22,6 @@ MATHS: Mapping[type[Method], type[MethodMaths[Any]]] = {
 
 
 def maths_of(method: Method) -> MethodMaths[Method]:
-    """Return the maths of a method."""
     return MATHS[type(method)](method=method)
 
 

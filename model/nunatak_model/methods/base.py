@@ -64,18 +64,20 @@ class MethodMaths(ABC, Generic[MethodT_co]):
         return tensor
 
 
+def invalid(problem: str) -> NunatakError:
+    return NunatakError("invalid_method", problem=problem)
+
+
 def check_first_layer(first_layer: int, config: BackboneConfig) -> None:
     """Raise `invalid_method` unless `first_layer` is a layer of the backbone."""
     if not 0 <= first_layer < config.num_layers:
-        raise NunatakError(
-            "invalid_method",
-            problem=f"first_layer must be in [0, {config.num_layers - 1}], got {first_layer} "
-            f"(the backbone has {config.num_layers} layers)",
+        raise invalid(
+            f"first_layer must be in [0, {config.num_layers - 1}], got {first_layer} "
+            f"(the backbone has {config.num_layers} layers)"
         )
 
 
 def map_widths(target: LinearMap, layer: int, config: BackboneConfig) -> tuple[int, int]:
-    """Output and input width of a linear map."""
     shapes = layer_shapes(layer, config)
     match target:
         case LinearMap.QUERY | LinearMap.KEY | LinearMap.VALUE:

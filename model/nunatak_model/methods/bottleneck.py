@@ -23,13 +23,12 @@ import torch
 from torch import Tensor
 
 from nunatak_contract.enums import AdaptedBlocks, AdapterInput, Norms
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Bottleneck
 from nunatak_model.architectures import POST_NORM, layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.layer import Adapter, BottleneckLayer, LayerOverride
-from nunatak_model.methods.base import MethodMaths, check_first_layer, copies, normal
+from nunatak_model.methods.base import MethodMaths, check_first_layer, copies, invalid, normal
 from nunatak_model.ops.grouped import rounded_up
 from nunatak_model.weights import Norm, Shapes, linear_from, linear_shapes, norm_if_any
 
@@ -46,27 +45,22 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
     """Adapters of width `size` in every layer from `first_layer` up."""
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `invalid_method` unless the settings make sense, alone and together."""
         check_first_layer(self.method.first_layer, config)
         size = self.method.size
         if not 1 <= size <= config.intermediate_width:
-            raise NunatakError(
-                "invalid_method",
-                problem=f"bottleneck size must be in [1, {config.intermediate_width}], got {size}",
+            raise invalid(
+                f"bottleneck size must be in [1, {config.intermediate_width}], got {size}"
             )
         if self.method.reads is AdapterInput.NORMED_SUM:
             if self.method.norms is not Norms.FROZEN:
-                raise NunatakError(
-                    "invalid_method",
-                    problem=f"adapters that read {self.method.reads} run its norm twice and need "
-                    "norms="
-                    f"{Norms.FROZEN}, got norms={self.method.norms}",
+                raise invalid(
+                    f"adapters that read {self.method.reads} run its norm twice and need norms="
+                    f"{Norms.FROZEN}, got norms={self.method.norms}"
                 )
             if config.model_type not in POST_NORM:
-                raise NunatakError(
-                    "invalid_method",
-                    problem=f"adapters read {self.method.reads} only where norms follow the blocks "
-                    f"({', '.join(POST_NORM)}), got a {config.model_type} backbone",
+                raise invalid(
+                    f"adapters read {self.method.reads} only where norms follow the blocks "
+                    f"({', '.join(POST_NORM)}), got a {config.model_type} backbone"
                 )
 
     def split_depth(self, config: BackboneConfig) -> int:
@@ -100,7 +94,6 @@ class BottleneckMaths(MethodMaths[Bottleneck]):
         return parameters
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
-        """The frozen layer with this task's adapters and norms."""
         prefix = f"layers.{index}"
         adapters, norms = dict[str, Adapter](), dict[str, Norm | None]()
         for adapter, norm in self._places():

@@ -19,12 +19,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nunatak_contract.enums import LinearMap
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Ia3
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.layer import ChangedMaps, LayerOverride
-from nunatak_model.methods.base import MethodMaths, check_first_layer, map_widths
+from nunatak_model.methods.base import MethodMaths, check_first_layer, invalid, map_widths
 from nunatak_model.ops.grouped import SlotGroups
 from nunatak_model.weights import Shapes
 
@@ -38,7 +37,6 @@ class OutputScale:
     scale: Float[Tensor, "*slots out"]
 
     def has_effect(self) -> bool:
-        """Whether an entry is not one."""
         return bool((self.scale != 1).any())
 
     def apply(
@@ -47,12 +45,10 @@ class OutputScale:
         x: Float[Tensor, "tokens in"],
         groups: SlotGroups | None,
     ) -> None:
-        """Scale the outputs of the map, in place."""
         del x
         y.mul_(_scale_of_tokens(self.scale, y, groups))
 
     def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
-        """Scale the rows of the weight and the bias, in place."""
         weight.mul_(self.scale.to(weight.dtype).unsqueeze(1))
         if bias is not None:
             bias.mul_(self.scale.to(bias.dtype))
@@ -65,15 +61,12 @@ class InputScale:
     scale: Float[Tensor, "*slots in"]
 
     def has_effect(self) -> bool:
-        """Whether an entry is not one."""
         return bool((self.scale != 1).any())
 
     def apply(self, x: Float[Tensor, "tokens in"], groups: SlotGroups | None) -> None:
-        """Scale the inputs of the map, in place."""
         x.mul_(_scale_of_tokens(self.scale, x, groups))
 
     def merge(self, weight: Float[Tensor, "out in"], bias: Float[Tensor, " out"] | None) -> None:
-        """Scale the columns of the weight, in place."""
         del bias
         weight.mul_(self.scale.to(weight.dtype))
 
@@ -83,26 +76,21 @@ class Ia3Maths(MethodMaths[Ia3]):
     """Scales of some maps in every layer from `first_layer` up."""
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `invalid_method` unless maps and first layer make sense."""
         check_first_layer(self.method.first_layer, config)
         outputs, inputs = self.method.scaled_outputs, self.method.scaled_inputs
         named = (*outputs, *inputs)
         if not named or len(set(named)) != len(named):
-            raise NunatakError(
-                "invalid_method",
-                problem="ia3 scales one or more different maps, each on one side, got "
-                "scaled_outputs="
-                f"{','.join(outputs)} and scaled_inputs={','.join(inputs)}",
+            raise invalid(
+                "ia3 scales one or more different maps, each on one side, got scaled_outputs="
+                f"{','.join(outputs)} and scaled_inputs={','.join(inputs)}"
             )
         if not set(inputs) <= set(SCALABLE_INPUTS):
-            raise NunatakError(
-                "invalid_method",
-                problem=f"ia3 scaled_inputs must be of {', '.join(SCALABLE_INPUTS)}, got "
-                f"{','.join(inputs)} (query, key and value share one input)",
+            raise invalid(
+                f"ia3 scaled_inputs must be of {', '.join(SCALABLE_INPUTS)}, got "
+                f"{','.join(inputs)} (query, key and value share one input)"
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
-        """The lowest layer with scales."""
         return self.method.first_layer
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
@@ -124,7 +112,6 @@ class Ia3Maths(MethodMaths[Ia3]):
         return {name: torch.ones(shape, device=backbone.device) for name, shape in shapes.items()}
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
-        """The frozen layer with this task's scales."""
         prefix = f"layers.{index}.ia3"
         return ChangedMaps(
             inputs={

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from nunatak_contract.enums import LinearMap
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Lora
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.layer import ChangedMaps, LayerOverride
-from nunatak_model.methods.base import MethodMaths, check_first_layer, map_widths
+from nunatak_model.methods.base import MethodMaths, check_first_layer, invalid, map_widths
 from nunatak_model.ops.grouped import rounded_up
 from nunatak_model.ops.low_rank import LoraUpdate
 from nunatak_model.weights import Shapes
@@ -38,15 +37,12 @@ class LoraMaths(MethodMaths[Lora]):
     """Rank-`rank` updates of `targets` in every layer from `first_layer` up."""
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `invalid_method` unless rank, targets and first layer make sense."""
         check_first_layer(self.method.first_layer, config)
         check_rank(self.method.rank)
         if len(set(self.method.targets)) != len(self.method.targets):
-            raise NunatakError(
-                "invalid_method",
-                problem="lora targets must be one or more different ones of "
-                f"{', '.join(LinearMap)}, "
-                f"got {', '.join(self.method.targets)}",
+            raise invalid(
+                f"lora targets must be one or more different ones of {', '.join(LinearMap)}, "
+                f"got {', '.join(self.method.targets)}"
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
@@ -75,7 +71,6 @@ class LoraMaths(MethodMaths[Lora]):
         return parameters
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
-        """The frozen layer with this task's updates."""
         prefix = f"layers.{index}.lora"
         return ChangedMaps(
             inputs={},
@@ -104,6 +99,4 @@ class LoraMaths(MethodMaths[Lora]):
 def check_rank(rank: int) -> None:
     """Raise `invalid_method` unless the rank is from 1 to `MAX_RANK`."""
     if not 1 <= rank <= MAX_RANK:
-        raise NunatakError(
-            "invalid_method", problem=f"lora rank must be in [1, {MAX_RANK}], got {rank}"
-        )
+        raise invalid(f"lora rank must be in [1, {MAX_RANK}], got {rank}")

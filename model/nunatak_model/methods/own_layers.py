@@ -12,13 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Full, HeadOnly, TopK
 from nunatak_model.architectures import encoder_shapes, layer_shapes
 from nunatak_model.backbone import Backbone
 from nunatak_model.config import BackboneConfig
 from nunatak_model.layer import LayerOverride, OwnLayer
-from nunatak_model.methods.base import MethodMaths, MethodT_co, copies
+from nunatak_model.methods.base import MethodMaths, MethodT_co, copies, invalid
 from nunatak_model.weights import Shapes, layer_from
 
 
@@ -29,11 +28,9 @@ class OwnLayersMaths(MethodMaths[MethodT_co]):
     def initial_parameters(
         self, backbone: Backbone, generator: torch.Generator
     ) -> dict[str, Tensor]:
-        """Copies of the backbone's tensors."""
         return copies(backbone, self.parameter_shapes(backbone.config))
 
     def layer(self, index: int, parameters: Mapping[str, Tensor]) -> LayerOverride:
-        """The task's own layer."""
         return OwnLayer(weights=layer_from(parameters, index))
 
 
@@ -42,21 +39,16 @@ class TopKMaths(OwnLayersMaths[TopK]):
     """The top `num_layers` layers are the task's own."""
 
     def check(self, config: BackboneConfig) -> None:
-        """Raise `invalid_method` unless the backbone has that many layers."""
         if self.method.num_layers > config.num_layers:
-            raise NunatakError(
-                "invalid_method",
-                problem=f"topk layers must be in [1, {config.num_layers}], got "
-                f"{self.method.num_layers} "
-                f"(the backbone has {config.num_layers} layers)",
+            raise invalid(
+                f"topk layers must be in [1, {config.num_layers}], got {self.method.num_layers} "
+                f"(the backbone has {config.num_layers} layers)"
             )
 
     def split_depth(self, config: BackboneConfig) -> int:
-        """The lowest own layer."""
         return config.num_layers - self.method.num_layers
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        """All tensors of the top layers."""
         shapes: Shapes = {}
         for layer in range(self.split_depth(config), config.num_layers):
             shapes |= layer_shapes(layer, config)
@@ -71,7 +63,6 @@ class FullMaths(OwnLayersMaths[Full]):
         """None: the task owns its embeddings too."""
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        """All tensors of the encoder."""
         return encoder_shapes(config)
 
 
@@ -80,9 +71,7 @@ class HeadOnlyMaths(OwnLayersMaths[HeadOnly]):
     """Nothing but a head on the frozen backbone; the branch has no layers."""
 
     def split_depth(self, config: BackboneConfig) -> int:
-        """The whole encoder is trunk."""
         return config.num_layers
 
     def parameter_shapes(self, config: BackboneConfig) -> Shapes:
-        """No tensors."""
         return {}

@@ -29,7 +29,6 @@ class Vocabulary:
 
     @classmethod
     def of(cls, definition: Mapping[str, object]) -> Self:
-        """Read the model and the added tokens of a `tokenizer.json`."""
         model = cast("Mapping[str, object]", definition["model"])
         listed = cast("Sequence[Mapping[str, object]]", definition.get("added_tokens", ()))
         added = {cast("int", token["id"]): str(token["content"]) for token in listed}

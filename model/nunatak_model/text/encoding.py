@@ -64,5 +64,4 @@ class Encoding:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, special tokens included."""
         return len(self.token_ids)

@@ -224,7 +224,6 @@ class TextTokenizer:
 def _encoded(
     encode: Callable[[list[TextInput]], list[tokenizers.Encoding]], inputs: Sequence[TextInput]
 ) -> list[tokenizers.Encoding]:
-    """Encode the inputs together."""
     try:
         return encode(list(inputs))
     except BaseException as error:

@@ -15,8 +15,6 @@ from nunatak_registry.errors import CorruptBlobError
 _PIECE_BYTES = 1024**2
 MAX_BLOB_BYTES = 4 * 1024**3
 """A full float32 copy of the largest supported encoder, XLM-R large, has 2.2 GB."""
-_BLOB_KEY = re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})")
-_TEMPORARY_KEY = re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _FOLDER = "sha256"
 _QUARANTINE = "quarantine"
@@ -47,6 +45,12 @@ class FileKind(StrEnum):
     STRANGER = "stranger"
 
 
+_KEYS = {
+    FileKind.BLOB: re.compile(r"sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})"),
+    FileKind.TEMPORARY: re.compile(r"sha256/[0-9a-f]{2}/\.[0-9a-f]{32}\.tmp"),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
     """A file or folder under the root. The bytes of a blob are not checked."""
@@ -56,8 +60,8 @@ class StoredFile:
 
     @classmethod
     def at(cls, key: str) -> Self:
-        """Return the file with its kind, by its key."""
-        return cls(key=key, kind=_kind(key))
+        kinds = (kind for kind, pattern in _KEYS.items() if pattern.fullmatch(key))
+        return cls(key=key, kind=next(kinds, FileKind.STRANGER))
 
     @property
     def is_among_blobs(self) -> bool:
@@ -71,18 +75,17 @@ class StoredFile:
 
 
 class BlobStore:
-    """Immutable blobs named `sha256/ab/ab...` under one root. Threads may share the store."""
+    """Immutable blobs named `sha256/ab/ab...` under one root. Threads may share the store.
+
+    Every method raises `StoreUnavailableError` if the place cannot be reached or written.
+    """
 
     def __init__(self, files: Files) -> None:
         self._files = files
 
     @classmethod
     def open(cls, root: str) -> Self:
-        """Return the store under `root`, a local path or an fsspec URL. Creates nothing.
-
-        Raises:
-            StoreUnavailableError: the protocol is unknown, or its package is not installed.
-        """
+        """Return the store under `root`, a local path or an fsspec URL. Creates nothing."""
         return cls(open_files(root))
 
     def put(self, data: bytes) -> str:
@@ -90,9 +93,6 @@ class BlobStore:
 
         Existing bytes are written again. This repairs a damaged copy, and makes a retry after a
         failed fsync effective. Readers are not disturbed.
-
-        Raises:
-            StoreUnavailableError: the place cannot be reached, or is full.
         """
         digest = digest_of(data)
         self._files.write(blob_key(digest), data)
@@ -105,7 +105,6 @@ class BlobStore:
 
         Raises:
             CorruptBlobError: missing, not a plain file, of another size, or of another digest.
-            StoreUnavailableError: the place cannot be reached.
         """
         if size > MAX_BLOB_BYTES:
             raise CorruptBlobError(digest, f"may have {MAX_BLOB_BYTES} bytes at most, not {size}")
@@ -120,11 +119,7 @@ class BlobStore:
         return data
 
     def exists(self, digest: str) -> bool:
-        """Return whether there is a file of that name; its bytes are not checked.
-
-        Raises:
-            StoreUnavailableError: the place cannot be reached.
-        """
+        """Return whether there is a file of that name; its bytes are not checked."""
         return self._files.exists(blob_key(digest))
 
     def has_folder(self) -> bool:
@@ -132,72 +127,36 @@ class BlobStore:
         return self._files.has_folder(_FOLDER)
 
     def check_writable(self) -> None:
-        """Refuse once a write may have been lost.
-
-        Raises:
-            StoreReadOnlyError: an fsync has failed since the store was opened.
-        """
+        """Raise `StoreReadOnlyError` if an fsync has failed since the store was opened."""
         self._files.check_writable()
 
     def files(self) -> Iterator[StoredFile]:
-        """Yield everything below the root except the quarantine, in no order.
-
-        Raises:
-            StoreUnavailableError: the place cannot be reached.
-        """
+        """Yield everything below the root except the quarantine, in no order."""
         for key in self._files.list_keys():
             if not key.startswith(f"{_QUARANTINE}/"):
                 yield StoredFile.at(key)
 
     def is_sound(self, digest: str) -> bool:
-        """Return whether the bytes stored under a digest have that digest.
-
-        Raises:
-            StoreUnavailableError: the place cannot be reached.
-        """
+        """Return whether the bytes stored under a digest have that digest."""
         data = self._files.read(blob_key(digest), MAX_BLOB_BYTES + 1)
         return data is not None and digest_of(data) == digest
 
     def modified(self, file: StoredFile) -> datetime | None:
-        """Return the time of a file's last write, in UTC; None if the file is gone.
-
-        Raises:
-            StoreUnavailableError: the place cannot be reached.
-        """
+        """Return the time of a file's last write, in UTC; None if the file is gone."""
         return self._files.modified(file.key)
 
     def remove(self, file: StoredFile) -> None:
-        """Remove a file, if it is there.
-
-        Raises:
-            StoreUnavailableError: the place cannot be reached or written.
-        """
+        """Remove a file, if it is there."""
         self._files.delete(file.key)
 
     def quarantine(self, key: str) -> str | None:
-        """Move the file at `key` to the quarantine and return its new key; None if there is none.
-
-        Raises:
-            StoreUnavailableError: the place cannot be reached or written.
-        """
+        """Move the file at `key` to the quarantine; return its new key, or None without a file."""
         target = f"{_QUARANTINE}/{uuid.uuid4().hex}/{key.rpartition('/')[2]}"
         return target if self._files.move(key, target) else None
 
 
 def blob_key(digest: str) -> str:
-    """Return the key of a digest's blob, relative to the root.
-
-    Raises:
-        CorruptBlobError: the text is no SHA-256 digest.
-    """
+    """Return the key of a digest's blob, relative to the root."""
     if _DIGEST.fullmatch(digest) is None:
         raise CorruptBlobError(digest[:64], "has no SHA-256 digest for a name")
     return f"{_FOLDER}/{digest[:2]}/{digest}"
-
-
-def _kind(key: str) -> FileKind:
-    if _BLOB_KEY.fullmatch(key) is not None:
-        return FileKind.BLOB
-    if _TEMPORARY_KEY.fullmatch(key) is not None:
-        return FileKind.TEMPORARY
-    return FileKind.STRANGER

@@ -116,7 +116,6 @@ class LocalFiles:
         self._sync_failure: str | None = None
 
     def check_writable(self) -> None:
-        """Raise `StoreReadOnlyError` if an fsync has failed since the start."""
         if self._sync_failure is not None:
             raise StoreReadOnlyError(self._sync_failure)
 
@@ -135,7 +134,6 @@ class LocalFiles:
                 self._sync_path(above)
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """Return at most `limit` bytes from the start, or None if there is no plain file."""
         with _local_refusals("read"):
             try:
                 with self._folder(key) as folder:
@@ -153,17 +151,14 @@ class LocalFiles:
                 os.close(descriptor)
 
     def exists(self, key: str) -> bool:
-        """Return whether a plain file is there."""
         found = self._status(key)
         return found is not None and stat.S_ISREG(found.st_mode)
 
     def has_folder(self, name: str) -> bool:
-        """Return whether there is a folder below the root."""
         found = self._status(name)
         return found is not None and stat.S_ISDIR(found.st_mode)
 
     def delete(self, key: str) -> None:
-        """Remove the file, if it is there."""
         self.check_writable()
         with _local_refusals("delete"):
             try:
@@ -173,7 +168,6 @@ class LocalFiles:
                 return
 
     def move(self, key: str, target: str) -> bool:
-        """Move the file at `key` without reading it; False if there is none."""
         self.check_writable()
         if self._status(key) is None:
             return False
@@ -186,12 +180,10 @@ class LocalFiles:
         return True
 
     def modified(self, key: str) -> datetime | None:
-        """Return the time of the file's last write, in UTC; None if there is none."""
         found = self._status(key)
         return None if found is None else datetime.fromtimestamp(found.st_mtime, UTC)
 
     def list_keys(self) -> Iterator[str]:
-        """Yield every key, in no order, without the folders on the way to blobs."""
         with _local_refusals("list"):
             yield from _keys_below(self._root, "", 1)
 
@@ -327,12 +319,10 @@ class RemoteFiles:
         """Do nothing: an object store is responsible for its own disks."""
 
     def write(self, key: str, data: bytes) -> None:
-        """Store `data` with one put."""
         with _remote_refusals("write"):
             self._filesystem.pipe_file(self._path(key), data)
 
     def read(self, key: str, limit: int) -> bytes | None:
-        """Return at most `limit` bytes from the start, or None if there is no object."""
         with _remote_refusals("read"):
             try:
                 data = self._filesystem.cat_file(self._path(key), start=0, end=limit)
@@ -341,7 +331,6 @@ class RemoteFiles:
             return cast("bytes", data)
 
     def exists(self, key: str) -> bool:
-        """Return whether an object is there."""
         with _remote_refusals("look for"):
             try:
                 info = cast("dict[str, object]", self._filesystem.info(self._path(key)))
@@ -350,11 +339,9 @@ class RemoteFiles:
             return info.get("type") == "file"
 
     def has_folder(self, name: str) -> bool:
-        """Return True."""
         return True
 
     def delete(self, key: str) -> None:
-        """Remove the object, if it is there."""
         with _remote_refusals("delete"):
             try:
                 self._filesystem.rm_file(self._path(key))
@@ -362,7 +349,6 @@ class RemoteFiles:
                 return
 
     def move(self, key: str, target: str) -> bool:
-        """Copy the object, then remove it; False if there is none."""
         if not self.exists(key):
             return False
         with _remote_refusals("move"):
@@ -371,7 +357,6 @@ class RemoteFiles:
         return True
 
     def modified(self, key: str) -> datetime | None:
-        """Return the time of the object's last write, in UTC; None if there is none."""
         with _remote_refusals("look for"):
             try:
                 moment = cast("datetime", self._filesystem.modified(self._path(key)))
@@ -380,7 +365,6 @@ class RemoteFiles:
             return moment.astimezone(UTC)
 
     def list_keys(self) -> Iterator[str]:
-        """Yield the key of every object under the root, foreign objects included, in no order."""
         with _remote_refusals("list"):
             paths = cast("Iterable[str]", self._filesystem.find(self._root))
         prefix = f"{self._root}/"

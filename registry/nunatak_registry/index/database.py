@@ -70,11 +70,7 @@ class IndexFile:
 
     @classmethod
     def of(cls, url: URL) -> Self:
-        """Return the file that a URL names.
-
-        Raises:
-            StoreUnavailableError: the URL names no file, or names a file by a URI.
-        """
+        """Return the file that a URL names by its path."""
         database = url.database
         if database is None or database in {"", ":memory:"}:
             raise StoreUnavailableError("a SQLite index must be a file, got a database in memory")
@@ -82,17 +78,16 @@ class IndexFile:
             raise StoreUnavailableError("a SQLite index must be named by its path, got a URI")
         return cls(Path(database).absolute())
 
-    def exists(self) -> bool:
-        """Return whether there is a file."""
-        return self._path.exists()
-
-    def create(self) -> None:
-        """Make an empty file if there is none."""
-        if not self._path.exists():
-            # SQLite itself creates the file: closing a file by other means would drop this
-            # process's locks.
-            with closing(sqlite3.connect(self._path)):
-                pass
+    def create(self, missing: NunatakError | None) -> None:
+        """Make an empty file if there is none; raise `missing`, if given, instead."""
+        if self._path.exists():
+            return
+        if missing is not None:
+            raise missing
+        # SQLite itself creates the file: closing a file by other means would drop this process's
+        # locks.
+        with closing(sqlite3.connect(self._path)):
+            pass
 
     def url(self, url: URL) -> URL:
         """Return a URL by which SQLite opens the file and never creates one."""
@@ -100,11 +95,7 @@ class IndexFile:
         return named.update_query_dict({"mode": "rw", "uri": "true"})
 
     def identity(self) -> FileIdentity:
-        """Return the identity of the file at the path now.
-
-        Raises:
-            StoreUnavailableError: there is no such file, or the file cannot be examined.
-        """
+        """Return the identity of the file at the path now."""
         try:
             found = os.stat(self._path)  # noqa: PTH116 - takes a twentieth of the time of Path.stat
         except FileNotFoundError as error:
@@ -118,18 +109,6 @@ class IndexFile:
             ) from error
         return found.st_dev, found.st_ino
 
-    def require(self, opened: FileIdentity) -> None:
-        """Raise if the file at the path is no longer the opened file.
-
-        Raises:
-            StoreUnavailableError: the file was replaced, or is missing.
-        """
-        if self.identity() != opened:
-            raise StoreUnavailableError(
-                "the registry index was replaced during this change; the change is lost with the "
-                "old index: repeat the change"
-            )
-
 
 def journal_mode(sqlite_version: tuple[int, ...]) -> str:
     """Return the journal mode that is safe with this release of SQLite."""
@@ -137,7 +116,10 @@ def journal_mode(sqlite_version: tuple[int, ...]) -> str:
 
 
 class Database:
-    """One engine, seen as a reader and as a writer. Threads may share the database."""
+    """One engine, seen as a reader and as a writer. Threads may share the database.
+
+    Every method raises `StoreUnavailableError` if the database or its file is out of reach.
+    """
 
     def __init__(self, *, reader: Engine, writer: Engine, file: IndexFile | None = None) -> None:
         self._reader = reader
@@ -155,16 +137,13 @@ class Database:
         """Connect, and create missing tables; raise `missing`, if given, instead of creating them.
 
         Raises:
-            NunatakError: `missing`, there is no index.
             StoreUnavailableError: the database is unreachable, of another kind, or of another
                 schema version.
         """
         with _refusals():
             file = IndexFile.of(url) if url.get_backend_name() == "sqlite" else None
             if file is not None:
-                if missing is not None and not file.exists():
-                    raise missing
-                file.create()
+                file.create(missing)
             reader, writer = _engines(url if file is None else file.url(url))
             try:
                 database = cls(reader=reader, writer=writer, file=file)
@@ -175,7 +154,6 @@ class Database:
             return database
 
     def close(self) -> None:
-        """Close all idle connections."""
         with self._marking:
             if self._marker is not None:
                 self._marker.close()
@@ -241,11 +219,7 @@ class Database:
                 cursor.close()
 
     def _follow_file(self) -> FileIdentity | None:
-        """Switch to the file at the path if it is another file; return its identity.
-
-        Raises:
-            StoreUnavailableError: there is no file, or this release cannot read the index.
-        """
+        """Switch to the file at the path if it is another file; return its identity."""
         if self._file is None or self._file.identity() == self._opened:
             return self._opened
         with self._following:
@@ -257,8 +231,11 @@ class Database:
             return self._opened
 
     def _require_file(self, opened: FileIdentity | None) -> None:
-        if self._file is not None and opened is not None:
-            self._file.require(opened)
+        if self._file is not None and self._file.identity() != opened:
+            raise StoreUnavailableError(
+                "the registry index was replaced during this change; the change is lost with the "
+                "old index: repeat the change"
+            )
 
     @contextmanager
     def _failed_sync_is_final(self) -> Generator[None]:
@@ -277,13 +254,8 @@ def raise_generation(connection: Connection) -> None:
     The token changes too, because a restored index repeats earlier numbers.
     """
     connection.execute(
-        update(StateRow).values(generation=StateRow.generation + 1, token=new_token())
+        update(StateRow).values(generation=StateRow.generation + 1, token=secrets.token_hex(16))
     )
-
-
-def new_token() -> str:
-    """Return a token that no other change has."""
-    return secrets.token_hex(16)
 
 
 def _engines(url: URL) -> tuple[Engine, Engine]:
@@ -324,7 +296,7 @@ def _create_tables(writer: Engine) -> None:
         if connection.execute(select(StateRow.id)).first() is None:
             connection.execute(
                 insert(StateRow).values(
-                    id=1, schema_version=SCHEMA_VERSION, generation=0, token=new_token()
+                    id=1, schema_version=SCHEMA_VERSION, generation=0, token=secrets.token_hex(16)
                 )
             )
 

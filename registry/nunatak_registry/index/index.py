@@ -1,34 +1,29 @@
 """The index: the task versions, and the targets of the aliases.
 
 A `Snapshot` reads in one transaction. A `Change` reads and writes in one transaction, and is the
-only writer. All writes of a change become visible together, or none does. The functions before
-`Change` look up a fact in a snapshot, and raise if it is missing.
+only writer. All writes of a change become visible together, or none does.
 """
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from typing import Self
 
-from sqlalchemy import URL, ColumnElement, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import URL, bindparam, delete, func, insert, or_, select, update
 
-from nunatak_contract.enums import CandidateRole
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_registry.aliases import (
     AliasEvent,
+    AliasState,
     Candidate,
     CandidateEvent,
-    SharedTraffic,
-    Traffic,
-    rollback_target,
+    CandidateEventKind,
 )
-from nunatak_registry.blobs.blobs import digest_of
-from nunatak_registry.errors import InvalidManifestError, TaskNotFoundError, VersionNotFoundError
+from nunatak_registry.blobs.blobs import BlobStore, digest_of
 from nunatak_registry.index.database import Database, FileIdentity, raise_generation
-from nunatak_registry.index.records import VersionRecord
+from nunatak_registry.index.records import PolicyRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
@@ -43,123 +38,8 @@ from nunatak_registry.index.schema import (
     VersionRow,
 )
 from nunatak_registry.index.snapshot import Generation, Snapshot
-from nunatak_registry.policies import PolicyRecord
 
-
-def find_version(snapshot: Snapshot, wanted: TaskReference) -> VersionRecord:
-    """Return the version that a reference means.
-
-    Raises:
-        TaskNotFoundError: no such task.
-        NunatakError: `alias_not_found`, the task has no such alias.
-        VersionNotFoundError: the task has no such version.
-    """
-    task = wanted.task
-    if wanted.alias is not None:
-        record = snapshot.version_of_alias(task, wanted.alias)
-    elif wanted.version is not None:
-        record = snapshot.version(task, wanted.version)
-    else:
-        record = next(iter(snapshot.default_versions(task)), None)
-    if record is not None:
-        return record
-    available = require_versions(snapshot, task)
-    if wanted.alias is not None:
-        require_alias(snapshot, task, wanted.alias)
-    raise VersionNotFoundError(task, wanted.version or 0, available)
-
-
-def find_traffic(snapshot: Snapshot, wanted: TaskReference) -> Traffic:
-    """Return the versions that run for a reference; a reference with a version has no candidates.
-
-    A candidate whose manifest is damaged is left out: the alias's own version answers alone.
-
-    Raises:
-        InvalidManifestError: the manifest of the version is damaged.
-        NunatakError: as in `find_version`.
-    """
-    manifest = find_version(snapshot, wanted).parse()
-    if wanted.version is not None:
-        return Traffic(manifest=manifest)
-    alias = wanted.alias or DEFAULT_ALIAS
-    by_role = {it.role: it for it in snapshot.candidates(wanted.task) if it.alias == alias}
-    return Traffic(
-        manifest=manifest,
-        canary=_shared(snapshot, by_role.get(CandidateRole.CANARY)),
-        shadow=_shared(snapshot, by_role.get(CandidateRole.SHADOW)),
-    )
-
-
-def _shared(snapshot: Snapshot, candidate: Candidate | None) -> SharedTraffic | None:
-    if candidate is None:
-        return None
-    record = snapshot.version(candidate.task, candidate.version)
-    try:
-        return record and SharedTraffic(manifest=record.parse(), share=candidate.share)
-    except InvalidManifestError:
-        return None
-
-
-def require_versions(snapshot: Snapshot, task: str) -> tuple[int, ...]:
-    """Return the numbers of a task's versions, or raise `TaskNotFoundError`."""
-    versions = snapshot.version_numbers(task).get(task)
-    if versions is None:
-        raise TaskNotFoundError(task)
-    return versions
-
-
-def require_task(snapshot: Snapshot, task: str) -> None:
-    """Raise `TaskNotFoundError` unless the task has a version."""
-    if not snapshot.has_version(task):
-        raise TaskNotFoundError(task)
-
-
-def require_version(snapshot: Snapshot, task: str, version: int) -> None:
-    """Raise `VersionNotFoundError` or `TaskNotFoundError` unless the version exists."""
-    if not snapshot.has_version(task, version):
-        raise VersionNotFoundError(task, version, require_versions(snapshot, task))
-
-
-def require_alias(snapshot: Snapshot, task: str, alias: str) -> int:
-    """Return the version of an alias, or raise `alias_not_found`."""
-    aliases = snapshot.aliases(task).get(task, {})
-    if alias not in aliases:
-        known = ", ".join(aliases) or "none"
-        raise NunatakError("alias_not_found", task=task, alias=alias, known=known)
-    return aliases[alias]
-
-
-def check_expected(task: str, alias: str, expected: int | None, current: int | None) -> None:
-    """Raise `alias_conflict` unless an alias points to `expected` (0: there is no alias)."""
-    if expected is not None and expected != (current or 0):
-        raise NunatakError(
-            "alias_conflict",
-            task=task,
-            alias=alias,
-            expected=f"version {expected}" if expected else "no version",
-            actual=f"version {current}" if current else "no version",
-        )
-
-
-def find_rollback(
-    snapshot: Snapshot, task: str, alias: str, expected_version: int | None
-) -> tuple[int, int]:
-    """Return the version of an alias, and the target of its rollback.
-
-    Raises:
-        TaskNotFoundError: no such task.
-        NunatakError: `alias_not_found`, the task has no such alias.
-        NunatakError: `alias_conflict`, the alias points to another version than expected.
-        NunatakError: `no_previous_version`, there is no earlier version.
-    """
-    check_alias_name(alias)
-    available = require_versions(snapshot, check_task_name(task))
-    current = require_alias(snapshot, task, alias)
-    check_expected(task, alias, expected_version, current)
-    target = rollback_target(snapshot.history(task, alias), available)
-    if target is None:
-        raise NunatakError("no_previous_version", task=task, alias=alias)
-    return current, target
+Clock = Callable[[], datetime]
 
 
 class Change(Snapshot):
@@ -167,19 +47,13 @@ class Change(Snapshot):
 
     def take_version(self, task: str) -> int:
         """Return the task's next number, which is never given out again."""
-        query = select(TaskRow.next_version).where(TaskRow.name == task)
-        version = self._connection.execute(query).scalar_one_or_none()
-        if version is None:
-            self._connection.execute(insert(TaskRow).values(name=task, next_version=2))
-            return 1
-        self._connection.execute(
-            update(TaskRow).where(TaskRow.name == task).values(next_version=version + 1)
-        )
+        version = self.next_versions(task).get(task, 1)
+        self.reserve_numbers(task, version + 1)
         return version
 
     def reserve_numbers(self, task: str, next_version: int) -> None:
         """Give out no number of a task below `next_version`; add the task if it is new."""
-        known = self.next_versions().get(task)
+        known = self.next_versions(task).get(task)
         if known is None:
             self._connection.execute(insert(TaskRow).values(name=task, next_version=next_version))
         elif known < next_version:
@@ -188,12 +62,7 @@ class Change(Snapshot):
             )
 
     def add_version(
-        self,
-        manifest: TaskManifest,
-        content_digest: str,
-        at: datetime,
-        *,
-        document: str | None = None,
+        self, manifest: TaskManifest, at: datetime, *, document: str | None = None
     ) -> None:
         """Record a version under a number that `take_version` gave or `reserve_numbers` took.
 
@@ -204,7 +73,7 @@ class Change(Snapshot):
         self._connection.execute(
             insert(VersionRow).values(
                 **key,
-                content_digest=content_digest,
+                content_digest=manifest.content,
                 manifest=document,
                 manifest_digest=digest_of(document.encode()),
                 published_at=at.isoformat(),
@@ -216,20 +85,17 @@ class Change(Snapshot):
         raise_generation(self._connection)
 
     def move_alias(self, event: AliasEvent) -> None:
-        """Move the alias to the version of the event, and append the event to its history."""
-        self._point(event, is_new=event.from_version is None)
+        """Move the alias to the version of the event, append the event, and end all candidates."""
+        self._point(event)
         self._connection.execute(insert(AliasEventRow).values(_values(event)))
         raise_generation(self._connection)
+        for it in self.candidates(event.task):
+            if it.alias == event.alias:
+                kind = CandidateEventKind.END
+                end = CandidateEvent(kind=kind, candidate=it, at=event.at, by=event.by)
+                self.change_candidate(end)
 
-    def bring_forward(
-        self,
-        task: str,
-        alias: str,
-        *,
-        moves: Sequence[AliasEvent],
-        changes: Sequence[CandidateEvent],
-        candidates: Collection[Candidate],
-    ) -> None:
+    def bring_forward(self, task: str, alias: str, state: AliasState) -> None:
         """Append what happened to an alias in another registry, in its order.
 
         The alias then points where the last move led, and has these candidates only.
@@ -237,27 +103,27 @@ class Change(Snapshot):
         self._connection.execute(
             delete(CandidateRow).where(CandidateRow.task == task, CandidateRow.alias == alias)
         )
-        for move in moves[-1:]:
-            self._point(move, is_new=alias not in self.aliases(task).get(task, {}))
-        for move in moves:
-            self._connection.execute(insert(AliasEventRow).values(_values(move)))
-        for candidate in candidates:
-            self._connection.execute(insert(CandidateRow).values(_values(candidate)))
-        for change in changes:
-            self._add_candidate_event(change)
+        for move in state.moves[-1:]:
+            self._point(move)
+        for row, records in (
+            (AliasEventRow, state.moves),
+            (CandidateRow, state.candidates),
+            (CandidateEventRow, state.changes),
+        ):
+            for record in records:
+                self._connection.execute(insert(row).values(_values(record)))
         raise_generation(self._connection)
 
-    def set_candidate(self, event: CandidateEvent) -> None:
-        """Put a candidate next to its alias, in place of the earlier candidate of its role."""
-        candidate = event.candidate
-        self._connection.execute(delete(CandidateRow).where(*_place_of(candidate)))
-        self._connection.execute(insert(CandidateRow).values(_values(candidate)))
-        self._add_candidate_event(event)
-
-    def end_candidate(self, event: CandidateEvent) -> None:
-        """Remove a candidate."""
-        self._connection.execute(delete(CandidateRow).where(*_place_of(event.candidate)))
-        self._add_candidate_event(event)
+    def change_candidate(self, event: CandidateEvent) -> None:
+        """Put the candidate in place of the earlier one of its role; an end removes it only."""
+        row, candidate = CandidateRow, event.candidate
+        own = row.task == candidate.task, row.alias == candidate.alias
+        role = row.role == candidate.role.value
+        self._connection.execute(delete(row).where(*own, role))
+        if event.kind is CandidateEventKind.SET:
+            self._connection.execute(insert(row).values(_values(candidate)))
+        self._connection.execute(insert(CandidateEventRow).values(_values(event)))
+        raise_generation(self._connection)
 
     def lock_version(self, task: str, version: int) -> None:
         """Let nobody hold a version before the end of this change."""
@@ -324,7 +190,6 @@ class Change(Snapshot):
         return others.scalar_one()
 
     def remove_replica(self, key: str) -> None:
-        """Remove the row of a process."""
         self._connection.execute(delete(ReplicaRow).where(ReplicaRow.key == key))
 
     def forget_retired(self, digests: Collection[str]) -> None:
@@ -333,20 +198,12 @@ class Change(Snapshot):
             delete(RetiredBlobRow).where(RetiredBlobRow.digest.in_(sorted(digests)))
         )
 
-    def _point(self, event: AliasEvent, *, is_new: bool) -> None:
-        if is_new:
-            self._connection.execute(
-                insert(AliasRow).values(
-                    task=event.task, alias=event.alias, version=event.to_version
-                )
-            )
-            return
-        key = (AliasRow.task == event.task, AliasRow.alias == event.alias)
-        self._connection.execute(update(AliasRow).where(*key).values(version=event.to_version))
-
-    def _add_candidate_event(self, event: CandidateEvent) -> None:
-        self._connection.execute(insert(CandidateEventRow).values(_values(event)))
-        raise_generation(self._connection)
+    def _point(self, event: AliasEvent) -> None:
+        """Let an alias, perhaps a new one, point where an event leads."""
+        key = {"task": event.task, "alias": event.alias}
+        moved = update(AliasRow).filter_by(**key).values(version=event.to_version)
+        if not self._connection.execute(moved).rowcount:
+            self._connection.execute(insert(AliasRow).values(**key, version=event.to_version))
 
 
 def _values(record: AliasEvent | Candidate | CandidateEvent) -> dict[str, str | int | float | None]:
@@ -358,14 +215,6 @@ def _values(record: AliasEvent | Candidate | CandidateEvent) -> dict[str, str | 
     }
 
 
-def _place_of(candidate: Candidate) -> tuple[ColumnElement[bool], ...]:
-    return (
-        CandidateRow.task == candidate.task,
-        CandidateRow.alias == candidate.alias,
-        CandidateRow.role == candidate.role.value,
-    )
-
-
 class Index:
     """Snapshots and changes of one database. Threads may share the index."""
 
@@ -375,17 +224,10 @@ class Index:
 
     @classmethod
     def open(cls, url: URL, *, missing: NunatakError | None = None) -> Self:
-        """Connect to the database, and create missing tables; raise `missing`, if given, instead.
-
-        Raises:
-            NunatakError: `missing`, there is no index.
-            StoreUnavailableError: the database is unreachable, of another kind, or of another
-                release.
-        """
+        """Connect, and create missing tables; raise `missing`, if given, instead."""
         return cls(Database.open(url, missing=missing))
 
     def close(self) -> None:
-        """Close all idle connections."""
         self._database.close()
 
     def generation(self) -> Generation:
@@ -404,7 +246,6 @@ class Index:
 
     @contextmanager
     def reading(self) -> Generator[Snapshot]:
-        """Yield the index at this moment."""
         with self._database.reading() as connection:
             yield Snapshot(connection)
 
@@ -419,3 +260,18 @@ class Index:
         """Yield a change of the index. The change is stored whole unless the body raises."""
         with self._database.writing() as connection:
             yield Change(connection)
+
+
+class Store:
+    """The index, the blobs and the clock of one registry, which threads and processes share."""
+
+    def __init__(self, *, index: Index, blobs: BlobStore, clock: Clock) -> None:
+        self._index = index
+        self._blobs = blobs
+        self._clock = clock
+
+    @contextmanager
+    def _writing(self) -> Generator[Change]:
+        with self._index.writing() as change:
+            self._blobs.check_writable()
+            yield change

@@ -1,11 +1,7 @@
-"""Reads of the index: a `Snapshot` answers every question from one read transaction.
-
-`summarize` gives the facts of each task for a list: versions, aliases, and the version of the bare
-name.
-"""
+"""Reads of the index: a `Snapshot` answers every question from one read transaction."""
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,13 +23,33 @@ from sqlalchemy import (
     select,
     tuple_,
 )
+from sqlalchemy.orm import InstrumentedAttribute
 
 from nunatak_contract.enums import CandidateRole
-from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.names import DEFAULT_ALIAS, MAX_VERSION
-from nunatak_registry.aliases import AliasEvent, Candidate, CandidateEvent
-from nunatak_registry.errors import InvalidManifestError, StoreUnavailableError
-from nunatak_registry.index.records import VersionRecord
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.names import (
+    DEFAULT_ALIAS,
+    MAX_VERSION,
+    TaskReference,
+    check_alias_name,
+    check_task_name,
+)
+from nunatak_registry.aliases import (
+    AliasEvent,
+    Candidate,
+    CandidateEvent,
+    SharedTraffic,
+    Traffic,
+    check_expected,
+    rollback_target,
+)
+from nunatak_registry.errors import (
+    InvalidManifestError,
+    StoreUnavailableError,
+    TaskNotFoundError,
+    VersionNotFoundError,
+)
+from nunatak_registry.index.records import PolicyRecord, VersionRecord
 from nunatak_registry.index.schema import (
     AliasEventRow,
     AliasRow,
@@ -48,7 +64,6 @@ from nunatak_registry.index.schema import (
     TaskRow,
     VersionRow,
 )
-from nunatak_registry.policies import PolicyRecord
 
 _MOST_KEYS: Final = 10_000
 """Most pairs in one query; SQLite takes 32,766 values."""
@@ -74,62 +89,129 @@ class Generation:
 
 
 class Snapshot:
-    """Reads of the index, all at one moment."""
+    """Reads of the index, all at one moment.
+
+    An optional `task` limits a question to one task. `find` and the methods named `require` raise
+    `TaskNotFoundError`, `VersionNotFoundError` or `alias_not_found`, and `InvalidNameError`.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def generation(self) -> Generation:
-        """Return the generation, which changes with every change of the index."""
         number, token = self._connection.execute(select(StateRow.generation, StateRow.token)).one()
         return Generation(number=number, token=token)
 
+    def find(self, wanted: TaskReference) -> VersionRecord:
+        """Return the version that a reference means."""
+        task = wanted.task
+        if wanted.alias is not None:
+            target = and_(AliasRow.task == VersionRow.task, AliasRow.version == VersionRow.version)
+            own = AliasRow.task == task, AliasRow.alias == wanted.alias
+            record = self._one(_VERSIONS.join(AliasRow, target).where(*own))
+        elif wanted.version is not None:
+            record = self.version(task, wanted.version)
+        else:
+            record = next(iter(self.default_versions(task)), None)
+        if record is not None:
+            return record
+        available = self.require_versions(task)
+        if wanted.alias is not None:
+            self.require_alias(task, wanted.alias)
+        raise VersionNotFoundError(task, wanted.version or 0, available)
+
+    def traffic(self, wanted: TaskReference) -> Traffic:
+        """Return the versions that run for a reference; with a version it has no candidates.
+
+        A candidate whose manifest is damaged is left out: the alias's own version answers alone.
+        """
+        manifest = self.find(wanted).parse()
+        if wanted.version is not None:
+            return Traffic(manifest=manifest)
+        alias = wanted.alias or DEFAULT_ALIAS
+        shared = {
+            it.role: self._shared(it) for it in self.candidates(wanted.task) if it.alias == alias
+        }
+        return Traffic(
+            manifest=manifest,
+            canary=shared.get(CandidateRole.CANARY),
+            shadow=shared.get(CandidateRole.SHADOW),
+        )
+
+    def _shared(self, candidate: Candidate) -> SharedTraffic | None:
+        record = self.version(candidate.task, candidate.version)
+        try:
+            return record and SharedTraffic(manifest=record.parse(), share=candidate.share)
+        except InvalidManifestError:
+            return None
+
+    def rollback(self, task: str, alias: str, expected_version: int | None) -> tuple[int, int]:
+        """Return the version of an alias, and the target of its rollback."""
+        available = self.require_versions(task)
+        current = self.require_alias(task, alias)
+        check_expected("alias_conflict", expected_version, current, task=task, alias=alias)
+        target = rollback_target(self.history(task, alias), available)
+        if target is None:
+            raise NunatakError("no_previous_version", task=task, alias=alias)
+        return current, target
+
+    def require_versions(self, task: str) -> tuple[int, ...]:
+        versions = self.version_numbers(check_task_name(task)).get(task)
+        if versions is None:
+            raise TaskNotFoundError(task)
+        return versions
+
+    def require_task(self, task: str) -> None:
+        if not self.has_version(check_task_name(task)):
+            raise TaskNotFoundError(task)
+
+    def require_version(self, task: str, version: int) -> None:
+        if not self.has_version(check_task_name(task), version):
+            raise VersionNotFoundError(task, version, self.require_versions(task))
+
+    def require_alias(self, task: str, alias: str) -> int:
+        """Return the version of an alias."""
+        check_alias_name(alias)
+        self.require_task(task)
+        aliases = self.aliases(task).get(task, {})
+        if alias not in aliases:
+            known = ", ".join(aliases) or "none"
+            raise NunatakError("alias_not_found", task=task, alias=alias, known=known)
+        return aliases[alias]
+
     def version(self, task: str, version: int) -> VersionRecord | None:
-        """Return one version."""
         if not 1 <= version <= MAX_VERSION:
             return None
         return self._one(_VERSIONS.where(VersionRow.task == task, VersionRow.version == version))
 
-    def version_of_alias(self, task: str, alias: str) -> VersionRecord | None:
-        """Return the version that an alias points to."""
-        return self._one(
-            _VERSIONS.join(AliasRow, _alias_points_to_version()).where(
-                AliasRow.task == task, AliasRow.alias == alias
-            )
-        )
-
     def version_of_content(self, task: str, content_digest: str) -> VersionRecord | None:
-        """Return the version that holds this content."""
         return self._one(
             _VERSIONS.where(VersionRow.task == task, VersionRow.content_digest == content_digest)
         )
 
     def default_versions(self, task: str | None = None) -> list[VersionRecord]:
-        """Return the default versions of one task or of all, ordered by task."""
+        """Return the version that each bare name means, ordered by task."""
         if task is None:
             return self._all(_DEFAULT_VERSIONS)
         return self._all(_DEFAULT_VERSION_OF_TASK, {"task": task})
 
     def all_versions(self, task: str | None = None) -> list[VersionRecord]:
-        """Return every version of one task or of all, ordered by task and number."""
-        query = _VERSIONS.order_by(VersionRow.task, VersionRow.version)
-        return self._all(query if task is None else query.where(VersionRow.task == task))
+        """Return every version, ordered by task and number."""
+        query = _VERSIONS.where(*_only(VersionRow.task, task))
+        return self._all(query.order_by(VersionRow.task, VersionRow.version))
 
     def publication_times(self, task: str) -> dict[int, datetime]:
-        """Return when each version of a task was published, by number."""
         query = select(VersionRow.version, VersionRow.published_at).where(VersionRow.task == task)
         rows = self._connection.execute(query)
         with _damage_of(f"the times of the versions of task {task!r}"):
             return {version: datetime.fromisoformat(at) for version, at in rows}
 
     def version_numbers(self, task: str | None = None) -> dict[str, tuple[int, ...]]:
-        """Return the numbers of the versions, ascending, of one task or of all."""
+        """Return the numbers of the versions of each task, ascending."""
         # One row per task, because rows cost more than the numbers in them.
         numbers = func.aggregate_strings(cast(VersionRow.version, String), ",")
-        query = select(VersionRow.task, numbers).group_by(VersionRow.task)
-        if task is not None:
-            query = query.where(VersionRow.task == task)
-        rows = self._connection.execute(query)
+        query = select(VersionRow.task, numbers).where(*_only(VersionRow.task, task))
+        rows = self._connection.execute(query.group_by(VersionRow.task))
         with _damage_of("the numbers of the versions"):
             return {name: tuple(sorted(map(int, listed.split(",")))) for name, listed in rows}
 
@@ -137,9 +219,8 @@ class Snapshot:
         """Return whether a task has this version, or any version."""
         if version is not None and not 1 <= version <= MAX_VERSION:
             return False
-        query = select(VersionRow.version).where(VersionRow.task == task).limit(1)
-        if version is not None:
-            query = query.where(VersionRow.version == version)
+        own = VersionRow.task == task, *_only(VersionRow.version, version)
+        query = select(VersionRow.version).where(*own).limit(1)
         return self._connection.execute(query).first() is not None
 
     def names(self) -> tuple[str, ...]:
@@ -162,12 +243,12 @@ class Snapshot:
         return found
 
     def aliases(self, task: str | None = None) -> dict[str, dict[str, int]]:
-        """Return the versions of aliases, by task and by alias, of one task or of all."""
+        """Return the versions of the aliases, by task and by alias."""
         query = select(AliasRow.task, AliasRow.alias, AliasRow.version).order_by(AliasRow.alias)
-        if task is not None:
-            query = query.where(AliasRow.task == task)
         aliases: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        for name, alias, version in self._connection.execute(query):
+        for name, alias, version in self._connection.execute(
+            query.where(*_only(AliasRow.task, task))
+        ):
             aliases[name][alias] = version
         return dict(aliases)
 
@@ -178,37 +259,30 @@ class Snapshot:
         return self._records(AliasEvent, query, f"the history of alias {alias!r} of task {task!r}")
 
     def candidates(self, task: str | None = None) -> list[Candidate]:
-        """Return the candidates of one task or of all, by task, alias and role."""
+        """Return the candidates by task, alias and role."""
         row = CandidateRow
-        query = select(row.__table__).order_by(row.task, row.alias, row.role)
-        if task is not None:
-            query = query.where(row.task == task)
-        return self._records(Candidate, query, "the candidates of the aliases")
+        query = select(row.__table__).where(*_only(row.task, task))
+        ordered = query.order_by(row.task, row.alias, row.role)
+        return self._records(Candidate, ordered, "the candidates of the aliases")
 
     def candidate(self, task: str, alias: str, role: CandidateRole) -> Candidate | None:
-        """Return the candidate of one role of an alias."""
         found = (it for it in self.candidates(task) if (it.alias, it.role) == (alias, role))
         return next(found, None)
 
     def candidate_history(
         self, task: str, alias: str, role: CandidateRole | None = None
     ) -> list[CandidateEvent]:
-        """Return every change of the candidates of an alias, of one role or all."""
+        """Return every change of the candidates of an alias, of one role or all, oldest first."""
         row = CandidateEventRow
-        query = select(row.__table__).where(row.task == task, row.alias == alias).order_by(row.id)
-        if role is not None:
-            query = query.where(row.role == role.value)
+        own = row.task == task, row.alias == alias, *_only(row.role, role and role.value)
+        query = select(row.__table__).where(*own).order_by(row.id)
         what = f"the candidates of alias {alias!r} of task {task!r}"
         return self._records(CandidateEvent, query, what)
 
     def blob_digests(self, task: str | None = None, version: int | None = None) -> set[str]:
         """Return the digests of all blobs, or of the blobs of one task or version."""
-        query = select(BlobRow.digest)
-        if task is not None:
-            query = query.where(BlobRow.task == task)
-        if version is not None:
-            query = query.where(BlobRow.version == version)
-        return set(self._connection.execute(query).scalars())
+        own = *_only(BlobRow.task, task), *_only(BlobRow.version, version)
+        return set(self._connection.execute(select(BlobRow.digest).where(*own)).scalars())
 
     def some_blobs(self) -> list[str]:
         """Return the digests of at most a hundred blobs, and of none only if there is none."""
@@ -228,25 +302,21 @@ class Snapshot:
 
     def readers(self, task: str, version: int, now: datetime) -> tuple[str, ...]:
         """Return the readers that hold a version at this moment."""
-        query = (
-            select(HoldRow.reader, HoldRow.until)
-            .where(HoldRow.task == task, HoldRow.version == version)
-            .order_by(HoldRow.reader)
-        )
-        rows = self._connection.execute(query)
-        with _damage_of(f"who holds {task}/{version}"):
-            return tuple(reader for reader, until in rows if datetime.fromisoformat(until) > now)
+        own = HoldRow.task == task, HoldRow.version == version
+        return tuple(it.reader for it in self._holds(own, now, f"who holds {task}/{version}"))
 
     def held(self, reader: str, now: datetime) -> set[tuple[str, int]]:
         """Return the versions that a reader holds at this moment."""
-        query = select(HoldRow.task, HoldRow.version, HoldRow.until).where(HoldRow.reader == reader)
-        rows = self._connection.execute(query)
-        with _damage_of(f"what {reader} holds"):
-            return {
-                (task, version)
-                for task, version, until in rows
-                if datetime.fromisoformat(until) > now
-            }
+        rows = self._holds((HoldRow.reader == reader,), now, f"what {reader} holds")
+        return {(it.task, it.version) for it in rows}
+
+    def _holds(
+        self, own: Sequence[ColumnElement[bool]], now: datetime, what: str
+    ) -> list[Row[*tuple[Any, ...]]]:
+        query = select(*HoldRow.__table__.columns).where(*own).order_by(HoldRow.reader)
+        with _damage_of(what):
+            rows = self._connection.execute(query)
+            return [it for it in rows if datetime.fromisoformat(it.until) > now]
 
     def seconds(self, clock: Callable[[], datetime]) -> float:
         """Return the seconds since the epoch: by PostgreSQL itself, or on SQLite by `clock`."""
@@ -278,17 +348,16 @@ class Snapshot:
         broken = [f"row {row[1]} of {row[0]} refers to no row of {row[2]}" for row in strays]
         return [str(row) for row in rows if row != "ok"] + broken
 
-    def next_versions(self) -> dict[str, int]:
-        """Return the number that each task gives out next."""
-        rows = self._connection.execute(select(TaskRow.name, TaskRow.next_version))
-        return {name: version for name, version in rows}  # noqa: C416 - rows are no tuples
+    def next_versions(self, task: str | None = None) -> dict[str, int]:
+        """Return the number that each task gives out next, also of tasks without a version."""
+        query = select(TaskRow.name, TaskRow.next_version).where(*_only(TaskRow.name, task))
+        return {name: version for name, version in self._connection.execute(query)}  # noqa: C416 - rows are no tuples
 
     def policies(self, name: str | None = None) -> list[PolicyRecord]:
         """Return every version of one policy or of all, ordered by name and number."""
-        query = select(PolicyRow.__table__).order_by(PolicyRow.name, PolicyRow.version)
-        if name is not None:
-            query = query.where(PolicyRow.name == name)
-        return [PolicyRecord(**row) for row in self._connection.execute(query).mappings()]
+        query = select(PolicyRow.__table__).where(*_only(PolicyRow.name, name))
+        rows = self._connection.execute(query.order_by(PolicyRow.name, PolicyRow.version))
+        return [PolicyRecord(**row) for row in rows.mappings()]
 
     def _one(self, query: VersionQuery) -> VersionRecord | None:
         return next(iter(self._all(query)), None)
@@ -305,6 +374,13 @@ class Snapshot:
         rows = map(dict, self._connection.execute(query).mappings())
         with _damage_of(what):
             return [_reader(kind).validate_python({"candidate": row, **row}) for row in rows]
+
+
+def _only(
+    column: InstrumentedAttribute[Any], value: str | int | None
+) -> tuple[ColumnElement[bool], ...]:
+    """The condition that a column has this value; no condition for None."""
+    return () if value is None else (column == value,)
 
 
 @cache
@@ -334,10 +410,6 @@ _DEFAULT_VERSIONS = _default_versions()
 _DEFAULT_VERSION_OF_TASK = _default_versions(VersionRow.task == bindparam("task"))
 
 
-def _alias_points_to_version() -> ColumnElement[bool]:
-    return and_(AliasRow.task == VersionRow.task, AliasRow.version == VersionRow.version)
-
-
 @contextmanager
 def _damage_of(what: str) -> Generator[None]:
     try:
@@ -347,88 +419,3 @@ def _damage_of(what: str) -> Generator[None]:
         raise StoreUnavailableError(
             f"{what} in the index cannot be read: {error}; restore the index from a backup"
         ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedTask:
-    """One task: its versions, ascending, its aliases, and the version of its bare name."""
-
-    name: str
-    versions: tuple[int, ...]
-    aliases: dict[str, int]
-    manifest: TaskManifest
-    candidates: tuple[Candidate, ...] = ()
-    """The candidates of its aliases."""
-
-    @property
-    def latest(self) -> int:
-        """The newest version."""
-        return self.versions[-1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DamagedTask:
-    """A task whose bare name means an unreadable version. Other versions may be readable."""
-
-    name: str
-    version: int
-    error: InvalidManifestError
-
-
-def summarize(snapshot: Snapshot, task: str | None = None) -> Iterator[ListedTask | DamagedTask]:
-    """Yield one task or all, ordered by name."""
-    versions = snapshot.version_numbers(task)
-    aliases = snapshot.aliases(task)
-    candidates = defaultdict[str, list[Candidate]](list)
-    for candidate in snapshot.candidates(task):
-        candidates[candidate.task].append(candidate)
-    for record in snapshot.default_versions(task):
-        try:
-            yield ListedTask(
-                name=record.task,
-                versions=versions[record.task],
-                aliases=aliases.get(record.task, {}),
-                manifest=record.parse(),
-                candidates=tuple(candidates[record.task]),
-            )
-        except InvalidManifestError as error:
-            yield DamagedTask(name=record.task, version=record.version, error=error)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedVersion:
-    """One version of a task, for a list of all its versions."""
-
-    version: int
-    published_at: datetime
-    manifest: TaskManifest | None
-    """None if the stored manifest is damaged."""
-    moves: tuple[AliasEvent, ...]
-    """The last move of each alias that points to the version."""
-    candidates: tuple[Candidate, ...]
-    """Where the version is a canary or a shadow."""
-
-
-def list_versions(snapshot: Snapshot, task: str) -> list[ListedVersion]:
-    """Return every version of a task, ascending."""
-    times = snapshot.publication_times(task)
-    aliases = snapshot.aliases(task).get(task, {})
-    moves = [move for alias in aliases for move in snapshot.history(task, alias)[-1:]]
-    candidates = snapshot.candidates(task)
-    return [
-        ListedVersion(
-            version=record.version,
-            published_at=times[record.version],
-            manifest=_readable(record),
-            moves=tuple(it for it in moves if it.to_version == record.version),
-            candidates=tuple(it for it in candidates if it.version == record.version),
-        )
-        for record in snapshot.all_versions(task)
-    ]
-
-
-def _readable(record: VersionRecord) -> TaskManifest | None:
-    try:
-        return record.parse()
-    except InvalidManifestError:
-        return None

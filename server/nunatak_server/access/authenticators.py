@@ -11,21 +11,23 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 from nunatak_contract.errors import NunatakError
-from nunatak_server.access.files import Stamp, StampedKeys, read_keys, stamp_of
-from nunatak_server.access.keys import ANYONE, Caller, Keyring
+from nunatak_server.access.keys import (
+    ANYONE,
+    Caller,
+    Keyring,
+    Stamp,
+    StampedKeys,
+    read_keys,
+    stamp_of,
+)
 from nunatak_server.errors import KeyFileError
 from nunatak_server.settings import ServerSettings
 
 
 def check_exposure(settings: ServerSettings) -> None:
-    """Refuse to listen to other machines without keys, unless `insecure_open` is set.
-
-    Raises:
-        NunatakError: `invalid_settings`, there are no keys, and the host is not a loopback address.
-    """
+    """Refuse to listen to other machines without keys, unless `insecure_open` is set."""
     if (
         settings.api_keys_file is None
         and not settings.insecure_open
@@ -40,10 +42,6 @@ def check_exposure(settings: ServerSettings) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address.
-
-    Among names, only `localhost` is safe.
-    """
     if host == "localhost":
         return True
     try:
@@ -58,37 +56,21 @@ REREAD_S = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Authenticator(Protocol):
-    """Finds the caller of a request."""
+class Authenticator:
+    """Finds the caller of a request. Without keys, every caller may do everything."""
 
-    @property
-    def weights(self) -> Mapping[str, float]:
-        """Shares of callers by name, 1 without an entry; the mapping stays up to date."""
-        ...
+    weights: Mapping[str, float] = MappingProxyType({})
+    """Shares of callers by name, 1 without an entry; the mapping stays up to date."""
 
     def identify(self, presented: bytes | None) -> Caller | None:
         """Return the caller with this key; None if the caller has no access."""
-        ...
-
-    async def run(self) -> None:
-        """Keep the keys up to date until cancelled."""
-        ...
-
-
-class OpenAuthenticator:
-    """Every caller may do everything."""
-
-    weights: Mapping[str, float] = MappingProxyType({})
-
-    def identify(self, presented: bytes | None) -> Caller | None:
-        """Return the one caller, with or without a key."""
         return ANYONE
 
     async def run(self) -> None:
-        """Return at once: nothing changes."""
+        """Keep the keys up to date until cancelled."""
 
 
-class KeyAuthenticator:
+class KeyAuthenticator(Authenticator):
     """The keys of a file, which is read again whenever it changes.
 
     While the file is missing or broken, the last keys stay valid until they expire: a mistake of
@@ -105,16 +87,15 @@ class KeyAuthenticator:
     ) -> None:
         self._path = path
         self._known = _known(keys)
-        self.weights = dict(self._known.weights)
+        self._weights = dict(self._known.weights)
+        self.weights = self._weights
         self._now = now
         self._pause = pause
 
     def identify(self, presented: bytes | None) -> Caller | None:
-        """Return the caller with this key; None without a key or with an invalid one."""
         return None if presented is None else self._known.ring.identify(presented, now=self._now())
 
     async def run(self) -> None:
-        """Read the file again whenever it has changed, until cancelled."""
         is_readable = True
         while True:
             await self._pause(REREAD_S)
@@ -128,7 +109,7 @@ class KeyAuthenticator:
             is_readable = True
             if changed is not None:
                 self._known = changed
-                self.weights.update(changed.weights)
+                self._weights.update(changed.weights)
                 logger.info("read %d API keys again", len(changed.weights))
 
     def _read_if_changed(self) -> "_Known | None":
@@ -153,13 +134,9 @@ def _known(keys: StampedKeys) -> _Known:
 
 
 def authenticator_for(path: Path | None) -> Authenticator:
-    """Return the authenticator for a file of keys; without a file, every caller may do everything.
-
-    Raises:
-        KeyFileError: the file cannot be read.
-    """
+    """Return the authenticator for a file of keys; without one, every caller may do everything."""
     if path is None:
-        return OpenAuthenticator()
+        return Authenticator()
     keys = read_keys(path)
     logger.info("requests need one of %d API keys", len(keys.keys))
     return KeyAuthenticator(path, keys)

@@ -10,11 +10,12 @@
 
 import logging
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -33,11 +34,41 @@ from nunatak_model import (
     without_fast_kernels,
 )
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError, TaskUnhealthyError
-from nunatak_server.failures import device_failure
 from nunatak_server.scheduler.planner import BatchPlan
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
 logger = logging.getLogger(__name__)
+
+LIBRARY_FAILURE: Final = re.compile(
+    r"(?:CUDA|cuDNN) error: (\w+_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR))"
+)
+"""Messages of cuBLAS and cuDNN for a failed device. Other statuses concern shapes or memory."""
+NO_DEVICE_MEMORY: Final = "CUDA error: out of memory"
+NO_MEMORY: Final = re.compile(r"_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate memory")
+"""Messages of libraries, and of torch on a CPU, for missing memory."""
+
+
+def device_failure(error: Exception) -> EngineFailedError | OutOfMemoryError | None:
+    """Return the failure of the device behind an error; None if the device is not the cause."""
+    match error:
+        case torch.AcceleratorError():
+            # Kernels without memory and failed allocations of pinned memory raise this error, too.
+            if str(error).startswith(NO_DEVICE_MEMORY):
+                return OutOfMemoryError()
+            return EngineFailedError(type(error).__name__)
+        case MemoryError() | torch.OutOfMemoryError():
+            return OutOfMemoryError()
+        case RuntimeError():
+            return _library_failure(str(error))
+        case _:
+            return None
+
+
+def _library_failure(message: str) -> EngineFailedError | OutOfMemoryError | None:
+    if found := LIBRARY_FAILURE.match(message):
+        return EngineFailedError(found[1])
+    return OutOfMemoryError() if NO_MEMORY.search(message) else None
+
 
 AnswerT = TypeVar("AnswerT")
 
@@ -60,10 +91,6 @@ class BackboneInUse:
         """Compute; if that fails, compute by torch's own operations.
 
         If these succeed, a fast kernel is at fault, and none of them is used any more.
-
-        Args:
-            compute: the work, on the backbone that serves.
-            again: the work of the second attempt, if it differs.
         """
         backbone = self.backbone
         try:
@@ -139,14 +166,12 @@ class BatchCompute:
         return _split(flat, [output.numel() for output in outputs])
 
     def holds_trunk(self, encoding: Encoding, split_depth: int | None) -> bool:
-        """Tell whether the trunk state of a text at a split depth is cached."""
         if self._trunk is None or not split_depth:
             return False
         return split_depth in self._trunk.depths(trunk_source(self._in_use.backbone, encoding))
 
 
 def logits_to_floats(logits: Tensor) -> list[float]:
-    """Return a vector of logits as numbers, once the device has computed them."""
     return cast("list[float]", logits.float().tolist())  # pyright: ignore[reportUnknownMemberType] - torch leaves it open
 
 
@@ -175,21 +200,8 @@ class BatchReport:
     """The time of the batch, with the batches that preempted it."""
 
 
-class BatchObserver(Protocol):
-    """Receives the report of each batch, on the engine thread."""
-
-    def observe_batch(self, report: BatchReport) -> None: ...
-
-
-class BatchObservers:
-    """Passes each report to several observers, in order."""
-
-    def __init__(self, *observers: BatchObserver) -> None:
-        self._observers = observers
-
-    def observe_batch(self, report: BatchReport) -> None:
-        for observer in self._observers:
-            observer.observe_batch(report)
+BatchObserver = Callable[[BatchReport], None]
+"""Receives the report of each batch, on the engine thread."""
 
 
 def report_of(
@@ -214,8 +226,6 @@ def report_of(
 
 RowLogits = list[float] | NunatakError
 
-logger = logging.getLogger(__name__)
-
 
 class Compute(Protocol):
     """Runs batches on a device, on the engine thread."""
@@ -233,11 +243,7 @@ class Compute(Protocol):
 def compute_rows(
     compute: Compute, rows: Sequence[PendingRow], between_layers: BetweenLayers | None = None
 ) -> Sequence[RowLogits]:
-    """Run rows as one batch; if the batch fails, run each of its task versions alone.
-
-    Raises:
-        EngineFailedError: no later batch can succeed.
-    """
+    """Run rows as one batch; if the batch fails, run each of its task versions alone."""
     # By branch as well: after a restore of the registry, one number may have two contents.
     versions: dict[tuple[str, int, Branch], list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
@@ -277,7 +283,6 @@ def outcome_of(row: PendingRow, logits: RowLogits, batch: BatchReport) -> RowOut
 
 
 def _compute_apart(compute: Compute, rows: Sequence[PendingRow]) -> Sequence[RowLogits]:
-    """Run the rows that callers wait for, and then the shadow rows."""
     computed: dict[int, RowLogits] = {}
     for is_shadow in (False, True):
         indices = [index for index, row in enumerate(rows) if row.is_shadow is is_shadow]

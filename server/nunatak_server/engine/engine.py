@@ -121,7 +121,7 @@ class Engine:
         *,
         computes: Mapping[str, Compute],
         limits: BatchLimits,
-        observer: BatchObserver,
+        observers: Sequence[BatchObserver],
         on_fatal: Callable[[EngineFailedError], None],
         rules: TurnRules[PendingRow] | None = None,
         time_model: BatchTimeModel | None = None,
@@ -138,7 +138,7 @@ class Engine:
         self._order = TurnOrder()
         self.time_model = time_model or BatchTimeModel()
         """The time of batches. The engine replaces this value, so any thread may read it."""
-        self._observer = observer
+        self._observers = observers
         self._on_fatal = on_fatal
         self._clock = clock
         self._stopwatch = stopwatch
@@ -171,7 +171,6 @@ class Engine:
         return self._clock() - self._moved_at if self.num_rows else 0.0
 
     def start(self) -> None:
-        """Start the engine thread; answers go to the running event loop."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(
             target=self._run, args=(loop,), name="nunatak-engine", daemon=True
@@ -179,11 +178,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, rows: Sequence[PendingRow]) -> None:
-        """Queue rows; the engine resolves the future of each row later.
-
-        Raises:
-            NunatakError: `not_ready`, the engine has stopped.
-        """
+        """Queue rows; the engine resolves the future of each row later."""
         if not self.num_rows:
             self._moved_at = self._clock()
         if not self._inbox.put(rows):
@@ -259,7 +254,6 @@ class Engine:
     def _with_shadows(
         self, loop: asyncio.AbstractEventLoop, plan: BatchPlan[PendingRow], limits: BatchLimits
     ) -> BatchPlan[PendingRow]:
-        """Add the shadow rows that fit, and drop the others."""
         if not self._shadows:
             return plan
         shadows = [row for row in self._shadows if not row.is_cancelled]
@@ -305,7 +299,8 @@ class Engine:
         report = report_of(
             plan, number=next(self._numbers), started_at=started, compute_s=self._clock() - started
         )
-        self._observer.observe_batch(report)
+        for observe in self._observers:
+            observe(report)
         return [
             (row, outcome_of(row, logits, report))
             for row, logits in zip(plan.batch, computed, strict=True)

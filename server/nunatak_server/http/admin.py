@@ -32,7 +32,6 @@ from nunatak_registry import (
 )
 from nunatak_server.access.keys import ANYONE, Scope
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.failures import within
 from nunatak_server.http.access import PUBLIC, caller_of, needs
 from nunatak_server.http.endpoints import (
     PROBLEMS,
@@ -46,6 +45,7 @@ from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import backbone_fields, memory_fields, reply
 from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowComparison
 from nunatak_server.runtime import Runtime
+from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
 from nunatak_server.telemetry.metrics import CONTENT_TYPE

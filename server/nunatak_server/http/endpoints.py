@@ -9,7 +9,7 @@ from fastapi.params import Depends as Dependency
 from nunatak_contract.inputs import Input
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.access.keys import Scope
-from nunatak_server.catalog import VisibleCatalog
+from nunatak_server.catalog.catalog import VisibleCatalog
 from nunatak_server.http.access import PUBLIC, caller_of, needs
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers

@@ -22,7 +22,6 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_server.access.keys import Scope as AccessScope
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.failures import within
 from nunatak_server.http.access import PREDICT, Access, access_of, admit, caller_of
 from nunatak_server.http.middleware import RequestObserver
 from nunatak_server.http.problems import problem_response
@@ -31,6 +30,7 @@ from nunatak_server.http.replies import LinesResponse
 from nunatak_server.http.requests import parse_json, quick_handler
 from nunatak_server.http.state import header_of, state_of
 from nunatak_server.scheduler.admission import HeldBytes
+from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 
 METHODS_WITH_BODY: Final = frozenset({"POST", "PUT"})

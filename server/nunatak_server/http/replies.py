@@ -28,7 +28,7 @@ from nunatak_contract.wire import (
 )
 from nunatak_model import Backbone, BackboneConfig, Branch, TrunkCacheStats
 from nunatak_registry import AliasEvent, CandidateEvent, ListedTask, PublishedPolicy
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.http.problems import problem_of
 from nunatak_server.predict.types import StageTimes, StreamedResult, TaskFailure, TaskPrediction
 from nunatak_server.residency.memory import HostStats

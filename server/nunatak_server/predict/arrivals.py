@@ -6,21 +6,18 @@ from contextlib import aclosing
 
 from nunatak_contract.errors import NunatakError
 from nunatak_server.predict.types import (
-    AskedTask,
+    Arrival,
+    Asked,
     PredictionRequest,
-    RowOutcomes,
     StreamedResult,
     TaskFailure,
-    TaskOutcome,
 )
 
 
 class RequestPart:
     """References of a stream that are answered together. Each reference arrives once."""
 
-    def __init__(
-        self, request: PredictionRequest, *, arrive: Callable[[TaskOutcome], None]
-    ) -> None:
+    def __init__(self, request: PredictionRequest, *, arrive: Callable[[Arrival], None]) -> None:
         self.request = request
         self._arrive = arrive
         self._open: dict[str, str | None] = dict.fromkeys(request.references)
@@ -30,70 +27,52 @@ class RequestPart:
     def name(self, reference: str, task: str) -> None:
         self._open[reference] = task
 
-    def begin(self, read: Sequence[AskedTask | TaskFailure], *, tokenize_s: float) -> None:
-        """Note the time of the tokenizer, and let the failed tasks arrive."""
+    def begin(self, read: Sequence[Asked], *, tokenize_s: float) -> None:
         self._tokenize_s = tokenize_s
         for item in read:
             if isinstance(item, TaskFailure):
                 self.put(item)
 
-    def put(
-        self,
-        asked: AskedTask | TaskFailure,
-        rows: RowOutcomes = (),
-        *,
-        refusal: NunatakError | None = None,
-    ) -> None:
+    def put(self, asked: Asked) -> None:
         """Let one task arrive, unless it has arrived already."""
         if asked.reference in self._open:
             del self._open[asked.reference]
-            self._arrive(
-                TaskOutcome(asked=asked, rows=rows, tokenize_s=self._tokenize_s, refusal=refusal)
-            )
+            self._arrive((asked, self._tokenize_s))
 
     def fail(self, error: NunatakError) -> None:
-        """Let all open tasks arrive as refused."""
         for reference, task in list(self._open.items()):
-            self.put(TaskFailure(reference=reference, error=error, task=task), refusal=error)
+            self.put(TaskFailure(reference=reference, error=error, task=task, refuses_request=True))
 
 
-class Arrivals:
-    """Collects items of several coroutines in the order of arrival."""
+async def arrivals(
+    queue: asyncio.Queue[Arrival | BaseException], count: int, sources: Iterable[Awaitable[None]]
+) -> AsyncGenerator[Arrival]:
+    """Yield `count` arrivals while the sources run; closing the generator cancels the sources.
 
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[TaskOutcome | BaseException] = asyncio.Queue()
+    The sources put the arrivals into the queue. An exception of a source is raised here.
+    """
 
-    def put(self, arrival: TaskOutcome) -> None:
-        self._queue.put_nowait(arrival)
-
-    async def take(
-        self, count: int, sources: Iterable[Awaitable[None]]
-    ) -> AsyncGenerator[TaskOutcome]:
-        """Yield `count` arrivals while the sources run; closing the generator cancels the sources.
-
-        An exception of a source is raised here.
-        """
-        running = [asyncio.ensure_future(source) for source in sources]
-        for task in running:
-            task.add_done_callback(self._take_failure)
-        try:
-            for _ in range(count):
-                arrival = await self._queue.get()
-                if isinstance(arrival, BaseException):
-                    raise arrival
-                yield arrival
-            # The sources are awaited to their end, because their last steps record the request.
-            await asyncio.gather(*running, return_exceptions=True)
-        finally:
-            for task in running:
-                task.cancel()
-            # Awaited to their end, because the sources release their leases.
-            await asyncio.gather(*running, return_exceptions=True)
-
-    def _take_failure(self, task: asyncio.Future[None]) -> None:
+    def take_failure(task: asyncio.Future[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._queue.put_nowait(error)
+            queue.put_nowait(error)
+
+    running = [asyncio.ensure_future(source) for source in sources]
+    for task in running:
+        task.add_done_callback(take_failure)
+    try:
+        for _ in range(count):
+            arrival = await queue.get()
+            if isinstance(arrival, BaseException):
+                raise arrival
+            yield arrival
+        # The sources are awaited to their end, because their last steps record the request.
+        await asyncio.gather(*running, return_exceptions=True)
+    finally:
+        for task in running:
+            task.cancel()
+        # Awaited to their end, because the sources release their leases.
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def hold_refusals(results: AsyncGenerator[StreamedResult]) -> AsyncGenerator[StreamedResult]:

@@ -21,11 +21,11 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Branch
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.predict.types import BACKBONE, AskedBackbone, AskedTask, RowOutcomes
+from nunatak_server.predict.types import BACKBONE, AskedTask
 from nunatak_server.residency.residency import Lease, Residency
-from nunatak_server.rollouts.shadows import ShadowRun
-from nunatak_server.scheduler.rows import PendingRow, RowOutcome, pending_row
-from nunatak_server.turns import SLICE, Pace
+from nunatak_server.rollouts.rollouts import ShadowRun
+from nunatak_server.scheduler.rows import PendingRow, RowOutcome, RowSpec, pending_row
+from nunatak_server.scheduler.turns import SLICE, Pace
 
 
 class RowSink(Protocol):
@@ -40,9 +40,9 @@ class RowSink(Protocol):
         ...
 
 
-Report = Callable[[AskedTask, RowOutcomes], None]
-"""Receives the answers of a version's rows, as soon as the last row is answered."""
-GroupReport = Callable[[RowOutcomes], None]
+Report = Callable[[AskedTask], None]
+"""Receives a task as soon as the last of its rows is answered."""
+Reporting = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Dispatcher:
@@ -63,124 +63,108 @@ class Dispatcher:
         self._clock = clock
 
     async def ask(
-        self,
-        asked: Sequence[AskedTask],
-        *,
-        deadline: float,
-        pace: Pace,
-        report: Report | None = None,
-    ) -> Sequence[RowOutcomes]:
-        """Return the answers of each version, in order. A late version is a separate failure.
+        self, asked: Sequence[AskedTask], *, pace: Pace, report: Report | None = None
+    ) -> None:
+        """Give each task the outcomes of its rows. A late version is a separate failure.
 
         Versions in memory are asked at once and together, so that they meet in one batch. The other
         versions are asked together once they are loaded, or once half of the time is over. `report`
         is called for each version as soon as all of its rows are answered.
-
-        Raises:
-            NunatakError: `not_ready`, the engine has stopped.
         """
-        leases = [self._residency.lease_resident(each.manifest) for each in asked]
-        hot = [(each, lease) for each, lease in zip(asked, leases, strict=True) if lease]
-        cold = [each for each, lease in zip(asked, leases, strict=True) if not lease]
+        hot, cold = self._leased(asked)
         try:
-            if not cold:
-                return await self._ask_leased(hot, deadline, pace, report)
-            from_memory, from_store = map(
-                iter,
-                await _all(
-                    [
-                        self._ask_leased(hot, deadline, pace, report),
-                        self._ask_cold(cold, deadline, pace, report),
-                    ]
-                ),
-            )
+            asking = self._ask_leased(hot, pace, report)
+            if cold:
+                await _all([asking, self._ask_cold(cold, pace, report)])
+            else:
+                await asking
         finally:
             for _, lease in hot:
                 lease.release()
-        return [next(from_memory if lease else from_store) for lease in leases]
 
     async def ask_backbone(
-        self, asked: AskedBackbone, branch: Branch, *, deadline: float, pace: Pace
+        self, specs: Sequence[RowSpec], branch: Branch, *, pace: Pace
     ) -> list[RowOutcome]:
-        """Return the answers of the backbone. Its branch is always in memory and needs no lease.
-
-        Raises:
-            NunatakError: `not_ready`, the engine has stopped.
-        """
+        """Return the answers of the backbone. Its branch is always in memory and needs no lease."""
         row_of = partial(
             pending_row,
             task=BACKBONE,
             version=0,
             branch=branch,
-            deadline=deadline,
+            deadline=pace.deadline,
             now=self._clock(),
         )
-        rows = list(map(row_of, asked.rows))
-        (outcomes,) = await self._compute([rows], deadline=deadline, pace=pace)
-        return outcomes
+        rows = list(map(row_of, specs))
+        await self._compute(rows, pace=pace)
+        return await pace.map(_outcome_now, rows)
 
-    async def _ask_cold(
-        self, cold: Sequence[AskedTask], deadline: float, pace: Pace, report: Report | None
-    ) -> Sequence[RowOutcomes]:
+    def _leased(
+        self, asked: Sequence[AskedTask]
+    ) -> tuple[list[tuple[AskedTask, Lease]], list[AskedTask]]:
+        """Return the tasks whose versions are in memory, with leases, and the other tasks."""
+        there, rest = list[tuple[AskedTask, Lease]](), list[AskedTask]()
+        for each in asked:
+            lease = self._residency.lease_resident(each.manifest)
+            if lease is None:
+                rest.append(each)
+            else:
+                there.append((each, lease))
+        return there, rest
+
+    async def _ask_cold(self, cold: Sequence[AskedTask], pace: Pace, report: Report | None) -> None:
         """Ask versions that are not in memory.
 
         The versions are asked together if memory has free room for all of them. Without that room,
         a version that waits without a lease for the others might be evicted before it is asked.
         """
         if len(cold) == 1 or not self._residency.has_free_room([it.manifest for it in cold]):
-            return _flat(await _all([self._ask_alone(it, deadline, pace, report) for it in cold]))
+            await _all([self._ask_alone(it, pace, report) for it in cold])
+            return
         started = self._clock()
         loads = [asyncio.ensure_future(self._bring(it.manifest)) for it in cold]
         there = list[tuple[AskedTask, Lease]]()
         try:
-            await asyncio.wait(loads, timeout=(deadline - self._clock()) / 2)
-            leases = [self._residency.lease_resident(it.manifest) for it in cold]
-            there = [(each, lease) for each, lease in zip(cold, leases, strict=True) if lease]
+            await asyncio.wait(loads, timeout=(pace.deadline - self._clock()) / 2)
             # A late or failed version must not delay the others.
-            rest = [each for each, lease in zip(cold, leases, strict=True) if not lease]
-            alone = (self._ask_alone(it, deadline, pace, report) for it in rest)
+            there, rest = self._leased(cold)
             load_s = self._clock() - started
-            asking = self._ask_leased(there, deadline, pace, report, load_s=load_s)
-            together, *others = await _all([asking, *alone])
+            asking = self._ask_leased(there, pace, report, load_s=load_s)
+            await _all([asking, *(self._ask_alone(it, pace, report) for it in rest)])
         finally:
             for load in loads:
                 load.cancel()
             # If the caller goes before the submission, no other code would release the leases.
             for _, lease in there:
                 lease.release()
-        first, second = iter(together), iter(_flat(others))
-        return [next(first if lease else second) for lease in leases]
 
     async def _bring(self, manifest: TaskManifest) -> None:
         # `Loads` remembers the failure for a while, and gives it to the request for the version.
         with contextlib.suppress(NunatakError):
             await self._residency.bring(manifest)
 
-    async def _ask_alone(
-        self, asked: AskedTask, deadline: float, pace: Pace, report: Report | None
-    ) -> Sequence[RowOutcomes]:
+    async def _ask_alone(self, asked: AskedTask, pace: Pace, report: Report | None) -> None:
         started = self._clock()
         try:
-            async with asyncio.timeout(deadline - started):
+            async with asyncio.timeout(pace.deadline - started):
                 lease = await self._residency.lease(asked.manifest)
         except TimeoutError:
-            return [[DeadlineExceededError()]]
+            asked.outcomes = [DeadlineExceededError()]
         except NunatakError as error:
-            return [[error]]
-        load_s = self._clock() - started
-        return await self._ask_leased([(asked, lease)], deadline, pace, report, load_s=load_s)
+            asked.outcomes = [error]
+        else:
+            load_s = self._clock() - started
+            await self._ask_leased([(asked, lease)], pace, report, load_s=load_s)
 
     async def _ask_leased(
         self,
         asked: Sequence[tuple[AskedTask, Lease]],
-        deadline: float,
         pace: Pace,
         report: Report | None,
         *,
         load_s: float = 0.0,
-    ) -> Sequence[RowOutcomes]:
+    ) -> None:
         if not asked:
-            return []
+            return
         try:
             now, groups = self._clock(), list[list[PendingRow]]()
             for each, lease in asked:
@@ -189,42 +173,43 @@ class Dispatcher:
                     task=each.manifest.task,
                     version=each.manifest.version,
                     branch=lease.task.branch,
-                    deadline=deadline,
+                    deadline=pace.deadline,
                     now=now,
                     load_s=load_s,
                 )
                 groups.append(await pace.map(row_of, each.rows))
-            reports = [partial(report, each) for each, _ in asked] if report else []
-            shadows = list[PendingRow]()
+            reports, shadows = list[Reporting](), list[PendingRow]()
             for (each, _), group in zip(asked, groups, strict=True):
-                if each.shadow:
-                    shadows += self._shadow(each.shadow, group)
-            return await self._compute(
-                groups, shadows, reports=reports, deadline=deadline, pace=pace
-            )
+                if each.shadow_run:
+                    shadows += self._shadow(each.shadow_run, group)
+                if report:
+                    reports.append(partial(_report_when_answered, each, group, report))
+            rows = list(chain.from_iterable(groups))
+            await self._compute(rows, shadows, reports=reports, pace=pace)
+            for (each, _), group in zip(asked, groups, strict=True):
+                each.outcomes = await pace.map(_outcome_now, group)
         finally:
             for _, lease in asked:
                 lease.release()
 
     async def _compute(
         self,
-        groups: Sequence[Sequence[PendingRow]],
+        rows: Sequence[PendingRow],
         shadows: Sequence[PendingRow] = (),
         *,
-        reports: Sequence[GroupReport] = (),
-        deadline: float,
+        reports: Sequence[Reporting] = (),
         pace: Pace,
-    ) -> list[list[RowOutcome]]:
-        """Return the outcome of each row, without waiting for shadows.
+    ) -> None:
+        """Wait until each row is answered or late, without waiting for shadows.
 
-        A report receives the outcomes of its group once every row of the group is answered.
+        Rows whose caller goes, or which are late, are withdrawn.
         """
-        rows, are_answered = list(chain.from_iterable(groups)), False
+        are_answered = False
         try:
-            async with asyncio.timeout(deadline - self._clock()):
+            async with asyncio.timeout(pace.deadline - self._clock()):
                 await self._submit(rows, shadows, pace)
                 if reports:
-                    await asyncio.gather(*map(_report_when_answered, groups, reports))
+                    await asyncio.gather(*(it() for it in reports))
                 for row in rows:
                     if not row.future.done():
                         await row.future
@@ -236,7 +221,6 @@ class Dispatcher:
                 # A cancelled request has cancelled the future of the one row that it awaits.
                 left = [row for row in rows if row.is_cancelled or not row.future.done()]
                 self._engine.withdraw(left)
-        return [await pace.map(_outcome_now, group) for group in groups]
 
     async def _submit(
         self, rows: Sequence[PendingRow], shadows: Sequence[PendingRow], pace: Pace
@@ -259,11 +243,14 @@ class Dispatcher:
         self._engine.submit(part)
 
 
-async def _report_when_answered(rows: Sequence[PendingRow], report: GroupReport) -> None:
+async def _report_when_answered(
+    asked: AskedTask, rows: Sequence[PendingRow], report: Report
+) -> None:
     for row in rows:
         if not row.future.done():
             await row.future
-    report([row.future.result() for row in rows])
+    asked.outcomes = [row.future.result() for row in rows]
+    report(asked)
 
 
 def _outcome_now(row: PendingRow) -> RowOutcome:
@@ -271,17 +258,8 @@ def _outcome_now(row: PendingRow) -> RowOutcome:
     return row.future.result() if is_answered else DeadlineExceededError()
 
 
-async def _all(
-    asking: Sequence[Coroutine[Any, Any, Sequence[RowOutcomes]]],
-) -> list[Sequence[RowOutcomes]]:
+async def _all(asking: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Await all to their end, also if one fails, because each releases its leases."""
-    groups = list[Sequence[RowOutcomes]]()
-    for group in await asyncio.gather(*asking, return_exceptions=True):
-        if isinstance(group, BaseException):
-            raise group
-        groups.append(group)
-    return groups
-
-
-def _flat(groups: Sequence[Sequence[RowOutcomes]]) -> Sequence[RowOutcomes]:
-    return [outcomes for group in groups for outcomes in group]
+    for failure in await asyncio.gather(*asking, return_exceptions=True):
+        if failure is not None:
+            raise failure

@@ -4,9 +4,7 @@ resolve -> choose a version -> tokenize -> plan rows
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count
 
 from nunatak_contract.enums import OnLong
@@ -16,24 +14,19 @@ from nunatak_contract.names import TaskReference
 from nunatak_model import Encoding
 from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
-from nunatak_server.backbones import Backbones
+from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
-from nunatak_server.facts import KnownFacts
-from nunatak_server.failures import within
-from nunatak_server.outputs.entities import Join
-from nunatak_server.outputs.outputs import on_long_of, reading_of
+from nunatak_server.outputs.outputs import PredictionOptions, on_long_of, reading_of
 from nunatak_server.predict.types import (
     BACKBONE,
-    AskedBackbone,
+    Asked,
     AskedTask,
     EmbeddingRequest,
     PredictionRequest,
     TaskFailure,
 )
-from nunatak_server.residency.resident_set import VersionKey, key_of
-from nunatak_server.rollouts.choice import Chosen
-from nunatak_server.rollouts.rollouts import Rollouts
-from nunatak_server.rollouts.shadows import ShadowRun
+from nunatak_server.rollouts.rollouts import Rollouts, ShadowRun
 from nunatak_server.scheduler.admission import Permit
 from nunatak_server.scheduler.rows import (
     ANONYMOUS,
@@ -43,6 +36,7 @@ from nunatak_server.scheduler.rows import (
     RowSpec,
     row_spec,
 )
+from nunatak_server.scheduler.turns import Pace, within
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import (
     Encodings,
@@ -53,101 +47,55 @@ from nunatak_server.tokenization import (
     find_cut,
     find_misfit,
 )
-from nunatak_server.turns import Pace
 
 # After any other error of a look-up, the task exists.
 UNPROVEN_TASK = (TaskNotFoundError, StoreUnavailableError)
 
 
-_RowsKey = tuple[Reading, int | None, str, Priority]
 Name = Callable[[str, str], None]
 """Receives each reference whose task exists, and the name of the task."""
+Encoded = Mapping[Reading, list[Encodings]]
+"""The encodings of each input, by reading."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ReadInputs:
-    """The inputs of one request, in the readings of its versions."""
+class _Rows:
+    """The rows of one request. Tasks that read alike and split at one depth have equal rows."""
 
-    request: PredictionRequest
-    deadline: float
-    pace: Pace
-    readings: Mapping[VersionKey, Reading]
-    encodings: Mapping[Reading, list[Encodings]]
-    """The encodings of each input."""
-    extents: Mapping[Reading, tuple[Extent, ...]]
-    groups: defaultdict[tuple[str, Encoding], int]
-    """Equal encodings for one backbone share a trunk row, so they should meet in one batch."""
-    backbones: Mapping[str, RowBackbone]
-    """The backbones of the server, by digest."""
-    joins: Mapping[str, Join]
-    """How each backbone joins tokens to running text."""
-    rows: dict[_RowsKey, tuple[RowSpec, ...]] = field(
-        default_factory=dict[_RowsKey, tuple[RowSpec, ...]]
-    )
-    """Tasks that read alike and split at one depth have equal rows."""
+    def __init__(
+        self,
+        encoded: Encoded,
+        *,
+        backbones: Mapping[str, RowBackbone],
+        next_group: Callable[[], int],
+        pace: Pace,
+    ) -> None:
+        self._encoded = encoded
+        self._backbones = backbones
+        self._pace = pace
+        # Equal encodings for one backbone share a trunk row, so they should meet in one batch.
+        self._groups = defaultdict[tuple[str, Encoding], int](next_group)
+        self._made = dict[tuple[Reading, int | None, str, Priority], tuple[RowSpec, ...]]()
 
-    async def ask(self, reference: str, chosen: Chosen) -> AskedTask:
-        manifest, shadow, request = chosen.manifest, chosen.shadow, self.request
-        return AskedTask(
-            reference=reference,
-            manifest=manifest,
-            encodings=self.encodings_of(manifest),
-            join=self.joins[manifest.backbone.digest],
-            extents=self.extents_of(manifest),
-            rows=await self._rows(
-                manifest, caller=request.handling.caller, priority=request.handling.priority
-            ),
-            arm=chosen.arm,
-            shadow=None if shadow is None else await self._shadow_run(manifest, shadow),
-        )
-
-    def encodings_of(self, manifest: TaskManifest) -> list[Encodings]:
-        return self.encodings[self.readings[key_of(manifest)]]
-
-    def extents_of(self, manifest: TaskManifest) -> tuple[Extent, ...]:
-        """Return the lengths of each input, as a version reads them."""
-        return self.extents[self.readings[key_of(manifest)]]
-
-    def find_too_long(self, manifest: TaskManifest) -> TooManyTokensError | None:
-        """Return the refusal of a version that refuses long texts, if a text is too long."""
-        if on_long_of(manifest, self.request.options) is not OnLong.REFUSE:
-            return None
-        return find_cut(self.encodings_of(manifest), max_length=manifest.max_length)
-
-    async def _shadow_run(self, answered: TaskManifest, shadow: TaskManifest) -> ShadowRun:
-        return ShadowRun(
-            answered=answered,
-            shadow=shadow,
-            inputs=self.request.inputs,
-            encodings=self.encodings_of(answered),
-            shadow_encodings=self.encodings_of(shadow),
-            join=self.joins[answered.backbone.digest],
-            rows=await self._rows(shadow, caller=ANONYMOUS, priority=Priority.NORMAL),
-            deadline=self.deadline,
-        )
-
-    async def _rows(
-        self, manifest: TaskManifest, *, caller: str, priority: Priority
+    async def of(
+        self, reading: Reading, split_depth: int | None, caller: str, priority: Priority
     ) -> tuple[RowSpec, ...]:
-        key = self.readings[key_of(manifest)], manifest.split_depth, caller, priority
-        if key not in self.rows:
-            row_of = partial(self._row, manifest=manifest, caller=caller, priority=priority)
-            encodings = chain.from_iterable(self.encodings_of(manifest))
-            self.rows[key] = tuple(await self.pace.map(row_of, encodings))
-        return self.rows[key]
+        key, backbone = (reading, split_depth, caller, priority), self._backbones[reading.backbone]
 
-    def _row(
-        self, encoding: Encoding, *, manifest: TaskManifest, caller: str, priority: Priority
-    ) -> RowSpec:
-        backbone = self.backbones[manifest.backbone.digest]
-        return row_spec(
-            encoding,
-            manifest.split_depth,
-            backbone=backbone,
-            group=self.groups[backbone.digest, encoding],
-            caller=caller,
-            priority=priority,
-        )
+        def row_of(encoding: Encoding) -> RowSpec:
+            group = self._groups[backbone.digest, encoding]
+            return row_spec(
+                encoding,
+                split_depth,
+                backbone=backbone,
+                group=group,
+                caller=caller,
+                priority=priority,
+            )
+
+        if key not in self._made:
+            encodings = chain.from_iterable(self._encoded[reading])
+            self._made[key] = tuple(await self._pace.map(row_of, encodings))
+        return self._made[key]
 
 
 class Preprocessor:
@@ -177,36 +125,23 @@ class Preprocessor:
         self._embedding_groups = count(-2, -1)
 
     def is_known(self, text: str, tasks: TaskList) -> bool:
-        """Return whether a reference can be resolved without the registry."""
         return not isinstance(self._find(text, tasks), TaskReference)
 
     async def read(
-        self, request: PredictionRequest, permit: Permit, *, deadline: float, pace: Pace, name: Name
-    ) -> tuple[list[AskedTask | TaskFailure], float]:
+        self, request: PredictionRequest, permit: Permit, *, pace: Pace, name: Name | None
+    ) -> tuple[list[Asked], float]:
         """Find the version for every reference, and plan the rows of the inputs.
 
         Returns each task with its readings or its failure, and the seconds of the tokenizer. The
         permit counts `MIN_COST` for each row before the row is made.
-
-        Raises:
-            DeadlineExceededError: the deadline of the request passed first.
-            TooManyTokensError: every task refuses a text as too long.
         """
-        reading = self._read(request, permit, deadline, pace, name)
+        reading = self._read(request, permit, pace, name)
         return await within(request.handling.deadline_s, reading, late=DeadlineExceededError)
 
     async def read_texts(
         self, request: EmbeddingRequest, permit: Permit
-    ) -> tuple[AskedBackbone, float]:
-        """Plan the backbone's rows for the texts.
-
-        Returns the backbone with its readings, and the seconds of the tokenizer.
-
-        Raises:
-            DeadlineTooShortError: the backbone cannot answer in time.
-            DeadlineExceededError: the deadline of the request passed first.
-            TooManyTokensError: the request refuses long texts, and a text is too long.
-        """
+    ) -> tuple[tuple[RowSpec, ...], float]:
+        """Return the backbone's row for each text, and the seconds of the tokenizer."""
         problem = _find_lateness(request, BACKBONE, permit)
         if problem is not None:
             raise problem
@@ -230,60 +165,70 @@ class Preprocessor:
             )
             for encoding in chain.from_iterable(encoded[reading])
         )
-        return AskedBackbone(rows=rows), tokenize_s
+        return rows, tokenize_s
 
     async def _read(
-        self, request: PredictionRequest, permit: Permit, deadline: float, pace: Pace, name: Name
-    ) -> tuple[list[AskedTask | TaskFailure], float]:
-        resolved = await self._find_all(request)
-        found = list[Chosen | TaskFailure]()
-        for text, item in zip(request.references, resolved, strict=True):
+        self, request: PredictionRequest, permit: Permit, pace: Pace, name: Name | None
+    ) -> tuple[list[Asked], float]:
+        found = await self._choose_all(request, permit, pace, name)
+        encoded, tokenize_s = await self._encode(request, _readings_of(found, request.options))
+        read = await self._read_all(found, request, encoded, pace)
+        self._observe_long(read)
+        _refuse_if_all_do(read, found)
+        asked = [it for it in read if isinstance(it, AskedTask)]
+        num_rows = defaultdict[str, float](float)
+        for each in asked:
+            num_rows[each.manifest.task] += MIN_COST * sum(map(len, each.encodings))
+        permit.take_tokens(num_rows)
+        rows = _Rows(
+            encoded, backbones=self._row_backbones, next_group=self._groups.__next__, pace=pace
+        )
+        caller, priority = request.handling.caller, request.handling.priority
+        for each in asked:
+            each.rows = await rows.of(each.reading, each.manifest.split_depth, caller, priority)
+            if each.shadow is not None:
+                reading = reading_of(each.shadow, request.options)
+                depth = each.shadow.split_depth
+                each.shadow_run = ShadowRun(
+                    answered=each.manifest,
+                    shadow=each.shadow,
+                    inputs=request.inputs,
+                    encodings=each.encodings,
+                    shadow_encodings=encoded[reading],
+                    join=each.join,
+                    rows=await rows.of(reading, depth, ANONYMOUS, Priority.NORMAL),
+                    deadline=pace.deadline,
+                )
+        return read, tokenize_s
+
+    async def _choose_all(
+        self, request: PredictionRequest, permit: Permit, pace: Pace, name: Name | None
+    ) -> list[Asked]:
+        found = list[Asked]()
+        for text, item in zip(request.references, await self._find_all(request), strict=True):
             # Each task looks at the form of each input.
             await pace.count(len(request.inputs))
-            chosen = (
-                self._choose(text, item, request, permit) if isinstance(item, Traffic) else item
-            )
-            if isinstance(chosen, Chosen):
-                name(text, chosen.manifest.task)
-            found.append(chosen)
-        readings = {
-            key_of(manifest): reading_of(manifest, request.options)
-            for item in found
-            if isinstance(item, Chosen)
-            for manifest in item.manifests
-        }
-        encoded, tokenize_s = await self._encode(request, readings.values())
+            task = self._choose(text, item, request, permit) if isinstance(item, Traffic) else item
+            if name and isinstance(task, AskedTask):
+                name(text, task.manifest.task)
+            found.append(task)
+        return found
+
+    async def _read_all(
+        self, found: Sequence[Asked], request: PredictionRequest, encoded: Encoded, pace: Pace
+    ) -> list[Asked]:
         extents = dict[Reading, tuple[Extent, ...]]()
         for reading, inputs in encoded.items():
             extents[reading] = tuple(map(extent_of, inputs))
             await pace.count(sum(map(len, inputs)))
-        read = _ReadInputs(
-            request=request,
-            deadline=deadline,
-            pace=pace,
-            readings=readings,
-            encodings=encoded,
-            extents=extents,
-            groups=defaultdict(self._groups.__next__),
-            backbones=self._row_backbones,
-            joins=self._joins,
-        )
-        checked, num_rows = list[Chosen | TaskFailure](), defaultdict[str, float](float)
-        for text, item in zip(request.references, found, strict=True):
-            kept = self._check(text, item, read) if isinstance(item, Chosen) else item
-            checked.append(kept)
-            if isinstance(kept, Chosen):
-                size = sum(map(len, read.encodings_of(kept.manifest)))
-                num_rows[kept.manifest.task] += MIN_COST * size
-                await pace.count(size)
-        self._observe_long(checked, read)
-        _refuse_if_all_do(checked, found)
-        permit.take_tokens(num_rows)
-        asked = [
-            await read.ask(text, item) if isinstance(item, Chosen) else item
-            for text, item in zip(request.references, checked, strict=True)
-        ]
-        return asked, tokenize_s
+        read = list[Asked]()
+        for task in found:
+            kept = self._check(task, request, encoded) if isinstance(task, AskedTask) else task
+            read.append(kept)
+            if isinstance(kept, AskedTask):
+                kept.encodings, kept.extents = encoded[kept.reading], extents[kept.reading]
+                await pace.count(sum(map(len, kept.encodings)))
+        return read
 
     async def _encode(
         self, request: PredictionRequest | EmbeddingRequest, readings: Iterable[Reading]
@@ -296,8 +241,7 @@ class Preprocessor:
 
     def _choose(
         self, text: str, traffic: Traffic, request: PredictionRequest, permit: Permit
-    ) -> Chosen | TaskFailure:
-        """Return which version answers, or why none can answer these inputs."""
+    ) -> Asked:
         # A canary and a shadow read every form of input that the alias's version reads.
         manifest = traffic.manifest
         problem = find_misfit(request.inputs, manifest.head.kind, manifest.reads)
@@ -305,31 +249,40 @@ class Preprocessor:
         if problem:
             return TaskFailure(reference=text, error=problem, task=manifest.task)
         chosen = self._rollouts.choose(traffic, routing_key=request.handling.routing_key)
-        if chosen.manifest.backbone.digest not in self._row_backbones:
-            missing = self._backbones.mismatch(chosen.manifest)
-            return TaskFailure(reference=text, error=missing, task=manifest.task)
-        if chosen.shadow and chosen.shadow.backbone.digest != chosen.manifest.backbone.digest:
-            # The registry refuses such a shadow, and a copy of an older registry may have one.
-            self._rollouts.shadows.drop(manifest, chosen.shadow, num_inputs=len(request.inputs))
-            return replace(chosen, shadow=None)
-        return chosen
-
-    def _check(self, text: str, chosen: Chosen, read: _ReadInputs) -> Chosen | TaskFailure:
-        """Return the versions that read the inputs, or the refusal of a too long text."""
         manifest, shadow = chosen.manifest, chosen.shadow
-        problem = read.find_too_long(manifest)
-        if problem is not None:
-            return TaskFailure(reference=text, error=problem, task=manifest.task)
-        if shadow is not None and read.find_too_long(shadow):
-            # Without answers of the version, there is nothing to compare with the shadow.
-            self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(read.request.inputs))
-            return replace(chosen, shadow=None)
-        return chosen
+        digest = manifest.backbone.digest
+        if digest not in self._row_backbones:
+            missing = self._backbones.mismatch(manifest)
+            return TaskFailure(reference=text, error=missing, task=manifest.task)
+        if shadow and shadow.backbone.digest != digest:
+            # The registry refuses such a shadow, and a copy of an older registry may have one.
+            self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(request.inputs))
+            shadow = None
+        return AskedTask(
+            reference=text,
+            manifest=manifest,
+            arm=chosen.arm,
+            shadow=shadow,
+            reading=reading_of(manifest, request.options),
+            join=self._joins[digest],
+        )
 
-    def _observe_long(self, checked: Sequence[Chosen | TaskFailure], read: _ReadInputs) -> None:
-        for item in checked:
-            if isinstance(item, Chosen):
-                for extent in read.extents_of(item.manifest):
+    def _check(self, asked: AskedTask, request: PredictionRequest, encoded: Encoded) -> Asked:
+        """Return the task, or its refusal of a too long text. A shadow that refuses is dropped."""
+        manifest, shadow, options = asked.manifest, asked.shadow, request.options
+        problem = _find_too_long(manifest, encoded, options)
+        if problem is not None:
+            return TaskFailure(reference=asked.reference, error=problem, task=manifest.task)
+        if shadow is not None and _find_too_long(shadow, encoded, options):
+            # Without answers of the version, there is nothing to compare with the shadow.
+            self._rollouts.shadows.drop(manifest, shadow, num_inputs=len(request.inputs))
+            asked.shadow = None
+        return asked
+
+    def _observe_long(self, read: Sequence[Asked]) -> None:
+        for item in read:
+            if isinstance(item, AskedTask):
+                for extent in item.extents:
                     if extent.is_cut:
                         self._metrics.observe_long_input(item.manifest.task, OnLong.CUT)
                     elif extent.is_windowed:
@@ -358,7 +311,6 @@ class Preprocessor:
         ]
 
     def _find(self, text: str, tasks: TaskList) -> Traffic | TaskFailure | TaskReference:
-        """Return the versions of a reference, or the reference if a look-up is needed."""
         try:
             reference = TaskReference.parse(text)
         except InvalidNameError as error:
@@ -390,21 +342,34 @@ def _resolved(
 def _find_lateness(
     request: PredictionRequest | EmbeddingRequest, task: str, permit: Permit
 ) -> DeadlineTooShortError | None:
-    """Return why a task cannot answer in time, if the queue already shows it."""
     wait_s = permit.wait_s(task)
     if wait_s <= request.handling.deadline_s:
         return None
     return DeadlineTooShortError(deadline_s=request.handling.deadline_s, wait_s=wait_s)
 
 
-def _refuse_if_all_do(
-    checked: Sequence[Chosen | TaskFailure], found: Sequence[Chosen | TaskFailure]
-) -> None:
+def _readings_of(found: Iterable[Asked], options: PredictionOptions) -> Iterator[Reading]:
+    for each in found:
+        if isinstance(each, AskedTask):
+            yield each.reading
+            if each.shadow is not None:
+                yield reading_of(each.shadow, options)
+
+
+def _find_too_long(
+    manifest: TaskManifest, encoded: Encoded, options: PredictionOptions
+) -> TooManyTokensError | None:
+    if on_long_of(manifest, options) is not OnLong.REFUSE:
+        return None
+    return find_cut(encoded[reading_of(manifest, options)], max_length=manifest.max_length)
+
+
+def _refuse_if_all_do(read: Sequence[Asked], found: Sequence[Asked]) -> None:
     """Refuse the whole request if every possible task refuses a text as too long."""
     errors = [
         item.error
-        for item, chosen in zip(checked, found, strict=True)
-        if isinstance(chosen, Chosen) and isinstance(item, TaskFailure)
+        for item, before in zip(read, found, strict=True)
+        if isinstance(item, TaskFailure) and isinstance(before, AskedTask)
     ]
-    if errors and not any(isinstance(item, Chosen) for item in checked):
+    if errors and not any(isinstance(item, AskedTask) for item in read):
         raise errors[0]

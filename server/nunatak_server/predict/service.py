@@ -19,25 +19,27 @@ from typing import Final
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_model import embedding_branch
-from nunatak_server.backbones import Backbones
+from nunatak_server.catalog.facts import KnownFacts
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.facts import KnownFacts
 from nunatak_server.outputs.outputs import MAX_LOGITS_ON_LOOP, work_of
-from nunatak_server.predict.arrivals import Arrivals, RequestPart, hold_refusals
+from nunatak_server.predict.arrivals import RequestPart, arrivals, hold_refusals
 from nunatak_server.predict.ask import Dispatcher, RowSink
 from nunatak_server.predict.prepare import Preprocessor
+from nunatak_server.predict.readiness import Readiness
 from nunatak_server.predict.types import (
     BACKBONE,
+    Arrival,
+    Asked,
     AskedTask,
     EmbeddingRequest,
     Embeddings,
     PredictionRequest,
     Predictions,
-    RowOutcomes,
     StageTimes,
     StreamedResult,
+    TaskAnswer,
     TaskFailure,
-    TaskOutcome,
     TaskPrediction,
     late_result,
     lateness_of,
@@ -45,29 +47,18 @@ from nunatak_server.predict.types import (
     result_of,
     version_record,
 )
-from nunatak_server.readiness import Readiness
 from nunatak_server.residency.residency import Residency
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission, Permit
 from nunatak_server.scheduler.rows import RowAnswer, RowTokens, backbone_answer
+from nunatak_server.scheduler.turns import Pace, Turns
+from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.telemetry.records import OK, PredictionObserver, PredictionRecord, VersionWork
 from nunatak_server.tokenization import Tokenization, check_texts, count_documents
-from nunatak_server.turns import Pace, Turns
 
 MAX_LOGITS_A_TURN: Final = 10 * MAX_LOGITS_ON_LOOP
 """Most logits of one turn at the thread that makes outputs; a task has one turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """The limits of one request."""
-
-    max_inputs: int
-    max_documents: int
-    """Over all queries."""
-    max_tasks: int
-    max_text_chars: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +81,7 @@ class PredictionService:
         self,
         *,
         readiness: Readiness,
-        limits: RequestLimits,
+        settings: ServerSettings,
         stages: Stages,
         metrics: Metrics,
         observers: Sequence[PredictionObserver] = (),
@@ -98,7 +89,7 @@ class PredictionService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._readiness = readiness
-        self._limits = limits
+        self._settings = settings
         self._admission = stages.admission
         self._rollouts = stages.rollouts
         self._metrics = metrics
@@ -136,18 +127,16 @@ class PredictionService:
             raise
 
     async def predict(self, request: PredictionRequest) -> Predictions:
-        """Answer a request, with an answer or a failure for each of its tasks."""
-        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.handling.deadline_s
-            outcomes = await self._answer(request, permit, deadline, pace)
-            results = await self._conclude(request, outcomes, deadline, pace)
+            pace = self._pace(request)
+            answered, tokenize_s = await self._answer(request, permit, pace)
+            results = await self._conclude(request, answered, pace)
         for result in results:
             self._metrics.observe_request(*_metric_labels(result))
-        lateness = lateness_of(outcomes)
+        lateness = lateness_of(answered)
         if lateness is not None:
             raise lateness
-        return Predictions(results=results, timings=await _timings_of(outcomes, pace))
+        return Predictions(results=results, timings=await _timings_of(answered, tokenize_s, pace))
 
     async def stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
         """Yield an answer or a failure for each task, in the order of arrival.
@@ -164,28 +153,31 @@ class PredictionService:
 
         The rows are trunk rows to the end. If tasks ask about the same text in the batch or asked
         before, the embedding needs only the layers above.
-
-        Raises:
-            NunatakError: `layer_not_held`, the upper layers of the backbone are not in memory.
         """
-        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.handling.deadline_s
-            asked, tokenize_s = await self._preprocessor.read_texts(request, permit)
+            pace = self._pace(request)
+            specs, tokenize_s = await self._preprocessor.read_texts(request, permit)
             tokens = RowTokens()
-            for row in asked.rows:
+            for row in specs:
                 tokens.add(BACKBONE, row)
             permit.take_tokens({BACKBONE: sum((*tokens.least.values(), *tokens.extra.values()))})
             branch = self._embedding_branches[self._backbones.with_digest(request.backbone).digest]
-            rows = await self._dispatcher.ask_backbone(asked, branch, deadline=deadline, pace=pace)
+            rows = await self._dispatcher.ask_backbone(specs, branch, pace=pace)
             answers = list(map(backbone_answer, rows))
             timings = StageTimes(tokenize_s=tokenize_s).with_rows(answers)
             self._metrics.observe_stages(queue_s=timings.queue_s, tokenize_s=tokenize_s)
             vectors = await _vectors(answers, pace, normalises=request.normalises)
         self._metrics.observe_request(BACKBONE, OK)
         return Embeddings(
-            vectors=vectors, num_tokens=asked.num_tokens, is_cut=asked.is_cut, timings=timings
+            vectors=vectors,
+            num_tokens=sum(it.encoding.num_tokens for it in specs),
+            is_cut=any(it.encoding.part.num_left_out for it in specs),
+            timings=timings,
         )
+
+    def _pace(self, request: PredictionRequest | EmbeddingRequest) -> Pace:
+        handling = request.handling
+        return self._turns.pace(handling.caller, deadline=self._clock() + handling.deadline_s)
 
     @contextmanager
     def _admitted(self, request: PredictionRequest | EmbeddingRequest) -> Generator[Permit]:
@@ -212,40 +204,33 @@ class PredictionService:
             num_layers = backbone.config.num_layers
             if len(backbone.layers) < num_layers:
                 raise NunatakError("layer_not_held", index=num_layers - 1)
-        num_inputs, num_documents = len(request.inputs), count_documents(request.inputs)
-        if num_inputs > self._limits.max_inputs:
-            raise NunatakError(
-                "too_many_inputs", count=num_inputs, limit=self._limits.max_inputs, of="inputs"
-            )
-        if num_documents > self._limits.max_documents:
-            raise NunatakError(
-                "too_many_inputs",
-                count=num_documents,
-                limit=self._limits.max_documents,
-                of="documents",
-            )
+        settings = self._settings
+        counts = (
+            ("inputs", len(request.inputs), settings.max_inputs),
+            ("documents", count_documents(request.inputs), settings.max_documents),
+        )
+        for what, num, limit in counts:
+            if num > limit:
+                raise NunatakError("too_many_inputs", count=num, limit=limit, of=what)
         if isinstance(request, PredictionRequest):
-            num_tasks = len(request.references)
-            if num_tasks > self._limits.max_tasks:
-                raise NunatakError("too_many_tasks", count=num_tasks, limit=self._limits.max_tasks)
-        check_texts(request.inputs, max_chars=self._limits.max_text_chars)
+            num_tasks, limit = len(request.references), settings.max_tasks_per_request
+            if num_tasks > limit:
+                raise NunatakError("too_many_tasks", count=num_tasks, limit=limit)
+        check_texts(request.inputs, max_chars=settings.max_text_chars)
 
     async def _answer(
         self,
         request: PredictionRequest,
         permit: Permit,
-        deadline: float,
         pace: Pace,
         part: RequestPart | None = None,
-    ) -> list[TaskOutcome]:
-        """Return the outcome of each task, in the order of the references.
+    ) -> tuple[list[Asked], float]:
+        """Return each task with its outcomes, in order, and the seconds of the tokenizer.
 
-        A part receives each outcome as soon as it is ready.
+        A part receives each task as soon as it is answered.
         """
-        name = _no_name if part is None else part.name
-        read, tokenize_s = await self._preprocessor.read(
-            request, permit, deadline=deadline, pace=pace, name=name
-        )
+        name = part.name if part else None
+        read, tokenize_s = await self._preprocessor.read(request, permit, pace=pace, name=name)
         read_at = self._clock()
         asked = [item for item in read if isinstance(item, AskedTask)]
         tokens = RowTokens()
@@ -259,34 +244,25 @@ class PredictionService:
             raise
         if part is not None:
             part.begin(read, tokenize_s=tokenize_s)
-        report = None if part is None else part.put
-        rows = await self._dispatcher.ask(asked, deadline=deadline, pace=pace, report=report)
-        await self._record(asked, rows, tokenize_s, pace, read_at=read_at)
-        answered = iter(rows)
-        return [
-            TaskOutcome(
-                asked=item,
-                rows=next(answered) if isinstance(item, AskedTask) else (),
-                tokenize_s=tokenize_s,
-            )
-            for item in read
-        ]
+        report = part.put if part else None
+        await self._dispatcher.ask(asked, pace=pace, report=report)
+        await self._record(asked, tokenize_s, pace, read_at=read_at)
+        return read, tokenize_s
 
     async def _stream(self, request: PredictionRequest) -> AsyncGenerator[StreamedResult]:
-        pace = self._turns.pace(request.handling.caller)
         with self._admitted(request) as permit:
-            deadline = self._clock() + request.handling.deadline_s
-            arrivals = Arrivals()
-            parts = [RequestPart(it, arrive=arrivals.put) for it in self._split(request)]
-            sources = [self._answer_part(part, permit, deadline, pace) for part in parts]
-            async with aclosing(arrivals.take(len(request.references), sources)) as taken:
-                async for outcome in taken:
-                    (result,) = await self._conclude(request, [outcome], deadline, pace)
+            pace = self._pace(request)
+            queue = asyncio.Queue[Arrival | BaseException]()
+            parts = [RequestPart(it, arrive=queue.put_nowait) for it in self._split(request)]
+            sources = [self._answer_part(part, permit, pace) for part in parts]
+            async with aclosing(arrivals(queue, len(request.references), sources)) as taken:
+                async for answered, tokenize_s in taken:
+                    (result,) = await self._conclude(request, [answered], pace)
                     self._metrics.observe_request(*_metric_labels(result))
                     yield StreamedResult(
                         result=result,
-                        timings=await _timings_of([outcome], pace),
-                        refusal=outcome.refusal or _lateness_of(result),
+                        timings=await _timings_of([answered], tokenize_s, pace),
+                        refusal=_refusal_in(result),
                     )
 
     def _split(self, request: PredictionRequest) -> Iterator[PredictionRequest]:
@@ -301,30 +277,23 @@ class PredictionService:
             if not is_known[text]:
                 yield replace(request, references=(text,))
 
-    async def _answer_part(
-        self, part: RequestPart, permit: Permit, deadline: float, pace: Pace
-    ) -> None:
+    async def _answer_part(self, part: RequestPart, permit: Permit, pace: Pace) -> None:
         """Answer some tasks of a request. Each task arrives, also after a failure."""
         try:
-            for outcome in await self._answer(part.request, permit, deadline, pace, part):
-                part.put(outcome.asked, outcome.rows)
+            answered, _ = await self._answer(part.request, permit, pace, part)
+            for each in answered:
+                part.put(each)
         except NunatakError as error:
             part.fail(error)
 
     async def _record(
-        self,
-        asked: Sequence[AskedTask],
-        rows: Sequence[RowOutcomes],
-        tokenize_s: float,
-        pace: Pace,
-        *,
-        read_at: float,
+        self, asked: Sequence[AskedTask], tokenize_s: float, pace: Pace, *, read_at: float
     ) -> None:
         versions, queue_s = list[VersionWork](), list[float]()
-        for each, outcomes in zip(asked, rows, strict=True):
-            versions.append(version_record(each, outcomes))
-            queue_s += [row.queue_s for row in outcomes if isinstance(row, RowAnswer)]
-            await pace.count(len(outcomes))
+        for each in asked:
+            versions.append(version_record(each))
+            queue_s += [row.queue_s for row in each.outcomes if isinstance(row, RowAnswer)]
+            await pace.count(len(each.outcomes))
         record = PredictionRecord(
             tokenize_started_at=read_at - tokenize_s,
             tokenize_s=tokenize_s,
@@ -337,71 +306,52 @@ class PredictionService:
             self._metrics.observe_stages(queue_s=max(queue_s), tokenize_s=tokenize_s)
 
     async def _conclude(
-        self,
-        request: PredictionRequest,
-        outcomes: Sequence[TaskOutcome],
-        deadline: float,
-        pace: Pace,
-    ) -> tuple[TaskPrediction | TaskFailure, ...]:
-        """Return the results of outcomes, and count the answers of aliases with a canary."""
-        sizes = [_output_work(request, outcome) for outcome in outcomes]
+        self, request: PredictionRequest, answered: Sequence[Asked], pace: Pace
+    ) -> tuple[TaskAnswer, ...]:
+        """Return the results of tasks, and count the answers of aliases with a canary."""
+        sizes = [
+            work_of(it.manifest.head, it.encodings, options=request.options)
+            if isinstance(it, AskedTask)
+            else 0
+            for it in answered
+        ]
         if sum(sizes) <= MAX_LOGITS_ON_LOOP:
-            results = self._results(request, outcomes)
+            results = _results(request, answered)
         else:
             results = ()
-            for part in _parts(outcomes, sizes):
-                results += await self._results_in_turn(request, part, deadline, pace)
-        for outcome, result in zip(outcomes, results, strict=True):
-            if isinstance(outcome.asked, AskedTask) and outcome.asked.arm is not None:
-                _, code = _metric_labels(result)
-                task = outcome.asked.manifest.task
-                self._rollouts.metrics.observe_answer(task, outcome.asked.arm, code)
+            for part in _parts(answered, sizes):
+                results += await self._results_in_turn(request, part, pace)
+        for each, result in zip(answered, results, strict=True):
+            if isinstance(each, AskedTask) and each.arm is not None:
+                task, (_, code) = each.manifest.task, _metric_labels(result)
+                self._rollouts.metrics.observe_answer(task, each.arm, code)
         return results
 
     async def _results_in_turn(
-        self,
-        request: PredictionRequest,
-        outcomes: Sequence[TaskOutcome],
-        deadline: float,
-        pace: Pace,
-    ) -> tuple[TaskPrediction | TaskFailure, ...]:
+        self, request: PredictionRequest, answered: Sequence[Asked], pace: Pace
+    ) -> tuple[TaskAnswer, ...]:
         """Make results on the thread; after the deadline, none are made."""
-        left_s = deadline - self._clock()
+        left_s = pace.deadline - self._clock()
         if left_s > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
-                    return await pace.on_thread(partial(self._results, request, outcomes))
-        return tuple(map(late_result, outcomes))
-
-    def _results(
-        self, request: PredictionRequest, outcomes: Sequence[TaskOutcome]
-    ) -> tuple[TaskPrediction | TaskFailure, ...]:
-        return tuple(result_of(request, outcome) for outcome in outcomes)
+                    return await pace.on_thread(partial(_results, request, answered))
+        return tuple(map(late_result, answered))
 
 
-def _output_work(request: PredictionRequest, outcome: TaskOutcome) -> int:
-    """Return the work to make the outputs of a task, in logits."""
-    asked = outcome.asked
-    if isinstance(asked, TaskFailure):
-        return 0
-    return work_of(asked.manifest.head, asked.encodings, options=request.options)
+def _results(request: PredictionRequest, answered: Sequence[Asked]) -> tuple[TaskAnswer, ...]:
+    return tuple(result_of(request, each) for each in answered)
 
 
-def _parts(
-    outcomes: Sequence[TaskOutcome], sizes: Sequence[int]
-) -> Iterator[Sequence[TaskOutcome]]:
-    """Cut outcomes into parts of at most `MAX_LOGITS_A_TURN`, of one outcome at least."""
+def _parts(answered: Sequence[Asked], sizes: Sequence[int]) -> Iterator[Sequence[Asked]]:
+    """Cut tasks into parts of at most `MAX_LOGITS_A_TURN`, of one task at least."""
     begin = total = 0
     for index, size in enumerate(sizes):
         total += size
         if total > MAX_LOGITS_A_TURN and index > begin:
-            yield outcomes[begin:index]
+            yield answered[begin:index]
             begin, total = index, size
-    yield outcomes[begin:]
-
-
-def _no_name(_reference: str, _task: str) -> None:
-    """Forget which tasks exist."""
+    yield answered[begin:]
 
 
 async def _vectors(
@@ -415,21 +365,24 @@ async def _vectors(
     return await pace.on_thread(lambda: tuple(map(normalised, vectors)))
 
 
-async def _timings_of(outcomes: Sequence[TaskOutcome], pace: Pace) -> StageTimes:
-    timings = StageTimes(tokenize_s=outcomes[0].tokenize_s if outcomes else 0.0)
-    for outcome in outcomes:
-        timings = timings.with_rows(outcome.rows)
-        await pace.count(len(outcome.rows))
+async def _timings_of(answered: Sequence[Asked], tokenize_s: float, pace: Pace) -> StageTimes:
+    timings = StageTimes(tokenize_s=tokenize_s)
+    for each in answered:
+        if isinstance(each, AskedTask):
+            timings = timings.with_rows(each.outcomes)
+            await pace.count(len(each.outcomes))
     return timings
 
 
-def _lateness_of(result: TaskPrediction | TaskFailure) -> DeadlineExceededError | None:
-    if isinstance(result, TaskFailure) and isinstance(result.error, DeadlineExceededError):
-        return result.error
-    return None
+def _refusal_in(result: TaskAnswer) -> NunatakError | None:
+    """Return the failure of the whole request, if it is the failure of this task."""
+    if not isinstance(result, TaskFailure):
+        return None
+    is_late = isinstance(result.error, DeadlineExceededError)
+    return result.error if result.refuses_request or is_late else None
 
 
-def _metric_labels(result: TaskPrediction | TaskFailure) -> tuple[str | None, str]:
+def _metric_labels(result: TaskAnswer) -> tuple[str | None, str]:
     if isinstance(result, TaskPrediction):
         return result.task, OK
     return result.task, result.error.code

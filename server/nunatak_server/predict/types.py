@@ -1,7 +1,7 @@
 """The types of one request, in the order of its life.
 
     PredictionRequest -> AskedTask with its RowSpecs -> PendingRows -> RowAnswers
-        -> TaskOutcome -> TaskPrediction or TaskFailure -> StreamedResult or Predictions
+        -> TaskPrediction or TaskFailure -> StreamedResult or Predictions
 
 `RowSpec`, `PendingRow` and `RowAnswer` belong to the scheduler, which plans rows of all requests.
 """
@@ -28,11 +28,10 @@ from nunatak_server.outputs.outputs import (
     outputs_of,
     predictions_of,
 )
-from nunatak_server.rollouts.choice import Arm
-from nunatak_server.rollouts.shadows import ShadowRun
-from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowSpec
+from nunatak_server.rollouts.rollouts import Arm, ShadowRun
+from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.telemetry.records import OK, VersionWork
-from nunatak_server.tokenization import Encodings, Extent
+from nunatak_server.tokenization import Encodings, Extent, Reading
 
 BACKBONE: Final = "(backbone)"
 """The backbone's name in turns and counters. No task can have this name."""
@@ -82,43 +81,31 @@ class EmbeddingRequest:
     """The digest of the backbone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+RowOutcomes = Sequence[RowOutcome]
+"""The outcomes of one version's rows: one for each row, or one failure for all rows."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class AskedTask:
-    """A task version of a request, with its readings and its rows."""
+    """A task of a request on its way: its version is chosen, reads the inputs, and is answered."""
 
     reference: str
     manifest: TaskManifest
-    encodings: Sequence[Encodings]
+    arm: Arm | None
+    """Whether the version is the canary or the alias's own; None without a canary."""
+    shadow: TaskManifest | None
+    reading: Reading
     join: Join
     """Joins tokens of the version's backbone to running text."""
-    extents: tuple[Extent, ...]
+    encodings: Sequence[Encodings] = ()
+    """The tokens of each input, once they are read."""
+    extents: Sequence[Extent] = ()
     """Numbers of read and unread tokens of each input."""
-    rows: tuple[RowSpec, ...]
+    rows: Sequence[RowSpec] = ()
     """One row for each encoding, input by input."""
-    arm: Arm | None = None
-    """Whether the version is the canary or the alias's own; None without a canary."""
-    shadow: ShadowRun | None = None
+    shadow_run: ShadowRun | None = None
     """The shadow's rows, which run in the same batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedBackbone:
-    """The backbone, with rows for the vector of each text: like `AskedTask` without a version."""
-
-    rows: tuple[RowSpec, ...]
-    """One row for each text."""
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(row.encoding.num_tokens for row in self.rows)
-
-    @property
-    def is_cut(self) -> bool:
-        return any(row.encoding.part.num_left_out for row in self.rows)
-
-
-RowOutcomes = Sequence[RowAnswer | NunatakError]
-"""The outcomes of one version's rows: one for each row, or one failure for all rows."""
+    outcomes: RowOutcomes = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,18 +116,13 @@ class TaskFailure:
     error: NunatakError
     task: str | None = None
     """The task's name; None unless the task certainly exists."""
+    refuses_request: bool = False
+    """Whether the error refuses the whole request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOutcome:
-    """The outcome of one task of a request, before its outputs are made."""
-
-    asked: AskedTask | TaskFailure
-    """The asked version, or the failure."""
-    rows: RowOutcomes = ()
-    tokenize_s: float = 0.0
-    refusal: NunatakError | None = None
-    """The refusal of the whole request, if it caused the failure."""
+Asked = AskedTask | TaskFailure
+Arrival = tuple[Asked, float]
+"""An answered or failed task of a stream, and the seconds of the tokenizer for its part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +141,11 @@ class TaskPrediction:
     """What each text says about the request's conditions."""
     predicted: tuple[PredictedValue, ...] | None = None
     """What a sequence classification predicts for each input; None for other heads."""
-    extents: tuple[Extent, ...]
+    extents: Sequence[Extent]
     """Numbers of read and unread tokens of each input."""
+
+
+TaskAnswer = TaskPrediction | TaskFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +157,7 @@ class StageTimes:
     compute_s: float = 0.0
     batch_rows: int = 0
 
-    def with_rows(self, rows: Iterable[RowAnswer | NunatakError]) -> "StageTimes":
+    def with_rows(self, rows: Iterable[RowOutcome]) -> "StageTimes":
         """Return the timings with more rows; failed rows have no times."""
         answers = [row for row in rows if isinstance(row, RowAnswer)]
         if not answers:
@@ -189,7 +174,7 @@ class StageTimes:
 class StreamedResult:
     """One task's answer or failure, with its timings."""
 
-    result: TaskPrediction | TaskFailure
+    result: TaskAnswer
     timings: StageTimes
     refusal: NunatakError | None = None
     """The failure of the whole request, if no task has an answer."""
@@ -199,7 +184,7 @@ class StreamedResult:
 class Predictions:
     """The answers, in the order of the request's references."""
 
-    results: tuple[TaskPrediction | TaskFailure, ...]
+    results: tuple[TaskAnswer, ...]
     timings: StageTimes
 
 
@@ -214,14 +199,13 @@ class Embeddings:
     timings: StageTimes
 
 
-def result_of(request: PredictionRequest, outcome: TaskOutcome) -> TaskPrediction | TaskFailure:
+def result_of(request: PredictionRequest, asked: Asked) -> TaskAnswer:
     """Return one task's answer about all inputs of a request, or its first failure."""
-    asked = outcome.asked
     if isinstance(asked, TaskFailure):
         return asked
     manifest = asked.manifest
     logits = list[list[float]]()
-    for row in outcome.rows:
+    for row in asked.outcomes:
         if not isinstance(row, RowAnswer):
             return TaskFailure(reference=asked.reference, error=row, task=manifest.task)
         logits.append(row.logits)
@@ -247,48 +231,43 @@ def result_of(request: PredictionRequest, outcome: TaskOutcome) -> TaskPredictio
     )
 
 
-def late_result(outcome: TaskOutcome) -> TaskFailure:
+def late_result(asked: Asked) -> TaskFailure:
     """Return the failure of a task whose answer is not made before the deadline."""
-    asked = outcome.asked
     if isinstance(asked, TaskFailure):
         return asked
     error = DeadlineExceededError()
     return TaskFailure(reference=asked.reference, error=error, task=asked.manifest.task)
 
 
-def lateness_of(outcomes: Sequence[TaskOutcome]) -> DeadlineExceededError | None:
+def lateness_of(answered: Sequence[Asked]) -> DeadlineExceededError | None:
     """Return the failure of a late request; None if the request is not late.
 
     A request is late if no task can answer before the deadline, or if all rows of all asked tasks
     were late.
     """
-    if any(isinstance(row, RowAnswer) for it in outcomes for row in it.rows):
+    asked = [it for it in answered if isinstance(it, AskedTask)]
+    if any(isinstance(row, RowAnswer) for it in asked for row in it.outcomes):
         return None
-    unasked = [it.asked.error for it in outcomes if isinstance(it.asked, TaskFailure)]
+    unasked = [it.error for it in answered if isinstance(it, TaskFailure)]
     too_short = [error for error in unasked if isinstance(error, DeadlineTooShortError)]
-    if len(too_short) == len(outcomes):
+    if len(too_short) == len(answered):
         return too_short[0] if too_short else None
-    asked = [it.rows for it in outcomes if isinstance(it.asked, AskedTask)]
-    late = (isinstance(row, DeadlineExceededError) for rows in asked for row in rows)
+    late = (isinstance(row, DeadlineExceededError) for it in asked for row in it.outcomes)
     return DeadlineExceededError() if asked and all(late) else None
 
 
-def version_record(asked: AskedTask, rows: RowOutcomes) -> VersionWork:
+def version_record(asked: AskedTask) -> VersionWork:
     """Return the work of a version, for observers of predictions."""
-    failed = next((row for row in rows if not isinstance(row, RowAnswer)), None)
-    computed = (row for row in rows if isinstance(row, RowAnswer))
+    answers = [row for row in asked.outcomes if isinstance(row, RowAnswer)]
+    failed = next((row for row in asked.outcomes if not isinstance(row, RowAnswer)), None)
     return VersionWork(
         task=asked.manifest.task,
         version=asked.manifest.version,
         outcome=OK if failed is None else failed.code,
         num_rows=len(asked.rows),
         num_tokens=sum(row.trunk_tokens + row.branch_tokens for row in asked.rows),
-        slowest=max(computed, key=_total_s, default=None),
+        slowest=max(answers, key=lambda it: it.queue_s + it.compute_s, default=None),
     )
-
-
-def _total_s(answer: RowAnswer) -> float:
-    return answer.queue_s + answer.compute_s
 
 
 def normalised(vector: Sequence[float]) -> list[float]:

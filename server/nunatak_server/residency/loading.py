@@ -1,11 +1,13 @@
 """Loading one version from the store to the device, and pinning versions at the start.
 
 `VersionLoader` runs on the load threads. `pin_at_start` loads the versions that the setting `pins`
-names before the server is ready.
+names before the server is ready. `LoadThrottle` keeps a load from slowing batches on the same
+cores.
 """
 
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
@@ -15,8 +17,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import SideStream, TrunkCache, compute_without_helpers
 from nunatak_registry import Traffic
-from nunatak_server.backbones import Backbones
-from nunatak_server.residency.loads import LoadThrottle
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.residency.memory import HostTier
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,47 @@ PROBE_TRUNK_BYTES = 8 * 1024**2
 """Budget of the cache: the probes of some hundred task versions, with a few short texts each."""
 MAX_VALIDATED = 65_536
 """Most remembered validated versions, of about 200 bytes each. A full set is cleared."""
+
+
+REST = 2.0
+"""Seconds of rest for each second of work."""
+MAX_REST_S = 0.02
+"""Longest rest. Most batches end within this time."""
+
+
+class LoadThrottle:
+    """Makes load threads rest between pieces of work while batches run on the same cores.
+
+    A batch on a CPU uses all cores. If a load takes one core, the whole batch waits for that core.
+    A load therefore works in pieces, and calls the throttle after each piece.
+
+    A lower thread priority is no alternative: a thread that holds the interpreter lock and gets no
+    core would block the server for as long as other programs use the machine.
+    """
+
+    def __init__(
+        self,
+        is_wanted: Callable[[], bool],
+        *,
+        rest: Callable[[float], object] = time.sleep,
+        worked: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """Take functions that run on the load threads."""
+        self._is_wanted = is_wanted
+        self._rest = rest
+        self._worked = worked
+        self._threads = threading.local()
+
+    def begin(self) -> None:
+        """Begin a load: earlier work of the thread needs no rest."""
+        self._threads.worked = self._worked()
+
+    def __call__(self) -> None:
+        """Rest for `REST` times the last piece of work, `MAX_REST_S` at most, if rest is wanted."""
+        begun: float | None = getattr(self._threads, "worked", None)
+        if begun is not None and self._is_wanted():
+            self._rest(min(MAX_REST_S, REST * (self._worked() - begun)))
+        self.begin()
 
 
 class VersionLoader:

@@ -88,7 +88,6 @@ def free_memory(device: torch.device) -> int:
 
 
 def _cgroup_bytes(name: str) -> int | None:
-    """Return a number of the process's control group; None if there is no such number."""
     try:
         text = (CGROUP / name).read_text(encoding="ascii").strip()
     except OSError:
@@ -114,15 +113,11 @@ class HostTier:
         self._lock = threading.Lock()
         self._blobs = LRUCache[str, bytes](budget_bytes, len)
         # Reads run outside the lock, so that other threads can read other versions.
-        self._read = cached(self._blobs, key=_digest, lock=self._lock, info=True)(read)
-
-    def read(self, manifest: TaskManifest) -> bytes:
-        """Return the stored parameters of a version."""
-        return self._read(manifest)
+        self.read = cached(self._blobs, key=_digest, lock=self._lock, info=True)(read)
+        """Returns the stored parameters of a version."""
 
     def stats(self) -> HostStats:
-        """Return the present content, and counts of the reads."""
-        reads = self._read.cache_info()
+        reads = self.read.cache_info()
         with self._lock:
             return HostStats(
                 budget_bytes=int(self._blobs.maxsize),

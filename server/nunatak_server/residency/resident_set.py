@@ -59,17 +59,13 @@ class UseHistory:
         self._now += 1
         self._counts[key] = (self.count(key) + 1, self._now)
         if len(self._counts) > self._max_versions:
-            self._forget_half()
+            kept = sorted(self._counts, key=self.count, reverse=True)[: self._max_versions // 2]
+            self._counts = {it: self._counts[it] for it in kept}
 
     def count(self, key: VersionKey) -> float:
-        """Return the decayed number of uses of a version; 0 for an unknown version."""
         count, at = self._counts.get(key, (0.0, self._now))
         half_life = max(MIN_HALF_LIFE, USES_PER_HALF_LIFE * len(self._counts))
         return count * 0.5 ** ((self._now - at) / half_life)
-
-    def _forget_half(self) -> None:
-        kept = sorted(self._counts, key=self.count, reverse=True)[: self._max_versions // 2]
-        self._counts = {key: self._counts[key] for key in kept}
 
 
 MIN_LOAD_S = 0.001
@@ -85,7 +81,6 @@ class ResidentStats:
     pinned_bytes: int
     loading_bytes: int
     num_resident: int
-    num_pinned: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,14 +116,12 @@ class ResidentSet:
             pinned_bytes=sum(task.num_bytes for task in pinned),
             loading_bytes=sum(self._claims.values()),
             num_resident=len(self._entries),
-            num_pinned=len(pinned),
         )
 
     def task_bytes(self) -> Mapping[str, int]:
         return dict(self._task_bytes)
 
     def resident(self) -> tuple[LoadedTask, ...]:
-        """Return the versions in memory, ordered by task and version."""
         return tuple(self._entries[key].task for key in sorted(self._entries))
 
     def get(self, key: VersionKey) -> LoadedTask | None:
@@ -143,7 +136,6 @@ class ResidentSet:
         self._history.record(key)
 
     def lease(self, key: VersionKey) -> LoadedTask | None:
-        """Lease a version until `release`; return None if the version is not in memory."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -172,11 +164,7 @@ class ResidentSet:
         return (key,)
 
     def check_fits(self, key: VersionKey, num_bytes: int) -> None:
-        """Return if a version would fit once all leases have ended.
-
-        Raises:
-            TaskDoesNotFitError: the pinned versions leave too few bytes.
-        """
+        """Return if a version would fit once all leases have ended."""
         pinned = sum(
             entry.task.num_bytes
             for other, entry in self._entries.items()
@@ -200,7 +188,6 @@ class ResidentSet:
         return True
 
     def abandon(self, key: VersionKey) -> None:
-        """Give back the claim of a load that failed."""
         del self._claims[key]
 
     def add(self, task: LoadedTask, *, load_s: float) -> tuple[VersionKey, ...]:
@@ -216,25 +203,18 @@ class ResidentSet:
         return self._shrink()
 
     def pin(self, key: VersionKey) -> None:
-        """Keep a version in memory until `unpin`."""
         self._entries[key].is_pinned = True
 
     def unpin(
         self, task: str, version: int | None
     ) -> tuple[tuple[int, ...], tuple[VersionKey, ...]]:
-        """Unpin one version of a task, or all; return the unpinned and the evicted versions."""
         keys = [key for key in self._matching(task, version) if self._entries[key].is_pinned]
         for key in keys:
             self._entries[key].is_pinned = False
         return versions_of(keys), self._shrink()
 
     def evict(self, task: str, version: int | None) -> tuple[VersionKey, ...]:
-        """Evict one version of a task, or all, and return them; all or nothing.
-
-        Raises:
-            NunatakError: `task_in_use`, a version is leased.
-            NunatakError: `task_pinned`, a version is pinned.
-        """
+        """Evict one version of a task, or all, and return them; all or nothing."""
         keys = self._matching(task, version)
         for key in keys:
             entry = self._entries[key]
@@ -249,7 +229,6 @@ class ResidentSet:
         return tuple(keys)
 
     def evict_free(self) -> tuple[VersionKey, ...]:
-        """Evict all versions that are neither leased nor pinned, and return them."""
         keys = tuple(key for key, entry in self._entries.items() if entry.may_go)
         for key in keys:
             self._drop(key)
@@ -287,5 +266,4 @@ class ResidentSet:
 
 
 def versions_of(keys: Iterable[VersionKey]) -> tuple[int, ...]:
-    """Return the distinct version numbers, ascending."""
     return tuple(sorted({key.version for key in keys}))

@@ -1,15 +1,18 @@
 """Comparison of a shadow with the answering version.
 
 `compare_outputs` compares two outputs for one input. `Reports` adds the comparisons up for each
-pair of versions, on this server since its start.
+pair of versions, on this server since its start. `RolloutMetrics` counts them, and the answers of
+canaries. Its labels are task names of the registry, bounded in number.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from cachetools import LRUCache
+from prometheus_client import Counter, Histogram
+from prometheus_client.registry import Collector
 
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.heads import HeadRecord
@@ -17,6 +20,7 @@ from nunatak_contract.manifest import TaskManifest
 from nunatak_server.outputs.entities import EntityOptions, TokenEntity
 from nunatak_server.outputs.outputs import Output, PredictionOptions
 from nunatak_server.residency.resident_set import VersionKey, key_of
+from nunatak_server.telemetry.metrics import LabelValues
 
 FULL_OPTIONS: Final = PredictionOptions(entities=EntityOptions(ignored_labels=frozenset()))
 """All that a head can output: a score for each label, a label for each token."""
@@ -56,9 +60,14 @@ def compare_outputs(
         case HeadKind.TOKEN_CLASSIFICATION:
             return _compare_tokens(_tokens(output), _tokens(shadow))
         case HeadKind.QUESTION_ANSWERING:
-            return _compare_spans(_spans(output), _spans(shadow))
+            spans, others = _spans(output), _spans(shadow)
+            best, other = _first(spans), _first(others)
+            drifts = () if best is None or other is None else (abs(spans[best] - others[other]),)
+            return Comparison(agreement=float(best == other), drifts=drifts)
         case HeadKind.RANKING:
-            return _compare_rankings(_documents(output), _documents(shadow))
+            scores, others = _documents(output), _documents(shadow)
+            is_equal = _first(scores) == _first(others)
+            return Comparison(agreement=float(is_equal), drifts=_drifts(scores, others))
 
 
 def _compare_labels(
@@ -91,17 +100,6 @@ def _compare_tokens(
         agreement=num_equal / num_tokens if num_tokens else 1.0,
         drifts=tuple(abs(tokens[place]["score"] - shadow[place]["score"]) for place in shared),
     )
-
-
-def _compare_spans(spans: Mapping[Place, float], shadow: Mapping[Place, float]) -> Comparison:
-    own, other = _first(spans), _first(shadow)
-    drifts = () if own is None or other is None else (abs(spans[own] - shadow[other]),)
-    return Comparison(agreement=float(own == other), drifts=drifts)
-
-
-def _compare_rankings(scores: Mapping[int, float], shadow: Mapping[int, float]) -> Comparison:
-    is_equal = _first(scores) == _first(shadow)
-    return Comparison(agreement=float(is_equal), drifts=_drifts(scores, shadow))
 
 
 def _labels(output: Output) -> dict[str, float]:
@@ -144,48 +142,33 @@ Pair = tuple[VersionKey, VersionKey]
 """The version that answered, and the shadow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShadowComparison:
-    """The comparison of one shadow with one version. Counts are inputs."""
-
-    compared: int = 0
-    agreement: float | None = None
-    """The mean over the compared inputs."""
-    errors: int = 0
-    dropped: int = 0
-    mean_drift: float | None = None
-    """The mean over all scores of the compared inputs."""
-    max_drift: float | None = None
-    drift_counts: tuple[int, ...] = (0,) * (len(DRIFT_BOUNDS) + 1)
-    """Number of inputs by the largest drift of their scores: one count for each bound, one
-    above."""
-
-
 @dataclass(slots=True, kw_only=True)
-class _Tally:
+class ShadowComparison:
+    """The comparison of one shadow with one version so far. Counts are inputs."""
+
     compared: int = 0
     agreed: float = 0.0
+    """The sum of the agreements of the compared inputs."""
     errors: int = 0
     dropped: int = 0
     num_scores: int = 0
+    """The scores of the compared inputs."""
     drift_sum: float = 0.0
-    max_drift: float = 0.0
+    max_drift: float | None = None
     drift_counts: list[int] = field(default_factory=lambda: [0] * (len(DRIFT_BOUNDS) + 1))
+    """Number of inputs by the largest drift of their scores: one count for each bound, one
+    above."""
 
-    def report(self) -> ShadowComparison:
-        return ShadowComparison(
-            compared=self.compared,
-            agreement=self.agreed / self.compared if self.compared else None,
-            errors=self.errors,
-            dropped=self.dropped,
-            mean_drift=self.drift_sum / self.num_scores if self.num_scores else None,
-            max_drift=self.max_drift if self.num_scores else None,
-            drift_counts=tuple(self.drift_counts),
-        )
+    @property
+    def agreement(self) -> float | None:
+        return self.agreed / self.compared if self.compared else None
+
+    @property
+    def mean_drift(self) -> float | None:
+        return self.drift_sum / self.num_scores if self.num_scores else None
 
 
 def pair_of(answered: TaskManifest, shadow: TaskManifest) -> Pair:
-    """Return the key of the report of two versions."""
     return key_of(answered), key_of(shadow)
 
 
@@ -193,29 +176,78 @@ class Reports:
     """Adds up comparisons by pair; only the event loop thread may use it."""
 
     def __init__(self) -> None:
-        self._tallies = LRUCache[Pair, _Tally](MAX_PAIRS)
+        self._reports = LRUCache[Pair, ShadowComparison](MAX_PAIRS)
 
     def report(self, pair: Pair) -> ShadowComparison:
         """Return the report of a pair; an empty report before the first comparison."""
-        tally = self._tallies.get(pair)
-        return ShadowComparison() if tally is None else tally.report()
+        return self._reports.get(pair) or ShadowComparison()
 
     def add_comparisons(self, pair: Pair, comparisons: Iterable[Comparison]) -> None:
-        """Add comparisons of inputs that both versions answered."""
-        tally = self._tally(pair)
+        report = self._report(pair)
         for comparison in comparisons:
-            tally.compared += 1
-            tally.agreed += comparison.agreement
-            tally.num_scores += len(comparison.drifts)
-            tally.drift_sum += sum(comparison.drifts)
-            tally.max_drift = max(tally.max_drift, comparison.max_drift)
-            tally.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
+            report.compared += 1
+            report.agreed += comparison.agreement
+            report.num_scores += len(comparison.drifts)
+            report.drift_sum += sum(comparison.drifts)
+            if comparison.drifts:
+                report.max_drift = max(report.max_drift or 0.0, comparison.max_drift)
+            report.drift_counts[bisect_left(DRIFT_BOUNDS, comparison.max_drift)] += 1
 
     def add_errors(self, pair: Pair, num_inputs: int) -> None:
-        self._tally(pair).errors += num_inputs
+        self._report(pair).errors += num_inputs
 
     def add_dropped(self, pair: Pair, num_inputs: int) -> None:
-        self._tally(pair).dropped += num_inputs
+        self._report(pair).dropped += num_inputs
 
-    def _tally(self, pair: Pair) -> _Tally:
-        return self._tallies.setdefault(pair, _Tally())
+    def _report(self, pair: Pair) -> ShadowComparison:
+        return self._reports.setdefault(pair, ShadowComparison())
+
+
+AGREED: Final = "agreed"
+DIFFERED: Final = "differed"
+ERROR: Final = "error"
+DROPPED: Final = "dropped"
+
+
+class RolloutMetrics:
+    """Counts answers of aliases with a canary, and shadow inputs; any thread may call it."""
+
+    def __init__(self) -> None:
+        self._tasks = LabelValues()
+        self._split = Counter(
+            "nunatak_split_requests",
+            "Answers of tasks whose alias has a canary, by the version that answered",
+            ["task", "arm", "outcome"],
+            registry=None,
+        )
+        self._shadow = Counter(
+            "nunatak_shadow_inputs",
+            "Inputs of a shadow, by outcome",
+            ["task", "outcome"],
+            registry=None,
+        )
+        self._drift = Histogram(
+            "nunatak_shadow_score_drift",
+            "Largest absolute difference of the scores of a shadow, by input",
+            ["task"],
+            buckets=DRIFT_BOUNDS,
+            registry=None,
+        )
+
+    def collectors(self) -> Iterator[Collector]:
+        yield from (self._split, self._shadow, self._drift)
+
+    def observe_answer(self, task: str, arm: str, outcome: str) -> None:
+        self._split.labels(self._tasks.of(task), arm, outcome).inc()
+
+    def observe_comparison(self, task: str, comparison: Comparison) -> None:
+        outcome = AGREED if comparison.agreement == 1.0 else DIFFERED
+        label = self._tasks.of(task)
+        self._shadow.labels(label, outcome).inc()
+        self._drift.labels(label).observe(comparison.max_drift)
+
+    def observe_errors(self, task: str, num_inputs: int) -> None:
+        self._shadow.labels(self._tasks.of(task), ERROR).inc(num_inputs)
+
+    def observe_dropped(self, task: str, num_inputs: int) -> None:
+        self._shadow.labels(self._tasks.of(task), DROPPED).inc(num_inputs)

@@ -81,7 +81,6 @@ class Backlog:
 
 
 def holders(caller: str, tasks: Collection[str]) -> list[Holder]:
-    """Return the holders of a request: its caller, and each task of the caller."""
     return [(caller,), *[(caller, task) for task in tasks]]
 
 
@@ -159,23 +158,15 @@ class Permit:
         self._admission.give_back_place(self._caller, self._tasks)
 
     def wait_s(self, task: str) -> float:
-        """Return the least wait of new rows for a task in seconds, like `Admission.wait_s`."""
         return self._admission.wait_s(self._caller, self._priority, task)
 
     def take_tokens(self, tokens: Mapping[str, float]) -> None:
-        """Count more tokens of the request's rows, by task.
-
-        Raises:
-            OverloadedError: the queue has no space for the tokens of the request.
-            OverloadedError: the share of the caller, or of its task, has no space for them.
-            NunatakError: `request_too_large`, even an empty queue has no space for them.
-        """
+        """Count more tokens of the request's rows, by task."""
         self._admission.take_tokens(self._caller, self._priority, tokens, held=self.tokens)
         for task, count in tokens.items():
             self.tokens[task] = self.tokens.get(task, 0.0) + count
 
     def give_back_tokens(self, tokens: Mapping[str, float]) -> None:
-        """Take back a count of tokens, of rows that are not asked after all."""
         self._admission.give_back_tokens(self._caller, self._priority, tokens)
         for task, count in tokens.items():
             self.tokens[task] -= count
@@ -196,17 +187,10 @@ class HeldBytes:
         self._admission.give_back_bytes(self._caller, self.num_bytes)
 
     def moved(self) -> "HeldBytes":
-        """Move the bytes to a new holder, and return the new holder."""
         num_bytes, self.num_bytes = self.num_bytes, 0
         return HeldBytes(self._admission, caller=self._caller, num_bytes=num_bytes)
 
     def take(self, num_bytes: int) -> None:
-        """Count received bytes.
-
-        Raises:
-            OverloadedError: other bodies leave no space for them.
-            OverloadedError: other bodies of the caller leave no space for them in its share.
-        """
         self._admission.take_bytes(self._caller, num_bytes, held=self.num_bytes)
         self.num_bytes += num_bytes
 
@@ -245,7 +229,6 @@ class Admission:
 
     @property
     def num_tokens(self) -> float:
-        """Tokens of the rows of all requests without an answer, through all layers."""
         return self._backlog.num_tokens
 
     def admit(
@@ -255,7 +238,6 @@ class Admission:
         *,
         tasks: Collection[str] = (),
     ) -> Permit:
-        """Return the permit of one request. Its `with` block raises the errors of `take_place`."""
         return Permit(self, caller=caller, priority=priority, tasks=frozenset(tasks))
 
     def has_plenty(self, num_bytes: int) -> bool:
@@ -268,10 +250,6 @@ class Admission:
         """Refuse a request before its body of `num_bytes` is received; count nothing.
 
         The tokens are not known before the body, so a request that passes may still be refused.
-
-        Raises:
-            OverloadedError: all places, or all bytes, are taken.
-            OverloadedError: the share of the caller, or of its task, is taken.
         """
         self._check_place(caller, frozenset(tasks))
         self._check_bytes(caller, num_bytes)
@@ -281,12 +259,6 @@ class Admission:
         return HeldBytes(self, caller=caller)
 
     def take_place(self, caller: str, tasks: frozenset[str]) -> None:
-        """Count a request.
-
-        Raises:
-            OverloadedError: all places are taken.
-            OverloadedError: the share of the caller, or of its task, is taken.
-        """
         self._check_place(caller, tasks)
         self._backlog.add_request(caller, tasks)
 
@@ -294,12 +266,6 @@ class Admission:
         self._backlog.remove_request(caller, tasks)
 
     def take_bytes(self, caller: str, num_bytes: int, *, held: int) -> None:
-        """Count more bytes of a body that already has `held` bytes.
-
-        Raises:
-            OverloadedError: other bodies leave no space for them.
-            OverloadedError: other bodies of the caller leave no space for them in its share.
-        """
         self._check_bytes(caller, held + num_bytes, held=held)
         self.num_bytes += num_bytes
         self._bytes[caller] = self._bytes.get(caller, 0) + num_bytes
@@ -322,12 +288,6 @@ class Admission:
 
         A request that is alone in the queue is never asked to retry, because a retry would find no
         more space.
-
-        Raises:
-            OverloadedError: the queue has no space for the tokens of the request.
-            OverloadedError: the share of the caller, or of its task, has no space for them.
-            NunatakError: `request_too_large`, they are more than the caller, or its task, can ever
-                hold. They would leave no space for other requests.
         """
         backlog, own = self._backlog, sum(held.values())
         wanted = own + sum(tokens.values())
@@ -368,11 +328,9 @@ class Admission:
         return max(0.0, ahead - time_model.largest_tokens) / time_model.tokens_per_s
 
     def retry_after_s(self) -> int:
-        """Return the seconds after which the queue will be about empty, as a whole number."""
         return min(MAX_RETRY_S, max(MIN_RETRY_S, ceil(self.drain_s() * self._draw(*JITTER))))
 
     def drain_s(self) -> float:
-        """Return the seconds of work in the queue, by the speed of recent batches; 0 before any."""
         tokens_per_s = self._time_model().tokens_per_s
         return self._backlog.num_tokens / tokens_per_s if tokens_per_s else 0.0
 
@@ -398,7 +356,6 @@ class Admission:
         return total + wanted <= min(limit, self._smallest_share * (limit - total))
 
     def _check_size(self, holder: str, share: float | None, wanted: float) -> None:
-        """Refuse a request that is larger than the share of one holder of an empty queue."""
         most = self._max_tokens if share is None else self._max_tokens * share / (1 + share)
         if wanted > most:
             raise NunatakError("request_too_large", num_tokens=wanted, limit=most, holder=holder)

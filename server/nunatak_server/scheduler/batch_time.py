@@ -48,7 +48,6 @@ class LinearFit:
     per_token_s: float
 
     def seconds(self, work: float) -> float:
-        """Return the time of a batch of `work` tokens through all layers."""
         return self.fixed_s + self.per_token_s * work
 
 
@@ -74,7 +73,6 @@ class BatchTimeModel:
 
     @property
     def most_tokens(self) -> float:
-        """The largest size that a next batch may have."""
         return (1 + SIZE_VARIATION) * self.efficient_tokens
 
     @property

@@ -24,7 +24,6 @@ Flow = tuple[str, Priority, str]
 Rank = tuple[str, Priority]
 """Caller and priority."""
 QueueKey = TypeVar("QueueKey", bound=Hashable)
-TimeKey = TypeVar("TimeKey", str, Flow)
 
 MAX_PAST_DEADLINES: Final = 64
 """Deadlines without rows that a heap may hold beside one for each deadline with rows."""
@@ -38,7 +37,6 @@ class Queues(Generic[RowT]):
     """Waiting rows in the order of arrival: all rows, and those of each flow, text and deadline."""
 
     def __init__(self, rows: Iterable[RowT] = ()) -> None:
-        """Begin with these rows, oldest first."""
         self._arrivals = count()
         self._number_of: dict[int, int] = {}
         """The arrival number of a row, by the `id` of the row."""
@@ -60,12 +58,10 @@ class Queues(Generic[RowT]):
         return id(row) in self._number_of
 
     def __iter__(self) -> Iterator[RowT]:
-        """Return the rows, oldest first."""
         return iter(self._rows.values())
 
     @property
     def flows(self) -> KeysView[Flow]:
-        """The flows with waiting rows, in no order."""
         return self._flows.keys()
 
     def add(self, rows: Iterable[RowT]) -> None:
@@ -85,7 +81,6 @@ class Queues(Generic[RowT]):
             self._next_deadlines = sorted(self._deadlines)
 
     def remove_expired(self, *, now: float) -> list[RowT]:
-        """Remove and return the rows whose deadline has come, earliest deadline first."""
         expired, heap = list[RowT](), self._next_deadlines
         while heap and (heap[0] <= now or heap[0] not in self._deadlines):
             # The heap may hold a deadline twice.
@@ -95,7 +90,6 @@ class Queues(Generic[RowT]):
         return expired
 
     def remove(self, rows: Iterable[RowT]) -> None:
-        """Remove rows; each of the rows must be queued."""
         for row in rows:
             number = self._number_of.pop(id(row))
             del self._rows[number]
@@ -107,7 +101,6 @@ class Queues(Generic[RowT]):
                 self._cut.discard(flow)
 
     def take(self, rows: Collection[RowT]) -> None:
-        """Remove the rows of a batch; each of the rows must be queued."""
         self.remove(rows)
         self._cut.update(self._flows.keys() & set(map(flow_of, rows)))
 
@@ -116,11 +109,9 @@ class Queues(Generic[RowT]):
         return flow not in self._cut
 
     def of_flow(self, flow: Flow) -> Collection[RowT]:
-        """Return the rows of a flow, oldest first."""
         return self._flows[flow].values()
 
     def of_text(self, group: Hashable) -> Collection[RowT]:
-        """Return the rows of one request that read the same text, oldest first."""
         return self._texts[group].values()
 
     def age_rank(self, flow: Flow) -> int:
@@ -166,13 +157,7 @@ class FairQueue(Generic[RowT]):
     def __init__(
         self, queues: Queues[RowT], *, virtual_times: VirtualTimes, weights: Mapping[str, float]
     ) -> None:
-        """Order the rows of `queues`, which stay there.
-
-        Args:
-            queues: the waiting rows.
-            virtual_times: as the batch before has left them.
-            weights: shares of callers relative to each other; 1 for a caller without an entry.
-        """
+        """Order the rows of `queues`, which stay there."""
         self._caller_times = defaultdict[str, float](float, virtual_times.callers)
         self._flow_times = defaultdict[Flow, float](float, virtual_times.flows)
         self._weights = weights
@@ -223,7 +208,6 @@ class FairQueue(Generic[RowT]):
         self._ended.add(flow_of(row))
 
     def charge(self, row: RowT, cost: float) -> None:
-        """Add the cost of a row, in tokens, to the virtual times of its caller and its flow."""
         cost, flow = max(cost, MIN_COST), flow_of(row)
         self._caller_times[row.caller] += cost / self._weights.get(row.caller, 1.0)
         self._flow_times[flow] += cost
@@ -243,7 +227,9 @@ class FairQueue(Generic[RowT]):
             callers.add(flow[0])
         level = min((self._caller_times[caller] for caller in callers), default=None)
         return VirtualTimes(
-            callers={} if level is None else _above(self._caller_times, level),
+            callers={}
+            if level is None
+            else {it: time - level for it, time in self._caller_times.items() if time > level},
             flows={
                 flow: time - levels[flow[:2]]
                 for flow, time in self._flow_times.items()
@@ -268,7 +254,3 @@ class FairQueue(Generic[RowT]):
         if flow not in self._rows:
             self._rows[flow] = iter(self._queues.of_flow(flow))
         return next((row for row in self._rows[flow] if id(row) not in taken), None)
-
-
-def _above(times: Mapping[TimeKey, float], level: float) -> dict[TimeKey, float]:
-    return {key: time - level for key, time in times.items() if time > level}

@@ -269,7 +269,6 @@ class Draft(Generic[RowT]):
 
     @property
     def is_full(self) -> bool:
-        """Whether no further row fits."""
         limits = self.limits
         return (
             self.has_no_place
@@ -308,7 +307,6 @@ class Draft(Generic[RowT]):
         return cost
 
     def _work_of(self, tokens: float) -> float:
-        """Return the work of tokens through all layers of the batch's backbone."""
         return tokens * self.rows[0].token_cost if self.rows else inf
 
     def _cost(self, row: RowT, *, is_held: bool) -> Cost:

@@ -26,7 +26,6 @@ class Priority(StrEnum):
 
     @property
     def rank(self) -> int:
-        """The rank of the priority; rank 0 goes first."""
         return _RANKS[self]
 
 
@@ -60,10 +59,6 @@ def backbone_answer(outcome: RowOutcome) -> RowAnswer:
     """Return the answer of a row of the backbone itself, or raise its failure.
 
     The error names the backbone, because no task version can be rolled back.
-
-    Raises:
-        NunatakError: `backbone_unhealthy`, the forward pass of the row fails, or its outputs are
-            not finite.
     """
     match outcome:
         case RowAnswer():
@@ -207,7 +202,6 @@ def pending_row(  # noqa: PLR0913 - the fields of a row, by name
     load_s: float = 0.0,
     is_shadow: bool = False,
 ) -> PendingRow:
-    """Return a row for the engine, with its own future."""
     return PendingRow(
         encoding=spec.encoding,
         group=spec.group,

@@ -94,7 +94,6 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Write to `stream`, or to the standard error without one."""
         super().__init__(stream)
         self._events = deque[logging.LogRecord]()
         self._writing = threading.RLock()
@@ -114,7 +113,6 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
             self._has_events.set()
 
     def flush(self) -> None:
-        """Write the lines of all kept events."""
         with self._writing:
             # Events are taken one by one, because other threads add events meanwhile.
             events = [self._events.popleft() for _ in range(len(self._events))]
@@ -126,7 +124,6 @@ class JoiningHandler(logging.StreamHandler[TextIO]):
                     self.stream.flush()
 
     def close(self) -> None:
-        """Write the lines of all kept events, and end the writing thread."""
         self._is_closed = True
         self._has_events.set()
         self.flush()
@@ -202,11 +199,9 @@ class LoggedText(io.TextIOBase):
         """By thread, the text of a line that has not ended."""
 
     def writable(self) -> bool:
-        """Return True: the stream accepts text."""
         return True
 
     def write(self, text: str, /) -> int:
-        """Log each line that ends."""
         *lines, rest = (getattr(self._begun, "text", "") + text).split("\n")
         self._begun.text = rest
         # A handler that fails writes its error here. The error must not reach the handler again.
@@ -229,7 +224,6 @@ def ready_line(address: str, log_format: LogFormat) -> str:
 
 
 def print_address(address: str, *, log_format: LogFormat) -> None:
-    """Print the line that says where the server is ready."""
     # With JSON, `sys.stdout` writes to the log.
     if (output := sys.__stdout__) is not None:
         output.write(ready_line(address, log_format))

@@ -11,7 +11,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import psutil
 import torch
@@ -21,7 +20,7 @@ from prometheus_client.registry import Collector
 from nunatak_artifact import LoadedTask
 from nunatak_contract.memory import ProcessMemory
 from nunatak_model import Backbone, BackboneConfig, Branch, encoder_parameters, model_size
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.residency.memory import HostStats
 from nunatak_server.residency.resident_set import ResidentStats
 
@@ -76,7 +75,6 @@ def saved_by_formula(*groups: tuple[BackboneConfig, Sequence[Branch]]) -> float:
 
 
 def _used_and_full(config: BackboneConfig, branches: Sequence[Branch]) -> tuple[float, float]:
-    """Return the parameters that branches of one backbone use, and those of full models."""
     heads = sum(branch.head_parameters for branch in branches)
     full = len(branches) * encoder_parameters(config) + heads
     own = heads + sum(branch.branch_parameters for branch in branches)
@@ -109,21 +107,13 @@ def measure_process() -> ProcessMemory:
         full = process.memory_info()
     return ProcessMemory(
         rss_bytes=full.rss,
-        peak_rss_bytes=_peak_rss(),
+        # Linux counts in KiB. Other systems use another unit, or have no such number.
+        peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if sys.platform == "linux"
+        else None,
         pss_bytes=getattr(full, "pss", None),
         uss_bytes=getattr(full, "uss", None),
     )
-
-
-def _peak_rss() -> int | None:
-    # Linux counts in KiB. Other systems use another unit, or have no such number.
-    if sys.platform != "linux":
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-DEVICE_TIER: Final = "device"
-HOST_TIER: Final = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,50 +154,59 @@ class StateCollector(Collector):
         self._task_label = task_label
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._process()
-        yield from self._tiers()
-        yield self._tasks()
-
-    def _process(self) -> Iterable[Metric]:
-        state = self._state
-        build = state.build
+        build, host = self._state.build, self._state.host
         names = ("version", "backbone", "device", "dtype")
         info = GaugeMetricFamily(
             "nunatak_build_info", "1, with labels about the server", labels=names
         )
         info.add_metric((build.version, build.backbone, build.device, build.dtype), 1)
         yield info
-        ready = "1 while /readyz answers 200"
-        yield GaugeMetricFamily("nunatak_ready", ready, value=float(state.is_ready))
-        reads = "1 while the registry can be read"
-        yield _gauge("registry_readable", reads, float(state.reads_registry))
-        held = "1 while the registry protects the versions in memory from deletion"
-        yield _gauge("versions_held", held, float(state.holds_versions))
-        waiting = "Requests that wait for a batch or for a load"
-        yield _gauge("waiting_requests", waiting, state.num_waiting)
-        running = "Requests with a row in a batch that runs"
-        yield _gauge("running_requests", running, state.num_running)
-        tokens = "Tokens of the rows of admitted requests, through all layers"
-        yield _gauge("admitted_tokens", tokens, state.num_admitted_tokens)
-        yield _gauge("held_body_bytes", "Bytes of admitted bodies", state.num_body_bytes)
-
-    def _tiers(self) -> Iterable[Metric]:
-        state, ledger = self._state, self._state.ledger
-        device, host = state.device, state.host
-        yield _gauge("backbone_bytes", "Bytes of the backbone", ledger.backbone_bytes)
-        yield _gauge("resident_bytes", "Bytes of backbone and task versions", ledger.shared_bytes)
-        dedicated = "Bytes that one full model for each task version in memory would take"
-        yield _gauge("dedicated_bytes", dedicated, ledger.dedicated_bytes)
-        yield _gauge("resident_tasks", "Task versions in memory", device.num_resident)
+        for name, text, value in self._gauges():
+            yield GaugeMetricFamily(f"nunatak_{name}", text, value=value)
+        device = self._state.device
         yield _tiers("tier_bytes", "Bytes by tier", device.resident_bytes, host.num_bytes)
         yield _tiers(
             "tier_budget_bytes", "Budget of a tier", device.budget_bytes, host.budget_bytes
         )
-        yield _gauge("pinned_bytes", "Bytes of pinned task versions", device.pinned_bytes)
-        yield _gauge("loading_bytes", "Bytes of loading versions", device.loading_bytes)
         hits, misses = "Loads that found their bytes in the host tier", "Loads that read the store"
         yield CounterMetricFamily("nunatak_host_tier_hits", hits, value=host.hits)
         yield CounterMetricFamily("nunatak_host_tier_misses", misses, value=host.misses)
+        yield self._tasks()
+
+    def _gauges(self) -> Iterable[tuple[str, str, float]]:
+        """Return the name, the text and the value of each gauge without labels."""
+        state, ledger, device = self._state, self._state.ledger, self._state.device
+        return (
+            ("ready", "1 while /readyz answers 200", state.is_ready),
+            ("registry_readable", "1 while the registry can be read", state.reads_registry),
+            (
+                "versions_held",
+                "1 while the registry protects the versions in memory from deletion",
+                state.holds_versions,
+            ),
+            (
+                "waiting_requests",
+                "Requests that wait for a batch or for a load",
+                state.num_waiting,
+            ),
+            ("running_requests", "Requests with a row in a batch that runs", state.num_running),
+            (
+                "admitted_tokens",
+                "Tokens of the rows of admitted requests, through all layers",
+                state.num_admitted_tokens,
+            ),
+            ("held_body_bytes", "Bytes of admitted bodies", state.num_body_bytes),
+            ("backbone_bytes", "Bytes of the backbone", ledger.backbone_bytes),
+            ("resident_bytes", "Bytes of backbone and task versions", ledger.shared_bytes),
+            (
+                "dedicated_bytes",
+                "Bytes that one full model for each task version in memory would take",
+                ledger.dedicated_bytes,
+            ),
+            ("resident_tasks", "Task versions in memory", device.num_resident),
+            ("pinned_bytes", "Bytes of pinned task versions", device.pinned_bytes),
+            ("loading_bytes", "Bytes of loading versions", device.loading_bytes),
+        )
 
     def _tasks(self) -> Metric:
         bytes_by_label = Counter[str]()
@@ -221,12 +220,8 @@ class StateCollector(Collector):
         return family
 
 
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"nunatak_{name}", documentation, value=value)
-
-
 def _tiers(name: str, documentation: str, device: int, host: int) -> Metric:
     family = GaugeMetricFamily(f"nunatak_{name}", documentation, labels=("tier",))
-    family.add_metric((DEVICE_TIER,), device)
-    family.add_metric((HOST_TIER,), host)
+    family.add_metric(("device",), device)
+    family.add_metric(("host",), host)
     return family

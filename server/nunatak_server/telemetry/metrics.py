@@ -113,14 +113,12 @@ class Metrics:
     def observe_caller(
         self, caller: str, *, status: int, predictions: Sequence[PredictionRecord]
     ) -> None:
-        """Count one answered request of a caller, and its work."""
         label = self._caller_labels.of(caller)
         self._count["caller_requests"](label, status).inc()
         num_tokens = sum(version.num_tokens for it in predictions for version in it.versions)
         self._count["caller_tokens"](label).inc(num_tokens)
 
     def observe_prediction(self, record: PredictionRecord) -> None:
-        """Count the work of each task version for one request."""
         for version in record.versions:
             if version.slowest is None:
                 continue
@@ -156,16 +154,13 @@ class Metrics:
         self._histograms["load_wait_seconds"].observe(seconds)
 
     def observe_long_input(self, task: str, on_long: OnLong) -> None:
-        """Count one input with more tokens than its task reads at once, by treatment."""
         self._count["long_inputs"](self._task_label(task), on_long.value).inc()
 
     def observe_evictions(self, tasks: Sequence[str]) -> None:
-        """Record evicted versions, each by its task."""
         for task in tasks:
             self._count["evictions"](self._task_label(task)).inc()
 
     def observe_alias_move(self, task: str) -> None:
-        """Record that a reference means another version than at its last look-up."""
         self._count["alias_moves"](self._task_label(task)).inc()
 
     def render(self, state: ServerState) -> bytes:

@@ -57,7 +57,6 @@ current_notes: ContextVar[RequestNotes | None] = ContextVar("nunatak_request_not
 
 
 def note_prediction(record: PredictionRecord) -> None:
-    """Add a record to the notes of the current request, if there is one."""
     notes = current_notes.get()
     if notes is not None:
         notes.predictions.append(record)

@@ -56,11 +56,9 @@ class OpenSpan:
 
     @property
     def trace_id(self) -> str:
-        """Return the 32 hexadecimal digits of the trace."""
         return trace.format_trace_id(self._span.get_span_context().trace_id)
 
     def end(self, *, route: str, status: int) -> None:
-        """Name the span after its route, and end it."""
         contexts.detach(self._token)
         self._span.set_attribute("http.route", route)
         self._span.set_attribute("http.response.status_code", status)
@@ -84,7 +82,9 @@ class SpanTracing:
 
     def begin(self, *, method: str, headers: Iterable[tuple[bytes, bytes]]) -> OpenSpan:
         """Open the span of a request, below the span of the caller if the headers name one."""
-        carrier = {name.decode(): value.decode("latin-1") for name, value in _trace_of(headers)}
+        carrier = {
+            name.decode(): value.decode("latin-1") for name, value in headers if name in PROPAGATED
+        }
         span = self._tracer.start_span(
             method,
             context=self._propagator.extract(carrier, context=Context()),
@@ -147,17 +147,9 @@ class SpanTracing:
         attributes: Attributes,
         context: Context | None = None,
     ) -> Span:
-        begin_ns = _epoch_ns(started_at)
+        begin_ns = time.time_ns() - time.monotonic_ns() + int(started_at * 1e9)
         span = self._tracer.start_span(
             name, context=context, start_time=begin_ns, attributes=attributes
         )
         span.end(end_time=begin_ns + int(seconds * 1e9))
         return span
-
-
-def _trace_of(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(name, value) for name, value in headers if name in PROPAGATED]
-
-
-def _epoch_ns(monotonic_s: float) -> int:
-    return time.time_ns() - time.monotonic_ns() + int(monotonic_s * 1e9)

@@ -37,9 +37,7 @@ class Tracing(Protocol):
         """Open the span of a request, below the span of the caller (W3C traceparent) if any."""
         ...
 
-    def observe_prediction(self, record: PredictionRecord) -> None:
-        """Make spans of the stages of the current request."""
-        ...
+    def observe_prediction(self, record: PredictionRecord) -> None: ...
 
     def observe_batch(self, report: BatchReport) -> None:
         """Make a span of a batch; called on the engine thread, before the rows are answered."""
@@ -51,11 +49,7 @@ class Tracing(Protocol):
 
 
 def find_tracing(environment: Mapping[str, str] = os.environ) -> Tracing | None:
-    """Return tracing to the collector that the environment names, or None without one.
-
-    Raises:
-        NunatakError: `invalid_settings`, a collector is named, but the libraries are not installed.
-    """
+    """Return tracing to the collector that the environment names, or None without one."""
     is_disabled = environment.get(DISABLED, "").strip().lower() == "true"
     if is_disabled or not any(environment.get(name) for name in ENDPOINTS):
         return None

@@ -51,3 +51,14 @@ def test_a_pinned_version_is_not_dropped_by_command(server: str) -> None:
 
     assert refused.exit_code != 0
     memory(server, "unpin", "tone")
+
+
+def test_the_formula_of_the_savings_stands_next_to_the_bytes_of_the_server(server: str) -> None:
+    memory(server, "preload", "tone")
+    command = ["savings", "--tasks", "2", "--server", server]
+
+    shown = CliRunner().invoke(app, command)
+    listed = CliRunner().invoke(app, [*command, "--json"])
+
+    assert "the server holds 1 task versions" in shown.output
+    assert json.loads(listed.output)["server"]["tasks"][0]["task"] == "tone"

@@ -19,8 +19,7 @@ from nunatak_contract.problems import REASONS
 from nunatak_contract.wire import TaskHistory
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.access.files import change_keys
-from nunatak_server.access.keys import Scope
+from nunatak_server.access.keys import Scope, change_keys
 from nunatak_server.app import create_app
 from nunatak_server.http.access import PREDICT, declared_access
 from nunatak_server.http.limits import StrictRoute

@@ -13,7 +13,7 @@ from doubles.serving import make_settings, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
 from nunatak_server.app import create_app
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.http.problems import ANSWERS
 
 APP, OTHER = "https://app.example", "https://other.example"

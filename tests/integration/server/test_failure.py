@@ -20,9 +20,9 @@ from nunatak_model.weights import LayerWeights
 from nunatak_registry import Registry
 from nunatak_server.access.authenticators import KeyAuthenticator
 from nunatak_server.app import create_app
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.serving import DrainingServer
+from nunatak_server.processes.serving import DrainingServer
 
 PREDICT = "/v1/tasks/tone/predict"
 

@@ -16,8 +16,7 @@ from nunatak_contract.enums import HeadKind, Reads
 from nunatak_loadtest.process import run_locust
 from nunatak_loadtest.report import LoadReport
 from nunatak_registry import Registry
-from nunatak_server.access.files import change_keys
-from nunatak_server.access.keys import Scope
+from nunatak_server.access.keys import Scope, change_keys
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from nunatak_contract.enums import Combine
 from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Candidate, CandidateRole, Registry
-from nunatak_server.backbones import Backbones, load_serving_backbones
+from nunatak_server.engine.backbones import Backbones, load_serving_backbones
 
 TEXTS = ["where is my parcel?", "thank you"]
 TASKS = {"first": ["one_top", "one_head"], "second": ["two_top", "two_head"]}

@@ -25,7 +25,7 @@ from doubles.slow_clients import (
 )
 from doubles.tasks import publish_tiny_task
 from nunatak_registry import Registry
-from nunatak_server import serving
+from nunatak_server.processes import serving
 
 RECEIVE_S = 2
 # Head and body have separate time limits, and the machine may be busy.

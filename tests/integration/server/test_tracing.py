@@ -181,7 +181,7 @@ def test_tracing_is_off_unless_a_collector_is_named() -> None:
 
 def test_a_server_that_does_not_trace_imports_nothing_for_it() -> None:
     script = (
-        "import sys, nunatak_server.serving as s; assert s.find_tracing({}) is None;"
+        "import sys, nunatak_server.processes.serving as s; assert s.find_tracing({}) is None;"
         "assert 'nunatak_server.telemetry.spans' not in sys.modules"
     )
 

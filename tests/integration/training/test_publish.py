@@ -8,7 +8,7 @@ import torch
 from pydantic import JsonValue
 
 from doubles.backbones import Family, save_tiny_backbone, tiny_backbone
-from doubles.examples import RecordingReport, rows_of, toy_examples, write_jsonl
+from doubles.examples import RecordingReport, load_test_set, rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
 from nunatak_artifact import branch_spec
 from nunatak_contract.cards import score_text, task_card
@@ -35,7 +35,7 @@ from nunatak_model import (
     tensors_from_bytes,
 )
 from nunatak_registry import Registry
-from nunatak_training.data import DataWarning, load_task_data, load_test_set
+from nunatak_training.data import DataWarning, load_task_data
 from nunatak_training.fitting import evaluate, fit_task, recipe_on
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.checkpoint import SavedRun, run_key

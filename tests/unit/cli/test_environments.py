@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from doubles.examples import load_examples
 from nunatak_cli.output import print_json
 from nunatak_contract.errors import NunatakError
 from nunatak_rows import Dialect, check_rows_file, file_of_rows, read_rows, write_rows
 from nunatak_rows.written import dialect_like
-from nunatak_training.data import load_examples
 
 PROGRAM = (
     "from nunatak_cli.failures import FailureGroup, Program\n"

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from doubles.terminals import nunatak
-from nunatak_server.access.files import read_keys
-from nunatak_server.access.keys import digest_of
+from nunatak_server.access.keys import digest_of, read_keys
 
 
 def test_a_key_is_shown_once_and_kept_as_a_digest(tmp_path: Path) -> None:

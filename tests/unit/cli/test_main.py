@@ -101,7 +101,7 @@ def test_light_packages_never_import_torch(package: str) -> None:
     assert imported_by(f"import {package}").isdisjoint({"torch", "transformers", "fastapi"})
 
 
-@pytest.mark.parametrize("package", ["nunatak_server.serving", "nunatak_training"])
+@pytest.mark.parametrize("package", ["nunatak_server.processes.serving", "nunatak_training"])
 def test_no_process_waits_for_what_it_may_never_use(package: str) -> None:
     slow = {"torch._dynamo", "sympy", "transformers", "huggingface_hub", "scipy.stats"}
 

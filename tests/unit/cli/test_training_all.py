@@ -146,3 +146,16 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
 
     with raises("invalid_task_file", match=name):
         read_task_file(tmp_path / name)
+
+
+def test_values_of_the_command_take_the_place_of_those_of_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, YAML)
+    texts = {"shared.epochs": "5", "tasks.tone.layers": "1", "tasks.names.tapt.epochs": "2"}
+
+    tone, names = read_task_file(file, texts).tasks.values()
+
+    assert tone.named == {"epochs": 5, "learning_rate": "1e-4", "layers": 1}
+    assert names.named["tapt.epochs"] == 2
+    assert names.named["rank"] == 4
+    with raises("invalid_task_file", match="backbone has no settings"):
+        read_task_file(file, {"backbone.epochs": "5"})

@@ -16,11 +16,11 @@ import pytest
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
+from doubles.examples import load_examples
 from nunatak_cli.predictors import open_inputs
 from nunatak_contract.errors import NunatakError
 from nunatak_rows import RowFormat, file_of_rows, read_rows, row_input
 from nunatak_rows.files import MAX_ROW_BYTES
-from nunatak_training.data import load_examples
 
 TEXTS = ["one", 'say "hi";\nand, then\tgo', "Grüße \U0001f600 \u4e2d", "x" * 200_000]
 LABELS = ["a", "b", "a", "b"]

@@ -18,14 +18,14 @@ from doubles.tasks import publish_tiny_task, random_parameters, spec_of
 from nunatak_contract.methods import Bottleneck, HeadOnly, Lora, TopK
 from nunatak_model import Backbone, Branch, Row, build_branch, convert_branch
 from nunatak_registry import Registry
-from nunatak_server import backbones
-from nunatak_server.backbones import Backbones, load_on_own_thread, load_serving_backbone
+from nunatak_server.catalog.following import HoldRenewal, RegistryWatch
+from nunatak_server.engine import backbones
+from nunatak_server.engine.backbones import Backbones, load_on_own_thread, load_serving_backbone
 from nunatak_server.engine.compute import BatchCompute
 from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.following import HoldRenewal, RegistryWatch
-from nunatak_server.readiness import State
-from nunatak_server.residency.loads import LoadThrottle
+from nunatak_server.predict.readiness import State
+from nunatak_server.residency.loading import LoadThrottle
 from nunatak_server.residency.residency import Residency
 from nunatak_server.runtime import Runtime
 

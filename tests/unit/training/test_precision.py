@@ -6,6 +6,7 @@
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from math import ceil
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ from nunatak_training.fitting import (
 )
 from nunatak_training.loop.checkpoint import run_key
 from nunatak_training.loop.fit import EncodedSet, predict
-from nunatak_training.loop.step import Stepper, plan_course
+from nunatak_training.loop.step import Stepper, course_of
 from nunatak_training.objectives import objective_of
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.report import Report
@@ -104,7 +105,11 @@ def step_on(
     spec = branch_spec(recipe, backbone, kind=DATA.kind.head, num_outputs=len(DATA.labels))
     parameters = starting_parameters(spec, recipe, [], backbone, report=Report())
     logits = branch_logits(backbone, spec, parameters)
-    stepper = Stepper(parameters, recipe, plan_course(recipe, len(train.encodings)))
+    stepper = Stepper(
+        parameters,
+        recipe,
+        course_of(recipe, steps_per_epoch=ceil(len(train.encodings) / recipe.batch_size)),
+    )
     with Products() as seen:
         stepper.step(
             lambda: objective.loss(

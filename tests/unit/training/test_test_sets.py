@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from doubles.examples import toy_data, write_jsonl
+from doubles.examples import load_test_set, toy_data, write_jsonl
 from doubles.refusals import raises
-from nunatak_training.data import ExampleSet, TaskData, load_test_set
+from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.kinds import TaskKind
 
 

@@ -11,7 +11,8 @@ from nunatak_contract.methods import HeadOnly, TopK
 from nunatak_training.fitting import TrainedTask, fit_task
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.report import Report
-from nunatak_training.train import ChosenTask, choose_layers
+from nunatak_training.run_settings import read_settings
+from nunatak_training.train import choose_layers
 
 NUM_LAYERS = 6
 BACKBONE = tiny_backbone(num_layers=NUM_LAYERS)
@@ -45,16 +46,18 @@ def scripted(score_of: Callable[[int], float], *, full: float = 0.8) -> Callable
     return run
 
 
-def chosen(run: Callable[..., TrainedTask], **changes: JsonValue) -> ChosenTask:
-    return choose_layers(BACKBONE, run, target=0.95, changes={**QUICK, **changes})
+def chosen(run: Callable[..., TrainedTask], **changes: JsonValue) -> Recipe:
+    settings = read_settings({"layers": "auto", "target": 0.95, **QUICK, **changes})
+    return choose_layers(BACKBONE, run, settings).recipe
 
 
 @pytest.mark.parametrize("needed", range(NUM_LAYERS + 1))
 def test_the_fewest_layers_that_keep_the_target_are_chosen(needed: int) -> None:
     found = chosen(scripted(lambda layers: 0.76 if layers >= needed else 0.75))
 
-    assert found.choice.layers == needed
-    assert layers_of(found.trained.recipe) == needed
+    assert layers_of(found) == needed
+    assert found.layer_choice is not None
+    assert found.layer_choice.layers == needed
 
 
 @pytest.mark.parametrize("needed", range(NUM_LAYERS + 1))
@@ -69,9 +72,9 @@ def test_few_runs_find_them_and_all_are_recorded(needed: int) -> None:
     found = chosen(counted)
 
     assert asked[0] is None  # the full run, for comparison
-    assert [each.layers for each in found.choice.runs] == asked[1:]
-    assert len(found.choice.runs) <= 3  # out of seven numbers of layers
-    assert found.trained.recipe.layer_choice == found.choice
+    assert found.layer_choice is not None
+    assert [each.layers for each in found.layer_choice.runs] == asked[1:]
+    assert len(found.layer_choice.runs) <= 3  # out of seven numbers of layers
 
 
 def test_a_target_that_all_layers_miss_is_an_error_that_tells_what_was_tried() -> None:
@@ -90,13 +93,13 @@ def test_full_fine_tuning_that_learns_nothing_has_no_share_to_keep() -> None:
 def test_numbers_of_layers_that_the_regularizer_cannot_use_are_left_out() -> None:
     found = chosen(scripted(lambda _: 0.9), regularizer={"name": "gradfreeze-topdown"}, epochs=2)
 
-    assert found.choice.layers == 2
+    assert layers_of(found) == 2
 
 
 def test_a_head_alone_is_left_out_where_pretraining_needs_layers_to_move() -> None:
     found = chosen(scripted(lambda _: 0.9), tapt={"epochs": 1})
 
-    assert found.choice.layers == 1
+    assert layers_of(found) == 1
 
 
 def test_a_choice_stands_in_the_settings_and_a_recipe_without_one_keeps_its_digest() -> None:
@@ -104,5 +107,5 @@ def test_a_choice_stands_in_the_settings_and_a_recipe_without_one_keeps_its_dige
     found = chosen(scripted(lambda _: 0.9))
 
     assert "layer_choice" not in recipe.settings()
-    assert found.trained.recipe.settings()["layer_choice"] is not None
-    assert Recipe.model_validate(found.trained.recipe.settings()) == found.trained.recipe
+    assert found.settings()["layer_choice"] is not None
+    assert Recipe.model_validate(found.settings()) == found

@@ -15,10 +15,8 @@ from nunatak_training.data.examples import (
 )
 from nunatak_training.data.sources import (
     Data,
-    load_examples,
     load_labelled,
     load_task_data,
-    load_test_set,
 )
 from nunatak_training.data.splits import DataProblem, DataWarning, data_warnings
 
@@ -38,8 +36,6 @@ __all__ = [
     "TaskData",
     "Word",
     "data_warnings",
-    "load_examples",
     "load_labelled",
     "load_task_data",
-    "load_test_set",
 ]

@@ -107,17 +107,6 @@ def parse_row(row: FileRow, kind: TaskKind, spelt: RowFormat) -> list[Example]:
     return _examples(usual, kind)
 
 
-_PAIR = "and, for pairs, 'text_pair'"
-_NEEDED: Mapping[TaskKind, str] = {
-    TaskKind.SINGLE_LABEL: f"'text', 'label' {_PAIR}",
-    TaskKind.MULTI_LABEL: f"'text', 'labels' {_PAIR}",
-    TaskKind.REGRESSION: f"'text', 'label' {_PAIR}",
-    TaskKind.TOKEN_CLASSIFICATION: "'tokens' and 'tags'",
-    TaskKind.QUESTION_ANSWERING: "'question', 'context' and 'answers'",
-    TaskKind.RANKING: "'query', 'document', 'label' (or 'query', 'documents', 'relevance')",
-}
-
-
 def _missing(column: str, row: FileRow, kind: TaskKind) -> NunatakError:
     return NunatakError(
         "missing_column",
@@ -125,7 +114,7 @@ def _missing(column: str, row: FileRow, kind: TaskKind) -> NunatakError:
         column=column,
         found=", ".join(map(repr, list(row.values)[:20])) or "none",
         kind=kind,
-        needed=_NEEDED[kind],
+        needed=kind.needed,
     )
 
 

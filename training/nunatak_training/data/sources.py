@@ -21,7 +21,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows
 from nunatak_rows.files import printable
 from nunatak_training.data.bad_rows import BadRows
-from nunatak_training.data.examples import Example, ExampleSet, ReadExample, TaskData
+from nunatak_training.data.examples import ExampleSet, ReadExample, TaskData
 from nunatak_training.data.splits import (
     check_scored,
     check_train,
@@ -82,11 +82,7 @@ class DatasetLoader(Protocol):
     """Loads all splits of a data set."""
 
     def __call__(self, reference: HubReference) -> "Mapping[str, Dataset]":
-        """Return the splits by name; may use the network.
-
-        Raises:
-            NunatakError: `data_not_found`, there is no such data set, or it cannot be reached.
-        """
+        """Return the splits by name; may use the network."""
         ...
 
 
@@ -149,15 +145,6 @@ class _Source:
     train: Iterator[FileRow]
     dev: Iterator[FileRow] | None
     test: Iterator[FileRow] | None = None
-
-
-def load_examples(path: str | Path, *, kind: TaskKind | None = None) -> list[Example]:
-    """Read the examples of one file; without a kind, the first row decides (`kind_of_row`)."""
-    path = Path(path)
-    bad = BadRows(source=printable(path.name), spelt=RowFormat())
-    kind, read = _read(_file_rows(path, None), kind, bad)
-    bad.settle()
-    return [it.example for it in read]
 
 
 def load_task_data(
@@ -223,11 +210,6 @@ def load_labelled(
     kind, read = _read(chain(*parts), None, bad)
     bad.settle()
     return kind, read
-
-
-def load_test_set(path: str | Path, data: TaskData) -> ExampleSet:
-    """Read a file of examples to score a task that was trained on `data`."""
-    return _set_of(load_test_rows(path, kind=data.kind, labels=data.labels))
 
 
 def load_test_rows(

@@ -22,6 +22,7 @@ from nunatak_training.data.examples import (
     sorted_labels,
 )
 from nunatak_training.data.look_alikes import look_alikes, spelt_out
+from nunatak_training.errors import too_few
 from nunatak_training.kinds import TaskKind
 
 DEV_SHARE = 0.1
@@ -141,11 +142,11 @@ def names_in(label: Label) -> tuple[str, ...]:
 def check_train(train: list[ReadExample], kind: TaskKind, name: str) -> None:
     """Return if train examples can teach a task."""
     if not train:
-        raise NunatakError("too_few_examples", where=name, problem="there are no train examples")
+        raise too_few(name, "there are no train examples")
     if kind is TaskKind.SINGLE_LABEL:
         _check_classes(train, name)
     elif (problem := sameness(map(_label, train), kind)) is not None:
-        raise NunatakError("too_few_examples", where=name, problem=problem)
+        raise too_few(name, problem)
 
 
 def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
@@ -180,13 +181,12 @@ def label_names(train: list[ReadExample], kind: TaskKind) -> tuple[str, ...]:
 def check_scored(examples: list[ReadExample], name: str, *, split: str) -> None:
     """Return if a task can be scored on the examples of a split."""
     if not examples:
-        raise NunatakError("too_few_examples", where=name, problem=f"there are no {split} examples")
+        raise too_few(name, f"there are no {split} examples")
     grades = _grades(examples)
     if grades and max(grades) <= 0:
-        raise NunatakError(
-            "too_few_examples",
-            where=name,
-            problem=f"no {split} document has a grade above 0, so no ranking can be right",
+        raise too_few(
+            name,
+            f"no {split} document has a grade above 0, so no ranking can be right",
         )
 
 
@@ -216,11 +216,9 @@ def lone_label(
         if sizes[label] != 1 or len(sizes) < 2:
             return None
         hint = f" (is it {twins[label]!r}?)" if label in twins else ""
-        return NunatakError(
-            "too_few_examples",
-            where=read.where,
-            problem=f"label {label!r} has 1 train example{hint}; give it at least 2, or remove the "
-            "row",
+        return too_few(
+            read.where,
+            f"label {label!r} has 1 train example{hint}; give it at least 2, or remove the row",
         )
 
     return fault
@@ -235,11 +233,9 @@ def draw_dev(
     """
     train, dev = _drawn(examples, kind, seed=seed, name=name)
     if (problem := sameness(map(_label, train), kind)) is not None:
-        raise NunatakError(
-            "too_few_examples",
-            where=name,
-            problem=f"without the dev examples, {problem}; name a dev file or give more train "
-            "examples",
+        raise too_few(
+            name,
+            f"without the dev examples, {problem}; name a dev file or give more train examples",
         )
     return train, dev
 
@@ -251,33 +247,29 @@ def _drawn(
         case TaskKind.SINGLE_LABEL:
             train, dev = split_off_share(examples, stratum_of=_first_name, seed=seed)
             if not dev:
-                raise NunatakError(
-                    "too_few_examples",
-                    where=name,
-                    problem="expected a label with at least 2 distinct texts, to keep one for dev",
+                raise too_few(
+                    name,
+                    "expected a label with at least 2 distinct texts, to keep one for dev",
                 )
             return train, dev
         case TaskKind.RANKING:
             if len({_group(read) for read in examples}) < 2:
-                raise NunatakError(
-                    "too_few_examples",
-                    where=name,
-                    problem="expected at least 2 queries, to keep one for dev",
+                raise too_few(
+                    name,
+                    "expected at least 2 queries, to keep one for dev",
                 )
             return split_off_groups(examples, group_of=_group, seed=seed)
         case _:
             if len(examples) < 2:
-                raise NunatakError(
-                    "too_few_examples",
-                    where=name,
-                    problem="expected at least 2 examples, to keep one for dev",
+                raise too_few(
+                    name,
+                    "expected at least 2 examples, to keep one for dev",
                 )
             train, dev = split_off_named(examples, names_of=_names, seed=seed)
             if not dev:
-                raise NunatakError(
-                    "too_few_examples",
-                    where=name,
-                    problem="every distinct text has a label of its own, or all texts are equal, "
+                raise too_few(
+                    name,
+                    "every distinct text has a label of its own, or all texts are equal, "
                     "so none "
                     "can be kept for dev",
                 )
@@ -287,10 +279,9 @@ def _drawn(
 def _check_classes(train: list[ReadExample], name: str) -> None:
     sizes = Counter(_first_name(read) for read in train)
     if len(sizes) < 2:
-        raise NunatakError(
-            "too_few_examples",
-            where=name,
-            problem=f"expected train examples of at least 2 labels, got {sorted(sizes)}",
+        raise too_few(
+            name,
+            f"expected train examples of at least 2 labels, got {sorted(sizes)}",
         )
 
 
@@ -337,8 +328,32 @@ class DataProblem(StrEnum):
     CONTRADICTION = "different labels for one text"
     WHITE_SPACE = "white space around labels"
     LOOK_ALIKE = "labels that look alike"
-    CUT = "longer than max_length"
     IMBALANCE = "label imbalance"
+    CUT = "longer than max_length"
+
+
+_OF_BOTH = "remove them from one part; a score of texts that training has seen is too high"
+ADVICE = {
+    DataProblem.IN_TRAIN_AND_DEV: _OF_BOTH,
+    DataProblem.IN_TRAIN_AND_TEST: _OF_BOTH,
+    DataProblem.CONTRADICTION: (
+        "keep one label for each text; nothing can be learnt from a contradiction"
+    ),
+    DataProblem.WHITE_SPACE: (
+        "remove the white space; it makes another label, and callers must send it exactly"
+    ),
+    DataProblem.LOOK_ALIKE: (
+        "write one label in one way; each way is a label of its own to the task"
+    ),
+    DataProblem.IMBALANCE: (
+        "add examples of rare labels, and choose the epoch by --set metric=f1_macro"
+    ),
+    DataProblem.CUT: (
+        "raise --max-length; training and scoring read only the beginning, whatever --on-long says "
+        "of the server"
+    ),
+}
+"""The way out of each problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,7 +363,10 @@ class DataWarning:
     problem: DataProblem
     found: str
     """The number of affected examples, and one of these examples."""
-    advice: str
+
+    @property
+    def advice(self) -> str:
+        return ADVICE[self.problem]
 
 
 def data_warnings(
@@ -356,73 +374,55 @@ def data_warnings(
 ) -> tuple[DataWarning, ...]:
     """Return the suspicious properties of the examples of a task.
 
-    Args:
-        data: of the task.
-        num_long: train and dev examples of more than `max_length` tokens.
-        max_length: tokens that training reads of an example.
+    `num_long` counts the train and dev examples of more than `max_length` tokens, which is all that
+    training reads of an example.
     """
-    shared = (
-        (DataProblem.IN_TRAIN_AND_DEV, data.dev),
-        (DataProblem.IN_TRAIN_AND_TEST, data.test or ExampleSet(examples=())),
-    )
-    found = [_shared(problem, data, part) for problem, part in shared]
+    found = {
+        DataProblem.IN_TRAIN_AND_DEV: _shared(data, data.dev),
+        DataProblem.IN_TRAIN_AND_TEST: _shared(data, data.test or ExampleSet(examples=())),
+    }
     if data.kind in NAMED_KINDS:
-        found += [_contradictions(data), _white_space(data), _look_alikes(data)]
+        found[DataProblem.CONTRADICTION] = _contradictions(data)
+        found[DataProblem.WHITE_SPACE] = _white_space(data)
+        found[DataProblem.LOOK_ALIKE] = _look_alikes(data)
     if data.kind is TaskKind.SINGLE_LABEL:
-        found.append(_imbalance(data))
+        found[DataProblem.IMBALANCE] = _imbalance(data)
     if not data.kind.head.reads_tokens:
-        found.append(_cut(data, num_long, max_length))
-    return tuple(warning for warning in found if warning is not None)
+        found[DataProblem.CUT] = _cut(data, num_long, max_length)
+    return tuple(DataWarning(problem=it, found=text) for it, text in found.items() if text)
 
 
-def _shared(problem: DataProblem, data: TaskData, part: ExampleSet) -> DataWarning | None:
+def _shared(data: TaskData, part: ExampleSet) -> str:
     trained = {example.model_input for example in data.train.examples}
     both = [example.text for example in part.examples if example.model_input in trained]
     if not both:
-        return None
-    return DataWarning(
-        problem=problem,
-        found=f"{len(both):,} of {len(part):,} examples, such as {_shown(both[0])}",
-        advice="remove them from one part; a score of texts that training has seen is too high",
-    )
+        return ""
+    return f"{len(both):,} of {len(part):,} examples, such as {_shown(both[0])}"
 
 
-def _contradictions(data: TaskData) -> DataWarning | None:
+def _contradictions(data: TaskData) -> str:
     labels: defaultdict[TextInput, set[str]] = defaultdict(set)
     for example in (*data.train.examples, *data.dev.examples):
         labels[example.model_input].add(str(label_json(example.label)))
     torn = [text for text, found in labels.items() if len(found) > 1]
     if not torn:
-        return None
+        return ""
     first = min(torn, key=str)
-    text = first if isinstance(first, str) else first[0]
-    return DataWarning(
-        problem=DataProblem.CONTRADICTION,
-        found=f"{len(torn):,} texts, such as {_shown(text)}",
-        advice="keep one label for each text; nothing can be learnt from a contradiction",
-    )
+    return f"{len(torn):,} texts, such as {_shown(first if isinstance(first, str) else first[0])}"
 
 
-def _white_space(data: TaskData) -> DataWarning | None:
+def _white_space(data: TaskData) -> str:
     padded = [label for label in data.labels if label != label.strip()]
-    if not padded:
-        return None
-    return DataWarning(
-        problem=DataProblem.WHITE_SPACE,
-        found=f"{len(padded):,} labels, such as {padded[0]!r}",
-        advice="remove the white space; it makes another label, and callers must send it exactly",
-    )
+    return f"{len(padded):,} labels, such as {padded[0]!r}" if padded else ""
 
 
-def _look_alikes(data: TaskData) -> DataWarning | None:
+def _look_alikes(data: TaskData) -> str:
     names = (name for it in data.train.examples for name in names_in(it.label))
     if data.kind is TaskKind.TOKEN_CLASSIFICATION:
         # `B-PER` and `I-PER` are one letter apart, and right.
         names = (name[2:] if name[1:2] == "-" else name for name in names)
     counts = Counter(names)
     pairs = look_alikes(counts)
-    if not pairs:
-        return None
     shown = ", ".join(
         " and ".join(
             f"{shown} ({counts[label]:,})"
@@ -430,38 +430,26 @@ def _look_alikes(data: TaskData) -> DataWarning | None:
         )
         for pair in pairs[:SHOWN_PAIRS]
     )
-    return DataWarning(
-        problem=DataProblem.LOOK_ALIKE,
-        found=f"{len(pairs):,} pairs: {shown}{', ...' if len(pairs) > SHOWN_PAIRS else ''}",
-        advice="write one label in one way; each way is a label of its own to the task",
-    )
+    more = ", ..." if len(pairs) > SHOWN_PAIRS else ""
+    return f"{len(pairs):,} pairs: {shown}{more}" if pairs else ""
 
 
-def _imbalance(data: TaskData) -> DataWarning | None:
+def _imbalance(data: TaskData) -> str:
     counts = Counter(data.train.labels(str)).most_common()
     (common, most), (rare, least) = counts[0], counts[-1]
     if most < MAX_IMBALANCE * least:
-        return None
-    return DataWarning(
-        problem=DataProblem.IMBALANCE,
-        found=f"{most:,} train examples of {common!r}, {least:,} of {rare!r}",
-        advice="add examples of rare labels, and choose the epoch by --set metric=f1_macro",
-    )
+        return ""
+    return f"{most:,} train examples of {common!r}, {least:,} of {rare!r}"
 
 
-def _cut(data: TaskData, num_long: tuple[int, int], max_length: int) -> DataWarning | None:
+def _cut(data: TaskData, num_long: tuple[int, int], max_length: int) -> str:
     sizes = (len(data.train), len(data.dev))
-    if (
-        max(long / size for long, size in zip(num_long, sizes, strict=True))
-        <= LONG_SHARE_TO_WARN_OF
-    ):
-        return None
-    return DataWarning(
-        problem=DataProblem.CUT,
-        found=f"{num_long[0]:,} of {sizes[0]:,} train examples and {num_long[1]:,} of "
-        f"{sizes[1]:,} dev examples have more than {max_length} tokens",
-        advice="raise --max-length; training and scoring read only the beginning, whatever "
-        "--on-long says of the server",
+    shares = (long / size for long, size in zip(num_long, sizes, strict=True))
+    if max(shares) <= LONG_SHARE_TO_WARN_OF:
+        return ""
+    return (
+        f"{num_long[0]:,} of {sizes[0]:,} train examples and {num_long[1]:,} of {sizes[1]:,} dev "
+        f"examples have more than {max_length} tokens"
     )
 
 

@@ -103,11 +103,7 @@ class SavedRun:
         return None
 
     def save(self, snapshot: SavedState) -> None:
-        """Replace the previous snapshot.
-
-        Raises:
-            NunatakError: `cache_unusable`, the snapshot cannot be written.
-        """
+        """Replace the previous snapshot."""
         begun = self._clock()
         tensors = {name: it.detach().cpu().contiguous() for name, it in snapshot.tensors.items()}
         tensors[FACTS] = torch.tensor(list(snapshot.facts.encode()), dtype=torch.uint8)
@@ -139,10 +135,6 @@ def held_checkpoint(key: str, folder: Path | None = None) -> Generator[SavedRun]
 
     Within the block, torch computes with the run's first number of threads, because another number
     may give other bits.
-
-    Raises:
-        NunatakError: `already_training`, another process has the checkpoint.
-        NunatakError: `cache_unusable`, the folder cannot be written.
     """
     root = (folder or default_cache_folder()) / CHECKPOINTS_FOLDER
     lock = FileLock(root / f"{key}{LOCK}")
@@ -171,9 +163,6 @@ def run_checkpoint(
     """Yield the checkpoint of a run, which ends with the block; None without a folder.
 
     A failed run keeps its checkpoint, unless it diverged: it would diverge again from there.
-
-    Raises:
-        NunatakError: as `held_checkpoint`.
     """
     if folder is None:
         yield None

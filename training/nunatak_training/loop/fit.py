@@ -7,6 +7,7 @@ function of the caller turns encodings into logits.
 # torch types some of its functions partly.
 # pyright: reportUnknownMemberType=false
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from nunatak_training.loop.step import (
     BatchLoss,
     Course,
     Stepper,
-    plan_course,
+    course_of,
     seeded,
 )
 from nunatak_training.recipes import Recipe
@@ -89,43 +90,71 @@ class DevScore:
     """The logits of the dev examples, which the best epoch keeps."""
 
 
+def run_epochs(  # noqa: PLR0913 - a run has many parts
+    parameters: Mapping[str, Tensor],
+    recipe: Recipe,
+    *,
+    steps_per_epoch: int,
+    batches: Callable[[Place], Sequence[TrainBatch]],
+    dev_score: Callable[[], DevScore] | None,
+    report: Report,
+    checkpoint: SavedRun | None,
+    randomness: torch.Generator | None = None,
+) -> LoopState:
+    """Train `parameters` in place, from the checkpoint to the last epoch; return the state.
+
+    `batches` gives all batches of the epoch at a position, in order; a resumed run calls it again,
+    and must get the same batches. `dev_score` scores the epochs that the course names; without it,
+    the last epoch is kept. The caller's random state does not change.
+    """
+    course = course_of(recipe, steps_per_epoch=steps_per_epoch)
+    check_course(recipe.regularizer, num_epochs=course.num_epochs)
+    randomness = randomness or random_source(parameters, seed=recipe.seed)
+    regularizer = build_regularizer(
+        recipe.regularizer, parameters, num_epochs=course.num_epochs, generator=randomness
+    )
+    state = LoopState(
+        parameters=parameters,
+        stepper=Stepper(parameters, recipe, course, regularizer),
+        randomness=randomness,
+    )
+    epochs = _Epochs(
+        state=state,
+        course=course,
+        patience=recipe.patience,
+        batches=batches,
+        dev_score=dev_score,
+        checkpoint=checkpoint,
+        report=report,
+    )
+    report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
+    try:
+        with seeded(recipe.seed, next(iter(parameters.values())).device):
+            resume(state, checkpoint, report)
+            epochs.run()
+    finally:
+        report.ended()
+    return state
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Epochs:
+class _Epochs:
     """The epochs of one run."""
 
     state: LoopState
     course: Course
-    recipe: Recipe
+    patience: int | None
     batches: Callable[[Place], Sequence[TrainBatch]]
-    """All batches of the epoch at a position, in order.
-
-    A resumed run calls the function again, and must get the same batches.
-    """
     dev_score: Callable[[], DevScore] | None
-    """Scores an epoch. Without a scorer, the last epoch is kept."""
     checkpoint: SavedRun | None
     report: Report
 
     def run(self) -> None:
-        """Go on from the checkpoint to the last epoch; score the epochs that the course names.
-
-        The caller's random state does not change.
-        """
-        course, device = self.course, next(iter(self.state.parameters.values())).device
-        self.report.started(num_steps=course.num_steps, num_epochs=course.num_epochs)
-        try:
-            with seeded(self.recipe.seed, device):
-                resume(self.state, self.checkpoint, self.report)
-                self._run_epochs()
-        finally:
-            self.report.ended()
-
-    def _run_epochs(self) -> None:
         state = self.state
         while (epoch := state.place.epoch) <= self.course.num_epochs:
             # Only the history decides, so that a resumed run ends at the same epoch as a run
             # without a kill.
-            if is_exhausted(state.history, self.recipe.patience):
+            if is_exhausted(state.history, self.patience):
                 return
             started = time.perf_counter()
             train_loss = self._run_epoch()
@@ -148,6 +177,7 @@ class Epochs:
     def _run_epoch(self) -> float:
         """Take one step for each remaining batch; return the mean loss of all batches."""
         place = self.state.place
+        self.state.stepper.begin_epoch(place.epoch)
         batches = self.batches(place)
         while place.num_done < len(batches):
             batch = batches[place.num_done]
@@ -207,54 +237,34 @@ def fit(  # noqa: PLR0913 - a run has many parts
 
     The same arguments give the same bytes on a CPU, also if `checkpoint` holds the beginning of the
     run. The caller's random state does not change.
-
-    Raises:
-        InvalidRecipeError: the regularizer needs more epochs.
-        TrainingDivergedError: the loss or a gradient became infinite or NaN.
-        NunatakError: `cache_unusable`, the checkpoint cannot be written.
     """
-    course = plan_course(recipe, len(train.encodings))
-    check_course(recipe.regularizer, num_epochs=course.num_epochs)
-    randomness = random_source(parameters, seed=recipe.seed)
-    regularizer = build_regularizer(
-        recipe.regularizer, parameters, num_epochs=course.num_epochs, generator=randomness
-    )
-    state = LoopState(
-        parameters=parameters,
-        stepper=Stepper(parameters, recipe, course, regularizer),
-        randomness=randomness,
-    )
+    count = len(train.encodings)
 
     def loss_of(batch: Sequence[int]) -> Float[Tensor, ""]:
         encodings = [train.encodings[index] for index in batch]
         logits = batch_logits(encodings, dropout=recipe.dropout)
         return batch_loss(logits, [train.targets[index] for index in batch])
 
-    def batches(place: Place) -> list[TrainBatch]:
-        regularizer.begin_epoch(place.epoch)
-        count = len(train.encodings)
-        return shuffled_batches(place, count=count, size=recipe.batch_size, loss=loss_of)
-
     def scored() -> DevScore:
         logits = predict(batch_logits, dev.encodings)
         loss = batch_loss(logits, dev.targets).item()
         return DevScore(loss=loss, score=dev_score(logits), logits=logits)
 
-    Epochs(
-        state=state,
-        course=course,
-        recipe=recipe,
-        batches=batches,
+    state = run_epochs(
+        parameters,
+        recipe,
+        steps_per_epoch=math.ceil(count / recipe.batch_size),
+        batches=lambda it: shuffled_batches(it, count=count, size=recipe.batch_size, loss=loss_of),
         dev_score=scored,
-        checkpoint=checkpoint,
         report=report,
-    ).run()
+        checkpoint=checkpoint,
+    )
     best = state.best
     return FitResult(
         parameters=best.parameters,
         dev_logits=best.logits,
         best_epoch=best.epoch,
-        num_epochs=course.num_epochs,
+        num_epochs=state.stepper.course.num_epochs,
         history=tuple(state.history),
     )
 

@@ -72,11 +72,6 @@ class Course:
                 return 1.0
 
 
-def plan_course(recipe: Recipe, num_examples: int) -> Course:
-    """Return the recipe's epochs, or enough epochs for its `min_steps`."""
-    return course_of(recipe, steps_per_epoch=math.ceil(num_examples / recipe.batch_size))
-
-
 def course_of(recipe: Recipe, *, steps_per_epoch: int) -> Course:
     """Return the course of a recipe with a known number of batches per epoch."""
     num_epochs = max(recipe.epochs, math.ceil(recipe.min_steps / steps_per_epoch))
@@ -151,16 +146,15 @@ class Stepper:
         self._regularizer = regularizer or Regularizer()
         self._optimizer = build_optimizer(parameters, recipe)
         self._schedule = build_schedule(self._optimizer, course)
-        self._course = course
+        self.course = course
         self._device_type = self._tensors[0].device.type
         self.num_steps = 0
 
-    def step(self, batch_loss: Callable[[], Float[Tensor, ""]]) -> float:
-        """Move all parameters one step down the gradient of a loss; return the loss before.
+    def begin_epoch(self, epoch: int) -> None:
+        self._regularizer.begin_epoch(epoch)
 
-        Raises:
-            TrainingDivergedError: the loss or a gradient became infinite or NaN.
-        """
+    def step(self, batch_loss: Callable[[], Float[Tensor, ""]]) -> float:
+        """Move all parameters one step down the gradient of a loss; return the loss before."""
         self.num_steps += 1
         self._regularizer.before_forward()
         # Under autocast, products read rounded copies of the weights, which stay float32. With the
@@ -199,7 +193,7 @@ class Stepper:
         self.num_steps = num_steps
         # A schedule that begins at a later step computes the rates of the step from the initial
         # rates.
-        self._schedule = build_schedule(self._optimizer, self._course, num_steps=num_steps)
+        self._schedule = build_schedule(self._optimizer, self.course, num_steps=num_steps)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,14 +21,9 @@ from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
 from nunatak_training.objectives.base import Logits, ServedAsTrained, encode_texts, stacked
 from nunatak_training.scoring import Statistics
-from nunatak_training.scoring.counts import (
-    LABEL_METRICS,
-    confusion,
-    count_pairs,
-    count_sets,
-    label_statistics,
-)
+from nunatak_training.scoring.counts import LABEL_METRICS
 from nunatak_training.scoring.evaluation import (
+    label_pair_statistics,
     label_set_statistics,
     ranking_statistics,
     value_statistics,
@@ -38,21 +33,25 @@ OUTPUT_WEIGHT, OUTPUT_BIAS = "head.output.weight", "head.output.bias"
 """The parameters of a head's last layer."""
 
 
-class SingleLabel(ServedAsTrained):
-    """One label per text: softmax and cross-entropy."""
-
-    metrics = LABEL_METRICS
-    reported = (Metric.ACCURACY,)
+class _Classifying(ServedAsTrained):
+    """Names of labels, one of which may be the positive label."""
 
     def __init__(self, data: TaskData, positive_label: str | None) -> None:
         self._number_of = {label: number for number, label in enumerate(data.labels)}
         self._positive = None if positive_label is None else self._number_of[positive_label]
 
+
+class SingleLabel(_Classifying):
+    """One label per text: softmax and cross-entropy."""
+
+    metrics = LABEL_METRICS
+    reported = (Metric.ACCURACY,)
+
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
         """The target of a text is the number of its label."""
-        targets = [torch.tensor(number) for number in self._numbers(examples)]
+        targets = [torch.tensor(self._number_of[label]) for label in examples.labels(str)]
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]:
@@ -60,43 +59,26 @@ class SingleLabel(ServedAsTrained):
 
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         """Score the most likely labels."""
-        predicted = cast("list[int]", torch.stack(list(logits)).argmax(dim=1).tolist())
-        counts = count_pairs(
-            [[number] for number in self._numbers(examples)],
-            [[number] for number in predicted],
-            num_labels=len(self._number_of),
-        )
         names = list(self._number_of)
-        return Statistics(
-            num_units=len(examples),
-            by_metric=label_statistics(counts, self._positive),
-            # With one label per text, micro F1 equals the accuracy.
-            proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
-            confusion=confusion(examples.labels(str), [names[number] for number in predicted]),
-        )
-
-    def _numbers(self, examples: ExampleSet) -> list[int]:
-        return [self._number_of[label] for label in examples.labels(str)]
+        chosen = cast("list[int]", torch.stack(list(logits)).argmax(dim=1).tolist())
+        predicted = [names[number] for number in chosen]
+        return label_pair_statistics(names, examples.labels(str), predicted, self._positive)[0]
 
 
-class MultiLabel(ServedAsTrained):
+class MultiLabel(_Classifying):
     """Any number of labels per text: one sigmoid per label; a label applies from one half up."""
 
     metrics = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.F1, Metric.ACCURACY)
     reported = (Metric.F1_MICRO, Metric.F1_MACRO, Metric.ACCURACY)
-
-    def __init__(self, data: TaskData, positive_label: str | None) -> None:
-        self._number_of = {label: number for number, label in enumerate(data.labels)}
-        self._positive = None if positive_label is None else self._number_of[positive_label]
 
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
         """The targets of a text are 1 for every label that applies, and 0 for the others."""
         targets: list[Float[Tensor, " labels"]] = []
-        for numbers in self._numbers(examples):
+        for label in examples.labels(LabelSet):
             target = torch.zeros(len(self._number_of))
-            target[list(numbers)] = 1.0
+            target[[self._number_of[name] for name in label.names]] = 1.0
             targets.append(target)
         return encode_texts(examples, targets, tokenizer, max_length=max_length)
 
@@ -108,23 +90,13 @@ class MultiLabel(ServedAsTrained):
 
         Accuracy needs all labels of a text right.
         """
-        expected = self._numbers(examples)
+        names = list(self._number_of)
+        expected = [label.names for label in examples.labels(LabelSet)]
         predicted = [
-            frozenset(cast("list[int]", (row >= 0).nonzero().flatten().tolist())) for row in logits
+            [name for name, applies in zip(names, row >= 0, strict=True) if applies]
+            for row in logits
         ]
-        counts = count_sets(
-            [frozenset((number,) for number in numbers) for numbers in expected],
-            [frozenset((number,) for number in numbers) for numbers in predicted],
-            num_labels=len(self._number_of),
-        )
-        misses = [float(own != other) for own, other in zip(expected, predicted, strict=True)]
-        return label_set_statistics(counts, misses, self._positive)
-
-    def _numbers(self, examples: ExampleSet) -> list[frozenset[int]]:
-        return [
-            frozenset(self._number_of[name] for name in label.names)
-            for label in examples.labels(LabelSet)
-        ]
+        return label_set_statistics(names, expected, predicted, self._positive)[0]
 
 
 class Regression:

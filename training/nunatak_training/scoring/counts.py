@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from nunatak_training.kinds import Metric
-from nunatak_training.scoring.statistics import Statistic, Statistics, Weights
+from nunatak_training.scoring.statistics import Statistic, Weights
 
 Events = Int[np.ndarray, "events 2"]
 PerLabel = Float[np.ndarray, " labels"]
@@ -150,33 +150,6 @@ def label_statistics(counts: LabelCounts, positive: int | None) -> Mapping[Metri
     if positive is not None:
         found[Metric.F1] = f1_of(counts, positive)
     return found
-
-
-def score(
-    metric: Metric,
-    expected: Sequence[str],
-    predicted: Sequence[str],
-    *,
-    positive_label: str | None = None,
-) -> float:
-    """Score predicted labels, one per text.
-
-    `Metric.F1` is the F1 of `positive_label`. The F1 of a label that is never predicted, or never
-    expected, is 0.
-
-    Raises:
-        KeyError: the metric is not one of `LABEL_METRICS`, or needs a positive label.
-    """
-    names = {*expected, *predicted, *(() if positive_label is None else (positive_label,))}
-    number_of = {name: number for number, name in enumerate(sorted(names))}
-    counts = count_pairs(
-        [[number_of[name]] for name in expected],
-        [[number_of[name]] for name in predicted],
-        num_labels=len(number_of),
-    )
-    positive = None if positive_label is None else number_of[positive_label]
-    found = label_statistics(counts, positive)
-    return Statistics(num_units=len(expected), by_metric=found).value(metric)
 
 
 def confusion(expected: Sequence[str], predicted: Sequence[str]) -> Mapping[tuple[str, str], int]:

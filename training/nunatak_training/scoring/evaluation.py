@@ -7,10 +7,10 @@ Axes: units.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import cast
+from typing import TypedDict, cast
 
 import numpy as np
 
@@ -117,37 +117,25 @@ def _single_label(
     labels: Sequence[str], expected: Sequence[str], said: Sequence[ExampleAnswer]
 ) -> Evaluation:
     predicted = [cast("str", it.value) for it in said]
-    counts = _pairs(labels, [[it] for it in expected], [[it] for it in predicted])
+    statistics, counts = label_pair_statistics(labels, expected, predicted)
     is_right = np.array(expected) == np.array(predicted)
     confidences = [it.scores[label] for it, label in zip(said, predicted, strict=True)]
-    statistics = Statistics(
-        num_units=len(said),
-        by_metric=label_statistics(counts, None),
-        # With one label per text, micro F1 equals the accuracy.
-        proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
-    )
     return Evaluation(
-        metrics=_values(statistics),
-        intervals=_intervals(statistics),
+        **_scores(statistics),
         majority=majority(expected),
         labels=_reports(labels, counts, len(said)),
-        confusion=confusion(expected, predicted),
+        confusion=statistics.confusion,
         calibration_error=calibration_error(np.array(confidences), is_right.astype(float)),
-        misses=tuple(float(not right) for right in is_right),
+        misses=tuple(map(float, ~is_right)),
     )
 
 
 def _multi_label(
     labels: Sequence[str], expected: Sequence[LabelSet], said: Sequence[ExampleAnswer]
 ) -> Evaluation:
-    number_of = {label: number for number, label in enumerate(labels)}
-    right = [frozenset((number_of[name],) for name in it.names) for it in expected]
-    found = [
-        frozenset((number_of[name],) for name in cast("tuple[str, ...]", it.value)) for it in said
-    ]
-    counts = count_sets(right, found, num_labels=len(labels))
-    misses = [float(own != other) for own, other in zip(right, found, strict=True)]
-    statistics = label_set_statistics(counts, misses)
+    statistics, counts, misses = label_set_statistics(
+        labels, [it.names for it in expected], [cast("tuple[str, ...]", it.value) for it in said]
+    )
     pairs = [
         (it.scores[label], label in own.names)
         for it, own in zip(said, expected, strict=True)
@@ -155,8 +143,7 @@ def _multi_label(
     ]
     confidences, outcomes = np.array(pairs, dtype=float).T
     return Evaluation(
-        metrics=_values(statistics),
-        intervals=_intervals(statistics),
+        **_scores(statistics),
         labels=_reports(labels, counts, len(said)),
         calibration_error=calibration_error(confidences, outcomes),
         misses=tuple(misses),
@@ -164,13 +151,10 @@ def _multi_label(
 
 
 def _regression(expected: Sequence[float], said: Sequence[ExampleAnswer]) -> Evaluation:
-    right = np.array(expected, dtype=float)
-    found = np.array([cast("float", it.value) for it in said], dtype=float)
+    right, found = np.array(expected, dtype=float), _numbers(said)
     errors = np.abs(right - found)
-    statistics = value_statistics(right, found)
     return Evaluation(
-        metrics=_values(statistics),
-        intervals=_intervals(statistics),
+        **_scores(value_statistics(right, found)),
         errors={
             "mean_absolute_error": float(errors.mean()),
             "root_mean_squared_error": float(np.sqrt((errors**2).mean())),
@@ -186,8 +170,7 @@ def _tags(
     found = [list(cast("tuple[str, ...]", it.value)) for it in said]
     statistics, kinds, counts = tag_statistics(labels, right, found)
     return Evaluation(
-        metrics=_values(statistics),
-        intervals=_intervals(statistics),
+        **_scores(statistics),
         labels=_reports(kinds, counts, len(said)),
         confusion=confusion(list(chain.from_iterable(right)), list(chain.from_iterable(found))),
         misses=tuple(float(own != other) for own, other in zip(right, found, strict=True)),
@@ -199,32 +182,60 @@ def _answers(expected: Sequence[Answers], said: Sequence[ExampleAnswer]) -> Eval
         (cast("str", it.value), [span.text for span in own.spans])
         for it, own in zip(said, expected, strict=True)
     ]
-    statistics = answer_statistics(pairs)
     return Evaluation(
-        metrics=_values(statistics),
-        intervals=_intervals(statistics),
-        misses=tuple(1 - exact_match(*pair) for pair in pairs),
+        **_scores(answer_statistics(pairs)), misses=tuple(1 - exact_match(*it) for it in pairs)
     )
 
 
 def _ranking(expected: Sequence[Relevance], said: Sequence[ExampleAnswer]) -> Evaluation:
-    scores = np.array([cast("float", it.value) for it in said], dtype=float)
+    scores = _numbers(said)
     statistics, gains, groups = ranking_statistics(expected, scores)
     misses = np.zeros(len(said))
     for group in groups:
         first = group[int(scores[group].argmax())]
         misses[first] = float(gains[first] <= 0)
-    return Evaluation(
-        metrics=_values(statistics),
-        intervals=_intervals(statistics),
-        misses=tuple(map(float, misses)),
+    return Evaluation(**_scores(statistics), misses=tuple(map(float, misses)))
+
+
+def _numbers(said: Sequence[ExampleAnswer]) -> Values:
+    return np.array([cast("float", it.value) for it in said], dtype=float)
+
+
+def label_pair_statistics(
+    labels: Sequence[str],
+    expected: Sequence[str],
+    predicted: Sequence[str],
+    positive: int | None = None,
+) -> tuple[Statistics, LabelCounts]:
+    """Return the scores of labels, one for each text, and what is counted."""
+    counts = _pairs(labels, [[it] for it in expected], [[it] for it in predicted])
+    statistics = Statistics(
+        num_units=len(expected),
+        by_metric=label_statistics(counts, positive),
+        # With one label per text, micro F1 equals the accuracy.
+        proportions=frozenset({Metric.ACCURACY, Metric.F1_MICRO}),
+        confusion=confusion(expected, predicted),
     )
+    return statistics, counts
 
 
 def label_set_statistics(
-    counts: LabelCounts, misses: Sequence[float], positive: int | None = None
-) -> Statistics:
-    """Return the scores of sets of labels; a text whose labels are not all right is a miss."""
+    labels: Sequence[str],
+    expected: Sequence[Collection[str]],
+    predicted: Sequence[Collection[str]],
+    positive: int | None = None,
+) -> tuple[Statistics, LabelCounts, list[float]]:
+    """Return the scores of sets of labels, what is counted, and the misses.
+
+    A text whose labels are not all right is a miss.
+    """
+    number_of = {label: number for number, label in enumerate(labels)}
+    right, said = (
+        [frozenset((number_of[name],) for name in names) for names in units]
+        for units in (expected, predicted)
+    )
+    counts = count_sets(right, said, num_labels=len(labels))
+    misses = [float(own != other) for own, other in zip(right, said, strict=True)]
     found: dict[Metric, Statistic] = {
         Metric.F1_MICRO: f1_micro(counts),
         Metric.F1_MACRO: f1_macro(counts),
@@ -232,9 +243,10 @@ def label_set_statistics(
     }
     if positive is not None:
         found[Metric.F1] = f1_of(counts, positive)
-    return Statistics(
+    statistics = Statistics(
         num_units=len(misses), by_metric=found, proportions=frozenset({Metric.ACCURACY})
     )
+    return statistics, counts, misses
 
 
 def value_statistics(expected: Values, predicted: Values) -> Statistics:
@@ -349,9 +361,14 @@ def _report(label: str, hits: int, expected: int, predicted: int) -> LabelReport
     )
 
 
-def _values(statistics: Statistics) -> dict[Metric, float]:
-    return {metric: statistics.value(metric) for metric in statistics.by_metric}
+class _Scores(TypedDict):
+    metrics: Mapping[Metric, float]
+    intervals: Mapping[Metric, Interval]
 
 
-def _intervals(statistics: Statistics) -> Mapping[Metric, Interval]:
-    return score_intervals(statistics, tuple(statistics.by_metric), seed=0)
+def _scores(statistics: Statistics) -> _Scores:
+    metrics = tuple(statistics.by_metric)
+    return {
+        "metrics": {metric: statistics.value(metric) for metric in metrics},
+        "intervals": score_intervals(statistics, metrics, seed=0),
+    }

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
@@ -16,7 +16,7 @@ from nunatak_training.fitting import method_on
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import METHODS, RegularizerName, TaptSettings
 from nunatak_training.run_settings import method_settings, read_settings
-from nunatak_training.settings import Setting, problems_in, read_mapping, read_yaml
+from nunatak_training.settings import Setting, problems_in, read_mapping, with_values
 
 Count = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=0)]
@@ -82,11 +82,7 @@ def _is_one(value: list[JsonValue], setting: Setting | None) -> bool:
 
 
 def methods_of(axis: MethodAxis, config: BackboneConfig) -> Sequence[Method]:
-    """The methods of an axis on a backbone.
-
-    Raises:
-        NunatakError: `invalid_method`, a method does not fit the backbone.
-    """
+    """The methods of an axis on a backbone."""
     return [method_on(read_settings(named), config) for named in axis.choices()]
 
 
@@ -150,28 +146,13 @@ def read_grid(
     Args:
         path: YAML or TOML.
         changes: values by the names of the file, such as `seeds` and `overrides.epochs`.
-        texts: values in YAML, by the same names.
-
-    Raises:
-        NunatakError: `invalid_sweep`, there is no such file, the file is not YAML or TOML, or a
-            name is unknown.
+        texts: values in YAML in place of those of the file, by the same names.
     """
     where = "options" if path is None else path.name
     try:
-        settings = dict[str, object]() if path is None else read_mapping(path)
-        said = {name: read_yaml(text) for name, text in (texts or {}).items()}
-        for name, value in {**(changes or {}), **said}.items():
-            group, _, inner = name.partition(".")
-            settings[group] = {**_group(settings, group), inner: value} if inner else value
-        return Grid.model_validate(settings)
+        settings = {} if path is None else read_mapping(path, texts)
+        return Grid.model_validate(with_values(settings, changes or {}))
     except ValidationError as error:
         raise NunatakError("invalid_sweep", where=where, problem=problems_in(error)) from error
     except ValueError as error:
         raise NunatakError("invalid_sweep", where=where, problem=str(error)) from error
-
-
-def _group(settings: Mapping[str, object], name: str) -> Mapping[str, object]:
-    found = settings.get(name, {})
-    if not isinstance(found, Mapping):
-        raise ValueError(f"{name} has no settings with names")  # noqa: TRY004
-    return cast("Mapping[str, object]", found)

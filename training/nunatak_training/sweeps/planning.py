@@ -11,10 +11,10 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone
 from nunatak_training.data import Example, ExampleSet, Relevance, TaskData
 from nunatak_training.data.splits import sameness
+from nunatak_training.errors import too_few
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.settings import overlaid
 from nunatak_training.sweeps.grid import Cap, Grid, RegularizerEntry, TaskEntry, methods_of
@@ -46,29 +46,22 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
 
     A larger part contains every smaller part. The labels are the labels of the whole data.
     Documents of one query stay together, so a part may be a little smaller than its cap.
-
-    Raises:
-        NunatakError: `too_few_examples`, there are too few train examples for train and dev; a cap
-            is below the number of documents of a query; or the remaining examples all have one
-            label.
     """
     train, rest = _split(data.train, cut.train)
     _check_cap(data.name, "train", train, cut.train)
     if (problem := sameness((it.label for it in train.examples), data.kind)) is not None:
-        raise NunatakError(
-            "too_few_examples",
-            where=data.name,
-            problem=f"with {len(train)} drawn examples, {problem}; raise the cap",
+        raise too_few(
+            data.name,
+            f"with {len(train)} drawn examples, {problem}; raise the cap",
         )
     if not cut.dev_from_train:
         dev, _ = _split(data.dev, cut.dev)
         _check_cap(data.name, "dev", dev, cut.dev)
         return CutData(data=replace(data, train=train, dev=dev), test=None)
     if not len(rest):
-        raise NunatakError(
-            "too_few_examples",
-            where=data.name,
-            problem=f"{len(data.train)} train examples leave no dev examples after "
+        raise too_few(
+            data.name,
+            f"{len(data.train)} train examples leave no dev examples after "
             f"{cut.train or 'all'} for training; lower the cap, or choose by the dev set",
         )
     dev, _ = _split(rest, cut.dev)
@@ -78,10 +71,9 @@ def cut_data(data: TaskData, cut: Cut) -> CutData:
 
 def _check_cap(name: str, split: str, part: ExampleSet, cap: int | None) -> None:
     if not len(part):
-        raise NunatakError(
-            "too_few_examples",
-            where=name,
-            problem=f"a {split} part of at most {cap} examples is empty, because documents of one "
+        raise too_few(
+            name,
+            f"a {split} part of at most {cap} examples is empty, because documents of one "
             "query stay together; raise the cap",
         )
 
@@ -133,10 +125,6 @@ def plan_runs(
     """Return the runs of a sweep; equal combinations give one run.
 
     Runs on the same backbone and data come one after another, so that both are loaded once.
-
-    Raises:
-        NunatakError: `invalid_method`, a method does not fit a backbone.
-        InvalidRecipeError: settings contradict each other.
     """
     runs: dict[str, Run] = {}
     for name, task in product(grid.backbones, grid.tasks):

@@ -152,11 +152,7 @@ class ResultsFolder:
         return self._path
 
     def records(self) -> tuple[RunRecord, ...]:
-        """Return all results, ordered by digest; empty if there is no folder.
-
-        Raises:
-            NunatakError: `corrupt_result`, a file holds no result, or the result of another run.
-        """
+        """Return all results, ordered by digest; empty if there is no folder."""
         return tuple(self._read(path) for path in sorted(self._path.glob(f"*{SUFFIX}")))
 
     def add(self, record: RunRecord) -> None:
@@ -182,9 +178,6 @@ class ResultsFolder:
         """Keep other sweeps out of the folder.
 
         The lock ends with the process, also with a killed one.
-
-        Raises:
-            NunatakError: `sweep_running`, another sweep has the lock.
         """
         self._path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self._path / LOCK_NAME, blocking=False)

@@ -58,7 +58,7 @@ class RunContext:
         self._checkpoints = checkpoints
         self.backbone = lru_cache(maxsize=1)(self._load_backbone)
         self.data = lru_cache(maxsize=LOADED_SOURCES)(_load_data)
-        self._trunks = DiskTrunkStore()
+        self.trunks = DiskTrunkStore()
 
     def _load_backbone(self, name: str) -> Backbone:
         return load_backbone(name, device=self.device)
@@ -68,7 +68,7 @@ class RunContext:
 
         An error of the run becomes its outcome; an error of the program is raised.
         """
-        clock = _Clock(wall=time.perf_counter(), cpu=time.process_time())
+        wall, cpu = time.perf_counter(), time.process_time()
         try:
             outcome: Finished | Failed = self._outcome(run)
         except NunatakError as error:
@@ -76,8 +76,8 @@ class RunContext:
         return RunRecord(
             run=run.description,
             outcome=outcome,
-            seconds=round(time.perf_counter() - clock.wall, 3),
-            cpu_seconds=round(time.process_time() - clock.cpu, 3),
+            seconds=round(time.perf_counter() - wall, 3),
+            cpu_seconds=round(time.process_time() - cpu, 3),
             environment={
                 "torch": str(torch.__version__),
                 "python": platform.python_version(),
@@ -98,23 +98,16 @@ class RunContext:
                 recipe,
                 backbone,
                 report=Report(),
-                trunks=self._trunks,
+                trunks=self.trunks,
                 checkpoint=checkpoint,
             )
 
     def _outcome(self, run: Run) -> Finished:
         trained, test = self.fit(run), self.data(run.origin.source).test
-        if test is None:
-            return _finished(trained, {})
-        return _finished(
-            trained, evaluate(trained, test, self.backbone(run.origin.backbone)).values
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Clock:
-    wall: float
-    cpu: float
+        scores: Mapping[Metric, float] = {}
+        if test is not None:
+            scores = evaluate(trained, test, self.backbone(run.origin.backbone)).values
+        return _finished(trained, scores)
 
 
 def _load_data(source: Source) -> CutData:
@@ -132,14 +125,8 @@ def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Fini
         weights_digest=_digest_of(trained.parameters),
         best_epoch=trained.best_epoch,
         epochs=tuple(
-            EpochRecord(
-                epoch=result.epoch,
-                step=result.step,
-                train_loss=result.train_loss,
-                dev_loss=result.dev_loss,
-                dev_score=result.dev_score,
-            )
-            for result in trained.history
+            EpochRecord(**{name: getattr(it, name) for name in EpochRecord.model_fields})
+            for it in trained.history
         ),
     )
 
@@ -303,10 +290,6 @@ def run_sweep(
     """Do the runs without a result; return the results of all, in the order of `runs`.
 
     Every result is stored at once, so a killed sweep continues after its last result.
-
-    Raises:
-        NunatakError: `sweep_running`, another sweep writes to the folder.
-        NunatakError: `corrupt_result`, the folder holds a file that is not from a sweep.
     """
     with results.held():
         found = {record.run.digest: record for record in results.records()}

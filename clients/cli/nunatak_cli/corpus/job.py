@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nunatak_contract.manifest import TaskManifest
     from nunatak_registry import Registry
     from nunatak_server.outputs.outputs import PredictionOptions
-    from nunatak_server.scoring import ScoredInputs
+    from nunatak_server.predict.scoring import ScoredInputs
     from nunatak_server.settings import ServerSettings
 
 
@@ -161,7 +161,7 @@ def _scoring(
     settings: "ServerSettings",
 ) -> Generator[_Scoring]:
     if job.on is None:
-        from nunatak_server.scoring import open_scorer
+        from nunatak_server.predict.scoring import open_scorer
 
         scorer = open_scorer(registry, versions, settings=settings, options=job.options())
         yield _Scoring(numerics=scorer.numerics, score=lambda chunks: score_chunks(chunks, scorer))

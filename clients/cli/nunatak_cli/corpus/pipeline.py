@@ -19,7 +19,7 @@ from nunatak_contract.errors import NunatakError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from nunatak_server.scoring import ReadInputs, ScoredInputs, Scorer
+    from nunatak_server.predict.scoring import ReadInputs, ScoredInputs, Scorer
 
 Item = TypeVar("Item")
 

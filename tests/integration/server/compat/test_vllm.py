@@ -21,7 +21,7 @@ from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import HeadKind
 from nunatak_model import Backbone
 from nunatak_registry import Registry
-from nunatak_server.access.files import change_keys
+from nunatak_server.access.keys import change_keys
 
 LABELS = ("calm", "urgent")
 RERANK: dict[str, Any] = {"model": "ranks", "query": OTHER, "documents": DOCUMENTS}

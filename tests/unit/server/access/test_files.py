@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from doubles.access import add_key, key_record
-from nunatak_server.access.files import change_keys, read_keys, stamp_of
+from nunatak_server.access.keys import change_keys, read_keys, stamp_of
 from nunatak_server.errors import KeyFileError
 
 

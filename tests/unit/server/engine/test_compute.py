@@ -15,9 +15,8 @@ from nunatak_model import (
     convert_branch,
     forward,
 )
-from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.engine.compute import BatchCompute, device_failure
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError
-from nunatak_server.failures import device_failure
 
 
 class LostDevice:

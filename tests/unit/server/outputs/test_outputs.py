@@ -20,11 +20,11 @@ from nunatak_contract.inputs import Question
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Encoding
 from nunatak_registry import SharedTraffic, Traffic
-from nunatak_server import turns
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.answers import AnswerOptions
 from nunatak_server.outputs.outputs import PredictionOptions, work_of
 from nunatak_server.predict.types import TaskFailure
+from nunatak_server.scheduler import turns
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
 
 QUESTIONS = HeadRecord(

@@ -8,10 +8,10 @@ from doubles.drafts import DRAFT_BACKBONE
 from doubles.engines import Withdrawing
 from doubles.refusals import code_of
 from doubles.rendering import rendered
-from doubles.serving import FakeStore, ManualClock, make_facts, make_residency
+from doubles.serving import FakeStore, ManualClock, make_facts, make_residency, make_settings
 from nunatak_contract.errors import NunatakError
 from nunatak_model import Backbone, embedding_branch
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import (
     DeadlineExceededError,
     DeadlineTooShortError,
@@ -20,7 +20,8 @@ from nunatak_server.errors import (
     TaskUnhealthyError,
     TooManyTokensError,
 )
-from nunatak_server.predict.service import PredictionService, RequestLimits, Stages
+from nunatak_server.predict.readiness import Readiness, State
+from nunatak_server.predict.service import PredictionService, Stages
 from nunatak_server.predict.types import (
     BACKBONE,
     EmbeddingRequest,
@@ -28,14 +29,13 @@ from nunatak_server.predict.types import (
     Handling,
     normalised,
 )
-from nunatak_server.readiness import Readiness, State
 from nunatak_server.rollouts.rollouts import Rollouts
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import PendingRow, Priority, RowAnswer, RowOutcome
+from nunatak_server.scheduler.turns import Turns
 from nunatak_server.telemetry.metrics import Metrics
 from nunatak_server.tokenization import Tokenization
-from nunatak_server.turns import Turns
 
 VECTOR = [3.0, 4.0]
 ANSWER = RowAnswer(logits=VECTOR, queue_s=0.1, compute_s=0.5, batch_rows=2)
@@ -126,7 +126,9 @@ def make_bench(
     )
     service = PredictionService(
         readiness=readiness,
-        limits=RequestLimits(max_inputs=3, max_documents=1, max_tasks=1, max_text_chars=1000),
+        settings=make_settings(
+            max_inputs=3, max_documents=1, max_tasks_per_request=1, max_text_chars=1000
+        ),
         stages=stages,
         metrics=metrics,
         backbones=Backbones(replace(backbone, digest=DRAFT_BACKBONE)),

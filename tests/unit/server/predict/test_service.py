@@ -12,13 +12,13 @@ from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone, Branch, build_branch
 from nunatak_registry import StoreUnavailableError
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
+from nunatak_server.predict.readiness import State
 from nunatak_server.predict.types import (
     Handling,
     PredictionRequest,
     TaskFailure,
     TaskPrediction,
 )
-from nunatak_server.readiness import State
 from nunatak_server.scheduler.batch_time import BatchTimeModel
 from nunatak_server.scheduler.rows import Priority
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from nunatak_server.residency.loads import MAX_REST_S, LoadThrottle
+from nunatak_server.residency.loading import MAX_REST_S, LoadThrottle
 
 
 @dataclass

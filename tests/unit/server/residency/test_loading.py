@@ -17,10 +17,9 @@ from nunatak_model import Row, embedding_branch
 from nunatak_model.ops.attention import Attention, attention_by_runs
 from nunatak_model.ops.choice import Ops
 from nunatak_registry import Registry
-from nunatak_server.backbones import Backbones
+from nunatak_server.engine.backbones import Backbones
 from nunatak_server.engine.compute import BatchCompute
-from nunatak_server.residency.loading import VersionLoader
-from nunatak_server.residency.loads import LoadThrottle
+from nunatak_server.residency.loading import LoadThrottle, VersionLoader
 from nunatak_server.residency.memory import HostTier
 
 

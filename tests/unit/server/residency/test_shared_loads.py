@@ -11,8 +11,7 @@ from nunatak_artifact import LoadedTask
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError, TaskUnhealthyError
-from nunatak_server.residency.loads import FAILURE_MEMORY_S
-from nunatak_server.residency.residency import Lease, Residency
+from nunatak_server.residency.residency import FAILURE_MEMORY_S, Lease, Residency
 
 
 def test_many_requests_for_a_cold_version_load_it_once(store: FakeStore) -> None:

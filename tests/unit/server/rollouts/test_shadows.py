@@ -19,7 +19,7 @@ from nunatak_server.engine.engine import Engine
 from nunatak_server.errors import DeadlineExceededError, OutOfMemoryError, TaskUnhealthyError
 from nunatak_server.predict.types import Predictions, TaskPrediction
 from nunatak_server.rollouts.comparison import ShadowComparison
-from nunatak_server.rollouts.shadows import PAUSE_S
+from nunatak_server.rollouts.rollouts import PAUSE_S
 from nunatak_server.scheduler.batch_time import BatchLimits
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer, RowOutcome
 
@@ -111,7 +111,7 @@ async def ask_once(
     engine = Engine(
         computes={DRAFT_BACKBONE: compute},
         limits=LIMITS,
-        observer=observer,
+        observers=[observer.observe_batch],
         on_fatal=lambda _: None,
     )
     bench = make_traffic_bench(backbone, store, engine)

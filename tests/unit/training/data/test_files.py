@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from pyarrow import Table, parquet
 
+from doubles.examples import load_examples
 from doubles.refusals import raises
 from nunatak_rows import file_of_rows, read_rows
-from nunatak_training.data import Example, load_examples
+from nunatak_training.data import Example
 
 JSONL = (
     '{"text": "hello", "label": "greeting", "source": "mail"}\n'

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from doubles.examples import write_jsonl
+from doubles.examples import load_examples, write_jsonl
 from doubles.refusals import raises
 from nunatak_training.data import (
     Answers,
@@ -16,7 +16,6 @@ from nunatak_training.data import (
     Relevance,
     TaggedWords,
     Word,
-    load_examples,
     load_task_data,
 )
 from nunatak_training.kinds import TaskKind, kind_of_row

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
-from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.examples import load_examples, rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
-from nunatak_training.data import ExampleSet, RowFormat, load_examples, load_task_data
+from nunatak_training.data import ExampleSet, RowFormat, load_task_data
 from nunatak_training.data.sources import HubReference
 from nunatak_training.kinds import TaskKind
 

@@ -1,9 +1,11 @@
+from math import ceil
+
 import pytest
 import torch
 from torch import optim
 
 from nunatak_contract.methods import HeadOnly, TopK
-from nunatak_training.loop.step import MAX_EVALUATIONS, Course, build_optimizer, plan_course
+from nunatak_training.loop.step import MAX_EVALUATIONS, Course, build_optimizer, course_of
 from nunatak_training.recipes import Schedule, default_recipe
 
 
@@ -59,7 +61,7 @@ def test_small_data_gets_more_epochs_to_reach_the_steps(num_examples: int, num_e
     changes = {"epochs": 3, "min_steps": 100, "batch_size": 32, "warmup_share": 0.1}
     recipe = default_recipe(TopK(num_layers=2), changes=dict(changes))
 
-    course = plan_course(recipe, num_examples)
+    course = course_of(recipe, steps_per_epoch=ceil(num_examples / recipe.batch_size))
 
     assert course.num_epochs == num_epochs
     assert course.num_steps >= 100

@@ -19,8 +19,8 @@ from nunatak_training.scoring.counts import (
     f1_micro,
     f1_of,
     label_statistics,
-    score,
 )
+from nunatak_training.scoring.evaluation import label_pair_statistics
 from nunatak_training.scoring.statistics import weights_of_all
 
 NUM_UNITS, NUM_LABELS = 60, 4
@@ -31,6 +31,19 @@ def drawn(seed: int) -> tuple[list[int], list[int]]:
     expected = source.integers(NUM_LABELS, size=NUM_UNITS)
     guess = source.integers(NUM_LABELS, size=NUM_UNITS)
     return expected.tolist(), np.where(source.random(NUM_UNITS) < 0.6, expected, guess).tolist()
+
+
+def score(
+    metric: Metric,
+    expected: list[str],
+    predicted: list[str],
+    *,
+    positive_label: str | None = None,
+) -> float:
+    named = () if positive_label is None else (positive_label,)
+    labels = sorted({*expected, *predicted, *named})
+    positive = None if positive_label is None else labels.index(positive_label)
+    return label_pair_statistics(labels, expected, predicted, positive)[0].value(metric)
 
 
 def weights(seed: int) -> np.ndarray:

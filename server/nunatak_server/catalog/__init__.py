@@ -1,0 +1,1 @@
+"""The registry: its threads, what this process knows of it, and how this process follows it."""

@@ -1,0 +1,141 @@
+"""The backbones of one server. Each task version names its own backbone by the digest.
+
+One process, one queue and one memory serve the tasks of all backbones. A batch is one forward pass,
+so all of its rows belong to one backbone. Rows of different backbones share nothing, also if their
+tokens are equal.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from nunatak_contract.enums import Kernels
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_model import (
+    Backbone,
+    embedding_branch,
+    keep_lowest_layers,
+    load_backbone,
+    model_size,
+    on_own_thread,
+    pack_backbone,
+)
+from nunatak_server.engine.compute import BackboneInUse
+from nunatak_server.engine.devices import describe_device, resolve_device, resolve_dtype
+from nunatak_server.scheduler.rows import RowBackbone
+from nunatak_server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Backbones:
+    """The default backbone, which also answers embeddings without a model's name, and the others.
+
+    Raises:
+        NunatakError: `invalid_settings`, two backbones have one name or one digest, so requests or
+            tasks could not tell them apart.
+    """
+
+    def __init__(self, default: Backbone, others: Sequence[Backbone] = ()) -> None:
+        self.default = default
+        self.others = tuple(others)
+        self._by_digest = {it.digest: it for it in self}
+        self._in_use = {it.digest: BackboneInUse(it) for it in self}
+        names = ", ".join(it.name for it in self)
+        count = 1 + len(self.others)
+        if len(self._by_digest) < count or len({it.name for it in self}) < count:
+            raise NunatakError(
+                "invalid_settings",
+                problem="backbone: each backbone of a server needs its own name and its own "
+                f"weights, got {names}; leave one out",
+            )
+
+    def __iter__(self) -> Iterator[Backbone]:
+        return iter((self.default, *self.others))
+
+    def serves(self, manifest: TaskManifest) -> bool:
+        return manifest.backbone.digest in self._by_digest
+
+    @property
+    def max_tokens(self) -> int:
+        return max(it.config.max_tokens for it in self)
+
+    def of(self, manifest: TaskManifest) -> Backbone:
+        found = self._by_digest.get(manifest.backbone.digest)
+        if found is None:
+            raise self.mismatch(manifest)
+        return found
+
+    def in_use(self, backbone: Backbone) -> BackboneInUse:
+        return self._in_use[backbone.digest]
+
+    def mismatch(self, manifest: TaskManifest) -> NunatakError:
+        return NunatakError(
+            "backbone_mismatch",
+            reference=manifest.reference,
+            part="backbone",
+            wanted=f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})",
+            served=", ".join(f"{it.name} ({it.digest[:12]})" for it in self),
+        )
+
+    def named(self, name: str) -> Backbone:
+        for backbone in self:
+            if backbone.name == name:
+                return backbone
+        raise NunatakError("model_not_found", served=", ".join(it.name for it in self))
+
+    def with_digest(self, digest: str) -> Backbone:
+        return self._by_digest[digest]
+
+    def for_rows(self) -> Mapping[str, RowBackbone]:
+        largest = max(map(_layer_parameters, self))
+        return {
+            it.digest: RowBackbone(
+                digest=it.digest,
+                num_layers=it.config.num_layers,
+                token_cost=_layer_parameters(it) / largest,
+            )
+            for it in self
+        }
+
+
+def _layer_parameters(backbone: Backbone) -> float:
+    """Return the parameters of all layers: each is multiplied once for each token."""
+    size = model_size(backbone.config, embedding_branch(backbone).spec.head)
+    return size.per_layer * size.num_layers
+
+
+def load_serving_backbone(settings: ServerSettings) -> Backbone:
+    """Load the backbone of the settings, on the device and in the number format of the settings."""
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, device)
+    backbone = load_backbone(settings.backbone, dtype=dtype, device=device)
+    if settings.backbone_layers is not None:
+        backbone = keep_lowest_layers(backbone, settings.backbone_layers)
+    if settings.kernels is Kernels.AUTO:
+        backbone = pack_backbone(backbone)
+    logger.info(
+        "serving %s on %s in %s, torch %s, fast kernels: %s",
+        backbone.name,
+        describe_device(device),
+        str(dtype).removeprefix("torch."),
+        torch.__version__,
+        ", ".join(backbone.fast_kernels) or "none",
+    )
+    return backbone
+
+
+def load_serving_backbones(settings: ServerSettings) -> Backbones:
+    names = settings.all_backbones()
+    if len(names) > 1 and settings.backbone_layers is not None:
+        problem = "backbone_layers: it cuts one backbone; leave it out, or serve one backbone"
+        raise NunatakError("invalid_settings", problem=problem)
+    loaded = [load_serving_backbone(settings.model_copy(update={"backbone": it})) for it in names]
+    return Backbones(loaded[0], loaded[1:])
+
+
+def load_on_own_thread(settings: ServerSettings) -> Backbones:
+    """`load_serving_backbones`, for a process whose engine computes."""
+    return on_own_thread(load_serving_backbones, settings)

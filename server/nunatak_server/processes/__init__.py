@@ -1,0 +1,1 @@
+"""Processes: one server until a signal, or a local fleet of several."""

@@ -1,0 +1,236 @@
+"""The supervisor of a local fleet: several processes serve one port from one copy of the weights.
+
+    supervisor > template > replicas 0, 1, ..., each on the shared port and on a port of its own
+
+The supervisor owns the ports and loads no library of the model. The template loads the backbone and
+forks the replicas (`template.py`). SIGHUP starts a second template, with new settings and new code.
+Once all its replicas answer, the first template ends. If the second template fails, or cannot
+start, the first one goes on. SIGTERM ends everything as it ends a single server.
+
+A first template that fails at its start ends the fleet, because its settings are at fault. Once a
+replica has answered callers, a template that is killed is started again.
+"""
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Self
+
+from nunatak_contract.errors import NunatakError
+from nunatak_server.settings import ServerSettings
+from nunatak_server.telemetry.logs import log_everything, print_address, write_log
+
+PLACE_VARIABLE: Final = "_NUNATAK_PLACE_IN_FLEET"
+SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
+"""Signals that wait until the process asks for them, so that no code runs between two steps."""
+ENDS: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+TICK_S: Final = 0.1
+RESTART_S: Final = 5.0
+"""Shortest time between two starts of one process."""
+ANSWERS, READY = b"0", b"1"
+"""The reports of a template: its first replica answers; all replicas answer."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlace:
+    """What a template gets from its supervisor: sockets by their numbers, and where to report."""
+
+    supervisor: int
+    listeners: tuple[int, ...]
+    """The shared socket, then one socket for each replica."""
+    reports_to: int
+
+    @classmethod
+    def find(cls) -> Self | None:
+        """Return the place of this process; None if no supervisor has started this process."""
+        text = os.environ.pop(PLACE_VARIABLE, None)
+        if text is None:
+            return None
+        supervisor, reports_to, *listeners = map(int, text.split())
+        return cls(supervisor=supervisor, reports_to=reports_to, listeners=tuple(listeners))
+
+    def __str__(self) -> str:
+        return " ".join(map(str, (self.supervisor, self.reports_to, *self.listeners)))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Template:
+    process: "subprocess.Popen[bytes]"
+    reports: int
+    started: float = field(default_factory=time.monotonic)
+    answers: bool = False
+    is_ready: bool = False
+
+    def look(self) -> None:
+        if not self.is_ready and select.select([self.reports], [], [], 0)[0]:
+            came = os.read(self.reports, len(ANSWERS + READY))
+            self.answers |= ANSWERS in came
+            self.is_ready = READY in came
+
+
+def supervise(settings: ServerSettings) -> int:
+    """Run a fleet until SIGTERM or SIGINT, and return the exit status.
+
+    The templates read the settings again, from the same arguments, environment and file. The
+    address of the shared port is printed once all replicas answer.
+    """
+    log_everything(settings.log_format)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    with ExitStack() as stack:
+        # The shared port, then one of each replica; 0 is any free port.
+        ports = [settings.port and settings.port + it for it in range(1 + settings.processes)]
+        listeners = [stack.enter_context(_bound(settings.host, port)) for port in ports]
+        host, port = listeners[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        announce = partial(print_address, f"http://{shown}:{port}", log_format=settings.log_format)
+        status = Supervisor(listeners, announce=announce).run()
+    write_log()
+    return status
+
+
+class Supervisor:
+    """Keeps one template running, and replaces the template on request."""
+
+    def __init__(self, listeners: Sequence[socket.socket], *, announce: Callable[[], None]) -> None:
+        self._listeners = listeners
+        self._announce = announce
+        self._present: _Template | None = None
+        self._next: _Template | None = None
+        self._leaving = list[_Template]()
+        self._is_ending = False
+        self._has_served = False
+        self._not_before = 0.0
+        self._status = 0
+
+    def run(self) -> int:
+        """Serve until a signal ends the fleet, or the first template fails; return the status."""
+        self._start()
+        while self._templates() or not self._is_ending:
+            received = signal.sigtimedwait(SIGNALS, TICK_S)
+            if received is not None:
+                self._obey(signal.Signals(received.si_signo))
+            for template in self._templates():
+                template.look()
+            self._replace_if_ready()
+            self._bury()
+            is_lost = self._present is None and self._next is None
+            if is_lost and not self._is_ending and time.monotonic() >= self._not_before:
+                self._start()
+        return self._status
+
+    def _templates(self) -> list[_Template]:
+        return [it for it in (self._present, self._next, *self._leaving) if it is not None]
+
+    def _start(self) -> None:
+        """Start the next template. One that cannot start counts as one that has failed."""
+        try:
+            reports, reports_to = os.pipe()
+            try:
+                process = self._process(reports_to)
+            except OSError:
+                os.close(reports)
+                raise
+            finally:
+                os.close(reports_to)
+        except OSError as error:
+            # For example EAGAIN, or the virtual environment is just being replaced.
+            logger.error("new processes cannot start: %s", error)  # noqa: TRY400 - no bug of ours
+            self._lose(None, status=1)
+        else:
+            self._next = _Template(process=process, reports=reports)
+
+    def _process(self, reports_to: int) -> "subprocess.Popen[bytes]":
+        numbers = tuple(it.fileno() for it in self._listeners)
+        place = ReplicaPlace(supervisor=os.getpid(), listeners=numbers, reports_to=reports_to)
+        # Libraries start threads when they are imported, and a process with threads cannot fork.
+        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", PLACE_VARIABLE: str(place)}
+        return subprocess.Popen(  # noqa: S603 - the command of this process itself
+            [sys.executable, *sys.orig_argv[1:]],
+            env=os.environ | single,
+            pass_fds=(*numbers, reports_to),
+            # Ctrl-C reaches the supervisor alone, which passes it on once.
+            start_new_session=True,
+        )
+
+    def _obey(self, received: signal.Signals) -> None:
+        if received in ENDS:
+            self._is_ending = True
+            for template in self._templates():
+                template.process.terminate()
+        elif received is signal.SIGHUP and not self._is_ending:
+            if self._next is None:
+                logger.info("SIGHUP: all processes are replaced")
+                self._start()
+            else:
+                logger.warning("SIGHUP is ignored: new processes are starting already")
+
+    def _replace_if_ready(self) -> None:
+        if self._next is None or not self._next.is_ready or self._is_ending:
+            return
+        if self._present is not None:
+            self._present.process.terminate()
+            self._leaving.append(self._present)
+        self._present, self._next = self._next, None
+        if not self._has_served:
+            self._has_served = True
+            self._announce()
+
+    def _bury(self) -> None:
+        for template in self._templates():
+            status = template.process.poll()
+            if status is None:
+                continue
+            os.close(template.reports)
+            if template in self._leaving:
+                self._leaving.remove(template)
+                continue
+            if template is self._next:
+                self._next = None
+            else:
+                self._present = None
+            self._lose(template, status=status)
+
+    def _lose(self, lost: _Template | None, *, status: int) -> None:
+        """Decide what follows the end of a template that should serve; None: it never began."""
+        if self._is_ending:
+            return
+        was_killed = status < 0 and lost is not None and lost.answers
+        if not self._has_served and not was_killed:
+            if status < 0:
+                logger.error("the processes were killed at their start (signal %d)", -status)
+            self._status = status if status > 0 else 1
+            self._is_ending = True
+        elif self._present is not None:
+            logger.error("the new processes failed (status %d); the old ones go on", status)
+        else:
+            logger.error("the processes ended (status %d); new ones start", status)
+            begun = time.monotonic() if lost is None else lost.started
+            self._not_before = begun + RESTART_S
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that has its address; the first replica that is ready lets it listen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"cannot listen at {host} port {port} ({error}); each process also needs a "
+            "port of its own above the shared one",
+        ) from error
+    return listener

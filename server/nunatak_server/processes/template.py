@@ -1,0 +1,226 @@
+"""The template of a local fleet: loads the backbone once, and forks the replicas from itself.
+
+A fork shares all memory until somebody writes to it. Nobody writes to the weights, packed or not,
+so all replicas together hold them once. A fork copies only the thread that forks, and a lock that
+another thread held would stay locked. So the template has one thread, and checks that.
+"""
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from nunatak_contract.errors import NunatakError
+from nunatak_server.errors import START_AGAIN, EngineFailedError
+from nunatak_server.processes.supervisor import (
+    ANSWERS,
+    ENDS,
+    READY,
+    RESTART_S,
+    SIGNALS,
+    TICK_S,
+    ReplicaPlace,
+)
+from nunatak_server.residency.memory import task_memory_budget
+from nunatak_server.settings import ServerSettings
+from nunatak_server.telemetry.logs import log_failure, write_log
+
+PR_SET_PDEATHSIG: Final = 1
+"""The option of `prctl` in `linux/prctl.h`."""
+THREADS: Final = Path("/proc/self/task")
+DRAIN_DELAY_S: Final = 2
+"""The drain delay without an own choice: in this time callers learn to leave their connections."""
+CPU: Final = torch.device("cpu")
+
+Serve = Callable[[ServerSettings, list[socket.socket], Callable[[str], None]], None]
+"""Serves on sockets until a signal, and calls its last argument when the first request may come."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Replica:
+    process: ForkProcess
+    news: "Connection[bytes, bytes]"
+    started: float = field(default_factory=time.monotonic)
+    is_open: bool = False
+
+    def look(self) -> None:
+        if not self.is_open and self.news.poll():
+            try:
+                self.is_open = self.news.recv_bytes() == READY
+            except EOFError:
+                return
+
+
+class Template:
+    """Keeps the replicas of a fleet running until a signal."""
+
+    def __init__(self, settings: ServerSettings, place: ReplicaPlace, *, serve: Serve) -> None:
+        self._settings = divided(settings)
+        self._place = place
+        self._serve = serve
+        self._pid = os.getpid()
+        self._replicas = dict[int, _Replica]()
+        self._not_before = dict[int, float]()
+        self._has_answered = False
+        self._has_begun = False
+        self._is_ending = False
+        self._status = 0
+
+    def run(self) -> int:
+        """Serve until a signal, or until a replica fails before all have answered once.
+
+        A replica that is killed is started again as soon as one has answered callers.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        end_with(self._place.supervisor)
+        check_single()
+        gc.collect()
+        # A collection writes to the objects that it looks at, and so would copy their pages.
+        gc.freeze()
+        self._start(0)
+        while self._replicas or not self._is_ending:
+            received = signal.sigtimedwait(SIGNALS, TICK_S)
+            if received is not None and received.si_signo in ENDS:
+                self._end()
+            for index in list(self._replicas):
+                self._look(index)
+            self._fill()
+        return self._status
+
+    def _fill(self) -> None:
+        """Start the missing replicas. The first one starts alone: it may make the registry."""
+        if not self._has_answered and any(it.is_open for it in self._replicas.values()):
+            self._has_answered = True
+            os.write(self._place.reports_to, ANSWERS)
+        if self._is_ending or not self._has_answered:
+            return
+        for index in range(self._settings.processes):
+            is_due = time.monotonic() >= self._not_before.get(index, 0.0)
+            if index not in self._replicas and is_due:
+                self._start(index)
+        num_open = sum(it.is_open for it in self._replicas.values())
+        if not self._has_begun and num_open == self._settings.processes:
+            self._has_begun = True
+            os.write(self._place.reports_to, READY)
+
+    def _start(self, index: int) -> None:
+        context = get_context("fork")
+        try:
+            news, teller = context.Pipe(duplex=False)
+            process = context.Process(target=self._run_replica, args=(index, news, teller))
+            try:
+                process.start()
+            except OSError:
+                news.close()
+                raise
+            finally:
+                teller.close()
+        except OSError as error:
+            logger.error("process %d cannot start: %s", index, error)  # noqa: TRY400 - no bug of ours
+            self._lose(index, status=1, started=time.monotonic())
+        else:
+            self._replicas[index] = _Replica(process=process, news=news)
+
+    def _look(self, index: int) -> None:
+        replica = self._replicas[index]
+        replica.look()
+        status = replica.process.exitcode
+        if status is None:
+            return
+        del self._replicas[index]
+        replica.news.close()
+        self._lose(index, status=status, started=replica.started)
+
+    def _lose(self, index: int, *, status: int, started: float) -> None:
+        if self._is_ending:
+            return
+        if self._has_begun or (self._has_answered and status < 0):
+            logger.error("process %d ended (status %d) and starts again", index, status)
+            self._not_before[index] = started + RESTART_S
+        else:
+            if status < 0:
+                logger.error("process %d was killed at its start (signal %d)", index, -status)
+            self._status = status if status > 0 else 1
+            self._end()
+
+    def _end(self) -> None:
+        self._is_ending = True
+        for replica in self._replicas.values():
+            replica.process.terminate()
+
+    def _run_replica(
+        self, index: int, news: "Connection[bytes, bytes]", teller: "Connection[bytes, bytes]"
+    ) -> None:
+        end_with(self._pid)
+        # A copy that stays open would hide the end of a process from the others.
+        for copied in (news, *(it.news for it in self._replicas.values())):
+            copied.close()
+        os.close(self._place.reports_to)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        shared, *own = map(_socket, self._place.listeners)
+        settings = settings_of(self._settings, index, port=own[index].getsockname()[1])
+        try:
+            self._serve(settings, [shared, own[index]], lambda _: teller.send_bytes(READY))
+        except NunatakError as error:
+            log_failure(error.code, str(error))
+            write_log()
+            sys.exit(START_AGAIN if isinstance(error, EngineFailedError) else 1)
+
+
+def divided(settings: ServerSettings) -> ServerSettings:
+    """Return the settings of each replica: cores and memory without own choice are divided."""
+    num, given = settings.processes, settings.model_fields_set
+    chosen: dict[str, object] = {}
+    if not settings.compute_threads:
+        chosen["compute_threads"] = max(1, len(os.sched_getaffinity(0)) // num)
+    if settings.task_memory_bytes is None:
+        chosen["task_memory_bytes"] = task_memory_budget(None, CPU) // num
+    if "trunk_cache_bytes" not in given:
+        chosen["trunk_cache_bytes"] = settings.trunk_cache_bytes // num
+    if "drain_delay_s" not in given:
+        chosen["drain_delay_s"] = DRAIN_DELAY_S
+    return settings.model_copy(update=chosen)
+
+
+def settings_of(settings: ServerSettings, index: int, *, port: int) -> ServerSettings:
+    name = settings.replica_id and f"{settings.replica_id}-{index}"
+    return settings.model_copy(update={"port": port, "replica_id": name})
+
+
+def check_single() -> None:
+    """Refuse to fork with several threads."""
+    names = [(it / "comm").read_text().strip() for it in THREADS.iterdir()]
+    if len(names) > 1:
+        raise NunatakError(
+            "invalid_settings",
+            problem=f"processes: the backbone was loaded by several threads ({', '.join(names)}), "
+            "so its memory cannot be shared. Copy a backbone of a hub to this machine first, with "
+            "`nunatak backbone add`",
+        )
+
+
+def _socket(number: int) -> socket.socket:
+    return socket.socket(fileno=number)
+
+
+def end_with(parent: int) -> None:
+    """Let the system send SIGTERM to this process when its parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        # The parent has ended before the call.
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,151 @@
+"""Turns: what requests do outside the engine, in small parts, by caller in turn.
+
+The event loop and the threads belong to all callers. A request with many rows therefore works on
+the event loop in slices, at most one slice of all requests between two looks for other work. Work
+on threads goes through `FairSemaphore`. `within` limits the time of work.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from itertools import islice
+from math import inf
+from typing import Any, Final, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+SLICE: Final = 256
+"""Rows that a request handles in one go on the event loop, in about a millisecond."""
+
+
+class FairSemaphore:
+    """A semaphore that serves callers in turn; only the event loop thread may use it.
+
+    A caller that gives a slot back goes behind all callers that wait (round-robin, Nagle 1987). A
+    new caller therefore waits for at most one slot of each other caller. The requests of one caller
+    keep their order.
+    """
+
+    def __init__(self, *, num_slots: int) -> None:
+        self._num_free = num_slots
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """Waiting requests by caller, next caller first; empty while a slot is free."""
+
+    @asynccontextmanager
+    async def slot(self, caller: str) -> AsyncGenerator[None]:
+        await self._enter(caller)
+        try:
+            yield
+        finally:
+            self._leave(caller)
+
+    async def _enter(self, caller: str) -> None:
+        if self._num_free:
+            self._num_free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                # The slot arrived at the moment of the cancellation.
+                self._leave(caller)
+            raise
+
+    def _leave(self, caller: str) -> None:
+        self._put_behind(caller)
+        if not self._admit_next():
+            self._num_free += 1
+
+    def _admit_next(self) -> bool:
+        while self._waiting:
+            caller, queue = next(iter(self._waiting.items()))
+            # A cancelled request takes no slot, and costs its caller no turn.
+            while queue and queue[0].done():
+                queue.popleft()
+            turn = queue.popleft() if queue else None
+            self._put_behind(caller)
+            if turn is not None:
+                turn.set_result(None)
+                return True
+        return False
+
+    def _put_behind(self, caller: str) -> None:
+        queue = self._waiting.pop(caller, None)
+        if queue:
+            self._waiting[caller] = queue
+
+
+class Turns:
+    """The turns of all requests at the event loop, and at a thread of their own.
+
+    Only the event loop thread may use it.
+    """
+
+    def __init__(self) -> None:
+        self._slices = FairSemaphore(num_slots=1)
+        self._outputs = FairSemaphore(num_slots=1)
+        # One thread, because more would only compete for the lock of the interpreter.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nunatak-outputs")
+
+    def pace(self, caller: str, *, deadline: float = inf) -> "Pace":
+        return Pace(self, caller, deadline=deadline)
+
+    async def pause(self, caller: str) -> None:
+        """Let others use the event loop, until the caller may run one slice."""
+        async with self._slices.slot(caller):
+            await asyncio.sleep(0)
+
+    async def on_thread(self, work: Callable[[], Result], *, caller: str) -> Result:
+        async with self._outputs.slot(caller):
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class Pace:
+    """Counts what one request does on the event loop, and pauses after each `SLICE` rows."""
+
+    def __init__(self, turns: Turns, caller: str, *, deadline: float) -> None:
+        self.deadline = deadline
+        """The clock reading after which the answer of the request is useless."""
+        self._turns = turns
+        self._caller = caller
+        self._num_rows = 0
+
+    async def count(self, num_rows: int) -> None:
+        """Count handled rows; pause if they complete a slice."""
+        self._num_rows += num_rows
+        if self._num_rows >= SLICE:
+            self._num_rows = 0
+            await self._turns.pause(self._caller)
+
+    async def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """Return the results of a function, with pauses. An item counts as a row."""
+        found, left = list[Result](), iter(items)
+        while part := list(islice(left, SLICE - self._num_rows)):
+            found += map(function, part)
+            await self.count(len(part))
+        return found
+
+    async def on_thread(self, work: Callable[[], Result]) -> Result:
+        return await self._turns.on_thread(work, caller=self._caller)
+
+
+async def within(
+    seconds: float, work: Coroutine[Any, Any, Result], *, late: Callable[[], Exception]
+) -> Result:
+    """Await `work`; after the time limit, cancel `work` and raise the error that `late` makes."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise late() from None
+        raise

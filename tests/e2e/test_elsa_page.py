@@ -1,0 +1,40 @@
+"""The page on frozen layers in small: real processes on the smallest real backbone."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.makers import TaskPlan, publish_missing
+from benchmarks.harness.recording import Sheet
+from benchmarks.harness.workload import minilm_folder
+from benchmarks.papers.elsa_page import TOLERANCE, measure, page_text
+from nunatak_contract.methods import TopK
+from nunatak_model import load_backbone
+
+TASKS, OWN = 4, (1, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_measured_share_and_the_formula_agree(tmp_path: Path) -> None:
+    wanted = [
+        TaskPlan(name=f"toy{number}-k{own}", method=TopK(num_layers=own), seed=number)
+        for own in OWN
+        for number in range(TASKS)
+    ]
+    publish_missing(tmp_path / "registry", wanted, load_backbone())
+
+    memory = measure(
+        minilm_folder(),
+        tmp_path / "registry",
+        {plan.name: "Where is my parcel?" for plan in wanted},
+        work=tmp_path / "work",
+        sheet=Sheet(command="test", file=tmp_path / "figures.jsonl", rounds=1),
+        settling_s=2.0,
+    )
+
+    for own in OWN:
+        assert memory.saved_private(own) == pytest.approx(memory.formula(own), abs=TOLERANCE)
+        assert memory.ledger[own] == pytest.approx(memory.formula(own), abs=0.005)
+        assert memory.saved_mapped(own) < memory.saved_private(own)
+    assert f"{memory.saved_private(3):.1%}" in page_text(memory, None)

@@ -1,0 +1,122 @@
+"""The settings that a server refuses at its start, and the moment of its first request."""
+
+import gc
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
+from doubles.serving import make_settings
+from nunatak_server.engine.backbones import Backbones
+from nunatak_server.processes import serving
+from nunatak_server.processes.serving import (
+    MAX_BACKLOG,
+    MAX_CONNECTIONS,
+    MIN_FILES,
+    RESERVED_FILES,
+    begin,
+    connection_limits,
+    serve,
+)
+from nunatak_server.settings import ServerSettings
+
+
+def test_the_interpreter_is_tuned_before_the_address_is_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = list[str]()
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
+
+    def set_threshold(*_: int) -> None:
+        done.append("rare")
+
+    monkeypatch.setattr(gc, "set_threshold", set_threshold)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _seconds: done.append("short turns"))
+
+    begin("http://127.0.0.1:1", max_requests=4, announce=done.append)
+
+    assert done == ["frozen", "rare", "short turns", "http://127.0.0.1:1"]
+
+
+def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_served(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    backbone = tiny_backbone(num_layers=1)
+
+    def load(_: ServerSettings) -> Backbones:
+        return Backbones(backbone)
+
+    monkeypatch.setattr(serving, "load_on_own_thread", load)
+
+    with raises("invalid_settings", match="max_batch_tokens"):
+        serve(make_settings(registry=str(tmp_path), max_batch_tokens=1), create_registry=True)
+
+
+def test_a_server_makes_no_registry_from_a_typing_error(tmp_path: Path) -> None:
+    with raises("registry_missing"):
+        serve(make_settings(registry=str(tmp_path / "tpyo")))
+
+    assert list(tmp_path.iterdir()) == []
+
+
+class FileLimits:
+    """The limits of open files of a process; a change is only noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *first: int) -> None:
+        self.seen = [first]
+        monkeypatch.setattr(resource, "getrlimit", self.get)
+        monkeypatch.setattr(resource, "setrlimit", self.set)
+
+    def get(self, _: int) -> tuple[int, ...]:
+        return self.seen[-1]
+
+    def set(self, _: int, limits: tuple[int, int]) -> None:
+        self.seen.append(limits)
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [
+        pytest.param(1024, 1024, None, id="hard"),
+        pytest.param(256, 4096, 4096, id="raised"),
+        pytest.param(
+            1024, 2**20, RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG, id="as-far-as-of-use"
+        ),
+        pytest.param(2**20, 2**20, None, id="more-than-of-use"),
+        pytest.param(resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, id="infinite"),
+        pytest.param(
+            256,
+            resource.RLIM_INFINITY,
+            RESERVED_FILES + MAX_CONNECTIONS + MAX_BACKLOG,
+            id="infinite-hard",
+        ),
+    ],
+)
+def test_all_connections_that_may_open_at_once_leave_files_for_the_server(
+    soft: int, hard: int, raised: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = FileLimits(monkeypatch, soft, hard)
+
+    connections, backlog = connection_limits()
+
+    assert limits.seen[1:] == ([] if raised is None else [(raised, hard)])
+    allowed = limits.seen[-1][0]
+    files = allowed if allowed != resource.RLIM_INFINITY else 2**30
+    assert 500 <= connections <= MAX_CONNECTIONS
+    assert 64 <= backlog <= MAX_BACKLOG
+    assert connections + backlog + RESERVED_FILES <= files
+    assert connection_limits() == (connections, backlog)
+
+
+def test_a_server_that_may_open_too_few_files_says_so_before_it_loads_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    FileLimits(monkeypatch, 64, MIN_FILES - 1)
+
+    with raises("invalid_settings", match="may open 511 files, and a server needs 512; raise"):
+        serve(make_settings(registry=str(tmp_path / "none")), create_registry=True)
+
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,107 @@
+"""Laws of turns: what one request does delays no other by more than a slice."""
+
+import asyncio
+from itertools import groupby
+
+from doubles.backbones import tiny_backbone
+from doubles.engines import tiny_branch
+from doubles.services import Bench, make_bench
+from doubles.serving import make_settings
+from nunatak_server.predict.types import Handling, PredictionRequest
+from nunatak_server.scheduler.turns import SLICE, Turns
+
+TASKS = tuple(f"task-{number}" for number in range(64))
+MANY = make_settings(max_inputs=64, max_documents=1, max_tasks_per_request=64, max_text_chars=100)
+
+
+class Ticks:
+    """Counts what happens between two looks of the event loop at other work."""
+
+    def __init__(self) -> None:
+        self.counts = [0]
+
+    def count(self, _: object) -> None:
+        self.counts[-1] += 1
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.counts.append(0)
+
+
+async def test_all_requests_together_handle_one_slice_between_two_looks_at_the_loop() -> None:
+    turns, ticks = Turns(), Ticks()
+    ticking = asyncio.create_task(ticks.run())
+    # Each begins with a slice for which it needs no turn.
+    await asyncio.gather(*(turns.pace(name).map(ticks.count, range(SLICE)) for name in "abc"))
+    ticks.counts = [0]
+
+    await asyncio.gather(*(busy(turns, name, ticks) for name in "aaaab"))
+
+    ticking.cancel()
+    turns.close()
+    assert max(ticks.counts) == SLICE
+    assert sum(ticks.counts) == 5 * 5 * SLICE
+
+
+async def busy(turns: Turns, caller: str, ticks: Ticks) -> None:
+    pace = turns.pace(caller)
+    await pace.count(SLICE)
+    await pace.map(ticks.count, range(5 * SLICE))
+
+
+async def test_callers_have_their_slices_in_turn() -> None:
+    turns, done = Turns(), list[str]()
+
+    async def work(caller: str) -> None:
+        pace = turns.pace(caller)
+        await pace.count(SLICE)
+        await pace.map(lambda _: done.append(caller), range(2 * SLICE))
+
+    await asyncio.gather(*map(work, "aaaab"))
+
+    turns.close()
+    order = "".join(name for name, _ in groupby(done))
+    assert order.index("b") == 1
+    assert order.count("b") == 2
+
+
+async def ask_64_by_64(bench: Bench) -> None:
+    request = PredictionRequest(
+        references=TASKS,
+        inputs=tuple(f"text {number}" for number in range(64)),
+        handling=Handling(default_deadline_s=60),
+    )
+    await bench.service.predict(request)
+
+
+async def large_bench() -> Bench:
+    branch = tiny_branch()
+    bench = make_bench(tiny_backbone(num_layers=1), branch, settings=MANY, max_tokens=10_000)
+    for task in TASKS:
+        traffic = await bench.store.resolve(bench.store.add(task))
+        await bench.residency.preload(traffic.manifest)
+    return bench
+
+
+async def test_a_large_request_is_submitted_in_slices_with_all_tasks_of_a_text_in_one() -> None:
+    bench = await large_bench()
+
+    await ask_64_by_64(bench)
+
+    assert bench.engine.sizes == [SLICE] * (64 * 64 // SLICE)
+    assert all(submission == set(TASKS) for submission in bench.engine.submissions)
+
+
+async def test_each_row_counts_in_admission_before_it_waits() -> None:
+    bench = await large_bench()
+    bench.engine.is_silent = True
+
+    asking = asyncio.create_task(ask_64_by_64(bench))
+    await bench.engine.has_rows.wait()
+
+    assert bench.admission.num_tokens >= 64 * 64
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert bench.admission.num_tokens == 0
+    assert all(row.is_cancelled for row in bench.engine.rows)
