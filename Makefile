@@ -68,6 +68,9 @@ openapi: $(VENV)/.dev  ## write docs/openapi.json from the server
 docs: $(VENV)/.dev  ## build the documents as a site in build/docs/site; refuse dead links
 	$(BIN)/python -m release.site
 
+release: $(VENV)/.dev  ## build the files of a release into dist, install and try them; needs g++, npm, curl
+	$(BIN)/python -m release.build
+
 client: $(VENV)/.dev  ## make the blocking client from the asyncio client
 	$(BIN)/python tests/policy/blocking_client.py
 
