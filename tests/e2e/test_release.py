@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.version import Version
 
 from release import build, trial
@@ -22,11 +23,13 @@ def test_all_packages_of_a_release_have_one_version() -> None:
     )
     package = json.loads((ROOT / "clients" / "typescript" / "package.json").read_text())
     lock = json.loads((ROOT / "clients" / "typescript" / "package-lock.json").read_text())
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "Chart.yaml").read_text())
     files = (ROOT / "deploy" / "kubernetes" / "nunatak.yaml", ROOT / "docs" / "deployment.md")
     images = [it for file in files for it in re.findall(r"nunatak:(\d\S+?)[\s`]", file.read_text())]
 
-    versions = [operators["version"], package["version"], lock["version"], *images]
-    assert len(versions) > 4
+    charts = [chart["version"], chart["appVersion"]]
+    versions = [operators["version"], package["version"], lock["version"], *charts, *images]
+    assert len(versions) > 6
     assert {Version(it) for it in versions} == {Version(project["version"])}
     assert package["version"] == lock["packages"][""]["version"]
 
