@@ -41,7 +41,7 @@ demo: $(VENV)/.runtime  ## train four tasks, serve them from one backbone, ask t
 
 ops: $(VENV)/.runtime  ## build and install the native operators for CPUs; needs g++
 	$(BIN)/pip install --quiet --constraint constraints.txt 'setuptools>=77'
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./ops
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./kernels
 
 screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `make demo`, needs Chromium
 	$(BIN)/python demo/screenshot.py
@@ -116,7 +116,7 @@ figures: $(VENV)/.dev  ## render docs/results from figures.jsonl
 	$(BIN)/python -m benchmarks.render_figures
 
 configuration: $(VENV)/.dev  ## render docs/configuration.md from the settings
-	$(BIN)/python -m nunatak_cli.reference docs/configuration.md
+	$(BIN)/python docs/configuration.py docs/configuration.md
 
 serve: $(VENV)/.runtime  ## serve the default registry on port 8080
 	$(BIN)/nunatak serve

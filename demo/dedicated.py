@@ -15,9 +15,9 @@ from typing import Literal
 
 import psutil
 
-from nunatak_artifact import LoadedTask, load_task
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
+from nunatak_versions import LoadedTask, load_task
 
 Way = Literal["shared", "dedicated"]
 

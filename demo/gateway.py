@@ -17,7 +17,6 @@ from pydantic import JsonValue
 from rich.console import Console
 from rich.table import Table
 
-from nunatak_artifact import LoadedTask, load_task
 from nunatak_client import Client, MemoryReport
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Lora, Method, TopK
 from nunatak_loadtest.processes import ServerProcess
@@ -27,6 +26,7 @@ from nunatak_registry import Registry
 from nunatak_training.report import ProgressBar
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
+from nunatak_versions import LoadedTask, load_task
 
 HERE = Path(__file__).parent
 REGISTRY = HERE.parent / ".nunatak" / "demo"

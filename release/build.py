@@ -40,7 +40,7 @@ def make(dist: Path) -> None:
         (source,) = scratch.iterdir()
         wheel = ("hatchling", "build", "--target", "wheel", "--directory", dist)
         run(sys.executable, "-m", *wheel, folder=source)
-        operators = ("--no-deps", "--no-build-isolation", "--wheel-dir", dist, source / "ops")
+        operators = ("--no-deps", "--no-build-isolation", "--wheel-dir", dist, source / "kernels")
         run(sys.executable, "-m", "pip", "wheel", "--quiet", *operators)
         client = source / "clients" / "typescript"
         for command in ("ci --silent", "run --silent build"):

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import torch
 
-from nunatak_artifact import (
+from nunatak_contract.enums import Pooling
+from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
+from nunatak_exchange.peft_export import export_peft
+from nunatak_exchange.transformers_export import export_transformers, merged_weights
+from nunatak_model import Backbone, BranchSpec, HeadSpec, build_branch, initial_parameters
+from nunatak_registry import Registry
+from nunatak_registry.publication import number_draft
+from nunatak_versions import (
     LoadedTask,
     Provenance,
     VersionDraft,
@@ -20,13 +27,6 @@ from nunatak_artifact import (
     head_record,
     load_task,
 )
-from nunatak_artifact.interchange.peft_export import export_peft
-from nunatak_artifact.interchange.transformers_export import export_transformers, merged_weights
-from nunatak_contract.enums import Pooling
-from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
-from nunatak_model import Backbone, BranchSpec, HeadSpec, build_branch, initial_parameters
-from nunatak_registry import Registry
-from nunatak_registry.publication import number_draft
 
 LABELS = ("calm", "urgent", "other")
 HEAD = HeadSpec(num_labels=len(LABELS), pooling=Pooling.FIRST, dense=True)

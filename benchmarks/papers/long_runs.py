@@ -23,7 +23,8 @@ from benchmarks.harness.recording import hardware
 from benchmarks.papers.lines import LINES, PaperRun, append_line, majority_score, read_lines
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
-from nunatak_training.data import ExampleSet, load_task_data, load_test_set
+from nunatak_training.data import ExampleSet, load_task_data
+from nunatak_training.data.sources import load_test_rows
 from nunatak_training.fitting import TrainedTask, evaluate
 from nunatak_training.kinds import Metric
 from nunatak_training.publishing import publish
@@ -67,7 +68,7 @@ class PaperContext(RunContext):
 
     def __init__(self, models: Path, seed: int, *, checkpoints: Path | None) -> None:
         super().__init__(checkpoints=checkpoints)
-        self._models = models
+        self.backbone = lru_cache(maxsize=1)(partial(backbone_below, models))
         self.data = lru_cache(maxsize=2)(partial(drawn, seed=seed))
         self.last: TrainedTask | None = None
 
@@ -76,9 +77,11 @@ class PaperContext(RunContext):
         self.last = super().fit(run)
         return self.last
 
-    def _load_backbone(self, name: str) -> Backbone:
-        own = self._models / name
-        return load_backbone(str(own) if own.is_dir() else name, device=self.device)
+
+def backbone_below(models: Path, name: str) -> Backbone:
+    """Load a backbone from a folder of backbones, or by its name if the folder has none."""
+    own = models / name
+    return load_backbone(str(own) if own.is_dir() else name)
 
 
 def drawn(source: Source, *, seed: int) -> CutData:
@@ -181,8 +184,10 @@ def transferred(
     found = dict[str, float]()
     for folder in others:
         if folder.name != name:
-            whole = load_test_set(folder / "dev.jsonl.gz", trained.data)
-            part = ExampleSet(examples=whole.examples[:TRANSFER_CAP])
+            rows = load_test_rows(
+                folder / "dev.jsonl.gz", kind=trained.data.kind, labels=trained.data.labels
+            )
+            part = ExampleSet(examples=tuple(it.example for it in rows[:TRANSFER_CAP]))
             found[folder.name] = evaluate(trained, part, backbone).values[metric]
     return found
 

@@ -30,9 +30,9 @@ from benchmarks.harness.recording import ROOT, Sheet, figures_parser, open_sheet
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import served_backbone
 from benchmarks.server.tenants import Caller, ask_for, publish
-from nunatak_artifact import load_task
 from nunatak_model import DEFAULT_BACKBONE, Backbone, Branch, Row, forward, load_backbone
 from nunatak_registry import Registry
+from nunatak_versions import load_task
 
 TASKS = ("tone", "mood", "intent", "spam")
 WORDS = ("where", "when", "parcel", "lost", "green", "late", "please", "call", "me", "back")

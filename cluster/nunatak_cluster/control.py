@@ -42,12 +42,11 @@ class ApplicationState:
 
 
 def places_of(backbones: Sequence[str]) -> dict[str, ApplicationPlace]:
-    """Return the place of each backbone. One backbone alone has no prefix.
-
-    Raises:
-        NunatakError: `invalid_option`, two backbones have one name.
-    """
-    names = [_word(backbone) for backbone in backbones]
+    """Return the place of each backbone. One backbone alone has no prefix."""
+    # Of a folder or a hub id the last part names the path and, to Ray, the application.
+    last = [it.rstrip("/").rpartition("/")[2].lower() for it in backbones]
+    words = ["".join(it if it.isalnum() and it.isascii() else "-" for it in word) for word in last]
+    names = [word.strip("-") for word in words]
     if len(set(names)) != len(names):
         problem = f"expected backbones with different names, got {', '.join(names)}"
         raise NunatakError("invalid_option", problem=problem)
@@ -65,10 +64,6 @@ def up(
 
     Replicas are replaced a few at a time, and each answers its last requests before it ends. The
     proxy of a Serve that runs already keeps its address.
-
-    Raises:
-        NunatakError: `invalid_option`, Ray Serve runs already and listens elsewhere.
-        NunatakError: `ray_failed`, an application does not start; the message has Ray's reason.
     """
     serve.start(http_options=HTTPOptions(host=host, port=port))
     _check_address(host, port)
@@ -95,28 +90,23 @@ def _check_address(host: str, port: int) -> None:
 
 
 def status() -> list[ApplicationState]:
-    found = serve.status().applications
-    return [
-        ApplicationState(
-            name=name,
-            status=str(found[name].status.value),
-            message="; ".join(
-                it
-                for it in (
-                    found[name].message,
-                    *(each.message for each in found[name].deployments.values()),
+    states = list[ApplicationState]()
+    for name, found in sorted(serve.status().applications.items()):
+        deployments = list(found.deployments.values())
+        messages = (found.message, *(it.message for it in deployments))
+        replicas = {
+            str(state): count for it in deployments for state, count in it.replica_states.items()
+        }
+        if name.startswith(PREFIX):
+            states.append(
+                ApplicationState(
+                    name=name,
+                    status=str(found.status.value),
+                    message="; ".join(filter(None, messages)),
+                    replicas=replicas,
                 )
-                if it
-            ),
-            replicas={
-                str(state): count
-                for each in found[name].deployments.values()
-                for state, count in each.replica_states.items()
-            },
-        )
-        for name in sorted(found)
-        if name.startswith(PREFIX)
-    ]
+            )
+    return states
 
 
 def down() -> list[str]:
@@ -130,9 +120,3 @@ def down() -> list[str]:
     if not serve.status().applications:
         serve.shutdown()
     return names
-
-
-def _word(backbone: str) -> str:
-    """Return a name for a path and for Ray: of a folder or a hub id its last part."""
-    last = backbone.rstrip("/").rpartition("/")[2].lower()
-    return "".join(it if it.isalnum() and it.isascii() else "-" for it in last).strip("-")

@@ -22,8 +22,8 @@ from nunatak_cluster.session import joined, places
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import Parameters
 from nunatak_registry import Registry
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.scoring import ScoredInputs, Scorer, open_scorer
 from nunatak_server.settings import ServerSettings
 
@@ -44,7 +44,7 @@ class ScoringActor:
         self,
         settings: ServerSettings,
         versions: Mapping[str, TaskManifest],
-        options: PredictionOptions,
+        options: Parameters,
     ) -> None:
         self._settings = settings
         self._versions = versions
@@ -62,11 +62,7 @@ class ScoringActor:
         return self._scorer.numerics
 
     def score(self, inputs: Sequence[Input], numerics: str) -> ScoredInputs:
-        """Return the answers to a chunk.
-
-        Raises:
-            NunatakError: `ray_failed`, this node computes with other numerics than the first one.
-        """
+        """Return the answers to a chunk."""
         if self._scorer.numerics != numerics:
             raise NunatakError(
                 "ray_failed",
@@ -90,9 +86,6 @@ class RayScorers:
         """Yield each item with the answers to its inputs, in order; None for items without inputs.
 
         Items are taken only while an actor has room, so the memory holds a few chunks.
-
-        Raises:
-            NunatakError: a chunk cannot be scored, or the cluster has lost it too often.
         """
         waiting = deque[tuple[Item, Any]]()
         loads = [0] * len(self._actors)
@@ -136,11 +129,7 @@ def _free_one(owners: dict[Any, int], loads: list[int]) -> None:
 
 
 def _result(reference: Any) -> Any:  # noqa: ANN401 - Ray's references have no types
-    """Return the result of a call.
-
-    Raises:
-        NunatakError: the error of the call, or `ray_failed`, its actor is lost.
-    """
+    """Return the result of a call."""
     try:
         return ray.get(reference)
     except RayTaskError as error:
@@ -156,16 +145,12 @@ def ray_scorers(
     *,
     settings: ServerSettings,
     versions: Mapping[str, TaskManifest],
-    options: PredictionOptions,
+    options: Parameters,
     num_scorers: int | None = None,
 ) -> Generator[RayScorers]:
     """Start scorers on a cluster, by default as many as it has cores for; end them afterwards.
 
     Each takes `compute_threads` of the settings as cores, or one; with a CUDA device also a GPU.
-
-    Raises:
-        NunatakError: there is no cluster, the backbone cannot be loaded, or a version cannot be
-            read, trusted or served.
     """
     num_cpus = settings.compute_threads or 1
     needs_gpu = settings.device.startswith("cuda")

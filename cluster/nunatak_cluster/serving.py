@@ -64,11 +64,7 @@ class Replica:
         self._app: Application | None = None
 
     def __serve_build_asgi_app__(self) -> Application:
-        """Load the backbone, and return the application. Ray runs its lifespan.
-
-        Raises:
-            NunatakError: the settings are invalid, or the backbone cannot be loaded.
-        """
+        """Load the backbone, and return the application. Ray runs its lifespan."""
         settings = self._settings
         log_everything(settings.log_format)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -82,11 +78,7 @@ class Replica:
         return self._app
 
     async def check_health(self) -> None:
-        """Return if this replica is ready. Ray replaces a replica that raises three times.
-
-        Raises:
-            NunatakError: `not_ready` or `draining`.
-        """
+        """Return if this replica is ready. Ray replaces a replica that raises three times."""
         self._runtime.readiness.check_ready()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -105,9 +97,6 @@ def replica_settings(given: Mapping[str, JsonValue]) -> ServerSettings:
 
     The host counts for the check that a server without keys is not open to other machines. It is
     the address of Ray's proxy, which listens for all machines unless `given` has another one.
-
-    Raises:
-        NunatakError: `invalid_settings`, a value is invalid.
     """
     own = {
         "host": ANY_HOST,

@@ -27,10 +27,6 @@ def joined(on: str) -> Generator[None]:
     `on` is `ray`, or `ray://host:port` for the client server of a cluster. No cluster is started,
     because a cluster of this command alone would be no faster than local processes. A process that
     is connected already stays connected.
-
-    Raises:
-        NunatakError: `invalid_option`, `on` is no address of a cluster.
-        NunatakError: `ray_unavailable`, no cluster answers there.
     """
     if on != THIS and not on.startswith(CLIENT):
         problem = f"expected {THIS} or {CLIENT}HOST:PORT as the cluster, got {on!r}"
@@ -41,7 +37,10 @@ def joined(on: str) -> Generator[None]:
     address = "auto" if on == THIS else on
     named = os.environ.get("RAY_ADDRESS", "") if on == THIS else on
     try:
-        _check_port(named.removeprefix(CLIENT))
+        # Ray itself would try for minutes.
+        host, _, port = named.removeprefix(CLIENT).rpartition(":")
+        if host and port.isdigit():
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         problem = (str(error).splitlines() or ["no answer"])[0]
@@ -50,18 +49,6 @@ def joined(on: str) -> Generator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _check_port(place: str) -> None:
-    """Try to connect to `host:port`; Ray itself would try for minutes.
-
-    Raises:
-        OSError: nothing listens there.
-    """
-    host, _, port = place.rpartition(":")
-    if host and port.isdigit():
-        with socket.create_connection((host, int(port)), timeout=CONNECT_S):
-            pass
 
 
 def places(*, num_cpus: int, needs_gpu: bool) -> int:

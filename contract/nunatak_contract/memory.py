@@ -1,9 +1,21 @@
 """The memory report of a server. All sizes are in bytes."""
 
-from nunatak_contract.wire import Result
+from pydantic import AliasChoices, AliasGenerator, ConfigDict
+
+from nunatak_contract.record import Result
 
 
-class BackboneMemory(Result):
+class _Counts(Result):
+    """Base of reports about objects whose counts are called `num_`."""
+
+    model_config = ConfigDict(
+        alias_generator=AliasGenerator(
+            validation_alias=lambda name: AliasChoices(name, f"num_{name}")
+        )
+    )
+
+
+class BackboneMemory(_Counts):
     """The shared backbone in memory."""
 
     name: str
@@ -35,7 +47,7 @@ class DeviceTierMemory(Result):
     versions: int
 
 
-class HostTierMemory(Result):
+class HostTierMemory(_Counts):
     """Checked bytes of task versions in main memory, and counts of the reads so far."""
 
     bytes: int
@@ -52,7 +64,7 @@ class TiersMemory(Result):
     host: HostTierMemory
 
 
-class TrunkCacheMemory(Result):
+class TrunkCacheMemory(_Counts):
     """Trunk states in memory, and counts of hits, misses and evictions since the start."""
 
     bytes: int

@@ -1,7 +1,7 @@
 """The requests of callers over HTTP: strict, frozen, and without undeclared fields."""
 
 from collections.abc import Set as AbstractSet
-from typing import Annotated, Final, cast
+from typing import Annotated, ClassVar, Final, cast
 
 from pydantic import (
     BaseModel,
@@ -121,39 +121,44 @@ Stride = Annotated[int, Field(ge=0, le=MAX_ITEMS)]
 class Parameters(Message):
     """Options of the answer. Each kind of head uses its own options and ignores the others."""
 
+    is_literal: ClassVar[bool] = False
+    """Whether special tokens in a text are read as plain text, for policies alone."""
+
     top_k: Annotated[int, Field(ge=1)] | None = Field(
-        None,
+        default=None,
         description=(
             "number of labels, documents or answers; null = all labels or documents, one answer"
         ),
     )
     function_to_apply: Annotated[FunctionToApply, Field(strict=False)] | None = Field(
-        None,
+        default=None,
         description=(
             "classification: null = by problem type; ranking: null = the task's own function"
         ),
     )
     aggregation_strategy: Annotated[AggregationStrategy, Field(strict=False)] = Field(
-        AggregationStrategy.NONE, description="token classification"
+        default=AggregationStrategy.NONE, description="token classification"
     )
     ignore_labels: Annotated[list[str], Field(max_length=MAX_ITEMS, fail_fast=True)] = Field(
-        ["O"], description="token classification"
+        default=["O"], description="token classification"
     )
     on_long: Annotated[OnLong, Field(strict=False)] | None = Field(
-        None,
+        default=None,
         description=(
             "sequence classification, ranking: treatment of longer texts; null = the task "
             "version's own"
         ),
     )
     stride: Stride | None = Field(
-        None, description="token classification: tokens that adjacent windows of a long text share"
+        default=None,
+        description="token classification: tokens that adjacent windows of a long text share",
     )
     doc_stride: Stride | None = Field(
-        None, description="question answering: tokens that adjacent windows of a long context share"
+        default=None,
+        description="question answering: tokens that adjacent windows of a long context share",
     )
     max_answer_len: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] = Field(
-        15, description="question answering: tokens"
+        default=15, description="question answering: tokens"
     )
     handle_impossible_answer: bool = Field(
         default=False, description='question answering: allow the empty answer ""'

@@ -3,12 +3,15 @@
 A server sends every field of a class and no other field. A client ignores fields that it does not
 know, so that a newer server can serve an older client. `memory` has the classes of memory reports,
 and `requests` has the classes of requests.
+
+Server and command make many of these from the attributes of other objects, by `model_validate`.
+`found_at` names the attributes where they differ from the fields.
 """
 
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 
 from nunatak_contract.enums import (
     CandidateRole,
@@ -19,6 +22,7 @@ from nunatak_contract.enums import (
     VerdictAction,
 )
 from nunatak_contract.policies import Policy
+from nunatak_contract.record import EachInput, Moment, Result, found_at
 
 QUEUE_HEADER: Final = "x-queue-ms"
 TOKENIZE_HEADER: Final = "x-tokenize-ms"
@@ -30,34 +34,6 @@ DEADLINE_HEADER: Final = "x-deadline-ms"
 ROUTING_KEY_HEADER: Final = "x-routing-key"
 LINES_TYPE: Final = "application/x-ndjson"
 """Media type of an answer whose lines are objects, one for each task."""
-
-MAX_REPR_CHARS: Final = 2_000
-"""Most characters of a result that Python shows."""
-
-
-class Result(BaseModel):
-    """Base of every answer."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="ignore",
-        allow_inf_nan=False,
-        json_schema_extra={"additionalProperties": False},
-    )
-
-    def __repr__(self) -> str:
-        """Return the beginning of a long text, because answers come into logs and notebooks."""
-        return _bounded(super().__repr__())
-
-    def __str__(self) -> str:
-        """Return the beginning of a long text."""
-        return _bounded(super().__str__())
-
-
-def _bounded(text: str) -> str:
-    if len(text) <= MAX_REPR_CHARS:
-        return text
-    return f"{text[:MAX_REPR_CHARS]}... ({len(text):,} characters)"
 
 
 class Score(Result):
@@ -120,7 +96,27 @@ PredictedValue = str | tuple[str, ...] | float
 """What a task predicts for one input: its label, all labels that apply, or its value."""
 
 
-class PredictResponse(Result):
+class InputFacts(Result):
+    """What a task tells about each input, next to its output; empty if a server does not tell."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+    tokens: EachInput[int] = Field(
+        default_factory=tuple,
+        description="tokens read, special ones included; one count per input for a list",
+    )
+    truncated: EachInput[bool] = Field(
+        default_factory=tuple,
+        description="whether a part of the input was not read; one per input for a list",
+    )
+    unread: EachInput[int] = Field(
+        default_factory=tuple,
+        description="characters that no token stands for: hidden text, and letters of words that "
+        "the vocabulary lacks; one count per input for a list",
+    )
+
+
+class PredictResponse(InputFacts):
     """The task's output; a list of outputs if a list was sent."""
 
     task: str
@@ -135,17 +131,6 @@ class PredictResponse(Result):
         "`parameters` shows of the scores; null for other heads"
     )
     outputs: Output | tuple[Output, ...]
-    tokens: int | tuple[int, ...] = Field(
-        description="tokens read, special ones included; one count per input for a list"
-    )
-    truncated: bool | tuple[bool, ...] = Field(
-        description="whether a part of the input was not read; one per input for a list"
-    )
-    unread: int | tuple[int, ...] = Field(
-        default=0,
-        description="characters that no token stands for: hidden text, and letters of words that "
-        "the vocabulary lacks; one count per input for a list",
-    )
 
 
 class FieldProblem(Result):
@@ -231,7 +216,7 @@ class PolicyDetail(Result):
     """The newest version of a policy."""
 
     version: int
-    published_at: datetime
+    published_at: Moment
     by: str
     policy: Policy
 
@@ -266,20 +251,27 @@ class TaskSummary(Result):
     `version` is the version that the bare name of the task means.
     """
 
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
     name: str
-    version: int
+    version: int = Field(validation_alias=found_at("version", "manifest", "version"))
     versions: tuple[int, ...]
     aliases: dict[str, int]
     candidates: tuple[RunningCandidate, ...]
-    head: str
-    labels: tuple[str, ...]
+    head: str = Field(validation_alias=found_at("head", "manifest", "head", "kind"))
+    labels: tuple[str, ...] = Field(
+        validation_alias=found_at("labels", "manifest", "head", "labels")
+    )
     reads: Reads | None = Field(
         default=None,
         description="sequence classification: a single text or a pair; null: both, or another head",
+        validation_alias=found_at("reads", "manifest", "reads"),
     )
-    method: str
-    split_depth: int | None
-    resident_versions: tuple[int, ...]
+    method: str = Field(validation_alias=found_at("method", "manifest", "method", "kind"))
+    split_depth: int | None = Field(
+        validation_alias=found_at("split_depth", "manifest", "split_depth")
+    )
+    resident_versions: tuple[int, ...] = Field(default_factory=tuple)
 
 
 class TaskListing(Result):
@@ -299,39 +291,41 @@ class AliasChange(Result):
 
     task: str
     alias: str
-    version: int
-    previous_version: int | None
+    version: int = Field(validation_alias=found_at("version", "to_version"))
+    previous_version: int | None = Field(
+        validation_alias=found_at("previous_version", "from_version")
+    )
 
 
 class PastMove(AliasChange):
     """A past move of an alias: its kind, its time, and who moved the alias."""
 
     kind: Literal["promote", "rollback"]
-    at: datetime
+    at: Moment
     by: str
 
 
-class CandidateChange(Result):
+class CandidateFacts(Result):
+    """A canary or shadow: where it runs, and its share of the requests."""
+
+    task: str = Field(validation_alias=found_at("task", "candidate", "task"))
+    alias: str = Field(validation_alias=found_at("alias", "candidate", "alias"))
+    role: CandidateRole = Field(validation_alias=found_at("role", "candidate", "role"))
+    version: int = Field(validation_alias=found_at("version", "candidate", "version"))
+    share: float = Field(validation_alias=found_at("share", "candidate", "share"))
+
+
+class CandidateChange(CandidateFacts):
     """A canary or shadow: newly set, or with its last values when it ended."""
 
-    task: str
-    alias: str
-    role: CandidateRole
-    version: int
-    share: float
     active: bool
 
 
-class PastCandidate(Result):
+class PastCandidate(CandidateFacts):
     """A past change of a canary or shadow: its kind, its time, and who made the change."""
 
-    task: str
-    alias: str
-    role: CandidateRole
     kind: Literal["set", "end"]
-    version: int
-    share: float
-    at: datetime
+    at: Moment
     by: str
 
 
@@ -387,11 +381,8 @@ class Unpinning(Result):
     versions: tuple[int, ...]
 
 
-class Eviction(Result):
+class Eviction(Unpinning):
     """The versions of a task that were dropped from memory."""
-
-    task: str
-    versions: tuple[int, ...]
 
 
 class Liveness(Result):

@@ -257,11 +257,6 @@ def add_details(data: dict[str, Any], **_: object) -> None:
         RUN.details.get(entry.name, entry.method).extend(entry)
 
 
-@events.test_stop.add_listener
-def sample_at_the_end(**_: object) -> None:
-    _sample_memory()
-
-
 @events.quitting.add_listener
 def save_report(environment: Environment, **_: object) -> None:
     """Write the report of the run, where no worker runs."""
@@ -272,11 +267,9 @@ def save_report(environment: Environment, **_: object) -> None:
     Path(options.report).write_text(report.model_dump_json(indent=1), encoding="utf-8")
 
 
+@memory_sampled.add_listener
 def keep_sample(sample: MemorySample, **_: object) -> None:
     RUN.samples.append(sample)
-
-
-memory_sampled.add_listener(keep_sample)
 
 
 def failure_of(response: Any) -> str | None:  # noqa: ANN401 - Locust's response of either kind
@@ -338,7 +331,9 @@ def _watch(environment: Environment) -> None:
         gevent.sleep(MEMORY_INTERVAL_S)
 
 
-def _sample_memory() -> None:
+@events.test_stop.add_listener
+def _sample_memory(**_: object) -> None:
+    """Sample the server that the run has found, also at the end; a worker finds none."""
     if RUN.started is None:
         return
     with Client(RUN.started.server, retries=0) as client:

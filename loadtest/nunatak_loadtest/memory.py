@@ -40,7 +40,11 @@ def ledger_of(client: Client) -> MemoryReport | None:
 def listening_pid(server: str) -> int | None:
     """The process on this machine that listens at a loopback URL; None if it cannot be found."""
     url = urlsplit(server)
-    if url.hostname is None or not _is_loopback(url.hostname):
+    try:
+        is_here = url.hostname == "localhost" or ip_address(url.hostname or "").is_loopback
+    except ValueError:
+        return None
+    if not is_here:
         return None
     port = url.port or (443 if url.scheme == "https" else 80)
     try:
@@ -74,12 +78,3 @@ def process_bytes(pid: int | None) -> dict[str, int | None]:
         "pss_bytes": getattr(full, "pss", None),
         "uss_bytes": getattr(full, "uss", None),
     }
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

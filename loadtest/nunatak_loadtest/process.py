@@ -44,11 +44,6 @@ def run_locust(  # noqa: PLR0913 - the options of the command
         seed: Of all draws; absent: a new one.
         processes: Processes that send requests.
         out: Folder for `run-NAME.json`, `.html` and CSV files, which must not hold any of them yet.
-
-    Raises:
-        NunatakError: `invalid_settings`, the options exclude each other, or the folder holds a run
-            of the scenario; `loadtest_failed`, Locust ended without a report.
-        NunatakClientError: the server cannot be reached, or a task is missing.
     """
     scenario = scenario_named(name).changed(users=users, rate_per_s=rate_per_s, seconds=seconds)
     if text_file is not None:

@@ -42,12 +42,7 @@ class ServerProcess:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the server and wait until it accepts requests.
-
-        Raises:
-            NunatakError: `server_start_failed`, the process ended before; its messages give the
-                reason.
-        """
+        """Start the server and wait until it accepts requests."""
         log = None if self._log is None else self._log.open("w", encoding="utf-8")
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter; no shell

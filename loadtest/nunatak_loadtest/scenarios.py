@@ -1,6 +1,7 @@
 """Scenarios: the requests of a load test, their rate or users, and the objective."""
 
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -77,12 +78,7 @@ class Scenario(BaseModel):
         rate_per_s: float | None = None,
         seconds: float | None = None,
     ) -> Self:
-        """The scenario with other users, another rate or duration; bursts stay bursts.
-
-        Raises:
-            NunatakError: `invalid_settings`, users and rate exclude each other, or the scenario has
-                steps of their own duration.
-        """
+        """The scenario with other users, another rate or duration; bursts stay bursts."""
         if users is not None and rate_per_s is not None:
             raise NunatakError(
                 "invalid_settings",
@@ -107,7 +103,7 @@ class Scenario(BaseModel):
         return self.model_copy(update=changes)
 
 
-MINUTE = ((8, 60.0),)
+_minute = partial(Scenario, steps=((8, 60.0),), warm_up_s=5)
 SCENARIOS = (
     Scenario(name="users", title="Eight users, each waiting for its answer, ask all tasks alike"),
     Scenario(
@@ -115,60 +111,48 @@ SCENARIOS = (
         title="Users come in steps: 1, 4, 16, 64",
         steps=((1, 15), (4, 15), (16, 15), (64, 15)),
     ),
-    Scenario(
+    _minute(
         name="single",
         title="Up to sixteen tasks, one per text of ragged length, independent arrivals",
         most_tasks=16,
         rate_per_s=40,
-        steps=MINUTE,
-        warm_up_s=5,
         words=20,
         sigma=0.6,
     ),
-    Scenario(
+    _minute(
         name="fanout8",
         title="Eight of up to sixteen tasks about every text, independent arrivals",
         asks=Asks.FAN_OUT,
         width=8,
         most_tasks=16,
         rate_per_s=10,
-        steps=MINUTE,
-        warm_up_s=5,
         # Eight forward passes of a long text take longer than 200 ms on one core by themselves.
         p99_ms=500,
     ),
-    Scenario(
+    _minute(
         name="bursty",
         title="Bursts: Gamma arrivals with a coefficient of variation of 4",
         rate_per_s=30,
         cv=4,
-        steps=MINUTE,
-        warm_up_s=5,
     ),
-    Scenario(
+    _minute(
         name="long",
         title="Long texts of about a hundred words",
         rate_per_s=15,
-        steps=MINUTE,
-        warm_up_s=5,
         words=100,
         sigma=0.2,
     ),
-    Scenario(
+    _minute(
         name="zipf",
         title="A few tasks get most requests (Zipf 1.0)",
         zipf=1,
         rate_per_s=40,
-        steps=MINUTE,
-        warm_up_s=5,
     ),
-    Scenario(
+    _minute(
         name="verdicts",
         title="Verdicts of a policy about every text, independent arrivals",
         asks=Asks.VERDICT,
         rate_per_s=10,
-        steps=MINUTE,
-        warm_up_s=5,
     ),
     Scenario(
         name="smoke",
@@ -181,17 +165,11 @@ SCENARIOS = (
 
 
 def scenario_named(name: str) -> Scenario:
-    """Return a scenario by its name.
-
-    Raises:
-        NunatakError: `invalid_settings`, there is no scenario of this name.
-    """
-    for scenario in SCENARIOS:
-        if scenario.name == name:
-            return scenario
-    known = ", ".join(it.name for it in SCENARIOS)
+    known = {it.name: it for it in SCENARIOS}
+    if name in known:
+        return known[name]
     raise NunatakError(
         "invalid_settings",
-        problem=f"no scenario {name!r}; expected one of {known}. A locustfile of your own makes "
-        "others",
+        problem=f"no scenario {name!r}; expected one of {', '.join(known)}. A locustfile of your "
+        "own makes others",
     )

@@ -23,8 +23,11 @@ def build_report(
         details: Statistics of the lateness, and of the times that the server reports.
         samples: The memory of the server over time.
     """
-    late = details.get(LATE, "client")
-    overall, late_ms = _statistics(stats.total), float(late.get_response_time_percentile(0.99))
+    late, total = details.get(LATE, "client"), stats.total
+    overall, late_ms = _statistics(total), float(late.get_response_time_percentile(0.99))
+    times = total.response_times.items()
+    in_time = sum(count for ms, count in times if ms <= started.scenario.p99_ms)
+    # Locust does not say how long the failed requests took, so each counts as one in time.
     codes = Counter[str]()
     for failure in stats.errors.values():
         codes[str(failure.error).removeprefix("CatchResponseError('").removesuffix("')")] += (
@@ -35,7 +38,7 @@ def build_report(
         overall=overall,
         by_name={it.name: _statistics(it) for it in stats.entries.values() if it.num_requests},
         failure_codes=dict(codes.most_common()),
-        attained_share=_attained(stats.total, started.scenario.p99_ms),
+        attained_share=max(0, in_time - total.num_failures) / max(total.num_requests, 1),
         late_p99_ms=late_ms,
         server_ms={
             it.name: it.avg_response_time
@@ -59,15 +62,6 @@ def _statistics(entry: StatsEntry) -> Timed:
         p99_ms=p99,
         max_ms=entry.max_response_time,
     )
-
-
-def _attained(total: StatsEntry, limit_ms: float) -> float:
-    """Return the share of requests that were answered in time, at least.
-
-    Locust does not say how long the failed ones took, so each counts as one that was in time.
-    """
-    in_time = sum(count for ms, count in total.response_times.items() if ms <= limit_ms)
-    return max(0, in_time - total.num_failures) / max(total.num_requests, 1)
 
 
 def _cache_hit_share(samples: Sequence[MemorySample]) -> float | None:

@@ -15,10 +15,6 @@ def tasks_of(
 
     Without given tasks these are the server's tasks in the order of their names, as many as there
     are and as the scenario takes. A scenario of verdicts takes the given policies for tasks.
-
-    Raises:
-        NunatakError: `invalid_settings`, no task takes part, or a given task reads no single text.
-        NunatakClientError: the server cannot be reached, or a task is missing.
     """
     if scenario.asks is Asks.VERDICT:
         chosen, left_out = list(given), list[str]()

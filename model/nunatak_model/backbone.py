@@ -209,7 +209,9 @@ def pack_backbone(backbone: Backbone) -> Backbone:
     """
     device, dtype = backbone.device, backbone.dtype
     ops = ops_for(backbone.config, dtype=dtype, device=device)
-    maps = _map_widths(backbone.layers[0])
+    layer = backbone.layers[0]
+    linear = (layer.qkv, layer.attention_output, layer.feedforward_in, layer.feedforward_out)
+    maps = [(it.weight.shape[0], it.weight.shape[1]) for it in linear]
     ops = proven_ops(ops, backbone.config, maps=maps, dtype=dtype, device=device)
     if not can_pack(dtype, device):
         return replace(backbone, ops=ops)
@@ -226,8 +228,3 @@ def pack_backbone(backbone: Backbone) -> Backbone:
 def without_fast_kernels(backbone: Backbone) -> Backbone:
     """The same backbone, with torch's own operations alone. Its branches can stay as they are."""
     return replace(backbone, ops=PLAIN_OPS)
-
-
-def _map_widths(layer: LayerWeights) -> list[tuple[int, int]]:
-    maps = (layer.qkv, layer.attention_output, layer.feedforward_in, layer.feedforward_out)
-    return [(linear.weight.shape[0], linear.weight.shape[1]) for linear in maps]

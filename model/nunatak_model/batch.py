@@ -138,7 +138,8 @@ def run_heads(
             features = _select(pooled[_reading(run.head)], run.rows)
             parts = apply_head(features, run.head, dropout=dropout, groups=run.groups).unbind()
         for pair, part in zip(run.pairs, parts, strict=True):
-            logits[pair] = part if run.groups is None else _own_labels(part, branches[pair[1]])
+            num_labels = branches[pair[1]].spec.head.num_labels
+            logits[pair] = part if run.groups is None else part[..., :num_labels]
     return logits
 
 
@@ -202,9 +203,3 @@ def _head_runs(
 
 def _slot(branch: Branch) -> int:
     return 0 if branch.slots is None else branch.slots.head.index
-
-
-def _own_labels(
-    scores: Float[Tensor, "*vectors padded"], branch: Branch
-) -> Float[Tensor, "*vectors labels"]:
-    return scores[..., : branch.spec.head.num_labels]

@@ -159,8 +159,9 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, device: torch.devi
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
             parameters[target] = tensor.to(device=device, dtype=dtype, copy=True)
         pooler = {
-            name: tensor.to(device=device, dtype=dtype, copy=True)
-            for name, tensor in _pooler_tensors(stored, config)
+            name.replace(source, target): tensor.to(device=device, dtype=dtype, copy=True)
+            for target, source in architecture_of(config).HEAD_SOURCES.items()
+            for name, tensor in _head_tensors(stored, config, source)
         }
     record = _read_json(folder / RECORD) if (folder / RECORD).exists() else {}
     return Backbone(
@@ -193,13 +194,6 @@ def _tokenizer(
     return TextTokenizer(definition, num_token_types=1)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise _missing(path) from error
-
-
 def _read_if_any(folder: Path, name: str) -> bytes | None:
     path = folder / name
     return path.read_bytes() if path.exists() else None
@@ -207,7 +201,9 @@ def _read_if_any(folder: Path, name: str) -> bytes | None:
 
 def _parsed(path: Path) -> object:
     try:
-        return json.loads(_read(path))
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise _missing(path) from error
     except ValueError as error:
         raise CorruptBackboneError(f"{path.name} is no JSON: {error}") from error
 
@@ -263,7 +259,10 @@ class _OpenFiles(Stored):
 def _open_weights(folder: Path, stack: ExitStack) -> Stored:
     # The single file comes first, as in transformers: an index may be left from an earlier save.
     if (folder / WEIGHTS_INDEX).exists() and not (folder / WEIGHTS).exists():
-        files = sorted(set(_weight_map(folder / WEIGHTS_INDEX).values()))
+        found = _read_json(folder / WEIGHTS_INDEX).get("weight_map")
+        if not isinstance(found, dict):
+            raise CorruptBackboneError(f"{WEIGHTS_INDEX} has no 'weight_map'")
+        files = sorted(set(cast("dict[str, str]", found).values()))
     else:
         files = [WEIGHTS]
     stored = dict[str, TensorFile]()
@@ -271,13 +270,6 @@ def _open_weights(folder: Path, stack: ExitStack) -> Stored:
         opened = stack.enter_context(_open(folder / file))
         stored |= dict.fromkeys(opened.keys(), opened)
     return _OpenFiles(stored)
-
-
-def _weight_map(path: Path) -> dict[str, str]:
-    found = _read_json(path).get("weight_map")
-    if not isinstance(found, dict):
-        raise CorruptBackboneError(f"{path.name} has no 'weight_map'")
-    return cast("dict[str, str]", found)
 
 
 @contextmanager
@@ -322,13 +314,6 @@ def _find(stored: Stored, name: str) -> Tensor:
         if candidate in stored:
             return stored[candidate]
     raise CorruptBackboneError(f"the checkpoint has no tensor {name!r}")
-
-
-def _pooler_tensors(stored: Stored, config: BackboneConfig) -> Iterator[tuple[str, Tensor]]:
-    """Return the checkpoint's initial tensors of heads, under our names."""
-    for target, source in architecture_of(config).HEAD_SOURCES.items():
-        for name, tensor in _head_tensors(stored, config, source):
-            yield name.replace(source, target), tensor
 
 
 def _head_tensors(

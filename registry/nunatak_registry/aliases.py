@@ -203,12 +203,25 @@ def _question(manifest: TaskManifest) -> str:
     return manifest.head.kind if problem is None else f"{manifest.head.kind} ({problem})"
 
 
-def check_expected(code: str, expected: int | None, current: int | None, **place: str) -> None:
-    """Raise `alias_conflict` or `candidate_conflict` unless `current` is the expected version.
+def check_expected(
+    expected: int | None,
+    current: int | None,
+    *,
+    task: str,
+    alias: str,
+    role: CandidateRole | None = None,
+) -> None:
+    """Raise unless `current` is the expected version (0: none is expected; None: any or none).
 
-    0 expects that there is no alias or candidate; None expects nothing.
+    Raises:
+        NunatakError: `alias_conflict`, or with a role `candidate_conflict`.
     """
-    if expected is not None and expected != (current or 0):
-        none = "no version" if code == "alias_conflict" else "none"
-        shown = [f"version {it}" if it else none for it in (expected, current)]
-        raise NunatakError(code, **place, expected=shown[0], actual=shown[1])
+    if expected is None or expected == (current or 0):
+        return
+    none = "no version" if role is None else "none"
+    wanted, actual = (f"version {it}" if it else none for it in (expected, current))
+    if role is None:
+        raise NunatakError("alias_conflict", task=task, alias=alias, expected=wanted, actual=actual)
+    raise NunatakError(
+        "candidate_conflict", task=task, alias=alias, role=role, expected=wanted, actual=actual
+    )

@@ -44,7 +44,8 @@ class RolloutStore(Store):
                 manifest=change.find(wanted).parse(),
             )
             current = change.candidate(task, alias, role)
-            _check(expected_version, current, task=task, alias=alias, role=role)
+            now = current and current.version
+            check_expected(expected_version, now, task=task, alias=alias, role=role)
             if candidate == current:
                 return change.candidate_history(task, alias, role)[-1]
             event = CandidateEvent(
@@ -71,7 +72,8 @@ class RolloutStore(Store):
         with self._writing() as change:
             change.require_alias(task, alias)
             current = change.candidate(task, alias, role)
-            _check(expected_version, current, task=task, alias=alias, role=role)
+            now = current and current.version
+            check_expected(expected_version, now, task=task, alias=alias, role=role)
             if current is None:
                 raise NunatakError("candidate_not_found", task=task, alias=alias, role=role)
             event = CandidateEvent(
@@ -94,7 +96,3 @@ class RolloutStore(Store):
         with self._index.reading() as snapshot:
             snapshot.require_alias(task, alias)
             return snapshot.candidate_history(task, alias)
-
-
-def _check(expected: int | None, current: Candidate | None, **place: str) -> None:
-    check_expected("candidate_conflict", expected, current and current.version, **place)

@@ -235,7 +235,7 @@ class Registry(Upkeep):
         with self._writing() as change:
             change.require_task(task)
             current = change.aliases(task).get(task, {}).get(alias)
-            check_expected("alias_conflict", expected_version, current, task=task, alias=alias)
+            check_expected(expected_version, current, task=task, alias=alias)
             change.require_version(task, version)
             if version == current:
                 return change.history(task, alias)[-1]

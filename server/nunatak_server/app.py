@@ -36,7 +36,7 @@ from nunatak_server.http.middleware import ObservingMiddleware, RequestObserver
 from nunatak_server.http.pages import DescribedApp
 from nunatak_server.http.problems import ANSWERS, problem_response
 from nunatak_server.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS
-from nunatak_server.http.state import AppState, RequestIdMiddleware
+from nunatak_server.http.state import AppState
 from nunatak_server.predict.readiness import State
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
@@ -50,10 +50,7 @@ class Application(DescribedApp):
 
     def __init__(self, state: AppState, *, routes: Sequence[BaseRoute], **options: Any) -> None:  # noqa: ANN401 - options of the base class
         self._observer = RequestObserver(access_log=state.settings.access_log)
-        layers = [
-            Middleware(ObservingMiddleware, observer=self._observer),
-            Middleware(RequestIdMiddleware),
-        ]
+        layers = [Middleware(ObservingMiddleware, observer=self._observer)]
         if origins := state.settings.allowed_origins():
             # No credentials: a page sends its key itself, and browsers add nothing to a request.
             shared = Middleware(

@@ -6,16 +6,27 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Self
 
+from nunatak_client import TaskResult
 from nunatak_client.payloads import Parts
+from nunatak_client.replies import ResultT, with_head_outputs
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.problems import REASONS
+from nunatak_contract.requests import Parameters
+from nunatak_contract.wire import Problem
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import EngineFailedError
-from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
-from nunatak_server.predict.types import Handling, PredictionRequest, Predictions
+from nunatak_server.http.replies import prediction_fields
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
+from nunatak_server.predict.types import (
+    Handling,
+    PredictionRequest,
+    Predictions,
+    TaskFailure,
+    TaskPrediction,
+)
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings
 
@@ -56,7 +67,7 @@ class LocalPredictor:
         inputs: Sequence[Input],
         tasks: Sequence[str],
         *,
-        options: PredictionOptions = DEFAULT_OPTIONS,
+        options: Parameters = DEFAULT_OPTIONS,
     ) -> Predictions:
         """Return the answer or the failure of each task for all inputs.
 
@@ -76,7 +87,7 @@ class LocalPredictor:
         inputs: Iterable[Input],
         tasks: Sequence[str],
         *,
-        options: PredictionOptions = DEFAULT_OPTIONS,
+        options: Parameters = DEFAULT_OPTIONS,
     ) -> Iterator[tuple[Sequence[Input], Predictions]]:
         """Yield parts of any number of inputs, in order, with the answers of all tasks.
 
@@ -121,3 +132,18 @@ class LocalPredictor:
 
 def _leave_to_callers(_: EngineFailedError) -> None:
     """Do nothing: the error is in the log, and every later prediction fails."""
+
+
+def result_of(found: TaskPrediction | TaskFailure) -> TaskResult:
+    """Return an answer or a failure in the form in which the client returns it."""
+    if isinstance(found, TaskFailure):
+        error = found.error
+        problem = Problem(code=error.code, status=REASONS[error.code].status, detail=str(error))
+        return TaskResult(reference=found.reference, error=problem)
+    return answer_as(TaskResult, found, reference=found.reference)
+
+
+def answer_as(kind: type[ResultT], found: TaskPrediction, **more: str) -> ResultT:
+    """Return an answer as a class of the client."""
+    fields = with_head_outputs(prediction_fields(found, []), len(found.extents))
+    return kind.model_validate({**fields, **more})

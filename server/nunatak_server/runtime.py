@@ -18,7 +18,6 @@ from uuid import uuid4
 import psutil
 import torch
 
-from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.wire import ReplicaLoad
@@ -66,6 +65,7 @@ from nunatak_server.telemetry.records import note_prediction
 from nunatak_server.telemetry.tracing import Tracing
 from nunatak_server.tokenization import Tokenization
 from nunatak_server.verdicts.judge import Judge
+from nunatak_versions import PARAMETERS_ROLE
 
 POLLS_PER_HOLD = 20
 """Number of polls of the registry for each possible write of a hold."""

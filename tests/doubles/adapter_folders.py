@@ -8,12 +8,12 @@ from pathlib import Path
 from torch import Tensor
 
 from doubles.tasks import tiny_task
-from nunatak_artifact import LoadedTask, load_task
-from nunatak_artifact.interchange import export_peft
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora, Method
+from nunatak_exchange import export_peft
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
+from nunatak_versions import LoadedTask, load_task
 
 ADAPTERHUB = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"
 

@@ -16,17 +16,17 @@ from transformers import pipeline
 from doubles.backbones import Family, save_tiny_backbone
 from doubles.examples import toy_data
 from doubles.serving import running_client
-from nunatak_artifact import load_task
-from nunatak_artifact.backbones import add_backbone
-from nunatak_artifact.interchange import HuggingFaceHub, export_transformers
 from nunatak_contract.enums import LinearMap
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
+from nunatak_exchange import HuggingFaceHub, export_transformers
+from nunatak_exchange.backbones import add_backbone
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
 from nunatak_training.fitting import fit_task
 from nunatak_training.publishing import draft_trained
 from nunatak_training.recipes import default_recipe
 from nunatak_training.report import Report
+from nunatak_versions import load_task
 
 PIPELINE: Any = pipeline
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)

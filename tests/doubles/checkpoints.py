@@ -12,12 +12,12 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput
 from doubles.backbones import tiny_tokenizer
 from doubles.published import Twin, TwinFactory
 from doubles.tasks import CREATED_AT, MAX_LENGTH, PROBE_INPUTS
-from nunatak_artifact import LoadedTask, Provenance, draft_task, head_record, load_task
-from nunatak_artifact.interchange import ImportedTask
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import HeadOnly, Method
+from nunatak_exchange import ImportedTask
 from nunatak_model import Backbone, Branch, Encoding, Row, TextInput, build_branch, forward
+from nunatak_versions import LoadedTask, Provenance, draft_task, head_record, load_task
 
 TEXTS: tuple[TextInput, ...] = (
     "where is my parcel?",

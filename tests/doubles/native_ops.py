@@ -14,7 +14,7 @@ import pytest
 
 from nunatak_model.ops.native import PACKAGE
 
-SOURCES = Path(__file__).parents[2] / "ops"
+SOURCES = Path(__file__).parents[2] / "kernels"
 
 
 @contextmanager
@@ -43,9 +43,9 @@ def _built() -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as name:
             work = Path(name)
             shutil.copytree(
-                SOURCES, work / "ops", ignore=shutil.ignore_patterns("build", "*.egg-info")
+                SOURCES, work / "kernels", ignore=shutil.ignore_patterns("build", "*.egg-info")
             )
-            _install(work / "ops", work / "site")
+            _install(work / "kernels", work / "site")
             # A rename is atomic, so no other test process finds half a build.
             try:
                 (work / "site").rename(folder)

@@ -36,9 +36,9 @@ from doubles.published_names import (
     PEFT_TASKS,
     WITHOUT_TYPES,
 )
-from nunatak_artifact.interchange.transformers_layout import module_names
 from nunatak_contract.enums import HeadKind, LinearMap
 from nunatak_contract.methods import Bottleneck, Full, HeadOnly, Ia3, Lora, Method, TopK
+from nunatak_exchange.transformers_layout import module_names
 from nunatak_model import (
     Backbone,
     Branch,

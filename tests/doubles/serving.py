@@ -11,7 +11,6 @@ from typing import NoReturn, TypeVar
 import httpx
 
 from doubles.drafts import make_draft
-from nunatak_artifact import LoadedTask
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
@@ -34,6 +33,7 @@ from nunatak_server.processes.serving import DrainingServer
 from nunatak_server.residency.residency import PATIENCE_S, Loader, Residency
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.tracing import Tracing
+from nunatak_versions import LoadedTask
 
 Key = TypeVar("Key")
 Fact = TypeVar("Fact")

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 import torch
 from torch import Tensor
 
-from nunatak_artifact import Provenance, draft_task, head_record
 from nunatak_contract.enums import HeadKind, ProblemType, Reads
 from nunatak_contract.manifest import TaskDraft, TaskManifest
 from nunatak_contract.methods import Method, TopK
@@ -21,6 +20,7 @@ from nunatak_model import (
     initial_parameters,
 )
 from nunatak_registry import Registry
+from nunatak_versions import Provenance, draft_task, head_record
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 LABELS = ("calm", "urgent", "other")

@@ -13,10 +13,10 @@ from doubles.guard_tricks import AROUND, DISGUISED, UNREAD, Trick, harmless
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import running_client
 from nunatak_contract.enums import OnLong
+from nunatak_contract.requests import Parameters
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 from nunatak_server.local import LocalPredictor
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import TaskPrediction
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def answers_of(
     guard: LocalPredictor, texts: list[list[str]], on_long: OnLong | None
 ) -> list[tuple[str, bool]]:
     """The best label of each text, and whether the text was cut."""
-    options = PredictionOptions(on_long=on_long)
+    options = Parameters(on_long=on_long)
     (result,) = guard.predict([" ".join(it) for it in texts], ["attack"], options=options).results
     assert isinstance(result, TaskPrediction)
     return list(zip(best_labels(result), [it.is_cut for it in result.extents], strict=True))

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from doubles.backbones import Family, tiny_backbone
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import import_adapterhub
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.methods import Bottleneck
+from nunatak_exchange import import_adapterhub
+from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import Backbone, Branch, Encoding, Row, build_branch, forward
 
 FOLDERS = Path(__file__).parents[1] / "interchange_fixtures" / "adapterhub"

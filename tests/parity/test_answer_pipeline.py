@@ -8,7 +8,8 @@ import pytest
 
 from doubles.published_answers import PublishedAnswer, published_answers
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
-from nunatak_server.outputs.answers import AnswerOptions, AnswerScore, best_answers
+from nunatak_contract.requests import Parameters
+from nunatak_server.outputs.answers import AnswerScore, best_answers
 from nunatak_server.outputs.entities import window_of
 
 QUESTION = "Who wrote it?"
@@ -40,10 +41,10 @@ def asked(
     num_candidates: int | None = None,
 ) -> Iterator[Asked]:
     """Ask both sides about each context, with the same random logits."""
-    options = AnswerOptions(
+    options = Parameters(
         top_k=top_k,
-        max_answer_tokens=max_answer_len,
-        may_have_no_answer=may_have_no_answer,
+        max_answer_len=max_answer_len,
+        handle_impossible_answer=may_have_no_answer,
         align_to_words=align_to_words,
     )
     for seed, context in enumerate(contexts):

@@ -17,14 +17,14 @@ from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from doubles.sentence_folders import edit
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import (
+from nunatak_contract.enums import HeadKind, LogitUse, ProblemType, RankingScore
+from nunatak_contract.methods import HeadOnly, TopK
+from nunatak_exchange import (
     ImportChoices,
     export_transformers,
     import_transformers,
 )
-from nunatak_contract.enums import HeadKind, LogitUse, ProblemType, RankingScore
-from nunatak_contract.methods import HeadOnly, TopK
+from nunatak_exchange.checkpoint import Checkpoint
 
 QUERY = "who wrote the report?"
 DOCUMENTS = [

@@ -28,16 +28,16 @@ from doubles.checkpoints import logits as answer_of
 from doubles.peft_folders import PeftBase, id2label, logits_of, save
 from doubles.published import AUTO_CLASSES, TwinFactory
 from doubles.published_names import PEFT_TARGETS
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import (
+from nunatak_contract.enums import HeadKind, LinearMap, LogitUse, ProblemType
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.methods import TopK
+from nunatak_exchange import (
     ImportChoices,
     export_peft,
     export_transformers,
     import_folder,
 )
-from nunatak_contract.enums import HeadKind, LinearMap, LogitUse, ProblemType
-from nunatak_contract.errors import NunatakError
-from nunatak_contract.methods import TopK
+from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import Backbone, Branch, Encoding
 
 TOLERANCE = 1e-4

@@ -11,13 +11,13 @@ from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.tasks import CREATED_AT
-from nunatak_artifact import load_task
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import draft_imported, export_transformers, import_folder
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import TopK
+from nunatak_exchange import draft_imported, export_transformers, import_folder
+from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import Backbone, load_backbone
+from nunatak_versions import load_task
 
 PIPELINE: Any = pipeline
 TOKENIZERS: Any = AutoTokenizer

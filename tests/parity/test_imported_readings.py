@@ -15,10 +15,10 @@ from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from doubles.sentence_folders import edit
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import ImportChoices, import_transformers
 from nunatak_contract.enums import ProblemType
 from nunatak_contract.methods import TopK
+from nunatak_exchange import ImportChoices, import_transformers
+from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import UnsupportedBackboneError, load_backbone
 from nunatak_model.architectures import ARCHITECTURES, config_from
 

@@ -24,13 +24,13 @@ from doubles.checkpoints import (
 from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import (
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.methods import TopK
+from nunatak_exchange import (
     export_transformers,
     import_transformers,
 )
-from nunatak_contract.enums import HeadKind, Pooling
-from nunatak_contract.methods import TopK
+from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import load_backbone
 
 PIPELINE: Any = pipeline

@@ -12,10 +12,10 @@ from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
 from doubles.trained_tokenizers import TokenizerFamily, published
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import import_transformers
 from nunatak_contract.enums import HeadKind
 from nunatak_contract.methods import HeadOnly, TopK
+from nunatak_exchange import import_transformers
+from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import load_backbone
 
 TOKENIZERS: Any = AutoTokenizer

@@ -17,10 +17,10 @@ from doubles.published_names import PEFT_TARGETS
 from doubles.refusals import raises
 from doubles.serving_kernels import with_gpu_kernels
 from doubles.tasks import CREATED_AT
-from nunatak_artifact import LoadedTask, Provenance, draft_task, head_record, load_task
-from nunatak_artifact.backbones import add_backbone
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import (
+from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
+from nunatak_exchange import (
     HuggingFaceHub,
     ImportChoices,
     ImportedTask,
@@ -29,10 +29,10 @@ from nunatak_artifact.interchange import (
     import_folder,
     import_peft,
 )
-from nunatak_contract.enums import HeadKind, ProblemType, RankingScore
-from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Ia3, Lora
+from nunatak_exchange.backbones import add_backbone
+from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import Backbone, Branch, Encoding, Row, convert_branch, forward, load_backbone
+from nunatak_versions import LoadedTask, Provenance, draft_task, head_record, load_task
 
 TOLERANCE = 1e-5
 POOLINGS: dict[str, dict[str, object]] = {

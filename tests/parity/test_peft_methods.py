@@ -12,10 +12,10 @@ from doubles.adapter_folders import edit_json
 from doubles.backbones import Family, save_tiny_backbone
 from doubles.peft_folders import PeftBase, id2label, logits_of, save
 from doubles.refusals import raises
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import import_peft
-from nunatak_artifact.interchange.peft_config import MERGED, NATIVE, PROMPTS
 from nunatak_contract.methods import Full, Ia3, Lora, TopK
+from nunatak_exchange import import_peft
+from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.peft_config import MERGED, NATIVE, PROMPTS
 from nunatak_model import Backbone, Encoding, Row, build_branch, forward
 
 pytestmark = [

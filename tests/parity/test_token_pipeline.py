@@ -11,11 +11,8 @@ from transformers.pipelines.token_classification import AggregationStrategy as P
 from doubles.backbones import tiny_config
 from doubles.trained_tokenizers import TokenizerFamily, published, random_texts, served
 from nunatak_contract.enums import AggregationStrategy
-from nunatak_server.outputs.entities import (
-    EntityOptions,
-    find_entities,
-    window_of,
-)
+from nunatak_contract.requests import Parameters
+from nunatak_server.outputs.entities import find_entities, window_of
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC-X", "B-", "plain")
 STRATEGIES = [it for it in AggregationStrategy if it is not AggregationStrategy.WORD]
@@ -71,7 +68,7 @@ def entities_of_both(
         window_of(encoding, [float(x) for x in drawn[0, : encoding.num_tokens].flatten()])
         for encoding, drawn in zip(encodings, logits, strict=True)
     ]
-    options = EntityOptions(aggregation=strategy, ignored_labels=frozenset(ignored))
+    options = Parameters(aggregation_strategy=strategy, ignore_labels=list(ignored))
     return expected, find_entities(found, labels=LABELS, join=ours.join, options=options)
 
 

@@ -13,9 +13,9 @@ from doubles.checkpoints import save_checkpoint
 from doubles.imported import answers
 from doubles.published import TwinFactory
 from doubles.refusals import raises
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import import_transformers
 from nunatak_contract.methods import TopK
+from nunatak_exchange import import_transformers
+from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import TextInput, UnsupportedBackboneError, load_backbone
 
 TOKENIZERS: Any = AutoTokenizer

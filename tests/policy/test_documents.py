@@ -24,7 +24,10 @@ INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 BACKBONES = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
 VERDICTS = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
 TROUBLESHOOTING = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-SOURCES = ("artifact", "clients", "contract", "model", "registry", "server", "tests", "training")
+SOURCES = (
+    *("clients", "contract", "exchange", "model", "registry", "server", "tests", "training"),
+    "versions",
+)
 HTTP = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 BATCH = (ROOT / "docs" / "batch.md").read_text(encoding="utf-8")
 LOADTEST = (ROOT / "docs" / "loadtest.md").read_text(encoding="utf-8")

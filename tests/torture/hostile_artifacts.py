@@ -12,12 +12,12 @@ from torch import Tensor
 from doubles.drafts import make_draft
 from doubles.hostile_files import HOSTILE_FILES
 from doubles.tasks import tiny_task
-from nunatak_artifact import load_task
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import BlobRecord, TaskDraft, TaskManifest
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, Full, Lora, Method, TopK
 from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
 from nunatak_registry import Registry
+from nunatak_versions import load_task
 from torture.tally import Tally
 
 LIMIT_S = 0.1

@@ -126,7 +126,8 @@ def sweep_unusable(root: Path) -> None:
     for path in [*root.glob(f"*{PARTIAL}"), *root.glob(f"*{SUFFIX}")]:
         if path.suffix == SUFFIX and _read_states(path) is not None:
             continue
-        with suppress(Timeout), _lock_of(path).acquire(blocking=False):
+        lock = FileLock(path.with_name(_key_of(path) + LOCK))
+        with suppress(Timeout), lock.acquire(blocking=False):
             # Another process may have created the file again before the lock was free.
             if path.suffix == PARTIAL or _read_states(path) is None:
                 path.unlink(missing_ok=True)
@@ -162,10 +163,6 @@ def _read_states(path: Path) -> StoredStates | None:
     except (FileNotFoundError, SafetensorError, ValidationError):
         return None
     return StoredStates(path=path, facts=facts, used_at=used_at)
-
-
-def _lock_of(path: Path) -> FileLock:
-    return FileLock(path.with_name(_key_of(path) + LOCK))
 
 
 def _key_of(path: Path) -> str:

@@ -79,14 +79,6 @@ def find_doubts(
 
     The strongest doubts are the labels with a single text, such as a typo of another label. The
     same examples, backbone and machine give the same doubts.
-
-    Args:
-        data: examples with one label each (see `load_task_data`).
-        backbone: the frozen encoder.
-        spelt: how files spell a row.
-        max_length: tokens that are read of a text; absent: the default of a recipe.
-        trunks: the source of trunk states; absent: the states stay in memory.
-        report: receives the number of texts that have passed the trunk.
     """
     changes = {} if max_length is None else {"max_length": max_length}
     recipe = default_recipe(HeadOnly(), backbone=backbone.name, changes=changes)

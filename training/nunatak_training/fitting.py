@@ -33,9 +33,8 @@ from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import SavedRun
 from nunatak_training.loop.fit import EncodedSet, fit, predict
 from nunatak_training.loop.step import BatchLogits
-from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, Objective, objective_of
+from nunatak_training.objectives import OUTPUT_BIAS, OUTPUT_WEIGHT, objective_of
 from nunatak_training.recipes import (
-    LayerChoice,
     Precision,
     Recipe,
     changed_recipe,
@@ -105,11 +104,6 @@ class TrainedTask:
         examples = self.data.test
         return self if examples is None else replace(self, test=evaluate(self, examples, backbone))
 
-    def with_choice(self, choice: LayerChoice) -> "TrainedTask":
-        """Return a copy whose recipe records the choice of the number of layers."""
-        recipe = changed_recipe(self.recipe, {"layer_choice": choice.model_dump(mode="json")})
-        return replace(self, recipe=recipe)
-
 
 def fit_task(
     data: TaskData,
@@ -122,21 +116,18 @@ def fit_task(
 ) -> TrainedTask:
     """Train a task. The backbone does not change.
 
-    Args:
-        data: train and dev examples.
-        recipe: the settings of the run.
-        backbone: the frozen encoder.
-        report: receives every step and epoch.
-        trunks: the source of trunk states. Runs with a common source compute each trunk once.
-            Without a source, the states stay in memory for this run. The result has the same bits.
-        checkpoint: holds the state of a killed run (see `held_checkpoint`). The caller discards the
-            checkpoint when the result is stored. Without a checkpoint, a killed run is lost.
+    Runs with a common source of trunk states compute each trunk once; without a source, the states
+    stay in memory for this run. The result has the same bits. `checkpoint` holds the state of a
+    killed run (see `held_checkpoint`); the caller discards it when the result is stored.
     """
     check_recipe(recipe, data, backbone)
     objective = objective_of(data, positive_label=recipe.positive_label)
     metric = recipe.metric or objective.reported[0]
     recipe = changed_recipe(recipe, {"metric": metric.value})
-    _check_metric(metric, objective, data)
+    if metric not in objective.metrics:
+        raise InvalidRecipeError(
+            f"a {data.kind} task is scored by {', '.join(objective.metrics)}, got {metric!s}"
+        )
     spec = branch_spec(recipe, backbone, kind=data.kind.head, num_outputs=len(data.labels))
     train, dev = (
         objective.encode(part, backbone.tokenizer, max_length=recipe.max_length)
@@ -174,7 +165,8 @@ def fit_task(
             data_digest=data.dev.digest,
             seed=recipe.seed,
         )
-        finished = _divided(finished, calibration.temperature)
+        for name in (OUTPUT_WEIGHT, OUTPUT_BIAS):
+            finished[name] = finished[name] / calibration.temperature
         logits = [row / calibration.temperature for row in logits]
         thresholds = {} if recipe.thresholds is None else best_thresholds(calibration.curves)
     decided = _over_thresholds(logits, data.labels, thresholds)
@@ -209,14 +201,6 @@ def _judged(
     )
 
 
-def _divided(parameters: Mapping[str, Tensor], temperature: float) -> dict[str, Tensor]:
-    """The parameters of a head whose logits are divided by a temperature."""
-    return {
-        name: tensor / temperature if name in {OUTPUT_WEIGHT, OUTPUT_BIAS} else tensor
-        for name, tensor in parameters.items()
-    }
-
-
 def _over_thresholds(
     logits: Sequence[Float[Tensor, "*vectors outputs"]],
     labels: Sequence[str],
@@ -241,13 +225,7 @@ def starting_parameters(
 ) -> dict[str, Tensor]:
     """Return the initial parameters of tuning: from the seed, and pretrained if the recipe says so.
 
-    Args:
-        spec: the branch of the task.
-        recipe: of the whole run.
-        texts: the task's train texts, for pretraining.
-        backbone: the frozen encoder.
-        report: receives every step of pretraining.
-        checkpoint: holds the state of the whole run; pretraining has its own checkpoint next to it.
+    Pretraining reads the task's train texts, and has its own checkpoint next to the run's.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
     parameters = initial_parameters(spec, backbone, generator=generator)
@@ -405,20 +383,8 @@ def _check_calibration(recipe: Recipe, data: TaskData) -> None:
         )
 
 
-def _check_metric(metric: Metric, objective: Objective, data: TaskData) -> None:
-    if metric not in objective.metrics:
-        raise InvalidRecipeError(
-            f"a {data.kind} task is scored by {', '.join(objective.metrics)}, got {metric!s}"
-        )
-
-
 def evaluate(trained: TrainedTask, examples: ExampleSet, backbone: Backbone) -> Scores:
-    """Score other examples in the metrics of the dev examples.
-
-    Raises:
-        KeyError: a label does not occur in the train examples.
-        TypeError: the examples belong to another kind of task.
-    """
+    """Score other examples in the metrics of the dev examples."""
     recipe = trained.recipe
     objective = objective_of(trained.data, positive_label=recipe.positive_label)
     encoded = objective.encode(examples, backbone.tokenizer, max_length=recipe.max_length)

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from nunatak_artifact.interchange import check_exportable, check_new, export_backbone
 from nunatak_contract.methods import Full
 from nunatak_contract.names import check_task_name
+from nunatak_exchange import check_exportable, check_new, export_backbone
 from nunatak_model import Backbone, load_backbone, maths_of
 from nunatak_model.heads import initial_head
 from nunatak_training.data import TaskData, load_task_data
@@ -139,13 +139,6 @@ def fit_encoder(
     (Liu et al. 2019, algorithm 1), so larger tasks have more weight. The epoch with the highest
     mean of the tasks' main metrics is kept; the paper keeps the last. The same arguments give the
     same bytes on a CPU, also if `checkpoint` holds the beginning of the run.
-
-    Args:
-        tasks: by name; two or more.
-        recipe: for the method `full`, without regularizer, pretraining or metric.
-        backbone: training starts from its weights. The backbone does not change.
-        report: receives every step and epoch.
-        checkpoint: keeps the state of the run, from which a killed run continues.
     """
     _check(recipe, tasks)
     generator = torch.Generator().manual_seed(recipe.seed)
@@ -236,16 +229,6 @@ class SharedTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultitaskSettings:
-    """The tasks that train an encoder, the recipe, and the folder of the result."""
-
-    tasks: Mapping[str, SharedTask]
-    recipe: Recipe
-    output: Path
-    """A new or empty folder. The name of the folder becomes the new backbone's name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MultitaskOutcome:
     """The new backbone and its training."""
 
@@ -257,7 +240,9 @@ class MultitaskOutcome:
 
 
 def train_backbone(
-    settings: MultitaskSettings,
+    tasks: Mapping[str, SharedTask],
+    recipe: Recipe,
+    output: Path,
     backbone: Backbone,
     *,
     report: Report | None = None,
@@ -265,29 +250,25 @@ def train_backbone(
 ) -> MultitaskOutcome:
     """Read the data of all tasks, train one encoder, and write it as a new backbone.
 
-    Nothing is written after an error.
-
-    Args:
-        settings: the tasks, the recipe, and the folder of the result.
-        backbone: training starts from its weights.
-        report: receives every step and epoch.
-        checkpoints: a cache folder. After a kill, the same call continues from this folder, to the
-            same weights. Without a folder, every call starts from the beginning.
+    `output` is a new or empty folder, whose name becomes the name of the new backbone. Nothing is
+    written after an error. After a kill, the same call continues from the folder `checkpoints`, to
+    the same weights; without a folder, every call starts from the beginning.
     """
     started = time.perf_counter()
     check_exportable(backbone)
-    check_new(settings.output)
+    check_new(output)
     data = {
-        check_task_name(name): load_task_data(task.data, kind=task.kind, seed=settings.recipe.seed)
-        for name, task in settings.tasks.items()
+        check_task_name(name): load_task_data(task.data, kind=task.kind, seed=recipe.seed)
+        for name, task in tasks.items()
     }
-    report = report or Report()
-    with run_checkpoint(data, settings.recipe, backbone, checkpoints) as checkpoint:
-        fitted = fit_encoder(data, settings.recipe, backbone, report=report, checkpoint=checkpoint)
-        export_backbone(fitted.parameters, backbone, settings.output)
+    with run_checkpoint(data, recipe, backbone, checkpoints) as checkpoint:
+        fitted = fit_encoder(
+            data, recipe, backbone, report=report or Report(), checkpoint=checkpoint
+        )
+        export_backbone(fitted.parameters, backbone, output)
     return MultitaskOutcome(
-        folder=settings.output,
-        digest=load_backbone(settings.output).digest,
+        folder=output,
+        digest=load_backbone(output).digest,
         fitted=fitted,
         seconds=time.perf_counter() - started,
     )

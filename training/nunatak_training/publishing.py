@@ -6,12 +6,10 @@ from datetime import datetime
 
 from pydantic import TypeAdapter, ValidationError
 
-from nunatak_artifact import Provenance, VersionDraft, draft_task, head_record
 from nunatak_contract.enums import HeadKind, Reads
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import (
     MAX_CONFUSION_CELLS,
-    CalibrationRecord,
     ConfusionCell,
     ConfusionRecord,
     DataRecord,
@@ -26,6 +24,7 @@ from nunatak_training.fitting import TrainedTask, branch_spec
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.recipes import Recipe
 from nunatak_training.scoring import Interval
+from nunatak_versions import Provenance, VersionDraft, draft_task, head_record
 
 NUM_PROBE_INPUTS = 4
 MAX_PROBE_CHARS = 4096
@@ -70,7 +69,9 @@ def draft_trained(
     created_at: datetime,
     note: str = "",
 ) -> VersionDraft:
-    recipe = trained.recipe
+    recipe, test, calibration = trained.recipe, trained.test, trained.calibration
+    if calibration is not None and test is not None:
+        calibration = calibration.model_copy(update={"test": test.reliability})
     return draft_task(
         task,
         method=trained.spec.method,
@@ -92,9 +93,11 @@ def draft_trained(
             data=_data_record(trained.data, num_long=trained.num_long),
             recipe=RecipeRecord(settings=recipe.settings(), digest=recipe.digest),
             metrics=metric_records(trained.scores, trained.intervals, trained.data.dev),
-            test_metrics=_test_records(trained),
+            test_metrics=()
+            if test is None or trained.data.test is None
+            else metric_records(test.values, test.intervals, trained.data.test),
             confusion=_confusion_record(trained),
-            calibration=_calibration_record(trained),
+            calibration=calibration,
             note=note,
         ),
     )
@@ -147,13 +150,6 @@ def _data_record(data: TaskData, *, num_long: tuple[int, int] | None = None) -> 
     )
 
 
-def _test_records(trained: TrainedTask) -> tuple[MetricRecord, ...]:
-    test, examples = trained.test, trained.data.test
-    if test is None or examples is None:
-        return ()
-    return metric_records(test.values, test.intervals, examples)
-
-
 def metric_records(
     scores: Mapping[Metric, float], intervals: Mapping[Metric, Interval], examples: ExampleSet
 ) -> tuple[MetricRecord, ...]:
@@ -171,13 +167,6 @@ def metric_records(
             )
         )
     return tuple(records)
-
-
-def _calibration_record(trained: TrainedTask) -> CalibrationRecord | None:
-    """The calibration, with the error of the test examples if there are any."""
-    if trained.calibration is None or trained.test is None:
-        return trained.calibration
-    return trained.calibration.model_copy(update={"test": trained.test.reliability})
 
 
 def _confusion_record(trained: TrainedTask) -> ConfusionRecord | None:

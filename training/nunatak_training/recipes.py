@@ -14,14 +14,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    JsonValue,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from nunatak_contract.enums import OnLong, Pooling
 from nunatak_contract.methods import (
@@ -37,7 +30,7 @@ from nunatak_contract.methods import (
 from nunatak_contract.names import DEFAULT_BACKBONE
 from nunatak_training.errors import InvalidRecipeError
 from nunatak_training.kinds import Metric
-from nunatak_training.settings import Setting, nested, problems_in, settings_of
+from nunatak_training.settings import Setting, Settings, nested, problems_in, settings_of
 
 Rate = Annotated[float, Field(gt=0, lt=1)]
 MIN_STEPS = 300
@@ -65,11 +58,7 @@ class RegularizerName(StrEnum):
     MIXOUT = "mixout"
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class UnregularizedSettings(_Settings):
+class UnregularizedSettings(Settings):
     """No regularizer except dropout and weight decay."""
 
     name: Literal[RegularizerName.NONE] = Field(
@@ -77,33 +66,33 @@ class UnregularizedSettings(_Settings):
     )
 
 
-class GradDropSettings(_Settings):
+class GradDropSettings(Settings):
     """Drops gradients in every batch: single entries (eq. 4), or whole layers."""
 
     name: Literal[RegularizerName.GRADDROP, RegularizerName.LAYER_GRADDROP]
     rate: Rate = Field(default=0.2, description="masked share; for annealed rates the first one")
 
 
-class AnnealedGradDropSettings(_Settings):
+class AnnealedGradDropSettings(Settings):
     """Drops gradients at a rate that falls linearly to 0 in the last epoch (sec. III-C)."""
 
     name: Literal[RegularizerName.ANNEAL_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP]
     rate: Rate = Field(default=0.9, description="in the first epoch")
 
 
-class EpochGradDropSettings(_Settings):
+class EpochGradDropSettings(Settings):
     """Every epoch frees another random part of the entries (sec. III-B)."""
 
     name: Literal[RegularizerName.GRADDROP_EPOCH, RegularizerName.GRADDROP_EPOCH_TOGGLE]
 
 
-class GradFreezeSettings(_Settings):
+class GradFreezeSettings(Settings):
     """Every epoch frees more layers: gradual unfreezing (sec. IV; Howard and Ruder 2018)."""
 
     name: Literal[RegularizerName.GRADFREEZE_TOPDOWN, RegularizerName.GRADFREEZE_BOTTOMUP]
 
 
-class MixoutSettings(_Settings):
+class MixoutSettings(Settings):
     """Every forward pass reads a random part of the weights at their pretrained values."""
 
     name: Literal[RegularizerName.MIXOUT]
@@ -136,15 +125,13 @@ GOES_BY_EPOCHS = frozenset(RegularizerName) - {
 """These regularizers change from epoch to epoch, and reach full effect in the last epoch."""
 
 
-class TaptSettings(BaseModel):
+class TaptSettings(Settings):
     """Pretraining on the task's own texts, without labels."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     epochs: Annotated[
         int, Field(ge=1, le=10_000, description="epochs of pretraining as a masked language model")
     ] = 10
-    learning_rate: Annotated[float, Field(gt=0, le=1)] | None = Field(
+    learning_rate: LearningRate | None = Field(
         default=None, description="learning rate of pretraining; null: the learning rate of tuning"
     )
     masked_share: Annotated[
@@ -175,19 +162,15 @@ class Schedule(StrEnum):
     CONSTANT = "constant"
 
 
-class LayerRun(BaseModel):
+class LayerRun(Settings):
     """One tried number of tuned layers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     layers: Annotated[int, Field(ge=0)]
     score: float = Field(description="on the dev examples, in the recipe's metric")
 
 
-class LayerChoice(BaseModel):
+class LayerChoice(Settings):
     """The search for the number of tuned layers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     target: Annotated[float, Field(gt=0, le=1, description="share of `full_score` to keep")]
     full_score: float = Field(description="of full fine-tuning")
@@ -195,10 +178,16 @@ class LayerChoice(BaseModel):
     layers: int = Field(description="the smallest number of layers that kept the share")
 
 
-class Recipe(BaseModel):
-    """Every setting of one training run. Recipe and data together determine the result."""
+def _is_none(value: object) -> bool:
+    return value is None
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+class Recipe(Settings):
+    """Every setting of one training run. Recipe and data together determine the result.
+
+    Fields that came later have an `exclude_if`: a recipe with their default leaves them out, and
+    keeps the digest that it has always had.
+    """
 
     backbone: Annotated[str, Field(min_length=1)] = DEFAULT_BACKBONE
     method: Method
@@ -222,8 +211,7 @@ class Recipe(BaseModel):
         default=None,
         description="scored epochs without a better dev score end training; null: none, as with "
         "named epochs",
-        # Left out if null, because the digests of older recipes must not change.
-        exclude_if=lambda patience: patience is None,
+        exclude_if=_is_none,
     )
     batch_size: Annotated[int, Field(ge=1, le=65_536, description="examples a step")]
     learning_rate: LearningRate = Field(description="of the branch, or of a head alone")
@@ -250,7 +238,6 @@ class Recipe(BaseModel):
     precision: Precision = Field(
         default=Precision.FLOAT32,
         description="number format of products in the steps; weights and dev scores stay float32",
-        # Left out if float32, like `on_long`, because digests of older recipes must not change.
         exclude_if=lambda precision: precision is Precision.FLOAT32,
     )
     tapt: TaptSettings | None = Field(
@@ -264,32 +251,29 @@ class Recipe(BaseModel):
     default_label: str | None = Field(
         default=None,
         description="the label that means that nothing was found; null: of two, the more frequent",
-        # Left out if null, like `on_long`, because digests of older recipes must not change.
-        exclude_if=lambda label: label is None,
+        exclude_if=_is_none,
     )
     calibrate: bool = Field(
         default=False,
         description="fit a temperature to the dev examples, so that scores are probabilities",
-        # Left out if false, like `on_long`, because digests of older recipes must not change.
         exclude_if=lambda is_on: not is_on,
     )
     thresholds: Literal["f1"] | None = Field(
         default=None,
         description="with calibrate, of several labels: the score from which a label applies; "
         "f1: the largest F1 on the dev examples; null: 0.5",
-        exclude_if=lambda rule: rule is None,
+        exclude_if=_is_none,
     )
     on_long: OnLong | None = Field(
         default=None,
         description="treatment of longer texts when served; null: the default of the kind of task",
-        exclude_if=lambda choice: choice is None,
+        exclude_if=_is_none,
     )
     seed: Annotated[int, Field(ge=0, lt=2**63, description="same seed, same weights")] = 0
     layer_choice: LayerChoice | None = Field(
         default=None,
         description="the search for the number of layers; no effect on the run",
-        # A recipe without a search keeps its digest.
-        exclude_if=lambda choice: choice is None,
+        exclude_if=_is_none,
     )
 
     @model_validator(mode="after")
@@ -389,13 +373,17 @@ def default_recipe(
         head_learning_rate=defaults.head_learning_rate,
     )
     changes = nested(changes or {}, recipe_settings())
-    _check_regularizer(changes.get("regularizer"))
+    changed = changes.get("regularizer")
+    if isinstance(changed, dict) and "name" not in changed:
+        named = ", ".join(f"regularizer.{name}" for name in changed)
+        raise InvalidRecipeError(f"{named} belongs to a regularizer and needs regularizer.name")
+    regularizer = changed.get("name") if isinstance(changed, dict) else None
     implied: dict[str, JsonValue] = {}
     if "epochs" in changes:
         implied |= {"min_steps": 0, "patience": None}
-    if _regularizer_of(changes) in GOES_BY_EPOCHS:
+    if regularizer in GOES_BY_EPOCHS:
         implied["patience"] = None
-    if _regularizer_of(changes) in REPLACES_DROPOUT:
+    if regularizer in REPLACES_DROPOUT:
         implied["dropout"] = 0.0
     return changed_recipe(recipe, {**implied, **changes})
 
@@ -412,14 +400,3 @@ def changed_recipe(recipe: Recipe, changes: Mapping[str, JsonValue]) -> Recipe:
         return Recipe.model_validate({**recipe.settings(), **changes})
     except ValidationError as error:
         raise InvalidRecipeError(problems_in(error)) from error
-
-
-def _check_regularizer(changed: JsonValue) -> None:
-    if isinstance(changed, dict) and "name" not in changed:
-        named = ", ".join(f"regularizer.{name}" for name in changed)
-        raise InvalidRecipeError(f"{named} belongs to a regularizer and needs regularizer.name")
-
-
-def _regularizer_of(changes: Mapping[str, JsonValue]) -> JsonValue:
-    regularizer = changes.get("regularizer")
-    return regularizer.get("name") if isinstance(regularizer, dict) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator
 
 from nunatak_contract.enums import MethodKind
 from nunatak_contract.methods import Method
@@ -21,16 +21,21 @@ from nunatak_training.recipes import (
     default_recipe,
     recipe_settings,
 )
-from nunatak_training.settings import Setting, check_name, flattened, problems_in, settings_of
+from nunatak_training.settings import (
+    Setting,
+    Settings,
+    check_name,
+    flattened,
+    problems_in,
+    settings_of,
+)
 
 TARGET = 0.95
 """The share of full fine-tuning's score that is good enough for Lee et al. 2019."""
 
 
-class LayerSettings(BaseModel):
+class LayerSettings(Settings):
     """The settings of the number of own layers of `topk`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     layers: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         default=TOP_LAYERS,
@@ -82,7 +87,9 @@ def read_settings(named: Mapping[str, JsonValue]) -> RunSettings:
             raise InvalidRecipeError(
                 f"{name} belongs to method {' and '.join(owners)}, not to {kind}"
             )
-        if not owners and not _is_of_recipe(name):
+        # A group of settings, such as `tapt`, may be null.
+        is_of_recipe = any(f"{it}.".startswith(f"{name}.") for it in recipe_settings())
+        if not owners and not is_of_recipe:
             check_name(name, [it.name for it in all_settings()])
     of_method = {name: own[name].read(flat.pop(name)) for name in [*flat] if name in own}
     frozen: int | None = None
@@ -135,11 +142,6 @@ def all_settings() -> tuple[Setting, ...]:
         for it in recipe_settings().values()
     )
     return (method, *of_methods, *of_recipe)
-
-
-def _is_of_recipe(name: str) -> bool:
-    """Whether a name is a setting of the recipe, or a group of settings that may be null."""
-    return any(it == name or it.startswith(f"{name}.") for it in recipe_settings())
 
 
 def _layers(named: Mapping[str, JsonValue]) -> LayerSettings:

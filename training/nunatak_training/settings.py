@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import yaml
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from nunatak_training.errors import InvalidRecipeError
 
@@ -20,6 +20,12 @@ Schema = Mapping[str, Any]
 NOTHING = "null"
 LARGE = 2**53
 """Ends of ranges from here on are not shown."""
+
+
+class Settings(BaseModel):
+    """Base of all models of settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +116,7 @@ def check_name(name: str, known: Collection[str]) -> None:
 def read_mapping(path: Path, texts: Mapping[str, str] | None = None) -> dict[str, object]:
     """Return the settings in a YAML or TOML file, by name; `texts` are values by name, in YAML.
 
-    Raises:
-        ValueError: there is no such file, the file cannot be parsed, or a name occurs twice.
+    A file that cannot be read is a `ValueError`.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -133,11 +138,7 @@ def read_mapping(path: Path, texts: Mapping[str, str] | None = None) -> dict[str
 
 
 def with_values(settings: Mapping[str, object], values: Mapping[str, object]) -> dict[str, object]:
-    """Return settings with other values, by names with dots: the groups, then the setting.
-
-    Raises:
-        ValueError: a group has a value and no settings.
-    """
+    """Return settings with other values, by names with dots: the groups, then the setting."""
     found = dict(settings)
     for name, value in values.items():
         group, _, inner = name.partition(".")
@@ -155,11 +156,7 @@ def with_values(settings: Mapping[str, object], values: Mapping[str, object]) ->
 
 
 def read_yaml(text: str) -> object:
-    """Return the value of a YAML text.
-
-    Raises:
-        ValueError: the text cannot be parsed, or a name occurs twice.
-    """
+    """Return the value of a YAML text; a name that occurs twice is a `ValueError`."""
     try:
         return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a safe loader
     except yaml.YAMLError as error:

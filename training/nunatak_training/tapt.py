@@ -176,16 +176,9 @@ def adapt(
 
     The backbone and the task's head do not change. The language head starts from random numbers and
     is discarded at the end. It is tied to the word embeddings, which are the backbone's or, for a
-    full copy, the task's own. The caller's random state does not change.
-
-    Args:
-        parameters: the task's parameters before tuning, in float32.
-        encodings: the task's train texts.
-        settings: epochs, learning rate and share of hidden tokens.
-        recipe: the recipe of the later tuning, for optimizer, schedule and batch size.
-        backbone: the frozen encoder.
-        report: receives every step.
-        checkpoint: holds the progress, and at the end the result, for a resumed run.
+    full copy, the task's own. The caller's random state does not change. The later tuning's recipe
+    gives optimizer, schedule and batch size. The checkpoint holds the progress, and at the end the
+    result, for a resumed run.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
     masking = Masking(backbone.tokenizer, masked_share=settings.masked_share, generator=generator)

@@ -30,7 +30,13 @@ from nunatak_training.fitting import Scores, TrainedTask, fit_task, recipe_on
 from nunatak_training.kinds import Metric, TaskKind
 from nunatak_training.loop.checkpoint import run_checkpoint
 from nunatak_training.publishing import check_publishable, publish
-from nunatak_training.recipes import LayerChoice, LayerRun, Recipe, default_recipe
+from nunatak_training.recipes import (
+    LayerChoice,
+    LayerRun,
+    Recipe,
+    changed_recipe,
+    default_recipe,
+)
 from nunatak_training.regularizers import check_method
 from nunatak_training.report import EpochResult, Report
 from nunatak_training.run_settings import RunSettings
@@ -76,7 +82,8 @@ def choose_layers(backbone: Backbone, run: RunRecipe, settings: RunSettings) -> 
         )
         raise NunatakError("target_missed", full_score=full, found=found)
     choice = LayerChoice(target=target, full_score=full, runs=made, layers=recipes[high][0])
-    return best.with_choice(choice)
+    recipe = changed_recipe(best.recipe, {"layer_choice": choice.model_dump(mode="json")})
+    return replace(best, recipe=recipe)
 
 
 def _candidates(

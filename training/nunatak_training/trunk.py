@@ -67,7 +67,14 @@ class InputSet:
     @classmethod
     def of(cls, encodings: Iterable[Encoding]) -> "InputSet":
         """Return the distinct encodings, in order."""
-        return cls(encodings=tuple(sorted(dict.fromkeys(encodings), key=_order)))
+        return cls(
+            encodings=tuple(
+                sorted(
+                    dict.fromkeys(encodings),
+                    key=lambda it: (it.num_tokens, it.token_ids, it.type_ids),
+                )
+            )
+        )
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -100,10 +107,6 @@ class InputSet:
             tokens += encoding.num_tokens
         if begin < len(self.encodings):
             yield self.encodings[begin:]
-
-
-def _order(encoding: Encoding) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    return encoding.num_tokens, encoding.token_ids, encoding.type_ids
 
 
 class SetStates:
@@ -143,11 +146,7 @@ class SetStates:
         return self._depths if belongs and _key(source) in self._places else ()
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return the state of an input of the set, on the backbone's device.
-
-        Raises:
-            KeyError: the input is not in the set.
-        """
+        """Return the state of an input of the set, on the backbone's device."""
         return self._packed[self._places[_key(source)]].to(self._backbone.device)
 
     def offer(self, source: TrunkSource, depth: int, state: Float[Tensor, "tokens width"]) -> None:
@@ -207,11 +206,7 @@ class JoinedStates:
         return next(filter(None, (part.depths(source) for part in self._parts)), ())
 
     def read(self, source: TrunkSource, depth: int) -> Float[Tensor, "tokens width"]:
-        """Return the state from the first set that holds the input.
-
-        Raises:
-            KeyError: no set holds the input.
-        """
+        """Return the state from the first set that holds the input."""
         for part in self._parts:
             if depth in part.depths(source):
                 return part.read(source, depth)
@@ -270,7 +265,6 @@ class MemoryTrunkStore:
         depth: int,
         progress: Progress,
     ) -> TrunkStates:
-        """Return the states of all encodings at a depth of at least 1."""
         inputs = InputSet.of(encodings)
         shape = (inputs.num_tokens, backbone.config.hidden_width)
         if shape[0] * shape[1] * backbone.dtype.itemsize > self._max_bytes:
@@ -314,7 +308,6 @@ class DiskTrunkStore:
         depth: int,
         progress: Progress,
     ) -> TrunkStates:
-        """Return the states of all encodings at a depth of at least 1."""
         inputs = InputSet.of(encodings)
         if _num_bytes(backbone, inputs) > self._max_bytes:
             return self._memory.states(backbone, inputs.encodings, depth=depth, progress=progress)

@@ -11,10 +11,11 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 import typer
+from pydantic import ValidationError
 from rich.text import Text
 from typer.core import TyperGroup
 
@@ -107,3 +108,16 @@ def print_failure(code: str, message: str) -> None:
     """Print an error as one line, even if its message has several lines."""
     line = Text.assemble(("error", "bold red"), f" [{code}]: {plain(' '.join(message.split()))}")
     error_console().print(line, soft_wrap=True)
+
+
+@contextmanager
+def named_place(made: Callable[[str, str], NunatakError]) -> Generator[None]:
+    """Turn the error of a file's content into the one that is made of its place and problem."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "file"
+        raise made(place, first["msg"].removeprefix("Value error, ")) from error
+    except ValueError as error:
+        raise made("file", str(error)) from error

@@ -11,27 +11,27 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from nunatak_cli.backbone import backbone_app
-from nunatak_cli.cache import cache_app
-from nunatak_cli.cluster import cluster_app
-from nunatak_cli.doubts import doubts
-from nunatak_cli.evaluate import evaluate
+from nunatak_cli.asking.predict import predict
+from nunatak_cli.asking.predict_file import predict_file
 from nunatak_cli.failures import FailureGroup, Program
-from nunatak_cli.key import key_app
-from nunatak_cli.loadtest import loadtest_app
-from nunatak_cli.memory import memory_app
-from nunatak_cli.multitask import MultitaskCommand, multitask
 from nunatak_cli.options import example
 from nunatak_cli.output import print_text
-from nunatak_cli.policy import policy_app
-from nunatak_cli.predict import predict
-from nunatak_cli.predict_file import predict_file
-from nunatak_cli.registries import registry_app, replicas
-from nunatak_cli.savings import savings
-from nunatak_cli.serve import ServeCommand, serve
-from nunatak_cli.sweep import sweep_app
-from nunatak_cli.task import task_app
-from nunatak_cli.train import TrainCommand, train, train_all
+from nunatak_cli.registry.backbone import backbone_app
+from nunatak_cli.registry.policy import policy_app
+from nunatak_cli.registry.registries import registry_app, replicas
+from nunatak_cli.registry.task import task_app
+from nunatak_cli.serving.cluster import cluster_app
+from nunatak_cli.serving.key import key_app
+from nunatak_cli.serving.loadtest import loadtest_app
+from nunatak_cli.serving.memory import memory_app
+from nunatak_cli.serving.savings import savings
+from nunatak_cli.serving.serve import ServeCommand, serve
+from nunatak_cli.training.cache import cache_app
+from nunatak_cli.training.doubts import doubts
+from nunatak_cli.training.evaluate import evaluate
+from nunatak_cli.training.multitask import MultitaskCommand, multitask
+from nunatak_cli.training.sweep import sweep_app
+from nunatak_cli.training.train import TrainCommand, train, train_all
 
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version, then exit.")]
 EXAMPLE = "nunatak train --task tone --data tone.jsonl"

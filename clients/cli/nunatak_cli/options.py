@@ -1,13 +1,16 @@
-"""Options and arguments that several commands share, and the reading of their values."""
+"""Options: those that several commands share, those made from settings, and their values."""
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
-from nunatak_contract.errors import NunatakError
+from nunatak_contract.errors import MissingExtraError, NunatakError
 from nunatak_rows import RowFormat
 
 
@@ -315,3 +318,43 @@ def labelled_format(
     if on_bad_row is OnBadRow.SKIP:
         rejected = Path(Path(data.replace(":", "-")).name.split(".")[0] + ".rejected.jsonl")
     return row_format(text=text, label=label, pair=pair, delimiter=delimiter, rejected=rejected)
+
+
+def made_options(wanted: Mapping[str, tuple[Any, Any]]) -> tuple[Any, ...]:
+    """Return the options of these names, each made of a type and the description of typer."""
+
+    def options() -> None:
+        pass
+
+    parameters = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+        for name, (kind, option) in wanted.items()
+    ]
+    options.__signature__ = Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    app = typer.Typer(add_completion=False)
+    app.command()(options)
+    return tuple(get_command(app).params)
+
+
+class SettingsCommand(TyperCommand):
+    """A command with an option for each of some settings; its context holds their values."""
+
+    @staticmethod
+    def setting_options() -> tuple[Any, ...]:
+        """Return the options."""
+        return ()
+
+    # Typer hands in a typer.Context, but names its own private base classes here.
+    def get_params(self, ctx: typer.Context) -> list[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the command's own options, then those of the settings."""
+        own: list[Any] = super().get_params(ctx)  # pyright: ignore[reportArgumentType]
+        try:
+            return [*own, *self.setting_options()]
+        except MissingExtraError:
+            return own
+
+    def invoke(self, ctx: typer.Context) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Run the command; the context holds the settings that were given."""
+        own = {param.name for param in self.params}
+        ctx.obj = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}
+        return super().invoke(ctx)  # pyright: ignore[reportArgumentType]

@@ -2,22 +2,19 @@
 
 # ruff: noqa: PLC0415 - `import nunatak` must not import torch
 
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self, Unpack, cast
 
 from pydantic import JsonValue, ValidationError
 
-from nunatak_client import Inputs, Parameters, Prediction
-from nunatak_client.payloads import WireInputs, json_body, wire_inputs, wire_parameters
-from nunatak_client.replies import Reply, read_prediction
+from nunatak_client import Inputs, Prediction
+from nunatak_client.payloads import ShownOptions, json_body, wire_inputs, wire_parameters
 from nunatak_contract import requests
-from nunatak_contract.enums import FunctionToApply
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.inputs import Input
 from nunatak_contract.names import DEFAULT_BACKBONE
@@ -99,10 +96,7 @@ class LocalTasks:
         self,
         task: str,
         inputs: Inputs,
-        *,
-        top_k: int | None = None,
-        function_to_apply: FunctionToApply | str | None = None,
-        parameters: Parameters | None = None,
+        **options: Unpack[ShownOptions],
     ) -> Prediction:
         """Ask one task about one input or a list of inputs, of any length.
 
@@ -115,9 +109,8 @@ class LocalTasks:
         wire = wire_inputs(inputs)
         json_body({"inputs": wire.value})  # refuses what no request can hold
         items = [inputs] if wire.num_inputs is None else inputs
-        options = wire_parameters(top_k, function_to_apply, parameters)
-        asked = self._thread.submit(self._ask, task, cast("Sequence[Input]", items), options)
-        return read_prediction(_reply(asked.result(), wire), num_inputs=wire.num_inputs)
+        wanted = wire_parameters(**options)
+        return self._thread.submit(self._ask, task, cast("Sequence[Input]", items), wanted).result()
 
     def close(self) -> None:
         """End the threads and close the registry; a second call does nothing."""
@@ -125,41 +118,34 @@ class LocalTasks:
 
     def _ask(
         self, task: str, inputs: Sequence[Input], options: Mapping[str, JsonValue]
-    ) -> "TaskPrediction":
-        from nunatak_server.http.requests import options_of
+    ) -> Prediction:
+        from nunatak_server.local import answer_as
         from nunatak_server.predict.types import TaskFailure
 
         # An alias that moves meanwhile must not mix the answers of two versions.
         reference = self._registry.resolve(task).reference
         parts = list["TaskPrediction"]()
-        chosen = options_of(_parameters(options))
+        chosen = _parameters(options)
         for _, found in self._predictor.predict_all(inputs, [reference], options=chosen):
             (result,) = found.results
             if isinstance(result, TaskFailure):
                 raise result.error
             parts.append(result)
         said = [part.predicted for part in parts if part.predicted is not None]
-        return replace(
+        whole = replace(
             parts[0],
             outputs=tuple(chain.from_iterable(part.outputs for part in parts)),
             predicted=tuple(chain.from_iterable(said)) if said else None,
             extents=tuple(chain.from_iterable(part.extents for part in parts)),
         )
+        return answer_as(Prediction, whole)
 
 
 def _parameters(options: Mapping[str, JsonValue]) -> requests.Parameters:
     """Read options as the server reads them."""
     try:
-        return requests.Parameters.model_validate_json(json.dumps(options))
+        return requests.Parameters.model_validate(options)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = ".".join(map(str, problem["loc"]))
         raise NunatakError("invalid_request", problem=f"{place}: {problem['msg']}") from error
-
-
-def _reply(found: "TaskPrediction", wire: WireInputs) -> Reply:
-    """Write an answer as the server writes it."""
-    from nunatak_server.http.replies import prediction_fields
-
-    fields = prediction_fields(found, "" if wire.num_inputs is None else [])
-    return Reply(status=200, headers={}, content=json.dumps(fields).encode())

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from pydantic import JsonValue
 
 from nunatak.local import LocalTasks, loaded_backbone
 from nunatak_client import Inputs, Prediction
+from nunatak_client.payloads import ShownOptions
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import DEFAULT_BACKBONE
@@ -43,7 +44,7 @@ class Trained:
         """The reference of the version, such as `tone/1`."""
         return self.manifest.reference
 
-    def predict(self, inputs: Inputs, **options: Any) -> Prediction:  # noqa: ANN401 - as `LocalTasks.predict`
+    def predict(self, inputs: Inputs, **options: Unpack[ShownOptions]) -> Prediction:
         """Ask this version about one input or a list of inputs, as `LocalTasks.predict`.
 
         Raises:

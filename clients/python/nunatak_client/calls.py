@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, NoReturn, TypeVar
+from typing import Generic, Literal, NoReturn, TypeVar, Unpack
 
 from pydantic import JsonValue
 
 from nunatak_client.errors import InvalidInputError, InvalidResponseError
 from nunatak_client.payloads import (
     Inputs,
-    Parameters,
+    PredictOptions,
+    ShownOptions,
     WireInputs,
     json_body,
     path_segment,
@@ -30,20 +31,16 @@ from nunatak_client.replies import (
     read_prediction,
     read_result,
 )
-from nunatak_contract.enums import CandidateRole, FunctionToApply
-from nunatak_contract.memory import MemoryReport
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.wire import (
     LINES_TYPE,
     ROUTING_KEY_HEADER,
     AliasChange,
     CandidateChange,
-    Eviction,
-    ResidencyReport,
-    ServerInfo,
     ShadowReport,
     TaskDetail,
+    TaskListing,
     TaskSummary,
-    Unpinning,
 )
 
 AnswerT = TypeVar("AnswerT")
@@ -72,53 +69,45 @@ class Call(Generic[AnswerT]):
         return self.read(reply)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictOptions:
-    """The options of a prediction, next to its inputs."""
-
-    top_k: int | None = None
-    function_to_apply: FunctionToApply | str | None = None
-    parameters: Parameters | None = None
-    deadline_s: float | None = None
-    routing_key: str | None = None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers of a prediction: deadline and routing key."""
-        return {} if self.routing_key is None else {ROUTING_KEY_HEADER: self.routing_key}
-
-
-def predict(task: str, inputs: Inputs, options: PredictOptions) -> Call[Prediction]:
-    """Ask one task."""
+def predict(task: str, inputs: Inputs, **options: Unpack[PredictOptions]) -> Call[Prediction]:
     wire = wire_inputs(inputs)
     target = task_target(task)
-    return Call(
-        method="POST",
-        path=f"{target.path}/predict",
-        query=target.query,
-        content=_predict_body(wire, options),
-        deadline_s=options.deadline_s,
-        headers=options.headers,
-        read=lambda reply: read_prediction(reply, num_inputs=wire.num_inputs),
+    call = _asking(
+        wire, None, lambda reply: read_prediction(reply, num_inputs=wire.num_inputs), **options
     )
+    return replace(call, path=f"{target.path}/predict", query=target.query)
 
 
-def predict_many(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) -> Call[FanOut]:
-    """Ask several tasks about the same inputs.
-
-    Raises:
-        InvalidInputError: `tasks` is one string and not a list of references.
-    """
+def predict_many(
+    inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
+) -> Call[FanOut]:
     if isinstance(tasks, str):
         raise InvalidInputError(f"tasks must be a list of task references, got {tasks!r}")
     wire = wire_inputs(inputs)
+    return _asking(
+        wire,
+        tasks,
+        lambda reply: read_fan_out(reply, num_inputs=wire.num_inputs, tasks=tasks),
+        **options,
+    )
+
+
+def _asking(
+    inputs: WireInputs,
+    tasks: Sequence[str] | None,
+    read: Callable[[Reply], AnswerT],
+    *,
+    deadline_s: float | None = None,
+    routing_key: str | None = None,
+    **shown: Unpack[ShownOptions],
+) -> Call[AnswerT]:
     return Call(
         method="POST",
         path="/v1/predict",
-        content=_predict_body(wire, options, tasks=tasks),
-        deadline_s=options.deadline_s,
-        headers=options.headers,
-        read=lambda reply: read_fan_out(reply, num_inputs=wire.num_inputs, tasks=tasks),
+        content=predict_body(inputs, tasks=tasks, **shown),
+        deadline_s=deadline_s,
+        headers={} if routing_key is None else {ROUTING_KEY_HEADER: routing_key},
+        read=read,
     )
 
 
@@ -160,12 +149,10 @@ class StreamCall:
             )
 
 
-def stream(inputs: Inputs, tasks: Sequence[str], options: PredictOptions) -> StreamCall:
-    """Ask several tasks for results on arrival; raises like `predict_many`."""
-    call = predict_many(inputs, tasks, options)
-    lines = {"accept": LINES_TYPE}
+def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]) -> StreamCall:
+    call = predict_many(inputs, tasks, **options)
     return StreamCall(
-        call=replace(call, headers={**call.headers, **lines}),
+        call=replace(call, headers={**call.headers, "accept": LINES_TYPE}),
         tasks=tasks,
         num_inputs=wire_inputs(inputs).num_inputs,
     )
@@ -177,113 +164,50 @@ def set_candidate(
     share: float,
     expected_version: int | None,
 ) -> Call[CandidateChange]:
-    """Let a version run next to an alias."""
-    body: dict[str, JsonValue] = {"version": version, "share": share}
-    return Call(
-        method="PUT",
-        path=_candidate_path(*place),
-        content=json_body(body | _expectation(expected_version)),
-        read=_reader(CandidateChange),
-    )
+    path = _alias_path(*place)
+    return _change("PUT", path, CandidateChange, expected_version, version=version, share=share)
 
 
 def end_candidate(
     place: tuple[str, str, CandidateRole], expected_version: int | None
 ) -> Call[CandidateChange]:
-    """End the candidate of this role next to an alias."""
-    return Call(
-        method="POST",
-        path=f"{_candidate_path(*place)}/end",
-        content=json_body(_expectation(expected_version)),
-        read=_reader(CandidateChange),
-    )
-
-
-def shadow_report(name: str, alias: str) -> Call[ShadowReport]:
-    """Ask for the results of a shadow."""
-    return Call(
-        method="GET",
-        path=f"/v1/tasks/{path_segment('task name', name)}/shadow",
-        query={"alias": alias},
-        read=_reader(ShadowReport),
-    )
-
-
-def tasks() -> Call[tuple[TaskSummary, ...]]:
-    """List the tasks."""
-    return Call(method="GET", path="/v1/tasks", read=_read_tasks)
-
-
-def task(reference: str) -> Call[TaskDetail]:
-    """Describe one task and one version of it."""
-    target = task_target(reference)
-    return Call(method="GET", path=target.path, query=target.query, read=_reader(TaskDetail))
+    return _change("POST", f"{_alias_path(*place)}/end", CandidateChange, expected_version)
 
 
 def promote(name: str, alias: str, version: int, expected_version: int | None) -> Call[AliasChange]:
-    """Point an alias at a version."""
-    body: dict[str, JsonValue] = {"version": version}
-    return Call(
-        method="PUT",
-        path=_alias_path(name, alias),
-        content=json_body(body | _expectation(expected_version)),
-        read=_reader(AliasChange),
-    )
+    path = _alias_path(name, alias)
+    return _change("PUT", path, AliasChange, expected_version, version=version)
 
 
 def rollback(name: str, alias: str, expected_version: int | None) -> Call[AliasChange]:
-    """Point an alias back at the previous version."""
-    return Call(
-        method="POST",
-        path=f"{_alias_path(name, alias)}/rollback",
-        content=json_body(_expectation(expected_version)),
-        read=_reader(AliasChange),
-    )
+    return _change("POST", f"{_alias_path(name, alias)}/rollback", AliasChange, expected_version)
 
 
-def preload(reference: str) -> Call[ResidencyReport]:
-    """Load a task version into memory."""
+def shadow_report(name: str, alias: str) -> Call[ShadowReport]:
+    path = f"/v1/tasks/{path_segment('task name', name)}/shadow"
+    return replace(show(path, ShadowReport), query={"alias": alias})
+
+
+def tasks() -> Call[tuple[TaskSummary, ...]]:
+    return Call(method="GET", path="/v1/tasks", read=lambda it: _read_as(TaskListing)(it).tasks)
+
+
+def task(reference: str) -> Call[TaskDetail]:
     target = task_target(reference)
-    return Call(
-        method="POST",
-        path=f"{target.path}/preload",
-        query=target.query,
-        read=_reader(ResidencyReport),
-    )
+    return replace(show(target.path, TaskDetail), query=target.query)
 
 
-def pin(reference: str) -> Call[ResidencyReport]:
-    """Load a task version into memory and pin it."""
+def hold(
+    reference: str, how: Literal["preload", "pin", "unpin", "evict"], kind: type[ResultT]
+) -> Call[ResultT]:
+    """Change which versions of a task are in memory."""
     target = task_target(reference)
-    return Call(
-        method="POST", path=f"{target.path}/pin", query=target.query, read=_reader(ResidencyReport)
-    )
+    path = f"{target.path}/{how}"
+    return Call(method="POST", path=path, query=target.query, read=_read_as(kind))
 
 
-def unpin(reference: str) -> Call[Unpinning]:
-    """Unpin a task, or one version of it."""
-    target = task_target(reference)
-    return Call(
-        method="POST", path=f"{target.path}/unpin", query=target.query, read=_reader(Unpinning)
-    )
-
-
-def evict(reference: str) -> Call[Eviction]:
-    """Drop a task, or one version of it, from memory."""
-    target = task_target(reference)
-    return Call(
-        method="POST", path=f"{target.path}/evict", query=target.query, read=_reader(Eviction)
-    )
-
-
-def memory() -> Call[MemoryReport]:
-    """Ask for the memory report."""
-    return Call(method="GET", path="/v1/memory", read=_reader(MemoryReport))
-
-
-def info() -> Call[ServerInfo]:
-    """Ask for the facts about the server."""
-    return Call(method="GET", path="/info", read=_reader(ServerInfo))
+def show(path: str, kind: type[ResultT]) -> Call[ResultT]:
+    return Call(method="GET", path=path, read=_read_as(kind))
 
 
 def readiness() -> Call[bool]:
@@ -291,35 +215,22 @@ def readiness() -> Call[bool]:
     return Call(method="GET", path="/readyz", read=lambda _reply: True)
 
 
-def _predict_body(
-    wire: WireInputs, options: PredictOptions, *, tasks: Sequence[str] | None = None
-) -> bytes:
-    return predict_body(
-        wire,
-        tasks=tasks,
-        top_k=options.top_k,
-        function_to_apply=options.function_to_apply,
-        parameters=options.parameters,
-    )
+def _change(
+    method: Literal["POST", "PUT"],
+    path: str,
+    kind: type[ResultT],
+    expected_version: int | None,
+    **body: JsonValue,
+) -> Call[ResultT]:
+    if expected_version is not None:
+        body["expected_version"] = expected_version
+    return Call(method=method, path=path, content=json_body(body), read=_read_as(kind))
 
 
-def _reader(kind: type[ResultT]) -> Callable[[Reply], ResultT]:
+def _read_as(kind: type[ResultT]) -> Callable[[Reply], ResultT]:
     return lambda reply: read_result(kind, read_object(reply))
 
 
-def _read_tasks(reply: Reply) -> tuple[TaskSummary, ...]:
-    listed = read_object(reply).get("tasks")
-    entries = listed if isinstance(listed, list) else [listed]
-    return tuple(read_result(TaskSummary, entry) for entry in entries)
-
-
-def _alias_path(name: str, alias: str) -> str:
-    return f"/v1/tasks/{path_segment('task name', name)}/aliases/{path_segment('alias', alias)}"
-
-
-def _candidate_path(name: str, alias: str, role: CandidateRole) -> str:
-    return f"{_alias_path(name, alias)}/{role}"
-
-
-def _expectation(expected_version: int | None) -> dict[str, JsonValue]:
-    return {} if expected_version is None else {"expected_version": expected_version}
+def _alias_path(name: str, alias: str, role: CandidateRole | None = None) -> str:
+    path = f"/v1/tasks/{path_segment('task name', name)}/aliases/{path_segment('alias', alias)}"
+    return path if role is None else f"{path}/{role}"

@@ -6,14 +6,14 @@ Change `async_client.py` instead, and run `make client`.
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 import httpx
 
 from nunatak_client import calls
-from nunatak_client.calls import AnswerT, Call, PredictOptions
+from nunatak_client.calls import AnswerT, Call
 from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
-from nunatak_client.payloads import Inputs, Parameters, Parts
+from nunatak_client.payloads import Inputs, Parts, PredictOptions
 from nunatak_client.replies import FanOut, Prediction, TaskResult
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
@@ -27,7 +27,7 @@ from nunatak_client.transport import (
     to_reply,
     without_proxy,
 )
-from nunatak_contract.enums import CandidateRole, FunctionToApply
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.inputs import Input
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.wire import (
@@ -94,12 +94,7 @@ class Client:
         self,
         task: str,
         inputs: Inputs,
-        *,
-        top_k: int | None = None,
-        function_to_apply: FunctionToApply | str | None = None,
-        parameters: Parameters | None = None,
-        deadline_s: float | None = None,
-        routing_key: str | None = None,
+        **options: Unpack[PredictOptions],
     ) -> Prediction:
         """Ask one task about one input or a list of inputs.
 
@@ -113,46 +108,22 @@ class Client:
             deadline_s: Seconds for the whole call, with further attempts.
             routing_key: Requests of one key get one version while a canary runs.
         """
-        options = PredictOptions(
-            top_k=top_k,
-            function_to_apply=function_to_apply,
-            parameters=parameters,
-            deadline_s=deadline_s,
-            routing_key=routing_key,
-        )
-        return self._run(calls.predict(task, inputs, options))
+        return self._run(calls.predict(task, inputs, **options))
 
     def predict_many(
         self,
         inputs: Inputs,
         tasks: Sequence[str],
-        *,
-        top_k: int | None = None,
-        function_to_apply: FunctionToApply | str | None = None,
-        parameters: Parameters | None = None,
-        deadline_s: float | None = None,
-        routing_key: str | None = None,
+        **options: Unpack[PredictOptions],
     ) -> FanOut:
         """Ask several tasks about the same inputs; a task that fails does not fail the others."""
-        options = PredictOptions(
-            top_k=top_k,
-            function_to_apply=function_to_apply,
-            parameters=parameters,
-            deadline_s=deadline_s,
-            routing_key=routing_key,
-        )
-        return self._run(calls.predict_many(inputs, tasks, options))
+        return self._run(calls.predict_many(inputs, tasks, **options))
 
     def predict_all(
         self,
         inputs: Iterable[Input],
         tasks: Sequence[str],
-        *,
-        top_k: int | None = None,
-        function_to_apply: FunctionToApply | str | None = None,
-        parameters: Parameters | None = None,
-        deadline_s: float | None = None,
-        routing_key: str | None = None,
+        **options: Unpack[PredictOptions],
     ) -> Generator[tuple[list[Input], FanOut]]:
         """Ask several tasks about any number of inputs, in order.
 
@@ -165,15 +136,7 @@ class Client:
         parts = Parts(inputs)
         while part := parts.take():
             try:
-                answer = self.predict_many(
-                    part,
-                    tasks,
-                    top_k=top_k,
-                    function_to_apply=function_to_apply,
-                    parameters=parameters,
-                    deadline_s=deadline_s,
-                    routing_key=routing_key,
-                )
+                answer = self.predict_many(part, tasks, **options)
             except InvalidRequestError as error:
                 if not parts.divide(part, code=error.code):
                     raise
@@ -185,26 +148,14 @@ class Client:
         self,
         inputs: Inputs,
         tasks: Sequence[str],
-        *,
-        top_k: int | None = None,
-        function_to_apply: FunctionToApply | str | None = None,
-        parameters: Parameters | None = None,
-        deadline_s: float | None = None,
-        routing_key: str | None = None,
+        **options: Unpack[PredictOptions],
     ) -> Generator[TaskResult]:
         """Ask several tasks about the same inputs, and yield each task's result on arrival.
 
         Closing the iterator discards results that have not arrived. Further attempts are made only
         before the first result.
         """
-        options = PredictOptions(
-            top_k=top_k,
-            function_to_apply=function_to_apply,
-            parameters=parameters,
-            deadline_s=deadline_s,
-            routing_key=routing_key,
-        )
-        stream = calls.stream(inputs, tasks, options)
+        stream = calls.stream(inputs, tasks, **options)
         attempts = Attempts(self._policy, deadline_s=stream.call.deadline_s, clock=self._clock)
         while True:
             try:
@@ -304,27 +255,27 @@ class Client:
 
     def preload(self, reference: str) -> ResidencyReport:
         """Load a task version into memory and check it."""
-        return self._run(calls.preload(reference))
+        return self._run(calls.hold(reference, "preload", ResidencyReport))
 
     def pin(self, reference: str) -> ResidencyReport:
         """Load the version that `reference` means now, and keep it in memory."""
-        return self._run(calls.pin(reference))
+        return self._run(calls.hold(reference, "pin", ResidencyReport))
 
     def unpin(self, reference: str) -> Unpinning:
         """Let the server evict a task again, or the one version `name/3`."""
-        return self._run(calls.unpin(reference))
+        return self._run(calls.hold(reference, "unpin", Unpinning))
 
     def evict(self, reference: str) -> Eviction:
         """Drop a task, or the one version `name/3`, from memory."""
-        return self._run(calls.evict(reference))
+        return self._run(calls.hold(reference, "evict", Eviction))
 
     def memory(self) -> MemoryReport:
         """Report bytes in use, and the bytes of one full model per task."""
-        return self._run(calls.memory())
+        return self._run(calls.show("/v1/memory", MemoryReport))
 
     def info(self) -> ServerInfo:
         """Report the facts about the server."""
-        return self._run(calls.info())
+        return self._run(calls.show("/info", ServerInfo))
 
     def is_ready(self) -> bool:
         """Whether the server answers predictions now. One attempt only."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, TypedDict, Unpack
 from urllib.parse import quote
 
 from pydantic import JsonValue
@@ -45,6 +45,26 @@ class Parameters:
         if self.ignore_labels is not None:
             given["ignore_labels"] = list(self.ignore_labels)
         return given
+
+
+class ShownOptions(TypedDict, total=False):
+    """What an answer shows, next to the inputs of a prediction."""
+
+    top_k: int | None
+    """Labels, documents or answers per input. Absent: all labels or documents, one answer."""
+    function_to_apply: FunctionToApply | str | None
+    """`softmax`, `sigmoid` or `none`. Absent: by the task's kind."""
+    parameters: Parameters | None
+    """Further options, for tasks that do not classify whole texts."""
+
+
+class PredictOptions(ShownOptions, total=False):
+    """The options of a prediction by a server, next to its inputs."""
+
+    deadline_s: float | None
+    """Seconds for the whole call, with further attempts."""
+    routing_key: str | None
+    """Requests of one key get one version while a canary runs."""
 
 
 MAX_PART_INPUTS: Final = 64
@@ -115,29 +135,22 @@ def wire_inputs(inputs: Inputs) -> WireInputs:
 
 
 def predict_body(
-    inputs: WireInputs,
-    *,
-    tasks: Sequence[str] | None = None,
-    top_k: int | None = None,
-    function_to_apply: FunctionToApply | str | None = None,
-    parameters: Parameters | None = None,
+    inputs: WireInputs, *, tasks: Sequence[str] | None = None, **shown: Unpack[ShownOptions]
 ) -> bytes:
-    """Write the body of a predict request; `tasks` makes it a fan-out."""
     body: dict[str, JsonValue] = {"inputs": inputs.value}
     if tasks is not None:
         body["tasks"] = list(tasks)
-    wanted = wire_parameters(top_k, function_to_apply, parameters)
+    wanted = wire_parameters(**shown)
     if wanted:
         body["parameters"] = wanted
     return json_body(body)
 
 
 def wire_parameters(
-    top_k: int | None,
-    function_to_apply: FunctionToApply | str | None,
-    parameters: Parameters | None,
+    top_k: int | None = None,
+    function_to_apply: FunctionToApply | str | None = None,
+    parameters: Parameters | None = None,
 ) -> dict[str, JsonValue]:
-    """Write the options that are given."""
     wanted = (parameters or Parameters()).wire()
     if top_k is not None:
         wanted["top_k"] = top_k

@@ -7,12 +7,13 @@ Each kind of head has one class of results. The parts of an answer are classes o
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 
 from pydantic import AliasChoices, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 
 from nunatak_client.errors import ApiError, InvalidResponseError, WrongHeadError, error_class
 from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.record import Result
 from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
     COMPUTE_HEADER,
@@ -20,14 +21,16 @@ from nunatak_contract.wire import (
     REQUEST_ID_HEADER,
     TOKENIZE_HEADER,
     Answer,
+    InputFacts,
     PredictedValue,
     Problem,
     RankedDocument,
-    Result,
     Score,
     Span,
     Timings,
 )
+
+ResultT = TypeVar("ResultT", bound=Result)
 
 
 class Entity(Span):
@@ -84,22 +87,15 @@ HeadOutputs = Annotated[
     Field(discriminator="head"),
 ]
 """The answer of a task. The class shows the kind of task, for `match`."""
+HeadT = TypeVar("HeadT", Classification, TokenClassification, QuestionAnswering, RankingOutputs)
 
 
-class Answered(Result):
+class Answered(InputFacts):
     """Base of classes with predictions: the parts of the first input, by the kind of the task.
 
     Every property but `predicted` and `labels` is about the first input, and each raises
     `WrongHeadError` for a task of another kind.
     """
-
-    tokens: tuple[int, ...] = ()
-    """The number of tokens read of each input; empty if the server does not report it."""
-    truncated: tuple[bool, ...] = ()
-    """Whether a part of each input was not read; empty if the server does not report it."""
-    unread: tuple[int, ...] = ()
-    """The number of characters of each input for which the backbone has no token; empty if the
-    server does not report it."""
 
     @property
     def is_truncated(self) -> bool:
@@ -113,7 +109,7 @@ class Answered(Result):
     @property
     def scores(self) -> Scores:
         """Labels, best first."""
-        return self._classification().outputs[0]
+        return self._said(Classification).outputs[0]
 
     @property
     def best(self) -> Score:
@@ -123,46 +119,33 @@ class Answered(Result):
     @property
     def predicted(self) -> tuple[PredictedValue, ...]:
         """For every input the label, a tuple of all labels that apply, or the value."""
-        return self._classification().predicted
+        return self._said(Classification).predicted
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The best label of every input, also where no label or several labels apply."""
-        return tuple(scores[0].label for scores in self._classification().outputs)
+        return tuple(scores[0].label for scores in self._said(Classification).outputs)
 
     @property
     def entities(self) -> Entities:
         """Labelled parts of the text, in its order."""
-        match self.require():
-            case TokenClassification() as found:
-                return found.outputs[0]
-            case other:
-                raise WrongHeadError(other.head, HeadKind.TOKEN_CLASSIFICATION)
+        return self._said(TokenClassification).outputs[0]
 
     @property
     def answers(self) -> Answers:
         """Answers to the question, best first; empty if the context has no words."""
-        match self.require():
-            case QuestionAnswering() as found:
-                return found.outputs[0]
-            case other:
-                raise WrongHeadError(other.head, HeadKind.QUESTION_ANSWERING)
+        return self._said(QuestionAnswering).outputs[0]
 
     @property
     def ranking(self) -> Ranking:
         """Documents of the query, best first."""
-        match self.require():
-            case RankingOutputs() as found:
-                return found.outputs[0]
-            case other:
-                raise WrongHeadError(other.head, HeadKind.RANKING)
+        return self._said(RankingOutputs).outputs[0]
 
-    def _classification(self) -> Classification:
-        match self.require():
-            case Classification() as found:
-                return found
-            case other:
-                raise WrongHeadError(other.head, HeadKind.SEQUENCE_CLASSIFICATION)
+    def _said(self, kind: type[HeadT]) -> HeadT:
+        found = self.require()
+        if not isinstance(found, kind):
+            raise WrongHeadError(found.head, kind.model_fields["head"].default)
+        return found
 
 
 Outputs = tuple[Scores, ...] | tuple[Entities, ...] | tuple[Answers, ...] | tuple[Ranking, ...]
@@ -194,7 +177,6 @@ class Prediction(Answered):
 
 
 def error_of(problem: Problem, *, retry_after_s: float | None = None) -> ApiError:
-    """Return the error to raise for a problem."""
     fields = "; ".join(f"{field.location}: {field.message}" for field in problem.errors or ())
     detail = problem.detail or problem.title or f"the server answered {problem.status}"
     return error_class(problem.status)(
@@ -238,6 +220,20 @@ class TaskResult(Answered):
             raise error_of(self.error or Problem(code="api_error", status=500))
         return self.head_outputs
 
+    def about(self, place: int) -> "TaskResult":
+        """Return the result about one of the inputs alone."""
+        said = self.head_outputs
+        own = _at(self, place)
+        return own if said is None else own.model_copy(update={"head_outputs": _at(said, place)})
+
+
+def _at(result: ResultT, place: int) -> ResultT:
+    """Return a result with one input of each value that has one for each input."""
+    listed: dict[str, object] = {
+        name: it[place : place + 1] for name, it in result if isinstance(it, tuple)
+    }
+    return result.model_copy(update=listed)
+
 
 class FanOut(Result):
     """The answers of several tasks to the same inputs, in the order of the request."""
@@ -254,10 +250,8 @@ class FanOut(Result):
         raise KeyError(reference)
 
 
-PER_INPUT = ("tokens", "truncated", "unread")
-"""The server's facts about each input, next to its output."""
-
-ResultT = TypeVar("ResultT", bound=Result)
+SAID: Final = ("head", "outputs", "problem_type", "predicted")
+"""The members of an answer that its head decides."""
 
 _OBJECT: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
@@ -299,7 +293,6 @@ def raise_for_problem(reply: Reply) -> None:
 
 
 def read_object(reply: Reply) -> dict[str, JsonValue]:
-    """Read a body that is one JSON object."""
     try:
         return _OBJECT.validate_json(reply.content)
     except ValidationError as error:
@@ -307,7 +300,6 @@ def read_object(reply: Reply) -> dict[str, JsonValue]:
 
 
 def read_result(kind: type[ResultT], content: object) -> ResultT:
-    """Check decoded JSON against a result class."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -315,20 +307,17 @@ def read_result(kind: type[ResultT], content: object) -> ResultT:
 
 
 def read_prediction(reply: Reply, *, num_inputs: int | None) -> Prediction:
-    """Read the answer of one task."""
-    body = read_object(reply)
-    return read_result(Prediction, _with_head_outputs(body, num_inputs) | _trail(reply))
+    body = with_head_outputs(read_object(reply), num_inputs)
+    return read_result(Prediction, {**body, **_trail(reply)})
 
 
 def read_fan_out(reply: Reply, *, num_inputs: int | None, tasks: Sequence[str]) -> FanOut:
-    """Read the answers of several tasks."""
-    results = read_object(reply).get("results")
-    entries = results if isinstance(results, list) else []
-    nested = [
-        _with_head_outputs(entry, num_inputs) if isinstance(entry, dict) else entry
-        for entry in entries
-    ]
-    fan_out = read_result(FanOut, {"results": nested} | _trail(reply))
+    body = read_object(reply)
+    if isinstance(entries := body.get("results"), list):
+        body["results"] = [
+            with_head_outputs(it, num_inputs) if isinstance(it, dict) else it for it in entries
+        ]
+    fan_out = read_result(FanOut, {**body, **_trail(reply)})
     answered = [result.reference for result in fan_out.results]
     if answered != list(tasks):
         raise InvalidResponseError(f"asked for tasks {list(tasks)}, got answers for {answered}")
@@ -341,11 +330,10 @@ def read_line(line: str, *, num_inputs: int | None) -> TaskResult:
         entry = _OBJECT.validate_json(line)
     except ValidationError as error:
         raise _unexpected("a JSON object on each line", error) from error
-    return read_result(TaskResult, _with_head_outputs(entry, num_inputs))
+    return read_result(TaskResult, with_head_outputs(entry, num_inputs))
 
 
 def read_timings(headers: Mapping[str, str]) -> Timings:
-    """Read the timing headers that the reply has."""
     batch_size = _number(headers.get(BATCH_SIZE_HEADER))
     return Timings(
         queue_ms=_number(headers.get(QUEUE_HEADER)),
@@ -355,29 +343,27 @@ def read_timings(headers: Mapping[str, str]) -> Timings:
     )
 
 
-def _with_head_outputs(body: dict[str, JsonValue], num_inputs: int | None) -> dict[str, JsonValue]:
-    """Return the body with head and outputs in one object, and outputs always as a list."""
-    outputs = body.get("outputs")
-    if outputs is None:
-        return body
-    nested = _as_list(outputs, num_inputs)
-    wanted = num_inputs or 1
-    if not (isinstance(nested, list) and len(nested) == wanted):
-        raise InvalidResponseError(f"asked about {wanted} inputs, got outputs for another number")
+def with_head_outputs(body: Mapping[str, Any], num_inputs: int | None) -> dict[str, Any]:
+    """Return the body with head and outputs in one object, and outputs always as a list.
+
+    `num_inputs` is None if one input was sent that is in no list.
+
+    Raises:
+        InvalidResponseError: the number of outputs is not the number of inputs.
+    """
+    if body.get("outputs") is None:
+        return dict(body)
     # Servers with only one kind of task do not send the kind.
-    said: dict[str, JsonValue] = {
-        "head": body.get("head", HeadKind.SEQUENCE_CLASSIFICATION),
-        "outputs": nested,
-        "problem_type": body.get("problem_type"),
-    }
-    if body.get("predicted") is not None:
-        said["predicted"] = _as_list(body["predicted"], num_inputs)
-    told = {name: _as_list(body[name], num_inputs) for name in PER_INPUT if name in body}
-    return {**body, **told, "head_outputs": said}
-
-
-def _as_list(value: JsonValue, num_inputs: int | None) -> JsonValue:
-    return [value] if num_inputs is None else value
+    said: dict[str, Any] = {"head": HeadKind.SEQUENCE_CLASSIFICATION}
+    said |= {name: body[name] for name in SAID if body.get(name) is not None}
+    if num_inputs is None:
+        said |= {name: [said[name]] for name in ("outputs", "predicted") if name in said}
+    outputs = said["outputs"]
+    if not (isinstance(outputs, list | tuple) and len(cast("Any", outputs)) == (num_inputs or 1)):
+        raise InvalidResponseError(
+            f"asked about {num_inputs or 1} inputs, got outputs for another number"
+        )
+    return {**body, "head_outputs": said}
 
 
 def _trail(reply: Reply) -> dict[str, object]:

@@ -160,7 +160,6 @@ class Connections(Generic[HttpT]):
 
 
 def to_reply(response: httpx.Response) -> Reply:
-    """The parts of a response that are used."""
     return Reply(status=response.status_code, headers=response.headers, content=response.content)
 
 
@@ -215,7 +214,6 @@ class Attempts:
         return headers | {DEADLINE_HEADER: str(max(1, round(remaining_s * 1000)))}
 
     def timeout_s(self, default_s: float) -> float:
-        """Seconds to wait for the next attempt."""
         remaining_s = self._remaining_s()
         return default_s if remaining_s is None else remaining_s + DEADLINE_SLACK_S
 

@@ -149,7 +149,7 @@ class Snapshot:
         """Return the version of an alias, and the target of its rollback."""
         available = self.require_versions(task)
         current = self.require_alias(task, alias)
-        check_expected("alias_conflict", expected_version, current, task=task, alias=alias)
+        check_expected(expected_version, current, task=task, alias=alias)
         target = rollback_target(self.history(task, alias), available)
         if target is None:
             raise NunatakError("no_previous_version", task=task, alias=alias)

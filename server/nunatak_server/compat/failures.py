@@ -43,7 +43,6 @@ class LineProblem(Message):
 
 
 def as_line(problem: Problem) -> dict[str, Any]:
-    """Return a problem as one line, as in several protocols."""
     return {"error": explained(problem)}
 
 
@@ -152,14 +151,12 @@ ROUTER_CODES: Final = {
 
 
 def as_router(problem: Problem) -> dict[str, Any]:
-    """Return a problem as an error of semantic-router's runtime contract."""
     status = problem["status"]
     code = ROUTER_CODES.get(status, "internal_error" if status >= 500 else "invalid_request")
     return {"error": {"code": code, "message": explained(problem)}}
 
 
 def as_portkey(problem: Problem) -> dict[str, Any]:
-    """Return a problem as Portkey's verdict `false`."""
     return {"verdict": False, "data": {"reason": explained(problem), "code": problem["code"]}}
 
 
@@ -247,7 +244,6 @@ class TranslatedRoute(StrictRoute):
         """Accept all query parameters, as the other servers do."""
 
     def answer_failure(self, scope: Scope, error: NunatakError) -> Response:
-        """Answer a request with an error of Nunatak, in the other server's shape."""
         problem = problem_of(error, request_id=request_id_of(scope))
         return self._failures.response(problem, headers=headers_of(error))
 

@@ -23,7 +23,6 @@ from nunatak_server.compat.tensors import NOTHING
 from nunatak_server.compat.translation import Texts, embed_texts
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text
 from nunatak_server.http.replies import as_sent, inputs_of, reply
-from nunatak_server.http.requests import options_of
 from nunatak_server.outputs.answers import AnswerScore
 from nunatak_server.predict.types import TaskPrediction
 
@@ -84,37 +83,22 @@ async def ask(
     request: Request, handling: Routed, task: str, body: HfRequest, version: str | None = None
 ) -> Response:
     """Ask a task; the head of the task decides the shape of the answer."""
-    result, headers = await ask_task(
-        request,
-        reference_text(task, version),
-        inputs_of(body.inputs),
-        options=options_of(body.parameters),
-        handling=handling,
-    )
+    reference, inputs = reference_text(task, version), inputs_of(body.inputs)
+    result, headers = await ask_task(request, handling, reference, inputs, body.parameters)
     return reply(_answer(result, body), headers=headers)
 
 
 @router.ask("/backbone", answer=list[float])
 async def compare(request: Request, handling: Unrouted, body: SimilarityRequest) -> Response:
     """Return the cosine similarity of the first sentence with each of the others."""
-    found, headers = await embed_texts(
-        request,
-        (body.inputs.source_sentence, *body.inputs.sentences),
-        truncates=False,
-        normalises=True,
-        handling=handling,
-    )
+    sentences = (body.inputs.source_sentence, *body.inputs.sentences)
+    found, headers = await embed_texts(request, handling, sentences)
     source, *others = found.vectors
     return reply([_dot(source, other) for other in others], headers=headers)
 
 
 def _answer(result: TaskPrediction, body: HfRequest) -> Any:  # noqa: ANN401 - one shape for each head
-    """Return the answer in the shape of its head.
-
-    Raises:
-        NunatakError: `invalid_request`, the protocol has no such head, or the head has no such
-            parameters.
-    """
+    """Return the answer in the shape of its head."""
     if result.head not in PARAMETERS:
         raise NunatakError(
             "invalid_request",

@@ -15,7 +15,6 @@ from nunatak_contract.requests import MAX_ITEMS, Item, Message
 from nunatak_server.compat.failures import router_of
 from nunatak_server.http.endpoints import Routed, ask_task
 from nunatak_server.http.replies import inputs_of, reply
-from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.outputs.scores import LabelScore
 from nunatak_server.predict.types import TaskPrediction
 
@@ -38,9 +37,7 @@ router = router_of("KServe 1")
 @router.ask("/v1/models/{task}:predict", answer=KServeResponse)
 async def predict(request: Request, handling: Routed, task: str, body: KServeRequest) -> Response:
     """Ask a task; `{task}` is `name` or `name@alias`."""
-    result, headers = await ask_task(
-        request, task, inputs_of(body.instances), options=DEFAULT_OPTIONS, handling=handling
-    )
+    result, headers = await ask_task(request, handling, task, inputs_of(body.instances))
     return reply({"predictions": _predictions(result)}, headers=headers)
 
 

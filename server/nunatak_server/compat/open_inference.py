@@ -40,9 +40,8 @@ from nunatak_server.compat.translation import find_task
 from nunatak_server.http.endpoints import Routed, ask_task, catalog_of, reference_text, runtime_of
 from nunatak_server.http.limits import media_type_of
 from nunatak_server.http.replies import reply
-from nunatak_server.http.requests import options_of, parse_json
+from nunatak_server.http.requests import parse_json
 from nunatak_server.http.state import header_of
-from nunatak_server.outputs.outputs import PredictionOptions
 
 Size = Annotated[int, Field(ge=1, le=MAX_ITEMS)]
 Column = Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
@@ -231,13 +230,9 @@ async def infer(
 ) -> Response:
     """Ask a task."""
     columns = _columns(body.inputs)
-    result, headers = await ask_task(
-        request,
-        reference_text(task, version),
-        inputs_of(columns),
-        options=_options(body.parameters or {}, frozenset(columns)),
-        handling=handling,
-    )
+    reference, inputs = reference_text(task, version), inputs_of(columns)
+    options = _options(body.parameters or {}, frozenset(columns))
+    result, headers = await ask_task(request, handling, reference, inputs, options)
     tensors = _wanted(output_tensors(result.head, result.outputs), body.outputs)
     answer = {"model_name": result.task, "model_version": str(result.version)}
     if body.id is not None:
@@ -246,7 +241,6 @@ async def infer(
 
 
 def _binary_names(body: InferRequest, tensors: list[Tensor]) -> set[str]:
-    """Return the names of the outputs that the caller wants as binary data."""
     default = (body.parameters or {}).get(ALL_BINARY, False)
     own = {it.name: (it.parameters or {}).get(BINARY, default) for it in body.outputs or ()}
     return {it.name for it in tensors if own.get(it.name, default) is True}
@@ -280,11 +274,7 @@ def _columns(tensors: list[InputTensor]) -> dict[str, list[str]]:
 
 
 def _texts(tensor: InputTensor) -> list[str]:
-    """Return the elements of a tensor.
-
-    Raises:
-        NunatakError: `invalid_request`, the number of elements does not fit the shape.
-    """
+    """Return the elements of a tensor."""
     _refuse_unknown(tensor.parameters or {}, known=frozenset(), flag=BINARY, values={False})
     texts = [it if isinstance(it, str) else it[0] for it in tensor.data]
     if math.prod(tensor.shape) != len(texts) or tensor.shape[0] != len(texts):
@@ -297,11 +287,11 @@ def _texts(tensor: InputTensor) -> list[str]:
     return texts
 
 
-def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> PredictionOptions:
+def _options(parameters: dict[str, Scalar], columns: frozenset[str]) -> Parameters:
     _refuse_unknown(parameters, known=PARAMETERS[columns], flag=ALL_BINARY)
     heeded = {name: value for name, value in parameters.items() if name != ALL_BINARY}
     try:
-        return options_of(Parameters.model_validate(heeded))
+        return Parameters.model_validate(heeded)
     except ValidationError as error:
         raise RequestValidationError(
             [{**it, "loc": ("parameters", *it["loc"])} for it in error.errors()]

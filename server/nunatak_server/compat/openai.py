@@ -11,9 +11,9 @@ from pydantic import Field
 
 from nunatak_contract.enums import ModerationCategory, PolicyMode, VerdictAction
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.requests import MAX_ITEMS, Message, Text
+from nunatak_contract.requests import Message, Text
 from nunatak_server.compat.failures import router_of
-from nunatak_server.compat.translation import base64_of, embed_texts, texts_of, usage_of
+from nunatak_server.compat.translation import Texts, base64_of, embed_texts, texts_of, usage_of
 from nunatak_server.http.endpoints import Routed, Unrouted, runtime_of
 from nunatak_server.http.replies import reply, timing_headers
 from nunatak_server.http.state import request_id_of
@@ -23,7 +23,7 @@ from nunatak_server.verdicts.rules import TextDecision
 class EmbeddingsRequest(Message):
     """Texts to embed. Token ids are refused, because they would come from another tokenizer."""
 
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    input: Text | Texts
     model: str
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -85,9 +85,7 @@ async def embeddings(request: Request, handling: Unrouted, body: EmbeddingsReque
             "was not trained for shorter vectors",
         )
     texts = texts_of(body.input)
-    found, headers = await embed_texts(
-        request, texts, truncates=False, normalises=True, handling=handling, backbone=backbone
-    )
+    found, headers = await embed_texts(request, handling, texts, backbone=backbone)
     encode = base64_of if body.encoding_format == "base64" else list[float]
     data = [
         {"object": "embedding", "index": index, "embedding": encode(vector)}
@@ -119,7 +117,7 @@ def _card(name: str) -> dict[str, Any]:
 class ModerationsRequest(Message):
     """Texts for a policy. Images are refused, because no task reads them."""
 
-    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
+    input: Text | Texts
     model: str = Field(description="the name of a policy")
 
 

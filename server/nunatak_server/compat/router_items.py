@@ -80,9 +80,7 @@ async def embed(
 
     async def ask(part: tuple[str, ...]) -> tuple[Embeddings, dict[str, str]]:
         cuts = body.options.overflow == "truncate"
-        return await embed_texts(
-            request, part, truncates=cuts, normalises=True, handling=own, backbone=backbone
-        )
+        return await embed_texts(request, own, part, truncates=cuts, backbone=backbone)
 
     items = [body.input] if isinstance(body.input, str) else body.input
     texts = tuple(it if isinstance(it, str) else it.text for it in items)
@@ -117,7 +115,6 @@ def with_deadline(handling: Handling, deadline_ms: float | None) -> Handling:
 def with_meta(
     fields: dict[str, Any], options: Options, headers: dict[str, str], **more: object
 ) -> dict[str, Any]:
-    """Return the fields with `meta`, if the caller wants `meta`."""
     if not options.return_meta:
         return fields
     times = {

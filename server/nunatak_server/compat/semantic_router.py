@@ -17,7 +17,7 @@ from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKin
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import TextPair
+from nunatak_contract.requests import Parameters, TextPair
 from nunatak_contract.wire import COMPUTE_HEADER, QUEUE_HEADER, TOKENIZE_HEADER
 from nunatak_server.compat.failures import as_router, router_of
 from nunatak_server.compat.router_items import ask_each, embed, with_deadline, with_meta
@@ -40,9 +40,8 @@ from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, catalog_of
 from nunatak_server.http.problems import problem_of
 from nunatak_server.http.replies import reply
 from nunatak_server.http.state import request_id_of
-from nunatak_server.outputs.entities import EntityGroup, EntityOptions
-from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import DocumentScore, LabelScore, RankingOptions, apply_function
+from nunatak_server.outputs.entities import EntityGroup
+from nunatak_server.outputs.scores import DocumentScore, LabelScore, apply_function
 from nunatak_server.predict.types import Handling, TaskPrediction
 from nunatak_server.tokenization import Extent
 
@@ -139,13 +138,13 @@ async def _classify(
     items = [body.input] if isinstance(body.input, str) else body.input
     inputs = [it if isinstance(it, str) else _pair(it) for it in items]
     own = with_deadline(handling, body.options.deadline_ms)
-    options = PredictionOptions(
-        entities=EntityOptions(aggregation=AggregationStrategy.SIMPLE),
+    options = Parameters(
+        aggregation_strategy=AggregationStrategy.SIMPLE,
         on_long=OVERFLOWS[body.options.overflow] if body.options.overflow else None,
     )
 
     async def ask(part: tuple[Input, ...]) -> tuple[TaskPrediction, dict[str, str]]:
-        return await ask_task(request, body.model, part, options=options, handling=own)
+        return await ask_task(request, own, body.model, part, options)
 
     found, headers = await ask_each(ask, tuple(inputs))
     results = [
@@ -153,7 +152,10 @@ async def _classify(
         for index, ((one, place), item) in enumerate(zip(found, inputs, strict=True))
     ]
     known = next((one for one, _ in found if isinstance(one, TaskPrediction)), None)
-    head = await _head(request, body) if known is None else RoutedHead.of(known)
+    if known is None:
+        head = RoutedHead.in_manifest(await find_task(request, body.model, None))
+    else:
+        head = RoutedHead.of(known)
     _check(head, body)
     read = (one.extents[it].num_tokens for one, it in found if isinstance(one, TaskPrediction))
     fields = {
@@ -172,15 +174,9 @@ async def _rerank(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     query = Query(query=body.query, documents=tuple(body.documents))
     on_long = OVERFLOWS[body.options.overflow or "reject"]
-    result, headers = await ask_task(
-        request,
-        body.model,
-        (query,),
-        options=PredictionOptions(
-            ranking=RankingOptions(function=FunctionToApply.NONE), on_long=on_long
-        ),
-        handling=with_deadline(handling, body.options.deadline_ms),
-    )
+    options = Parameters(function_to_apply=FunctionToApply.NONE, on_long=on_long)
+    own = with_deadline(handling, body.options.deadline_ms)
+    result, headers = await ask_task(request, own, body.model, (query,), options)
     if result.head is not HeadKind.RANKING:
         raise _unsupported("rerank", result.task)
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
@@ -190,17 +186,8 @@ async def _rerank(
     return with_meta(fields, body.options, headers), headers
 
 
-async def _head(request: Request, body: ClassifyRequest) -> RoutedHead:
-    return RoutedHead.in_manifest(await find_task(request, body.model, None))
-
-
 def _check(head: RoutedHead, body: ClassifyRequest) -> None:
-    """Refuse options that the head does not have.
-
-    Raises:
-        NunatakError: `invalid_request`, the surface cannot ask the head, or the head has another
-            name or no such option.
-    """
+    """Refuse options that the head does not have."""
     if head.classify_kind is None:
         raise _unsupported("classify", head.task)
     if body.head not in {None, head.task}:
@@ -223,7 +210,6 @@ def _unsupported(surface: str, task: str) -> NunatakError:
 def _result(
     found: TaskPrediction | str, place: int, item: Input, body: ClassifyRequest
 ) -> dict[str, Any]:
-    """Return the result of one input, or its error."""
     if isinstance(found, str):
         return {"error": found}
     extent, limit = found.extents[place], body.options.max_tokens

@@ -18,14 +18,12 @@ from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Query
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.requests import MAX_ITEMS, Message, Text
+from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text
 from nunatak_contract.wire import Score
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.translation import Texts, embed_texts, find_task, texts_of
 from nunatak_server.http.endpoints import Routed, Unrouted, ask_task, reference_text, runtime_of
 from nunatak_server.http.replies import reply
-from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 from nunatak_server.runtime import Runtime
 
 Words = Annotated[list[Text], Field(min_length=1, max_length=2)]
@@ -35,33 +33,38 @@ Direction = Literal["right", "Right"]
 """Texts are cut only at the end."""
 
 
-class TeiPredictRequest(Message):
+class Truncating(Message):
+    """The fields of every request."""
+
+    truncate: bool = False
+    truncation_direction: Direction = "right"
+
+    def options(self, function: FunctionToApply | None) -> Parameters:
+        on_long = OnLong.CUT if self.truncate else OnLong.REFUSE
+        return Parameters(function_to_apply=function, on_long=on_long)
+
+
+class TeiPredictRequest(Truncating):
     """A text, a pair `[a, b]`, or a batch `[[a], [a, b], ...]`."""
 
     inputs: Text | Words | Batch
     raw_scores: bool = False
-    truncate: bool = False
-    truncation_direction: Direction = "right"
 
 
-class TeiRerankRequest(Message):
+class TeiRerankRequest(Truncating):
     """A query, and the texts to order."""
 
     query: Text
     texts: Texts
     raw_scores: bool = False
     return_text: bool = False
-    truncate: bool = False
-    truncation_direction: Direction = "right"
 
 
-class TeiEmbedRequest(Message):
+class TeiEmbedRequest(Truncating):
     """Texts to embed. The backbone has no prompts and no shorter vectors."""
 
     inputs: Text | Texts
     normalize: bool = True
-    truncate: bool = False
-    truncation_direction: Direction = "right"
     prompt_name: None = None
     dimensions: None = None
 
@@ -107,15 +110,8 @@ async def predict(
 ) -> Response:
     """Classify; raw scores are logits."""
     function = FunctionToApply.NONE if body.raw_scores else None
-    result, headers = await ask_task(
-        request,
-        reference_text(task, version),
-        _inputs(body.inputs),
-        options=PredictionOptions(
-            scores=ScoreOptions(function=function), on_long=_on_long(body.truncate)
-        ),
-        handling=handling,
-    )
+    reference, inputs = reference_text(task, version), _inputs(body.inputs)
+    result, headers = await ask_task(request, handling, reference, inputs, body.options(function))
     if result.head is not HeadKind.SEQUENCE_CLASSIFICATION:
         raise _no_such_model(result.task, result.head)
     outputs = list(result.outputs) if _is_batch(body.inputs) else result.outputs[0]
@@ -137,15 +133,9 @@ async def rerank(
 ) -> Response:
     """Rank texts for a query, best first."""
     function = FunctionToApply.NONE if body.raw_scores else FunctionToApply.SIGMOID
-    result, headers = await ask_task(
-        request,
-        reference_text(task, version),
-        (Query(query=body.query, documents=tuple(body.texts)),),
-        options=PredictionOptions(
-            ranking=RankingOptions(function=function), on_long=_on_long(body.truncate)
-        ),
-        handling=handling,
-    )
+    reference = reference_text(task, version)
+    query = Query(query=body.query, documents=tuple(body.texts))
+    result, headers = await ask_task(request, handling, reference, (query,), body.options(function))
     (ranked,) = result.outputs
     return reply([_rank(dict(it), body) for it in ranked], headers=headers)
 
@@ -153,9 +143,9 @@ async def rerank(
 @router.ask("/backbone", "/backbone/embed", answer=list[list[float]])
 async def embed(request: Request, handling: Unrouted, body: TeiEmbedRequest) -> Response:
     """Embed texts, always as a list of vectors."""
-    texts = texts_of(body.inputs)
+    texts, cuts = texts_of(body.inputs), body.truncate
     found, headers = await embed_texts(
-        request, texts, truncates=body.truncate, normalises=body.normalize, handling=handling
+        request, handling, texts, truncates=cuts, normalises=body.normalize
     )
     return reply(found.vectors, headers=headers)
 
@@ -195,10 +185,6 @@ async def backbone_health(request: Request) -> Response:
     """Answer 200 while the server accepts requests."""
     runtime_of(request).readiness.check_ready()
     return Response()
-
-
-def _on_long(truncate: bool) -> OnLong:  # noqa: FBT001 - the form of the request
-    return OnLong.CUT if truncate else OnLong.REFUSE
 
 
 def _is_batch(inputs: str | Words | Batch) -> bool:

@@ -171,18 +171,16 @@ def input_metadata(kind: HeadKind, reads: Reads | None) -> list[dict[str, Any]]:
     """Say what a task reads; without `reads`, the second text of a pair may be left out."""
     match kind:
         case HeadKind.SEQUENCE_CLASSIFICATION:
-            names = ("text",) if reads is Reads.SINGLE else ("text", "text_pair")
+            extents = {"text": -1} if reads is Reads.SINGLE else {"text": -1, "text_pair": -1}
         case HeadKind.TOKEN_CLASSIFICATION:
-            names = ("text",)
+            extents = {"text": -1}
         case HeadKind.QUESTION_ANSWERING:
-            names = ("question", "context")
+            extents = {"question": -1, "context": -1}
         case HeadKind.RANKING:
-            query = Tensor(name="query", datatype="BYTES", shape=(1,))
-            return [
-                query.metadata,
-                Tensor(name="documents", datatype="BYTES", shape=(-1,)).metadata,
-            ]
-    return [Tensor(name=name, datatype="BYTES", shape=(-1,)).metadata for name in names]
+            extents = {"query": 1, "documents": -1}
+    return [
+        Tensor(name=name, datatype="BYTES", shape=(it,)).metadata for name, it in extents.items()
+    ]
 
 
 def output_metadata(kind: HeadKind, num_labels: int) -> list[dict[str, Any]]:
@@ -231,18 +229,11 @@ def _classified(
     ]
 
 
-def _answered(shape: tuple[int, ...], answers: Sequence[AnswerScore]) -> list[Tensor]:
+def _answered(shape: tuple[int, ...], answers: Sequence[Mapping[str, object]]) -> list[Tensor]:
+    kinds = {"answer": "BYTES", "score": "FP32", "start": "INT64", "end": "INT64"}
     return [
-        Tensor(
-            name="answer", datatype="BYTES", shape=shape, data=tuple(it["answer"] for it in answers)
-        ),
-        Tensor(
-            name="score", datatype="FP32", shape=shape, data=tuple(it["score"] for it in answers)
-        ),
-        Tensor(
-            name="start", datatype="INT64", shape=shape, data=tuple(it["start"] for it in answers)
-        ),
-        Tensor(name="end", datatype="INT64", shape=shape, data=tuple(it["end"] for it in answers)),
+        Tensor(name=name, datatype=kind, shape=shape, data=tuple(it[name] for it in answers))
+        for name, kind in kinds.items()
     ]
 
 

@@ -36,11 +36,11 @@ async def find_task(request: Request, task: str, version: str | None) -> TaskMan
 
 async def embed_texts(
     request: Request,
+    handling: Handling,
     texts: tuple[str, ...],
     *,
-    truncates: bool,
-    normalises: bool,
-    handling: Handling,
+    truncates: bool = False,
+    normalises: bool = True,
     backbone: Backbone | None = None,
 ) -> tuple[Embeddings, dict[str, str]]:
     """Embed texts with a backbone, or else the default backbone.
@@ -71,7 +71,6 @@ def usage_of(num_tokens: int) -> dict[str, int]:
 
 
 def span_of(entity: Entity, text: str) -> dict[str, Any]:
-    """Return a found span with its label, its place and its text."""
     start, end = entity["start"], entity["end"]
     label = entity["entity_group"] if "entity_group" in entity else entity["entity"]
     return {"label": label, "start": start, "end": end, "text": text[start:end]}

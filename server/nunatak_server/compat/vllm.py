@@ -17,7 +17,7 @@ from pydantic import Discriminator, Field, Tag
 from nunatak_contract.enums import AggregationStrategy, FunctionToApply, HeadKind, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query
-from nunatak_contract.requests import MAX_ITEMS, Message, Text, field_names
+from nunatak_contract.requests import MAX_ITEMS, Message, Parameters, Text, field_names
 from nunatak_server.compat.failures import router_of
 from nunatak_server.compat.openai import Usage
 from nunatak_server.compat.translation import ModelName, Texts, span_of, texts_of, usage_of
@@ -25,9 +25,8 @@ from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import Routed, ask_task, runtime_of
 from nunatak_server.http.replies import reply
 from nunatak_server.http.state import request_id_of
-from nunatak_server.outputs.entities import Entity, EntityOptions
-from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import DocumentScore, LabelScore, RankingOptions, ScoreOptions
+from nunatak_server.outputs.entities import Entity
+from nunatak_server.outputs.scores import DocumentScore, LabelScore
 from nunatak_server.predict.types import Handling, TaskPrediction
 
 
@@ -42,11 +41,10 @@ class PoolingRequest(Message):
     )
 
     @property
-    def options(self) -> PredictionOptions:
+    def options(self) -> Parameters:
         function = FunctionToApply.NONE if self.use_activation is False else None
-        return PredictionOptions(
-            scores=ScoreOptions(function=function),
-            ranking=RankingOptions(function=function),
+        return Parameters(
+            function_to_apply=function,
             on_long=None if self.truncate_prompt_tokens is None else OnLong.CUT,
         )
 
@@ -135,34 +133,33 @@ class Ranked(Message):
     document: Document | None = None
 
 
-class ClassifyResponse(Message):
+class PoolingResponse(Message):
+    """The fields of every answer."""
+
+    id: str
+    model: str
+    usage: Usage
+
+
+class ClassifyResponse(PoolingResponse):
     """The scores of each text."""
 
-    id: str
     object: Literal["list"]
     created: int
-    model: str
     data: list[ClassifyItem]
-    usage: Usage
 
 
-class ScoreResponse(Message):
+class ScoreResponse(PoolingResponse):
     """The score of each pair."""
 
-    id: str
     object: Literal["list"]
     created: int
-    model: str
     data: list[ScoreItem]
-    usage: Usage
 
 
-class RerankResponse(Message):
+class RerankResponse(PoolingResponse):
     """The documents, best first."""
 
-    id: str
-    model: str
-    usage: Usage
     results: list[Ranked]
 
 
@@ -208,25 +205,25 @@ async def classify(request: Request, handling: Routed, body: ClassifyBody) -> Re
     if isinstance(body, UnnamedRequest):
         return await _answer_unnamed(request, body.inputs, handling)
     result, headers = await ask_task(
-        request, body.model, texts_of(body.input), options=body.options, handling=handling
+        request, handling, body.model, texts_of(body.input), body.options
     )
     _check_head(result, HeadKind.SEQUENCE_CLASSIFICATION)
     rows = cast("list[list[LabelScore]]", result.outputs)
     data = [_classified(index, row, result.labels) for index, row in enumerate(rows)]
-    return reply({**_listed(request, "classify", result), "data": data}, headers=headers)
+    return reply(_listed(request, "classify", result, data), headers=headers)
 
 
 @router.ask("/score", "/v1/score", answer=ScoreResponse)
 async def score(request: Request, handling: Routed, body: ScoreBody) -> Response:
     """Score pairs of texts with a ranking task."""
     result, headers = await ask_task(
-        request, body.model, _queries(*_sides(body)), options=body.options, handling=handling
+        request, handling, body.model, _queries(*_sides(body)), body.options
     )
     _check_head(result, HeadKind.RANKING)
     ranked = cast("list[list[DocumentScore]]", result.outputs)
     scores = [it["score"] for one in ranked for it in sorted(one, key=lambda it: it["index"])]
     data = [{"index": index, "object": "score", "score": it} for index, it in enumerate(scores)]
-    return reply({**_listed(request, "score", result), "data": data}, headers=headers)
+    return reply(_listed(request, "score", result, data), headers=headers)
 
 
 @router.ask(
@@ -236,28 +233,16 @@ async def rerank(request: Request, handling: Routed, body: RerankRequest) -> Res
     """Order documents for a query, best first."""
     documents = tuple(it if isinstance(it, str) else it.text for it in body.documents)
     query = Query(query=body.query, documents=documents)
-    result, headers = await ask_task(
-        request, body.model, (query,), options=body.options, handling=handling
-    )
+    result, headers = await ask_task(request, handling, body.model, (query,), body.options)
     _check_head(result, HeadKind.RANKING)
     (ranked,) = cast("list[list[DocumentScore]]", result.outputs)
     results = [_ranked(it, documents, shows=body.return_documents) for it in ranked]
-    answer = {
-        "id": f"rerank-{request_id_of(request.scope)}",
-        "model": result.reference,
-        "usage": usage_of(sum(extent.num_tokens for extent in result.extents)),
-        "results": results[: body.top_n or None],
-    }
-    return reply(answer, headers=headers)
+    shown = results[: body.top_n or None]
+    return reply({**_fields(request, "rerank", result), "results": shown}, headers=headers)
 
 
 async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Response:
-    """Ask the caller's one task, and list labels or found spans.
-
-    Raises:
-        NunatakError: `invalid_request`, the caller has no task or several tasks, or the task reads
-            no single texts.
-    """
+    """Ask the caller's one task, and list labels or found spans."""
     caller = caller_of(request.scope)
     tasks = await runtime_of(request).facts.names(caller.tasks, caller.name)
     if len(tasks) != 1:
@@ -266,8 +251,8 @@ async def _answer_unnamed(request: Request, text: str, handling: Handling) -> Re
             problem=f"the request names no task, and this key has {len(tasks)} tasks; use a key "
             "for one task, or send model and input",
         )
-    options = PredictionOptions(entities=EntityOptions(aggregation=AggregationStrategy.SIMPLE))
-    result, headers = await ask_task(request, tasks[0], (text,), options=options, handling=handling)
+    options = Parameters(aggregation_strategy=AggregationStrategy.SIMPLE)
+    result, headers = await ask_task(request, handling, tasks[0], (text,), options)
     (found,) = result.outputs
     if result.head is HeadKind.TOKEN_CLASSIFICATION:
         entities = cast("list[Entity]", found)
@@ -289,11 +274,7 @@ def _sides(body: ScoreTexts | ScoreData | ScoreDocuments | ScoreItems) -> tuple[
 
 
 def _queries(first: str | list[str], second: str | list[str]) -> tuple[Input, ...]:
-    """Pair one text with each other text, or the texts one by one.
-
-    Raises:
-        NunatakError: `invalid_request`, both sides have several texts, and not equally many.
-    """
+    """Pair one text with each other text, or the texts one by one."""
     queries, documents = texts_of(first), texts_of(second)
     if len(queries) == 1:
         return (Query(query=queries[0], documents=documents),)
@@ -318,11 +299,16 @@ def _check_head(result: TaskPrediction, needed: HeadKind) -> None:
         )
 
 
-def _listed(request: Request, kind: str, result: TaskPrediction) -> dict[str, Any]:
+def _listed(
+    request: Request, kind: str, result: TaskPrediction, data: list[dict[str, Any]]
+) -> dict[str, Any]:
+    listed = {"object": "list", "created": int(time.time()), "data": data}
+    return {**_fields(request, kind, result), **listed}
+
+
+def _fields(request: Request, kind: str, result: TaskPrediction) -> dict[str, Any]:
     return {
         "id": f"{kind}-{request_id_of(request.scope)}",
-        "object": "list",
-        "created": int(time.time()),
         "model": result.reference,
         "usage": usage_of(sum(extent.num_tokens for extent in result.extents)),
     }

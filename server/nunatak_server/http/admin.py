@@ -4,16 +4,17 @@ A load may take longer than an operator wants to wait. Then the request fails, a
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
-from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
+from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.memory import MemoryReport
 from nunatak_contract.names import DEFAULT_ALIAS, TaskReference, check_alias_name, check_task_name
 from nunatak_contract.requests import (
@@ -30,25 +31,26 @@ from nunatak_registry import (
     CandidateEventKind,
     CandidateRole,
 )
-from nunatak_server.access.keys import ANYONE, Scope
+from nunatak_server.access.keys import ANYONE
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.http.access import PUBLIC, caller_of, needs
+from nunatak_server.http.access import caller_of
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     DeadlineHeader,
+    Router,
     VersionQuery,
     catalog_of,
     reference_text,
     runtime_of,
 )
 from nunatak_server.http.limits import StrictRoute
-from nunatak_server.http.replies import backbone_fields, memory_fields, reply
-from nunatak_server.rollouts.comparison import DRIFT_BOUNDS, ShadowComparison
-from nunatak_server.runtime import Runtime
+from nunatak_server.http.replies import backbone_memory, memory_report, reply
+from nunatak_server.rollouts.comparison import DRIFT_BOUNDS
 from nunatak_server.scheduler.turns import within
 from nunatak_server.settings import ServerSettings
 from nunatak_server.telemetry.memory import measure_process, peak_activations, take_stock
 from nunatak_server.telemetry.metrics import CONTENT_TYPE
+from nunatak_versions import LoadedTask
 
 LOAD_DEADLINE_S: Final = 120.0
 """Default time to wait for a load."""
@@ -68,7 +70,7 @@ async def in_time(load: Coroutine[Any, Any, LoadedTask], deadline_ms: int | None
     return await within(seconds, load, late=partial(DeadlineExceededError, TOO_LATE))
 
 
-router = APIRouter(route_class=StrictRoute, responses=PROBLEMS)
+router = Router(route_class=StrictRoute, responses=PROBLEMS)
 
 PUBLISHED_LIMITS = {
     "max_body_bytes",
@@ -84,14 +86,13 @@ PUBLISHED_LIMITS = {
 }
 
 
-@router.get("/livez", dependencies=[PUBLIC], response_model=wire.Liveness)
+@router.show("/livez", answer=wire.Liveness)
 async def live() -> Response:
     """Answer 200 while the event loop runs."""
-    return reply({"status": "alive"})
+    return reply(wire.Liveness(status="alive"))
 
 
-@router.get("/readyz", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
-@router.get("/health", dependencies=[PUBLIC], response_model=wire.ReadinessReport)
+@router.show("/health", "/readyz", answer=wire.ReadinessReport)
 async def ready(request: Request) -> Response:
     """Answer 200 while the server accepts requests: a forward pass has run, and the engine works.
 
@@ -99,10 +100,10 @@ async def ready(request: Request) -> Response:
     """
     runtime = runtime_of(request)
     runtime.readiness.check_ready()
-    return reply({"status": "ready", "warnings": runtime.warnings()})
+    return reply(wire.ReadinessReport(status="ready", warnings=tuple(runtime.warnings())))
 
 
-@router.get("/info", dependencies=[needs(Scope.READ)], response_model=wire.ServerInfo)
+@router.read("/info", answer=wire.ServerInfo)
 async def info(request: Request) -> Response:
     """Return the facts about this server.
 
@@ -111,23 +112,23 @@ async def info(request: Request) -> Response:
     runtime = runtime_of(request)
     backbone = runtime.backbone
     return reply(
-        {
-            "name": "nunatak",
-            "version": version("nunatak"),
-            "backbone": _backbone_info(backbone),
-            "other_backbones": [_backbone_info(it) for it in runtime.backbones.others],
-            "device": str(backbone.device),
-            "dtype": str(backbone.dtype).removeprefix("torch."),
-            "kernels": runtime.kernels(),
-            "registry": registry_kind(runtime.settings),
-            "limits": runtime.settings.model_dump(include=PUBLISHED_LIMITS),
-        }
+        wire.ServerInfo(
+            name="nunatak",
+            version=version("nunatak"),
+            backbone=_backbone_info(backbone),
+            other_backbones=tuple(map(_backbone_info, runtime.backbones.others)),
+            device=str(backbone.device),
+            dtype=str(backbone.dtype).removeprefix("torch."),
+            kernels=tuple(runtime.kernels()),
+            registry=registry_kind(runtime.settings),
+            limits=runtime.settings.model_dump(include=PUBLISHED_LIMITS),
+        )
     )
 
 
 def _backbone_info(backbone: Backbone) -> dict[str, Any]:
     return {
-        **backbone_fields(backbone),
+        **dict(backbone_memory(backbone)),
         "num_layers": backbone.config.num_layers,
         "num_layers_held": len(backbone.layers),
         "hidden_width": backbone.config.hidden_width,
@@ -141,9 +142,7 @@ def registry_kind(settings: ServerSettings) -> str:
     return scheme.partition("+")[0] if separator else "folder"
 
 
-@router.get(
-    "/v1/memory", dependencies=[needs(Scope.READ, spans_tasks=True)], response_model=MemoryReport
-)
+@router.read_all("/v1/memory", answer=MemoryReport)
 async def memory(request: Request) -> Response:
     """Return the memory report, with the bytes of one full model per task for comparison."""
     runtime = runtime_of(request)
@@ -152,10 +151,10 @@ async def memory(request: Request) -> Response:
     ledger = take_stock(runtime.backbones, resident)
     held = ledger.shared_bytes + runtime.trunk_cache.stats.num_bytes
     activations = peak_activations(runtime.backbone, held_bytes=held)
-    return reply(memory_fields(runtime, resident, ledger, process, activations))
+    return reply(memory_report(runtime, resident, ledger, process, activations))
 
 
-@router.get("/metrics", dependencies=[needs(Scope.READ, spans_tasks=True)], response_class=Response)
+@router.read_all("/metrics", answer=None, response_class=Response)
 async def metrics(request: Request) -> Response:
     """Return all metrics of this process in the Prometheus text format.
 
@@ -168,11 +167,7 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type=CONTENT_TYPE)
 
 
-@router.get(
-    "/v1/replicas",
-    dependencies=[needs(Scope.READ, spans_tasks=True)],
-    response_model=wire.ReplicaListing,
-)
+@router.read_all("/v1/replicas", answer=wire.ReplicaListing)
 async def replicas(request: Request) -> Response:
     """Return the live replicas of the registry, as each described itself at its last beat."""
     runtime = runtime_of(request)
@@ -196,25 +191,50 @@ WaitQuery = Annotated[
 ]
 
 
-async def _changed(runtime: Runtime, wait_s: int | None) -> None:
-    """Let this server follow a change at once, and wait for the others if `wait_s` is given.
+class Expecting(Protocol):
+    """A body that names the version that a change expects."""
 
-    Raises:
-        NunatakError: `replicas_behind`, the change is made, and some replicas do not follow.
-    """
+    @property
+    def expected_version(self) -> int | None: ...
+
+
+async def _change(
+    request: Request,
+    wait_s: int | None,
+    body: Expecting | None,
+    make: Callable[..., AliasEvent | CandidateEvent],
+    *place: object,
+) -> Response:
+    """Make a change, let this server follow it at once, and wait for the others if asked to."""
+    runtime, expected = runtime_of(request), body.expected_version if body else None
+    event = await runtime.catalog.change(
+        make, *place, expected_version=expected, by=_actor(request)
+    )
     await runtime.follow_own_change()
     if wait_s is not None:
         await runtime.catalog.wait_for_replicas(wait_s)
+    if isinstance(event, AliasEvent):
+        return reply(wire.AliasChange.model_validate(event))
+    is_set = event.kind is CandidateEventKind.SET
+    return reply(wire.CandidateChange(**asdict(event.candidate), active=is_set))
+
+
+async def _preload(
+    request: Request, task: str, alias: str, version: int, deadline_ms: int | None
+) -> None:
+    """Load and probe the version that an alias or its candidate is to have."""
+    wanted = TaskReference(task=check_task_name(task), version=version)
+    check_alias_name(alias)
+    await in_time(
+        runtime_of(request).residency.preload(await catalog_of(request).resolve(wanted)),
+        deadline_ms,
+    )
 
 
 AliasQuery = Annotated[str, Query(description="the alias of the candidate")]
 
 
-@router.put(
-    "/v1/tasks/{task}/aliases/{alias}/{role}",
-    dependencies=[needs(Scope.ADMIN)],
-    response_model=wire.CandidateChange,
-)
+@router.set("/v1/tasks/{task}/aliases/{alias}/{role}", answer=wire.CandidateChange)
 async def set_candidate(
     request: Request,
     task: str,
@@ -228,27 +248,13 @@ async def set_candidate(
 
     The version is loaded and probed first. A version that cannot be served gets no traffic.
     """
-    runtime = runtime_of(request)
-    wanted = TaskReference(task=check_task_name(task), version=body.version)
-    check_alias_name(alias)
-    manifest = await catalog_of(request).resolve(wanted)
-    await in_time(runtime.residency.preload(manifest), deadline_ms)
+    await _preload(request, task, alias, body.version, deadline_ms)
     candidate = Candidate(task=task, alias=alias, role=role, version=body.version, share=body.share)
-    event = await runtime.catalog.change(
-        runtime.registry.rollouts.set,
-        candidate,
-        expected_version=body.expected_version,
-        by=_actor(request),
-    )
-    await _changed(runtime, wait_s)
-    return reply(_candidate_fields(event))
+    rollouts = runtime_of(request).registry.rollouts
+    return await _change(request, wait_s, body, rollouts.set, candidate)
 
 
-@router.post(
-    "/v1/tasks/{task}/aliases/{alias}/{role}/end",
-    dependencies=[needs(Scope.ADMIN)],
-    response_model=wire.CandidateChange,
-)
+@router.change("/v1/tasks/{task}/aliases/{alias}/{role}/end", answer=wire.CandidateChange)
 async def end_candidate(
     request: Request,
     task: str,
@@ -258,25 +264,13 @@ async def end_candidate(
     wait_s: WaitQuery = None,
 ) -> Response:
     """End a candidate, so that the alias's own version gets all requests from the next one on."""
-    runtime = runtime_of(request)
     check_alias_name(alias)
     await catalog_of(request).task(check_task_name(task))
-    expected = body.expected_version if body else None
-    event = await runtime.catalog.change(
-        runtime.registry.rollouts.end,
-        task,
-        alias,
-        role,
-        expected_version=expected,
-        by=_actor(request),
-    )
-    await _changed(runtime, wait_s)
-    return reply(_candidate_fields(event))
+    rollouts = runtime_of(request).registry.rollouts
+    return await _change(request, wait_s, body, rollouts.end, task, alias, role)
 
 
-@router.get(
-    "/v1/tasks/{task}/shadow", dependencies=[needs(Scope.READ)], response_model=wire.ShadowReport
-)
+@router.read("/v1/tasks/{task}/shadow", answer=wire.ShadowReport)
 async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_ALIAS) -> Response:
     """Return the results of an alias's shadow on this server since its start."""
     runtime = runtime_of(request)
@@ -286,15 +280,22 @@ async def show_shadow(request: Request, task: str, alias: AliasQuery = DEFAULT_A
     if shadow is None:
         raise NunatakError("candidate_not_found", task=task, alias=alias, role=CandidateRole.SHADOW)
     report = runtime.rollouts.shadows.report(traffic.manifest, shadow.manifest)
+    counts = zip((*DRIFT_BOUNDS, None), report.drift_counts, strict=True)
     return reply(
-        {
-            "task": task,
-            "alias": alias,
-            "version": traffic.manifest.version,
-            "shadow_version": shadow.manifest.version,
-            "share": shadow.share,
-            **_report_fields(report),
-        }
+        wire.ShadowReport(
+            task=task,
+            alias=alias,
+            version=traffic.manifest.version,
+            shadow_version=shadow.manifest.version,
+            share=shadow.share,
+            compared=report.compared,
+            agreement=report.agreement,
+            errors=report.errors,
+            dropped=report.dropped,
+            mean_drift=report.mean_drift,
+            max_drift=report.max_drift,
+            drift_histogram=tuple(wire.DriftCount(up_to=up_to, inputs=it) for up_to, it in counts),
+        )
     )
 
 
@@ -304,38 +305,7 @@ def _actor(request: Request) -> str:
     return caller.name if caller is ANYONE else f"key {caller.name}"
 
 
-def _candidate_fields(event: CandidateEvent) -> dict[str, Any]:
-    candidate = event.candidate
-    return {
-        "task": candidate.task,
-        "alias": candidate.alias,
-        "role": candidate.role,
-        "version": candidate.version,
-        "share": candidate.share,
-        "active": event.kind is CandidateEventKind.SET,
-    }
-
-
-def _report_fields(report: ShadowComparison) -> dict[str, Any]:
-    return {
-        "compared": report.compared,
-        "agreement": report.agreement,
-        "errors": report.errors,
-        "dropped": report.dropped,
-        "mean_drift": report.mean_drift,
-        "max_drift": report.max_drift,
-        "drift_histogram": [
-            {"up_to": bound, "inputs": count}
-            for bound, count in zip((*DRIFT_BOUNDS, None), report.drift_counts, strict=True)
-        ],
-    }
-
-
-@router.put(
-    "/v1/tasks/{task}/aliases/{alias}",
-    dependencies=[needs(Scope.ADMIN)],
-    response_model=wire.AliasChange,
-)
+@router.set("/v1/tasks/{task}/aliases/{alias}", answer=wire.AliasChange)
 async def promote(
     request: Request,
     task: str,
@@ -348,28 +318,12 @@ async def promote(
 
     The version is loaded and probed first. A version that cannot be served never gets the alias.
     """
-    runtime = runtime_of(request)
-    wanted = TaskReference(task=check_task_name(task), version=body.version)
-    check_alias_name(alias)
-    manifest = await catalog_of(request).resolve(wanted)
-    await in_time(runtime.residency.preload(manifest), deadline_ms)
-    event = await runtime.catalog.change(
-        runtime.registry.promote,
-        task,
-        alias,
-        body.version,
-        expected_version=body.expected_version,
-        by=_actor(request),
-    )
-    await _changed(runtime, wait_s)
-    return reply(_alias_fields(event))
+    await _preload(request, task, alias, body.version, deadline_ms)
+    promote_to = runtime_of(request).registry.promote
+    return await _change(request, wait_s, body, promote_to, task, alias, body.version)
 
 
-@router.post(
-    "/v1/tasks/{task}/aliases/{alias}/rollback",
-    dependencies=[needs(Scope.ADMIN)],
-    response_model=wire.AliasChange,
-)
+@router.change("/v1/tasks/{task}/aliases/{alias}/rollback", answer=wire.AliasChange)
 async def roll_back(
     request: Request,
     task: str,
@@ -390,36 +344,22 @@ async def roll_back(
     current, target = await runtime.catalog.change(
         runtime.registry.next_rollback, task, alias, expected_version=expected
     )
-    wanted = TaskReference(task=task, version=target)
-    manifest = await catalog_of(request).resolve(wanted)
-    await in_time(runtime.residency.preload(manifest), deadline_ms)
+    await _preload(request, task, alias, target, deadline_ms)
     # An alias that moved meanwhile would go back to another version than the one just loaded.
-    event = await runtime.catalog.change(
-        runtime.registry.rollback, task, alias, expected_version=current, by=_actor(request)
-    )
-    await _changed(runtime, wait_s)
-    return reply(_alias_fields(event))
+    loaded = RollbackRequest(expected_version=current)
+    return await _change(request, wait_s, loaded, runtime.registry.rollback, task, alias)
 
 
-@router.post(
-    "/v1/tasks/{task}/preload",
-    dependencies=[needs(Scope.ADMIN)],
-    response_model=wire.ResidencyReport,
-)
+@router.change("/v1/tasks/{task}/preload", answer=wire.ResidencyReport)
 async def preload(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
 ) -> Response:
     """Load a version, so that its first request does not wait."""
-    runtime = runtime_of(request)
-    reference = TaskReference.parse(reference_text(task, version))
-    manifest = await catalog_of(request).resolve(reference)
-    loaded = await in_time(runtime.residency.preload(manifest), deadline_ms)
-    return reply(_residency_fields(runtime, loaded))
+    residency = runtime_of(request).residency
+    return await _hold(request, residency.preload, reference_text(task, version), deadline_ms)
 
 
-@router.post(
-    "/v1/tasks/{task}/pin", dependencies=[needs(Scope.ADMIN)], response_model=wire.ResidencyReport
-)
+@router.change("/v1/tasks/{task}/pin", answer=wire.ResidencyReport)
 async def pin(
     request: Request, task: str, version: VersionQuery = None, deadline_ms: DeadlineHeader = None
 ) -> Response:
@@ -427,16 +367,11 @@ async def pin(
 
     The pin belongs to the version that the reference means now, and not to the alias.
     """
-    runtime = runtime_of(request)
-    reference = TaskReference.parse(reference_text(task, version))
-    manifest = await catalog_of(request).resolve(reference)
-    loaded = await in_time(runtime.residency.pin(manifest), deadline_ms)
-    return reply(_residency_fields(runtime, loaded))
+    residency = runtime_of(request).residency
+    return await _hold(request, residency.pin, reference_text(task, version), deadline_ms)
 
 
-@router.post(
-    "/v1/tasks/{task}/unpin", dependencies=[needs(Scope.ADMIN)], response_model=wire.Unpinning
-)
+@router.change("/v1/tasks/{task}/unpin", answer=wire.Unpinning)
 async def unpin(request: Request, task: str, version: VersionQuery = None) -> Response:
     """Let one version of a task, or all, be evicted again. Versions without a pin do not change.
 
@@ -444,12 +379,10 @@ async def unpin(request: Request, task: str, version: VersionQuery = None) -> Re
     """
     meant = await _versions_meant(request, reference_text(task, version))
     versions = runtime_of(request).residency.unpin(meant.task, meant.version)
-    return reply({"task": meant.task, "versions": versions})
+    return reply(wire.Unpinning(task=meant.task, versions=tuple(versions)))
 
 
-@router.post(
-    "/v1/tasks/{task}/evict", dependencies=[needs(Scope.ADMIN)], response_model=wire.Eviction
-)
+@router.change("/v1/tasks/{task}/evict", answer=wire.Eviction)
 async def evict(request: Request, task: str, version: VersionQuery = None) -> Response:
     """Drop one version of a task, or all, from memory. Refused while a version is in use or pinned.
 
@@ -457,7 +390,7 @@ async def evict(request: Request, task: str, version: VersionQuery = None) -> Re
     """
     meant = await _versions_meant(request, reference_text(task, version))
     versions = runtime_of(request).residency.evict(meant.task, meant.version)
-    return reply({"task": meant.task, "versions": versions})
+    return reply(wire.Eviction(task=meant.task, versions=tuple(versions)))
 
 
 async def _versions_meant(request: Request, text: str) -> TaskReference:
@@ -473,20 +406,20 @@ async def _versions_meant(request: Request, text: str) -> TaskReference:
     return TaskReference(task=manifest.task, version=manifest.version)
 
 
-def _residency_fields(runtime: Runtime, task: LoadedTask) -> dict[str, object]:
-    return {
-        "task": task.manifest.task,
-        "version": task.manifest.version,
-        "resident": True,
-        "pinned": runtime.residency.is_pinned(task),
-        "bytes": task.num_bytes,
-    }
-
-
-def _alias_fields(event: AliasEvent) -> dict[str, object]:
-    return {
-        "task": event.task,
-        "alias": event.alias,
-        "version": event.to_version,
-        "previous_version": event.from_version,
-    }
+async def _hold(
+    request: Request,
+    load: Callable[[TaskManifest], Coroutine[Any, Any, LoadedTask]],
+    reference: str,
+    deadline_ms: int | None,
+) -> Response:
+    manifest = await catalog_of(request).resolve(TaskReference.parse(reference))
+    task = await in_time(load(manifest), deadline_ms)
+    return reply(
+        wire.ResidencyReport(
+            task=task.manifest.task,
+            version=task.manifest.version,
+            resident=True,
+            pinned=runtime_of(request).residency.is_pinned(task),
+            bytes=task.num_bytes,
+        )
+    )

@@ -1,12 +1,14 @@
 """Shared parts of endpoints: the headers, and the call of a task."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from functools import partialmethod
 from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.params import Depends as Dependency
 
 from nunatak_contract.inputs import Input
+from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import DEADLINE_HEADER, ROUTING_KEY_HEADER
 from nunatak_server.access.keys import Scope
 from nunatak_server.catalog.catalog import VisibleCatalog
@@ -14,7 +16,7 @@ from nunatak_server.http.access import PUBLIC, caller_of, needs
 from nunatak_server.http.problems import PROBLEM_TYPE
 from nunatak_server.http.replies import TASK_VERSION_HEADER, read_headers, timing_headers
 from nunatak_server.http.state import state_of
-from nunatak_server.outputs.outputs import PredictionOptions
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import Handling, PredictionRequest, TaskFailure, TaskPrediction
 from nunatak_server.runtime import Runtime
 from nunatak_server.scheduler.rows import Priority
@@ -87,22 +89,13 @@ Unrouted = Annotated[Handling, Depends(unrouted_handling_of)]
 class Router(APIRouter):
     """Adds each endpoint with the permission that its callers need, under one or more paths."""
 
-    def ask(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as the framework's own methods
-        return self._add(paths, "POST", needs(Scope.PREDICT), answer, options)
-
-    def read(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as above
-        return self._add(paths, "GET", needs(Scope.READ), answer, options)
-
-    def show(self, *paths: str, answer: Any, **options: Any) -> Callable[[Endpoint], Endpoint]:  # noqa: ANN401 - as above
-        return self._add(paths, "GET", PUBLIC, answer, options)
-
     def _add(
         self,
-        paths: Sequence[str],
         method: str,
         access: Dependency,
-        answer: Any,  # noqa: ANN401 - as above
-        options: dict[str, Any],
+        *paths: str,
+        answer: Any,  # noqa: ANN401 - as the framework's own methods
+        **options: Any,  # noqa: ANN401 - as above
     ) -> Callable[[Endpoint], Endpoint]:
         def add(endpoint: Endpoint) -> Endpoint:
             for path in paths:
@@ -118,14 +111,20 @@ class Router(APIRouter):
 
         return add
 
+    ask = partialmethod(_add, "POST", needs(Scope.PREDICT))
+    read = partialmethod(_add, "GET", needs(Scope.READ))
+    read_all = partialmethod(_add, "GET", needs(Scope.READ, spans_tasks=True))
+    change = partialmethod(_add, "POST", needs(Scope.ADMIN))
+    set = partialmethod(_add, "PUT", needs(Scope.ADMIN))
+    show = partialmethod(_add, "GET", PUBLIC)
+
 
 async def ask_task(
     request: Request,
+    handling: Handling,
     reference: str,
     inputs: tuple[Input, ...],
-    *,
-    options: PredictionOptions,
-    handling: Handling,
+    options: Parameters = DEFAULT_OPTIONS,
 ) -> tuple[TaskPrediction, dict[str, str]]:
     """Ask one task through the service; return its answer and the headers of the answer."""
     wanted = PredictionRequest(

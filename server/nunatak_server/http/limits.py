@@ -63,7 +63,6 @@ class StrictRoute(APIRoute):
         return access_of(self.dependencies)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return a handler that admits the caller, reads the body, and calls the endpoint."""
         handle = quick_handler(self) or super().get_route_handler()
         needed = self.needed
 
@@ -154,7 +153,6 @@ class StrictRoute(APIRoute):
 
 
 def declared_bytes(scope: Scope) -> int | None:
-    """Return the length of the body from its header; None if not declared."""
     declared = header_of(scope, b"content-length") or b""
     return int(declared[:20]) if declared.isdigit() else None
 

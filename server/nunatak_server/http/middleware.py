@@ -59,7 +59,6 @@ class RequestObserver:
         self._access_log = access_log
 
     def begin(self, scope: Scope) -> Exchange:
-        """Start the clock of a request."""
         method = scope["method"] if scope["method"] in KNOWN_METHODS else OTHER_METHOD
         tracing = state_of(scope).runtime.tracing
         span = tracing.begin(method=method, headers=scope["headers"]) if tracing else None
@@ -114,7 +113,10 @@ class RequestObserver:
 
 
 class ObservingMiddleware:
-    """The outermost layer of the application. Pure ASGI, like `state`'s middleware."""
+    """The outermost layer of the application, which also gives each request its id.
+
+    Pure ASGI: a middleware that wraps requests in its own tasks would hide disconnects.
+    """
 
     def __init__(self, app: ASGIApp, *, observer: RequestObserver) -> None:
         self._app = app
@@ -125,12 +127,13 @@ class ObservingMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = self._observer.begin(scope)
+        exchange, identity = self._observer.begin(scope), give_id(scope)
         token = current_notes.set(exchange.notes)
 
         async def send_watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *identity]
             await send(message)
 
         try:
@@ -148,7 +151,6 @@ class ObservingMiddleware:
 
 
 def note_fields(notes: RequestNotes) -> dict[str, object]:
-    """Return the log fields of a request's subject."""
     if notes.predictions:
         return prediction_fields(notes.predictions)
     return {} if notes.task is None else {"task": notes.task}

@@ -104,25 +104,14 @@ def _named(parameter: dict[str, Any], name: dict[str, Any] | None) -> dict[str, 
 
 
 HTML: Final = "text/html; charset=utf-8"
-SCRIPT: Final = "text/javascript; charset=utf-8"
 
+SCRIPTS: Final = (
+    "answers asking docs dom judging key listing metrics page panels replicas server task trying"
+)
 MEDIA_TYPES: Final[Mapping[str, str]] = {
-    "answers.js": SCRIPT,
-    "asking.js": SCRIPT,
-    "docs.js": SCRIPT,
-    "dom.js": SCRIPT,
+    **{f"{name}.js": "text/javascript; charset=utf-8" for name in SCRIPTS.split()},
     "icon.svg": "image/svg+xml",
-    "judging.js": SCRIPT,
-    "replicas.js": SCRIPT,
-    "key.js": SCRIPT,
-    "listing.js": SCRIPT,
-    "metrics.js": SCRIPT,
-    "panels.js": SCRIPT,
     "page.css": "text/css; charset=utf-8",
-    "page.js": SCRIPT,
-    "server.js": SCRIPT,
-    "task.js": SCRIPT,
-    "trying.js": SCRIPT,
 }
 """All files by name. No path is ever built from a caller's text."""
 

@@ -55,7 +55,6 @@ def problem_of(error: NunatakError, *, request_id: str | None) -> dict[str, Any]
 
 
 def problem_of_invalid(error: RequestValidationError, *, request_id: str | None) -> dict[str, Any]:
-    """Describe a request that does not follow its schema."""
     problem = _problem(
         "invalid_request",
         HTTPStatus.UNPROCESSABLE_ENTITY,

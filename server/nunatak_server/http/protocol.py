@@ -43,7 +43,6 @@ class HeadError(ValueError):
 
 
 def caller_has_gone(scope: MutableMapping[str, Any]) -> bool:
-    """Return whether a request was cancelled because its caller has closed the connection."""
     return _GONE_KEY in scope
 
 
@@ -108,9 +107,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _awaits_head = True
     _awaits_body = False
-    _head_timer: asyncio.TimerHandle | None = None
-    _body_timer: asyncio.TimerHandle | None = None
-    _write_timer: asyncio.TimerHandle | None = None
+    _timers: dict[str, asyncio.TimerHandle]
+    """The running timers of the connection: for the head, the body and the answer."""
     _idle_bytes = 0
     """Bytes since the last useful byte: the rest of a head, or bytes around a body."""
     _answering: RequestResponseCycle | None = None
@@ -132,16 +130,14 @@ class BoundedProtocol(HttpToolsProtocol):
         return Response(status_code=HTTPStatus.BAD_REQUEST)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] - the signature of the base class
-        """Start to wait for the first head."""
         super().connection_made(transport)
+        self._timers = {}
         self.waiting.make_room(self)
         self._wait_for_rest()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
-        self._stop_head_timer()
-        self._stop_body_timer()
-        self._stop_write_timer()
+        for name in list(self._timers):
+            self._stop_timer(name)
         self._forget_caller()
         self.waiting.end(self)
         super().connection_lost(exc)
@@ -160,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             is_open = self._awaits_head or self._awaits_body
             if is_open and self._idle_bytes > MAX_HEAD_BYTES:
-                self._stop_head_timer()
+                self._stop_timer("head")
                 self.send_400_response("The request head is too large.")
                 return
         self._wait_for_rest()
@@ -219,7 +215,6 @@ class BoundedProtocol(HttpToolsProtocol):
         handling.cancel()
 
     def on_message_begin(self) -> None:
-        """Wait for the rest of a head."""
         super().on_message_begin()
         self._awaits_head = True
 
@@ -236,13 +231,12 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._awaits_head, self._awaits_body = False, True
         self._idle_bytes = 0
-        self._stop_head_timer()
+        self._stop_timer("head")
         super().on_headers_complete()
         # The request keeps its own headers; the parser would add fields after the body.
         self.headers = []
 
     def on_body(self, body: bytes) -> None:
-        """Receive a part of the body."""
         self._idle_bytes = 0
         super().on_body(body)
 
@@ -254,39 +248,36 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.cycle.response_complete:
             self.waiting.end(self)
         self._idle_bytes = 0
-        self._stop_body_timer()
+        self._stop_timer("body")
         super().on_message_complete()
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:
             # An unread rest of a body has paused the transport.
             self._begin_keep_alive()
 
     def on_response_complete(self) -> None:
-        """Begin the next request, or wait for it."""
         super().on_response_complete()
         self._wait_for_caller()
 
     def pause_writing(self) -> None:
-        """Begin to wait for the caller to read."""
         super().pause_writing()
-        self._stop_write_timer()
-        self._write_timer = self.loop.call_later(self.receive_timeout_s, self._abort)
+        self._stop_timer("write")
+        self._timers["write"] = self.loop.call_later(self.receive_timeout_s, self._abort)
 
     def resume_writing(self) -> None:
-        """Stop waiting: the caller has read."""
-        self._stop_write_timer()
+        self._stop_timer("write")
         super().resume_writing()
 
     def _wait_for_rest(self) -> None:
         # Checked at the end of the bytes, because most requests arrive whole and need no timer.
         if self.transport.is_closing():
             return
-        if self._awaits_head and self._head_timer is None:
+        if self._awaits_head and "head" not in self._timers:
             self._wait_for_caller()
-            self._head_timer = self.loop.call_later(self.receive_timeout_s, self._give_up)
-        if self._awaits_body and self._body_timer is None:
+            self._timers["head"] = self.loop.call_later(self.receive_timeout_s, self._give_up)
+        if self._awaits_body and "body" not in self._timers:
             self._wait_for_caller()
             wait_s = self.receive_timeout_s + BODY_SLACK_S
-            self._body_timer = self.loop.call_later(wait_s, self._give_up_body)
+            self._timers["body"] = self.loop.call_later(wait_s, self._give_up_body)
 
     def _wait_for_caller(self) -> None:
         """Let the connection wait from now on, unless it has a whole request in work."""
@@ -297,31 +288,21 @@ class BoundedProtocol(HttpToolsProtocol):
             self.waiting.begin(self)
 
     def _give_up(self) -> None:
-        self._head_timer = None
+        del self._timers["head"]
         self.transport.close()
 
     def _give_up_body(self) -> None:
-        self._body_timer = None
+        del self._timers["body"]
         if self.flow.read_paused:
             # The server itself has paused reading, for example during an earlier request.
             self._wait_for_rest()
         else:
             self._abort()
 
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _stop_body_timer(self) -> None:
-        if self._body_timer is not None:
-            self._body_timer.cancel()
-            self._body_timer = None
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+    def _stop_timer(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
 
     def _abort(self) -> None:
         self._forget_caller()

@@ -6,18 +6,28 @@ Answers line by line are `application/x-ndjson`. Each line is sent as soon as it
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import orjson
 from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
 
-from nunatak_artifact import LoadedTask
 from nunatak_contract import wire
 from nunatak_contract.enums import VerdictAction
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.memory import ProcessMemory
+from nunatak_contract.memory import (
+    ActivationsMemory,
+    BackboneMemory,
+    DeviceTierMemory,
+    HostTierMemory,
+    MemoryReport,
+    ProcessMemory,
+    TaskMemory,
+    TiersMemory,
+    TrunkCacheMemory,
+)
 from nunatak_contract.requests import Inputs, Item, QueryInput, QuestionInput, TextPair
 from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
@@ -26,16 +36,15 @@ from nunatak_contract.wire import (
     QUEUE_HEADER,
     TOKENIZE_HEADER,
 )
-from nunatak_model import Backbone, BackboneConfig, Branch, TrunkCacheStats
-from nunatak_registry import AliasEvent, CandidateEvent, ListedTask, PublishedPolicy
+from nunatak_model import Backbone, BackboneConfig, Branch
+from nunatak_registry import ListedTask
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.http.problems import problem_of
 from nunatak_server.predict.types import StageTimes, StreamedResult, TaskFailure, TaskPrediction
-from nunatak_server.residency.memory import HostStats
-from nunatak_server.residency.resident_set import ResidentStats
 from nunatak_server.runtime import Runtime
 from nunatak_server.telemetry.memory import MemoryLedger, saved_by_formula
 from nunatak_server.verdicts.judge import Judgement
+from nunatak_versions import LoadedTask
 
 TASK_VERSION_HEADER: Final = "x-task-version"
 TOKENS_READ_HEADER: Final = "x-tokens-read"
@@ -53,8 +62,20 @@ class TaskResponse(wire.TaskSummary):
 def reply(content: object, *, headers: Mapping[str, str] | None = None) -> Response:
     """Return a JSON response. Its content was made here and needs no validation."""
     return Response(
-        orjson.dumps(content), media_type="application/json", headers=dict(headers or {})
+        orjson.dumps(content, default=_plain),
+        media_type="application/json",
+        headers=dict(headers or {}),
     )
+
+
+def _plain(value: object) -> object:
+    match value:
+        case BaseModel():
+            return vars(value)
+        case frozenset():
+            return list(cast("frozenset[object]", value))
+        case _:
+            raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def inputs_of(inputs: Inputs) -> tuple[Input, ...]:
@@ -81,7 +102,6 @@ def as_sent(values: Sequence[T], inputs: Inputs) -> T | list[T]:
 
 
 def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
-    """Return one task's answer."""
     return {
         "task": result.task,
         "version": result.version,
@@ -98,7 +118,6 @@ def prediction_fields(result: TaskPrediction, inputs: Inputs) -> dict[str, Any]:
 def result_fields(
     result: TaskPrediction | TaskFailure, inputs: Inputs, *, request_id: str | None
 ) -> dict[str, Any]:
-    """Return one task's answer or failure within a request for several."""
     if isinstance(result, TaskPrediction):
         return {"reference": result.reference, **prediction_fields(result, inputs)}
     problem = problem_of(result.error, request_id=request_id)
@@ -108,7 +127,6 @@ def result_fields(
 def verdict_fields(
     judgement: Judgement, inputs: str | Sequence[str], *, request_id: str | None
 ) -> dict[str, Any]:
-    """Return the verdict about the texts of a request."""
     published, sent = judgement.published, [inputs] if isinstance(inputs, str) else inputs
     texts = None
     if judgement.decided is VerdictAction.MASK:
@@ -147,19 +165,6 @@ def verdict_fields(
     }
 
 
-def policies_fields(policies: Iterable[PublishedPolicy]) -> list[dict[str, Any]]:
-    """Return the newest versions of policies."""
-    return [
-        {
-            "version": it.version,
-            "published_at": it.published_at,
-            "by": it.by,
-            "policy": it.policy.model_dump(mode="json"),
-        }
-        for it in policies
-    ]
-
-
 def timing_headers(timings: StageTimes) -> dict[str, str]:
     """Return the timings of a request, in milliseconds."""
     return {
@@ -175,8 +180,8 @@ def read_headers(num_tokens: int, *, is_cut: bool) -> dict[str, str]:
     return {TOKENS_READ_HEADER: str(num_tokens), TRUNCATED_HEADER: "true" if is_cut else "false"}
 
 
-def summaries_fields(
-    summaries: Iterable[ListedTask], resident: Iterable[LoadedTask]
+def summaries_of(
+    tasks: Iterable[ListedTask], resident: Iterable[LoadedTask]
 ) -> list[dict[str, Any]]:
     """Return tasks, with their versions in memory."""
     # One pass over tasks and versions in memory, because there may be thousands of both.
@@ -184,97 +189,50 @@ def summaries_fields(
     for loaded in resident:
         manifest = loaded.manifest
         versions[manifest.task].append(manifest.version)
-    return [_summary_fields(summary, versions.get(summary.name, ())) for summary in summaries]
+    summaries = map(wire.TaskSummary.model_validate, tasks)
+    return [{**vars(it), "resident_versions": versions.get(it.name, ())} for it in summaries]
 
 
-def _summary_fields(summary: ListedTask, resident_versions: Sequence[int]) -> dict[str, Any]:
-    manifest = summary.manifest
-    return {
-        "name": summary.name,
-        "version": manifest.version,
-        "versions": summary.versions,
-        "aliases": summary.aliases,
-        "candidates": [
-            {"alias": it.alias, "role": it.role, "version": it.version, "share": it.share}
-            for it in summary.candidates
-        ],
-        "head": manifest.head.kind,
-        "labels": manifest.head.labels,
-        "reads": manifest.reads,
-        "method": manifest.method.kind,
-        "split_depth": manifest.split_depth,
-        "resident_versions": resident_versions,
-    }
+def backbone_memory(backbone: Backbone) -> BackboneMemory:
+    return BackboneMemory(
+        name=backbone.name,
+        digest=backbone.digest,
+        dtype=str(backbone.dtype).removeprefix("torch."),
+        bytes=backbone.num_bytes,
+        parameters=backbone.num_parameters,
+    )
 
 
-def history_fields(
-    task: str, moves: Iterable[AliasEvent], changes: Iterable[CandidateEvent]
-) -> dict[str, Any]:
-    """Return the history of a task, in the shape of `nunatak task history --json`."""
-    return {
-        "task": task,
-        "events": [
-            {
-                "task": task,
-                "alias": move.alias,
-                "kind": move.kind,
-                "version": move.to_version,
-                "previous_version": move.from_version,
-                "at": move.at,
-                "by": move.by,
-            }
-            for move in moves
-        ],
-        "candidates": [
-            {
-                "task": task,
-                "alias": change.candidate.alias,
-                "role": change.candidate.role,
-                "kind": change.kind,
-                "version": change.candidate.version,
-                "share": change.candidate.share,
-                "at": change.at,
-                "by": change.by,
-            }
-            for change in changes
-        ],
-    }
-
-
-def backbone_fields(backbone: Backbone) -> dict[str, Any]:
-    """Return a backbone in memory."""
-    return {
-        "name": backbone.name,
-        "digest": backbone.digest,
-        "dtype": str(backbone.dtype).removeprefix("torch."),
-        "bytes": backbone.num_bytes,
-        "parameters": backbone.num_parameters,
-    }
-
-
-def memory_fields(
+def memory_report(
     runtime: Runtime,
     resident: Sequence[LoadedTask],
     ledger: MemoryLedger,
     process: ProcessMemory,
     peak_activations: int | None,
-) -> dict[str, Any]:
-    """Return the memory ledger."""
-    return {
-        "backbone": backbone_fields(runtime.backbone),
-        "other_backbones": [backbone_fields(it) for it in runtime.backbones.others],
-        "tasks": [
-            {**_task_memory(task), "pinned": runtime.residency.is_pinned(task)} for task in resident
-        ],
-        "shared_bytes": ledger.shared_bytes,
-        "dedicated_bytes": ledger.dedicated_bytes,
-        "saved_share": ledger.saved_share,
-        "saved_share_formula": saved_by_formula(*_branches(runtime.backbones, resident)),
-        "tiers": _tiers_memory(runtime.residency.stats(), runtime.host_tier.stats()),
-        "trunk_cache": _trunk_cache_memory(runtime.trunk_cache.stats),
-        "activations": {"peak_bytes": peak_activations},
-        "process": process.model_dump(),
-    }
+) -> MemoryReport:
+    tiers = runtime.residency.stats()
+    return MemoryReport(
+        backbone=backbone_memory(runtime.backbone),
+        other_backbones=tuple(map(backbone_memory, runtime.backbones.others)),
+        tasks=tuple(_task_memory(it, is_pinned=runtime.residency.is_pinned(it)) for it in resident),
+        shared_bytes=ledger.shared_bytes,
+        dedicated_bytes=ledger.dedicated_bytes,
+        saved_share=ledger.saved_share,
+        saved_share_formula=saved_by_formula(*_branches(runtime.backbones, resident)),
+        tiers=TiersMemory(
+            device=DeviceTierMemory(
+                bytes=tiers.resident_bytes,
+                budget_bytes=tiers.budget_bytes,
+                pinned_bytes=tiers.pinned_bytes,
+                loading_bytes=tiers.loading_bytes,
+                versions=tiers.num_resident,
+            ),
+            host=HostTierMemory.model_validate(runtime.host_tier.stats()),
+        ),
+        trunk_cache=TrunkCacheMemory.model_validate(runtime.trunk_cache.stats),
+        activations=ActivationsMemory(peak_bytes=peak_activations),
+        process=process,
+    )
 
 
 def _branches(
@@ -285,47 +243,17 @@ def _branches(
         yield backbone.config, own
 
 
-def _tiers_memory(device: ResidentStats, host: HostStats) -> dict[str, Any]:
-    return {
-        "device": {
-            "bytes": device.resident_bytes,
-            "budget_bytes": device.budget_bytes,
-            "pinned_bytes": device.pinned_bytes,
-            "loading_bytes": device.loading_bytes,
-            "versions": device.num_resident,
-        },
-        "host": {
-            "bytes": host.num_bytes,
-            "budget_bytes": host.budget_bytes,
-            "blobs": host.num_blobs,
-            "hits": host.hits,
-            "misses": host.misses,
-        },
-    }
-
-
-def _trunk_cache_memory(stats: TrunkCacheStats) -> dict[str, Any]:
-    return {
-        "bytes": stats.num_bytes,
-        "max_bytes": stats.max_bytes,
-        "states": stats.num_states,
-        "hits": stats.hits,
-        "misses": stats.misses,
-        "evictions": stats.evictions,
-        "saved_tokens": stats.saved_tokens,
-    }
-
-
-def _task_memory(task: LoadedTask) -> dict[str, Any]:
+def _task_memory(task: LoadedTask, *, is_pinned: bool) -> TaskMemory:
     branch = task.branch
-    return {
-        "task": task.manifest.task,
-        "version": task.manifest.version,
-        "method": task.manifest.method.kind,
-        "split_depth": branch.split_depth,
-        "bytes": task.num_bytes,
-        "parameters": branch.branch_parameters + branch.head_parameters,
-    }
+    return TaskMemory(
+        task=task.manifest.task,
+        version=task.manifest.version,
+        method=task.manifest.method.kind,
+        split_depth=branch.split_depth,
+        bytes=task.num_bytes,
+        parameters=branch.branch_parameters + branch.head_parameters,
+        pinned=is_pinned,
+    )
 
 
 NO_BUFFERING: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -347,7 +275,6 @@ class LinesResponse(StreamingResponse):
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
         with self._held:
             async with aclosing(self._lines):
                 await super().__call__(scope, receive, send)
@@ -387,7 +314,6 @@ def _line(streamed: StreamedResult, inputs: Inputs, *, request_id: str | None) -
 
 
 def _timing_fields(timings: StageTimes) -> Mapping[str, Any]:
-    """Return the timings of one line, like the headers of a whole answer."""
     return {
         "queue_ms": round(timings.queue_s * 1000, 3),
         "tokenize_ms": round(timings.tokenize_s * 1000, 3),

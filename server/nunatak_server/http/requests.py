@@ -1,4 +1,4 @@
-"""Requests: strict JSON, the arguments of plain endpoints, and parameters as options.
+"""Requests: strict JSON, and the arguments of plain endpoints.
 
 For each request, the framework decides again how to read each parameter. This takes half of the CPU
 time of the whole application. Endpoints with single values and one body need no decision, so
@@ -8,7 +8,6 @@ itself reads the arguments of every other endpoint.
 
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from types import NoneType, UnionType
 from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
@@ -21,12 +20,7 @@ from fastapi.params import Body
 from fastapi.routing import APIRoute
 
 from nunatak_contract.errors import NunatakError
-from nunatak_contract.requests import Parameters
 from nunatak_server.http.access import declared_access
-from nunatak_server.outputs.answers import AnswerOptions
-from nunatak_server.outputs.entities import EntityOptions
-from nunatak_server.outputs.outputs import PredictionOptions
-from nunatak_server.outputs.scores import RankingOptions, ScoreOptions
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Errors = list[dict[str, Any]]
@@ -77,30 +71,6 @@ def _refuse_doubles(fields: list[tuple[str, object]]) -> None:
         raise NunatakError("invalid_json")
 
 
-def options_of(parameters: Parameters) -> PredictionOptions:
-    return PredictionOptions(
-        scores=ScoreOptions(function=parameters.function_to_apply, top_k=parameters.top_k),
-        entities=EntityOptions(
-            aggregation=parameters.aggregation_strategy,
-            ignored_labels=frozenset(parameters.ignore_labels),
-            stride=parameters.stride,
-        ),
-        answers=AnswerOptions(
-            top_k=parameters.top_k or 1,
-            max_answer_tokens=parameters.max_answer_len,
-            may_have_no_answer=parameters.handle_impossible_answer,
-            align_to_words=parameters.align_to_words,
-            stride=parameters.doc_stride,
-        ),
-        ranking=RankingOptions(
-            function=parameters.function_to_apply,
-            top_k=parameters.top_k,
-            return_documents=parameters.return_documents,
-        ),
-        on_long=parameters.on_long,
-    )
-
-
 def quick_handler(route: APIRoute) -> Handler | None:
     """Return a function that reads a plain endpoint's arguments and calls it; None for others.
 
@@ -130,7 +100,7 @@ class _Arguments:
         self._query = _parameters(dependant.query_params, "query")
         headers = _parameters(dependant.header_params, "header")
         self._headers = [(each, each.alias.lower().encode()) for each in headers]
-        self._body = [_Parameter.of(field, ("body",)) for field in dependant.body_params]
+        self._body = [_Parameter(field, "body") for field in dependant.body_params]
 
     async def read(self, request: Request) -> dict[str, Any]:
         """Return the arguments by name.
@@ -170,41 +140,29 @@ class _Arguments:
         return values, errors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Parameter:
     """One parameter, and its location in messages."""
 
-    name: str
-    alias: str
-    location: tuple[str, ...]
-    is_required: bool
-    default: Any
-    validate: Callable[..., tuple[Any, Errors]]
-
-    @classmethod
-    def of(cls, field: Any, location: tuple[str, ...]) -> "_Parameter":  # noqa: ANN401 - the framework's own field
-        return cls(
-            name=field.name,
-            alias=field.alias,
-            location=location,
-            is_required=field.field_info.is_required(),
-            default=field.get_default(),
-            validate=field.validate,
-        )
+    def __init__(self, field: Any, *location: str) -> None:  # noqa: ANN401 - the framework's own field
+        self.name: str = field.name
+        self.alias: str = field.alias
+        self._location = location
+        self._is_required: bool = field.field_info.is_required()
+        self._default: Any = field.get_default()
+        self._validate: Callable[..., tuple[Any, Errors]] = field.validate
 
     def read(self, value: object, values: dict[str, Any], errors: Errors) -> None:
-        """Return the sent value, or the default."""
         if value is not ABSENT:
-            values[self.name], found = self.validate(value, values, loc=self.location)
+            values[self.name], found = self._validate(value, values, loc=self._location)
             errors += found
-        elif self.is_required:
-            errors.append({**MISSING, "loc": self.location})
+        elif self._is_required:
+            errors.append({**MISSING, "loc": self._location})
         else:
-            values[self.name] = self.default
+            values[self.name] = self._default
 
 
 def _parameters(fields: Sequence[Any], place: str) -> list[_Parameter]:
-    return [_Parameter.of(field, (place, field.alias)) for field in fields]
+    return [_Parameter(field, place, field.alias) for field in fields]
 
 
 def _is_plain(endpoint: Callable[..., Any], dependant: Dependant) -> bool:

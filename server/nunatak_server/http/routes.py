@@ -8,7 +8,7 @@ from nunatak_contract import wire
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
 from nunatak_contract.requests import PredictManyRequest, PredictRequest, VerdictRequest
-from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse, TaskListing
+from nunatak_contract.wire import LINES_TYPE, PredictManyResponse, PredictResponse
 from nunatak_server.http.endpoints import (
     PROBLEMS,
     Routed,
@@ -23,21 +23,18 @@ from nunatak_server.http.endpoints import (
 from nunatak_server.http.limits import StrictRoute
 from nunatak_server.http.replies import (
     TaskResponse,
-    history_fields,
     inputs_of,
     lines_response,
-    policies_fields,
     prediction_fields,
     reply,
     result_fields,
-    summaries_fields,
+    summaries_of,
     timing_headers,
     verdict_fields,
     wants_lines,
 )
-from nunatak_server.http.requests import options_of
 from nunatak_server.http.state import request_id_of
-from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.types import Handling, PredictionRequest
 
 LINES: Final[dict[int | str, dict[str, Any]]] = {
@@ -84,7 +81,7 @@ async def predict_many(
     wanted = PredictionRequest(
         references=tuple(body.tasks),
         inputs=inputs_of(body.inputs),
-        options=_options(body),
+        options=body.parameters or DEFAULT_OPTIONS,
         handling=handling,
     )
     service, request_id = runtime_of(request).service, request_id_of(request.scope)
@@ -112,16 +109,17 @@ async def judge(request: Request, handling: Routed, policy: str, body: VerdictRe
 @router.read("/v1/policies", answer=wire.PolicyListing)
 async def list_policies(request: Request) -> Response:
     """List the policies of the registry whose tasks the caller may ask."""
-    return reply({"policies": policies_fields(await catalog_of(request).policies())})
+    policies = await catalog_of(request).policies()
+    return reply(wire.PolicyListing.model_validate({"policies": policies}))
 
 
-@router.read("/v1/tasks", answer=TaskListing)
+@router.read("/v1/tasks", answer=wire.TaskListing)
 async def list_tasks(request: Request) -> Response:
     """List the tasks of the registry that the caller may use."""
     runtime = runtime_of(request)
     resident = runtime.residency.resident()
     summaries = await catalog_of(request).tasks()
-    return reply({"tasks": summaries_fields(summaries, resident)})
+    return reply({"tasks": summaries_of(summaries, resident)})
 
 
 @router.read("/v1/tasks/{task}", answer=TaskResponse)
@@ -131,8 +129,8 @@ async def show_task(request: Request, task: str, version: VersionQuery = None) -
     reference = TaskReference.parse(reference_text(task, version))
     manifest = await catalog_of(request).resolve(reference)
     summary = await catalog_of(request).task(reference.task)
-    (fields,) = summaries_fields([summary], runtime.residency.resident())
-    return reply({**fields, "manifest": manifest.model_dump(mode="json")})
+    (shown,) = summaries_of([summary], runtime.residency.resident())
+    return reply({**shown, "manifest": manifest.model_dump(mode="json")})
 
 
 @router.read("/v1/tasks/{task}/history", answer=wire.TaskHistory)
@@ -143,17 +141,13 @@ async def show_history(request: Request, task: str) -> Response:
     """
     reference = TaskReference.parse(task)
     moves, changes = await catalog_of(request).history(reference)
-    return reply(history_fields(reference.task, moves, changes))
+    history = {"task": reference.task, "events": moves, "candidates": changes}
+    return reply(wire.TaskHistory.model_validate(history))
 
 
 async def _predict(
     request: Request, reference: str, body: PredictRequest, handling: Handling
 ) -> Response:
-    result, headers = await ask_task(
-        request, reference, inputs_of(body.inputs), options=_options(body), handling=handling
-    )
+    options = body.parameters or DEFAULT_OPTIONS
+    result, headers = await ask_task(request, handling, reference, inputs_of(body.inputs), options)
     return reply(prediction_fields(result, body.inputs), headers=headers)
-
-
-def _options(body: PredictRequest) -> PredictionOptions:
-    return options_of(body.parameters) if body.parameters else DEFAULT_OPTIONS

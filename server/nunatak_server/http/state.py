@@ -1,15 +1,11 @@
-"""The state of an application, and the ids in the headers of an answer.
-
-The middleware is pure ASGI: a middleware that wraps requests in its own tasks would hide
-disconnects.
-"""
+"""The state of an application, and the ids in the headers of an answer."""
 
 import random
 import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from nunatak_contract.wire import REPLICA_HEADER, REQUEST_ID_HEADER
 from nunatak_server.access.authenticators import Authenticator
@@ -33,7 +29,6 @@ class AppState:
 
 
 def state_of(scope: Scope) -> AppState:
-    """Return the state of the application that answers a request."""
     state: AppState = scope["app"].state
     return state
 
@@ -69,27 +64,6 @@ def give_id(scope: Scope) -> list[tuple[bytes, bytes]]:
     scope[_STATE_KEY] = request_id
     replica_id = state_of(scope).runtime.replica_id
     return [(_HEADER, request_id.encode()), (_REPLICA_HEADER, replica_id.encode())]
-
-
-class RequestIdMiddleware:
-    """Gives every request an id, and returns the id and the replica's id in headers."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        identity = give_id(scope)
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *identity]
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
 
 
 def _sent_id(scope: Scope) -> str | None:

@@ -11,11 +11,11 @@ several windows, an answer has its largest score, and "no answer" has its least.
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
 
+from nunatak_contract.requests import Parameters
 from nunatak_model import Alignment
 from nunatak_server.outputs.entities import Window
 from nunatak_server.outputs.scores import softmax
@@ -37,20 +37,8 @@ class AnswerScore(TypedDict):
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
-    """Options of the caller; lengths are in tokens."""
-
-    top_k: int = 1
-    max_answer_tokens: int = 15
-    may_have_no_answer: bool = False
-    align_to_words: bool = False
-    """Whether an answer grows to the whole words of its first and last token."""
-    stride: int | None = None
-
-
 def best_answers(
-    windows: Sequence[Window], context: str, *, options: AnswerOptions
+    windows: Sequence[Window], context: str, *, options: Parameters
 ) -> list[AnswerScore]:
     """Return the best parts of the context, best first; none if the context has no tokens."""
     scores = dict[Span, float]()
@@ -61,9 +49,9 @@ def best_answers(
         # No other span of the window is among the best of all windows.
         for span, score in _best_spans(window.alignment, starts, ends, options):
             scores[span] = max(score, scores.get(span, score))
-    if options.may_have_no_answer:
+    if options.handle_impossible_answer:
         scores[NO_ANSWER] = no_answer
-    best = heapq.nsmallest(options.top_k, scores, key=lambda span: (-scores[span], span))
+    best = heapq.nsmallest(options.top_k or 1, scores, key=lambda span: (-scores[span], span))
     return [
         AnswerScore(answer=context[begin:end], score=scores[begin, end], start=begin, end=end)
         for begin, end in best
@@ -71,7 +59,6 @@ def best_answers(
 
 
 def _probabilities(window: Window) -> tuple[Mapping[int, float], Mapping[int, float]]:
-    """Return start and end probabilities of the first token and the tokens of the context."""
     texts = window.alignment.text_ids
     tokens = [0, *(token for token, text in enumerate(texts) if text == CONTEXT)]
     starts, ends = (
@@ -85,7 +72,7 @@ def _best_spans(
     alignment: Alignment,
     starts: Mapping[int, float],
     ends: Mapping[int, float],
-    options: AnswerOptions,
+    options: Parameters,
 ) -> Iterator[tuple[Span, float]]:
     """Yield the best parts of the context in one window, by their range of characters."""
     _, *tokens = starts
@@ -93,7 +80,7 @@ def _best_spans(
     begins, begin_of = np.unique([places[token][0] for token in tokens], return_inverse=True)
     finishes, finish_of = np.unique([places[token][1] for token in tokens], return_inverse=True)
     # Every pair of a first and a last token, by the first token and then by the last.
-    steps = np.arange(min(options.max_answer_tokens, len(tokens)))
+    steps = np.arange(min(options.max_answer_len, len(tokens)))
     first = np.repeat(np.arange(len(tokens)), len(steps))
     last = first + np.tile(steps, len(tokens))
     first, last = first[last < len(tokens)], last[last < len(tokens)]
@@ -115,9 +102,10 @@ def _best_spans(
     merge = np.add if options.align_to_words else np.maximum
     merge.at(found, number, scores)
     spans = np.flatnonzero(found >= 0.0)
-    if len(spans) > options.top_k:
-        spans = spans[found[spans] >= np.partition(found[spans], -options.top_k)[-options.top_k]]
-    for span in spans[np.argsort(-found[spans], kind="stable")][: options.top_k]:
+    top_k = options.top_k or 1
+    if len(spans) > top_k:
+        spans = spans[found[spans] >= np.partition(found[spans], -top_k)[-top_k]]
+    for span in spans[np.argsort(-found[spans], kind="stable")][:top_k]:
         row, column = divmod(int(span), width)
         yield (int(begins[row]), int(finishes[column + least[row]])), float(found[span])
 

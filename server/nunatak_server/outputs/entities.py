@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import TypedDict
 
 from nunatak_contract.enums import AggregationStrategy
+from nunatak_contract.requests import Parameters
 from nunatak_model import Alignment, Encoding
 from nunatak_server.outputs.scores import softmax
 
@@ -64,15 +65,6 @@ Entity = TokenEntity | EntityGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntityOptions:
-    """Options of the caller; the stride is in tokens."""
-
-    aggregation: AggregationStrategy = AggregationStrategy.NONE
-    ignored_labels: frozenset[str] = frozenset({"O"})
-    stride: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Token:
     index: int
     word_id: int | None
@@ -83,37 +75,26 @@ class _Token:
     scores: list[float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A token or a word with its label."""
-
-    label: str
-    score: float
-    index: int
-    spelling: str
-    start: int
-    end: int
-
-
 def find_entities(
-    windows: Sequence[Window], *, labels: Sequence[str], join: Join, options: EntityOptions
+    windows: Sequence[Window], *, labels: Sequence[str], join: Join, options: Parameters
 ) -> list[Entity]:
     """Label the tokens of a text, and combine them by the strategy of the caller.
 
     Where windows overlap, the longer of two entities stays. If both are equally long, the better
     score decides. Tokens may share characters, so numbers identify tokens and words.
     """
+    ignored = frozenset(options.ignore_labels)
     found = [
         [
             entity
-            for entity in _entities(_tokens(window), labels, join, options.aggregation)
-            if _label_of(entity) not in options.ignored_labels
+            for entity in _entities(_tokens(window), labels, join, options.aggregation_strategy)
+            if _label_of(entity) not in ignored
         ]
         for window in windows
     ]
     if len(windows) == 1:
         return found[0]
-    match options.aggregation:
+    match options.aggregation_strategy:
         case AggregationStrategy.NONE:
             return _each_once(found, _tokens_before(windows))
         case AggregationStrategy.WORD:
@@ -144,12 +125,12 @@ def _entities(
 ) -> Sequence[Entity]:
     match strategy:
         case AggregationStrategy.NONE:
-            return [_token_entity(_single(token, labels)) for token in tokens]
+            return [_single(token, labels) for token in tokens]
         case AggregationStrategy.SIMPLE:
             return _groups([_single(token, labels) for token in tokens], join)
         case AggregationStrategy.WORD:
             words = [list(group) for _, group in groupby(tokens, lambda token: token.word_id)]
-            return [_token_entity(_word(word, word[0].scores, labels, join)) for word in words]
+            return [_word(word, word[0].scores, labels, join) for word in words]
         case AggregationStrategy.FIRST | AggregationStrategy.AVERAGE | AggregationStrategy.MAX:
             words = _running_words(tokens)
             return _groups(
@@ -157,13 +138,13 @@ def _entities(
             )
 
 
-def _single(token: _Token, labels: Sequence[str]) -> _Piece:
+def _single(token: _Token, labels: Sequence[str]) -> TokenEntity:
     score = max(token.scores)
-    return _Piece(
-        label=labels[token.scores.index(score)],
+    return TokenEntity(
+        entity=labels[token.scores.index(score)],
         score=score,
         index=token.index,
-        spelling=token.spelling,
+        word=token.spelling,
         start=token.start,
         end=token.end,
     )
@@ -171,14 +152,14 @@ def _single(token: _Token, labels: Sequence[str]) -> _Piece:
 
 def _word(
     tokens: Sequence[_Token], scores: list[float], labels: Sequence[str], join: Join
-) -> _Piece:
+) -> TokenEntity:
     score = max(scores)
     first, last = tokens[0], tokens[-1]
-    return _Piece(
-        label=labels[scores.index(score)],
+    return TokenEntity(
+        entity=labels[scores.index(score)],
         score=score,
         index=first.index if first.word_id is None else first.word_id,
-        spelling=join([token.spelling for token in tokens]),
+        word=join([token.spelling for token in tokens]),
         start=first.start,
         end=last.end,
     )
@@ -205,11 +186,11 @@ def _running_words(tokens: Sequence[_Token]) -> list[list[_Token]]:
     return words
 
 
-def _groups(pieces: Sequence[_Piece], join: Join) -> list[EntityGroup]:
-    groups: list[list[_Piece]] = []
+def _groups(pieces: Sequence[TokenEntity], join: Join) -> list[EntityGroup]:
+    groups: list[list[TokenEntity]] = []
     for piece in pieces:
-        is_begin, tag = _tag(piece.label)
-        if groups and not is_begin and tag == _tag(groups[-1][-1].label)[1]:
+        is_begin, tag = _tag(piece["entity"])
+        if groups and not is_begin and tag == _tag(groups[-1][-1]["entity"])[1]:
             groups[-1].append(piece)
         else:
             groups.append([piece])
@@ -217,28 +198,16 @@ def _groups(pieces: Sequence[_Piece], join: Join) -> list[EntityGroup]:
 
 
 def _tag(label: str) -> tuple[bool, str]:
-    """Return whether a label begins an entity, and the kind of the entity."""
     return label.startswith("B-"), label[2:] if label.startswith(("B-", "I-")) else label
 
 
-def _group(pieces: Sequence[_Piece], join: Join) -> EntityGroup:
+def _group(pieces: Sequence[TokenEntity], join: Join) -> EntityGroup:
     return EntityGroup(
-        entity_group=pieces[0].label.split("-", 1)[-1],
-        score=sum(piece.score for piece in pieces) / len(pieces),
-        word=join([piece.spelling for piece in pieces]),
-        start=pieces[0].start,
-        end=pieces[-1].end,
-    )
-
-
-def _token_entity(piece: _Piece) -> TokenEntity:
-    return TokenEntity(
-        entity=piece.label,
-        score=piece.score,
-        index=piece.index,
-        word=piece.spelling,
-        start=piece.start,
-        end=piece.end,
+        entity_group=pieces[0]["entity"].split("-", 1)[-1],
+        score=sum(piece["score"] for piece in pieces) / len(pieces),
+        word=join([piece["word"] for piece in pieces]),
+        start=pieces[0]["start"],
+        end=pieces[-1]["end"],
     )
 
 

@@ -16,7 +16,6 @@ differ little, and the plain mean is easier to check.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -25,14 +24,13 @@ from nunatak_contract.enums import FunctionToApply, HeadKind, OnLong, ProblemTyp
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.inputs import Input, Query, Question
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import PredictedValue
-from nunatak_server.outputs.answers import AnswerOptions, AnswerScore, best_answers
-from nunatak_server.outputs.entities import Entity, EntityOptions, Join, find_entities, window_of
+from nunatak_server.outputs.answers import AnswerScore, best_answers
+from nunatak_server.outputs.entities import Entity, Join, find_entities, window_of
 from nunatak_server.outputs.scores import (
     DocumentScore,
     LabelScore,
-    RankingOptions,
-    ScoreOptions,
     label_scores,
     predicted_of,
     rank_documents,
@@ -49,25 +47,10 @@ SPANS_PER_LOGIT: Final = 4
 """Number of spans that take the time of one logit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionOptions:
-    """Options of the caller; each kind of head reads its own field."""
-
-    scores: ScoreOptions = field(default_factory=ScoreOptions)
-    entities: EntityOptions = field(default_factory=EntityOptions)
-    answers: AnswerOptions = field(default_factory=AnswerOptions)
-    ranking: RankingOptions = field(default_factory=RankingOptions)
-    on_long: OnLong | None = None
-    """The treatment of texts with more tokens than the task reads at once, for heads with one
-    answer for a text; None means the setting of the task version."""
-    is_literal: bool = False
-    """Whether special tokens in a text are read as plain text."""
+DEFAULT_OPTIONS: Final = Parameters()
 
 
-DEFAULT_OPTIONS: Final = PredictionOptions()
-
-
-def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
+def reading_of(manifest: TaskManifest, options: Parameters) -> Reading:
     """Return how a task reads its inputs.
 
     Tasks that refuse or cut long texts have equal readings.
@@ -84,22 +67,22 @@ def reading_of(manifest: TaskManifest, options: PredictionOptions) -> Reading:
             stride = default_stride(manifest.max_length) if is_windowed else None
             return read(stride=stride)
         case HeadKind.TOKEN_CLASSIFICATION:
-            stride = options.entities.stride
+            stride = options.stride
         case HeadKind.QUESTION_ANSWERING:
-            stride = options.answers.stride
+            stride = options.doc_stride
     if stride is None:
         stride = default_stride(manifest.max_length)
     return read(stride=stride, is_aligned=True)
 
 
-def on_long_of(manifest: TaskManifest, options: PredictionOptions) -> OnLong:
+def on_long_of(manifest: TaskManifest, options: Parameters) -> OnLong:
     """Return the treatment of texts with more tokens than a task reads at once."""
     if manifest.head.kind.reads_tokens:
         return OnLong.WINDOWS
     return options.on_long or manifest.reads_long
 
 
-def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionOptions) -> int:
+def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: Parameters) -> int:
     """Return the work to make outputs from the rows of inputs, in logits."""
     if not head.kind.reads_tokens:
         return head.num_outputs * sum(map(len, read))
@@ -107,7 +90,7 @@ def work_of(head: HeadRecord, read: Sequence[Encodings], *, options: PredictionO
     num_logits = head.num_outputs * sum(sizes)
     if head.kind is not HeadKind.QUESTION_ANSWERING:
         return num_logits
-    num_spans = sum(size * min(size, options.answers.max_answer_tokens) for size in sizes)
+    num_spans = sum(size * min(size, options.max_answer_len) for size in sizes)
     return num_logits + num_spans // SPANS_PER_LOGIT
 
 
@@ -117,7 +100,7 @@ def outputs_of(
     read: Sequence[Encodings],
     logits: Sequence[Sequence[float]],
     *,
-    options: PredictionOptions,
+    options: Parameters,
     join: Join,
 ) -> tuple[Output, ...]:
     """Return a head's output for each input.
@@ -155,26 +138,26 @@ def _output(
     item: Input,
     encodings: Encodings,
     logits: Sequence[Sequence[float]],
-    options: PredictionOptions,
+    options: Parameters,
     join: Join,
 ) -> Output:
     match head.kind, item:
         case HeadKind.TOKEN_CLASSIFICATION, str():
             windows = [window_of(*it) for it in zip(encodings, logits, strict=True)]
-            return find_entities(windows, labels=head.labels, join=join, options=options.entities)
+            return find_entities(windows, labels=head.labels, join=join, options=options)
         case HeadKind.QUESTION_ANSWERING, Question():
             windows = [window_of(*it) for it in zip(encodings, logits, strict=True)]
-            return best_answers(windows, item.context, options=options.answers)
+            return best_answers(windows, item.context, options=options)
         case HeadKind.RANKING, Query():
             scores = [combine_windows(it, head)[0] for it in _by_text(encodings, logits)]
             default = FunctionToApply(head.score.value)
-            return rank_documents(scores, item.documents, default=default, options=options.ranking)
+            return rank_documents(scores, item.documents, default=default, options=options)
         case HeadKind.SEQUENCE_CLASSIFICATION, str() | tuple() if head.problem_type is not None:
             return label_scores(
                 combine_windows(logits, head),
                 labels=head.labels,
                 problem_type=head.problem_type,
-                options=options.scores,
+                options=options,
             )
         case _:
             raise AssertionError(f"a {head.kind} head cannot answer this kind of input")

@@ -6,11 +6,11 @@ these tasks predict, and the ranking of the documents of a query.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NotRequired, TypedDict, assert_never
 
 from nunatak_contract.enums import FunctionToApply, ProblemType
 from nunatak_contract.heads import HeadRecord
+from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import PredictedValue
 
 
@@ -28,7 +28,6 @@ def apply_function(function: FunctionToApply, logits: Sequence[float]) -> list[f
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
-    """Return the softmax of one or more logits."""
     largest = max(logits)
     weights = [math.exp(logit - largest) for logit in logits]
     total = sum(weights)
@@ -50,23 +49,15 @@ class LabelScore(TypedDict):
     score: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreOptions:
-    """Options of the caller: None means the default of the task, and all labels."""
-
-    function: FunctionToApply | None = None
-    top_k: int | None = None
-
-
 def label_scores(
     logits: Sequence[float],
     *,
     labels: Sequence[str],
     problem_type: ProblemType,
-    options: ScoreOptions,
+    options: Parameters,
 ) -> list[LabelScore]:
     """Return the labelled scores of one row, best first; ties keep the order of the labels."""
-    scores = apply_function(options.function or default_function(problem_type), logits)
+    scores = apply_function(options.function_to_apply or default_function(problem_type), logits)
     ranked = sorted(zip(labels, scores, strict=True), key=lambda pair: -pair[1])
     return [LabelScore(label=label, score=score) for label, score in ranked[: options.top_k]]
 
@@ -96,7 +87,7 @@ def predicted_of(logits: Sequence[float], head: HeadRecord) -> PredictedValue:
                 logits,
                 labels=head.labels,
                 problem_type=ProblemType.MULTI_LABEL,
-                options=ScoreOptions(),
+                options=Parameters(),
             )
             return tuple(it["label"] for it in scores if it["score"] >= head.threshold(it["label"]))
         case ProblemType.SINGLE_LABEL | None:
@@ -111,25 +102,15 @@ class DocumentScore(TypedDict):
     document: NotRequired[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankingOptions:
-    """Options of the caller; softmax is over the documents of a query."""
-
-    function: FunctionToApply | None = None
-    """None: the task's own function."""
-    top_k: int | None = None
-    return_documents: bool = False
-
-
 def rank_documents(
     logits: Sequence[float],
     documents: Sequence[str],
     *,
     default: FunctionToApply = FunctionToApply.SIGMOID,
-    options: RankingOptions,
+    options: Parameters,
 ) -> list[DocumentScore]:
     """Return the documents by logit, best first; ties keep the order of the query."""
-    scores = apply_function(options.function or default, logits)
+    scores = apply_function(options.function_to_apply or default, logits)
     # Sorted by logits, because scores of large logits round to the same number.
     order = sorted(range(len(documents)), key=lambda index: -logits[index])
     ranked: list[DocumentScore] = []

@@ -11,13 +11,14 @@ from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import InvalidNameError, NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
+from nunatak_contract.requests import Parameters
 from nunatak_model import Encoding
 from nunatak_registry import StoreUnavailableError, TaskNotFoundError, Traffic
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, TooManyTokensError
-from nunatak_server.outputs.outputs import PredictionOptions, on_long_of, reading_of
+from nunatak_server.outputs.outputs import on_long_of, reading_of
 from nunatak_server.predict.types import (
     BACKBONE,
     Asked,
@@ -348,7 +349,7 @@ def _find_lateness(
     return DeadlineTooShortError(deadline_s=request.handling.deadline_s, wait_s=wait_s)
 
 
-def _readings_of(found: Iterable[Asked], options: PredictionOptions) -> Iterator[Reading]:
+def _readings_of(found: Iterable[Asked], options: Parameters) -> Iterator[Reading]:
     for each in found:
         if isinstance(each, AskedTask):
             yield each.reading
@@ -357,7 +358,7 @@ def _readings_of(found: Iterable[Asked], options: PredictionOptions) -> Iterator
 
 
 def _find_too_long(
-    manifest: TaskManifest, encoded: Encoded, options: PredictionOptions
+    manifest: TaskManifest, encoded: Encoded, options: Parameters
 ) -> TooManyTokensError | None:
     if on_long_of(manifest, options) is not OnLong.REFUSE:
         return None

@@ -14,23 +14,17 @@ from typing import Final
 
 import torch
 
-from nunatak_artifact import LoadedTask, load_task
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import Parameters
 from nunatak_model import Backbone, Encoding, Row
 from nunatak_registry import Registry
 from nunatak_server.engine.backbones import load_serving_backbone
 from nunatak_server.engine.compute import BatchCompute, Compute
 from nunatak_server.errors import TaskUnhealthyError
-from nunatak_server.outputs.outputs import (
-    PredictionOptions,
-    on_long_of,
-    outputs_of,
-    predictions_of,
-    reading_of,
-)
+from nunatak_server.outputs.outputs import on_long_of, outputs_of, predictions_of, reading_of
 from nunatak_server.predict.types import TaskPrediction
 from nunatak_server.residency.memory import task_memory_budget
 from nunatak_server.settings import ServerSettings
@@ -44,6 +38,7 @@ from nunatak_server.tokenization import (
     find_misfit,
     texts_to_read,
 )
+from nunatak_versions import LoadedTask, load_task
 
 InputLogits = list[list[float]]
 """The logits of each encoding of one input, token after token for some heads."""
@@ -99,7 +94,7 @@ class Scorer:
         backbone: Backbone,
         tasks: Mapping[str, LoadedTask],
         *,
-        options: PredictionOptions,
+        options: Parameters,
         max_text_chars: int,
         batch_tokens: int | None = None,
         compute: Compute | None = None,
@@ -260,7 +255,7 @@ def open_scorer(
     versions: Mapping[str, TaskManifest],
     *,
     settings: ServerSettings,
-    options: PredictionOptions,
+    options: Parameters,
 ) -> Scorer:
     """Load the backbone of the settings and these versions of tasks, with a server's checks."""
     if settings.compute_threads:

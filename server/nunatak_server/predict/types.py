@@ -16,18 +16,13 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.policies import Condition
+from nunatak_contract.requests import Parameters
 from nunatak_contract.wire import PredictedValue
 from nunatak_server.access.keys import ALL_TASKS, TaskList
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError
 from nunatak_server.outputs.conditions import States, states_of
 from nunatak_server.outputs.entities import Join
-from nunatak_server.outputs.outputs import (
-    DEFAULT_OPTIONS,
-    Output,
-    PredictionOptions,
-    outputs_of,
-    predictions_of,
-)
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, Output, outputs_of, predictions_of
 from nunatak_server.rollouts.rollouts import Arm, ShadowRun
 from nunatak_server.scheduler.rows import ANONYMOUS, Priority, RowAnswer, RowOutcome, RowSpec
 from nunatak_server.telemetry.records import OK, VersionWork
@@ -64,7 +59,7 @@ class PredictionRequest:
     references: tuple[str, ...]
     inputs: tuple[Input, ...]
     handling: Handling
-    options: PredictionOptions = DEFAULT_OPTIONS
+    options: Parameters = DEFAULT_OPTIONS
     conditions: tuple[Condition, ...] = ()
     """The conditions of a policy. A request with conditions gets their states, and no outputs."""
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from nunatak_artifact import LoadedTask, load_task
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
@@ -19,6 +18,7 @@ from nunatak_model import SideStream, TrunkCache, compute_without_helpers
 from nunatak_registry import Traffic
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.residency.memory import HostTier
+from nunatak_versions import LoadedTask, load_task
 
 logger = logging.getLogger(__name__)
 

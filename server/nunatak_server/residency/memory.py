@@ -21,9 +21,9 @@ import psutil
 import torch
 from cachetools import LRUCache, cached
 
-from nunatak_artifact import PARAMETERS_ROLE
 from nunatak_contract.enums import TensorDtype
 from nunatak_contract.manifest import TaskManifest
+from nunatak_versions import PARAMETERS_ROLE
 
 INTERVAL_S = 5.0
 """Least time between two returns, so that returns take less than a percent of a core."""

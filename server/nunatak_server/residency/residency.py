@@ -25,7 +25,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from nunatak_artifact import LoadedTask
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
@@ -44,6 +43,7 @@ from nunatak_server.residency.resident_set import (
     key_of,
     versions_of,
 )
+from nunatak_versions import LoadedTask
 
 FAILURE_MEMORY_S = 1.0
 """After a failed load, requests for the version get the same error for this time."""

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nunatak_artifact import LoadedTask
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.errors import TaskDoesNotFitError
+from nunatak_versions import LoadedTask
 
 
 class VersionKey(NamedTuple):

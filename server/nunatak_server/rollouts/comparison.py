@@ -17,12 +17,13 @@ from prometheus_client.registry import Collector
 from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.manifest import TaskManifest
-from nunatak_server.outputs.entities import EntityOptions, TokenEntity
-from nunatak_server.outputs.outputs import Output, PredictionOptions
+from nunatak_contract.requests import Parameters
+from nunatak_server.outputs.entities import TokenEntity
+from nunatak_server.outputs.outputs import Output
 from nunatak_server.residency.resident_set import VersionKey, key_of
 from nunatak_server.telemetry.metrics import LabelValues
 
-FULL_OPTIONS: Final = PredictionOptions(entities=EntityOptions(ignored_labels=frozenset()))
+FULL_OPTIONS: Final = Parameters(ignore_labels=[])
 """All that a head can output: a score for each label, a label for each token."""
 
 Name = TypeVar("Name", str, int, tuple[int, int])

@@ -17,12 +17,12 @@ import torch
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nunatak_artifact import LoadedTask
 from nunatak_contract.memory import ProcessMemory
 from nunatak_model import Backbone, BackboneConfig, Branch, encoder_parameters, model_size
 from nunatak_server.engine.backbones import Backbones
 from nunatak_server.residency.memory import HostStats
 from nunatak_server.residency.resident_set import ResidentStats
+from nunatak_versions import LoadedTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,16 +3,16 @@
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import ClassVar, Final
 
 from prometheus_client import Counter
 
 from nunatak_contract.enums import OnFailure, OnLong, PolicyMode, VerdictAction
 from nunatak_contract.policies import Policy
+from nunatak_contract.requests import Parameters
 from nunatak_registry import PublishedPolicy
 from nunatak_server.catalog.facts import KnownFacts
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.service import PredictionService
 from nunatak_server.predict.types import (
     Handling,
@@ -32,9 +32,15 @@ from nunatak_server.verdicts.rules import (
     strongest,
 )
 
-# Every part of a long text is judged, whatever the task does with long texts elsewhere. A text
-# cannot hide a part of itself behind `[SEP]`.
-OPTIONS: Final = PredictionOptions(on_long=OnLong.WINDOWS, is_literal=True)
+
+class JudgedText(Parameters):
+    """The options for texts to judge, which cannot hide a part of themselves behind `[SEP]`."""
+
+    is_literal: ClassVar[bool] = True
+
+
+# Every part of a long text is judged, whatever the task does with long texts elsewhere.
+OPTIONS: Final = JudgedText(on_long=OnLong.WINDOWS)
 
 
 def handling_for(policy: Policy, handling: Handling) -> Handling:

@@ -78,13 +78,11 @@ def combine(rule: Rule, states: Sequence[ConditionState]) -> RuleState:
 
 
 def any_of(values: Iterable[bool | None]) -> bool | None:
-    """Return the disjunction in the logic of three values."""
     found = set(values)
     return True if True in found else None if None in found else False
 
 
 def all_of(values: Iterable[bool | None]) -> bool | None:
-    """Return the conjunction in the logic of three values."""
     found = set(values)
     return False if False in found else None if None in found else True
 

@@ -21,9 +21,6 @@ from doubles.policies import make_policy, make_rule, when
 from doubles.replicas import beat
 from doubles.sweeps import record_of, toy_folder, toy_runs
 from doubles.tasks import tiny_task
-from nunatak_artifact import load_task
-from nunatak_artifact.backbones import AddedBackbone
-from nunatak_artifact.interchange import export_transformers, write_hub_folder
 from nunatak_cli.main import app
 from nunatak_contract.evidence import (
     ConfusionCell,
@@ -34,13 +31,17 @@ from nunatak_contract.evidence import (
 )
 from nunatak_contract.manifest import TaskDraft
 from nunatak_contract.policies import Policy
+from nunatak_exchange import export_transformers, write_hub_folder
+from nunatak_exchange.backbones import AddedBackbone
 from nunatak_model import load_backbone
 from nunatak_registry import Registry
 from nunatak_training.sweeps import Failed, ResultsFolder
+from nunatak_versions import load_task
 
 LABELS = (MARKUP, "[link=https:evil]", "[/]")
 PRINTS_NONE = {
     ("loadtest", "scenarios"): "prints what the package itself brings",
+    ("savings",): "prints numbers alone",
     ("loadtest", "locustfile"): "prints a path of the package itself",
 }
 

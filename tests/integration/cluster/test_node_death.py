@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from doubles.clusters import NodesOfRay, ray_nodes
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
 from doubles.sweeps import toy_folder, toy_runs
-from nunatak_cli.corpus.job import CorpusJob, run_job
+from nunatak_cli.asking.corpus.job import CorpusJob, run_job
 from nunatak_cluster.runs import OnRay
 from nunatak_cluster.session import joined
 from nunatak_registry import Registry

@@ -8,10 +8,10 @@ from doubles.backbones import tiny_backbone
 from doubles.refusals import raises
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task, random_parameters, spec_of
-from nunatak_artifact import load_task
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, TopK
 from nunatak_model import Backbone, keep_lowest_layers, pack_backbone, tensors_to_bytes
 from nunatak_registry import Registry
+from nunatak_versions import load_task
 
 TEXT = "where is my parcel?"
 

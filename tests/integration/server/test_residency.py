@@ -12,12 +12,12 @@ import pytest
 
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
-from nunatak_artifact import load_task
 from nunatak_contract.manifest import TaskManifest
 from nunatak_model import Backbone, Branch, Row, forward
 from nunatak_registry import Registry
 from nunatak_server.residency.memory import find_memory_return, size_in_memory
 from nunatak_server.settings import ServerSettings
+from nunatak_versions import load_task
 
 TEXTS = ("where is my parcel?", "a much longer text about nothing at all", "hello")
 NUM_TASKS, NUM_ANSWERS, NUM_ASKERS = 8, 400, 6

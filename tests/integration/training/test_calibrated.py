@@ -17,22 +17,22 @@ from doubles.backbones import tiny_backbone
 from doubles.checkpoints import branch_of, published_logits
 from doubles.examples import noisy_data
 from doubles.serving import running_client
-from nunatak_artifact import load_task
-from nunatak_artifact.checkpoint import Checkpoint
-from nunatak_artifact.interchange import (
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import QUERY_AND_VALUE, Lora
+from nunatak_exchange import (
     export_transformers,
     import_transformers,
     read_hub_folder,
     write_hub_folder,
 )
-from nunatak_contract.manifest import TaskManifest
-from nunatak_contract.methods import QUERY_AND_VALUE, Lora
+from nunatak_exchange.checkpoint import Checkpoint
 from nunatak_model import Backbone, Branch, Encoding, Row, build_branch, forward, pack_backbone
 from nunatak_registry import Registry
 from nunatak_training.fitting import TrainedTask, fit_task
 from nunatak_training.publishing import publish
 from nunatak_training.recipes import default_recipe
 from nunatak_training.report import Report
+from nunatak_versions import load_task
 
 CREATED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 METHOD = Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE)

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_rows, write_jsonl
-from nunatak_artifact import load_task
 from nunatak_contract.enums import HeadKind, Pooling, ProblemType
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
 from nunatak_model import Backbone, Row, forward
@@ -24,6 +23,7 @@ from nunatak_training.recipes import default_recipe
 from nunatak_training.report import Report
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
+from nunatak_versions import load_task
 
 QUICK: dict[str, JsonValue] = {
     "epochs": 8,

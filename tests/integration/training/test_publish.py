@@ -10,7 +10,6 @@ from pydantic import JsonValue
 from doubles.backbones import Family, save_tiny_backbone, tiny_backbone
 from doubles.examples import RecordingReport, load_test_set, rows_of, toy_examples, write_jsonl
 from doubles.refusals import raises
-from nunatak_artifact import branch_spec
 from nunatak_contract.cards import score_text, task_card
 from nunatak_contract.enums import IntervalMethod
 from nunatak_contract.errors import InvalidNameError, NunatakError
@@ -41,6 +40,7 @@ from nunatak_training.kinds import Metric
 from nunatak_training.loop.checkpoint import SavedRun, run_key
 from nunatak_training.run_settings import RunSettings
 from nunatak_training.train import TrainOutcome, TrainSettings, train
+from nunatak_versions import branch_spec
 
 METHODS = [
     pytest.param(TopK(num_layers=1), id="topk"),

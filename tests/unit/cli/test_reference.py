@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from nunatak_cli.reference import BEGIN, END, with_settings
-from nunatak_cli.serve import SECTIONS
+from docs.configuration import BEGIN, END, with_settings
+from nunatak_cli.serving.serve import SECTIONS
 from nunatak_server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[3]

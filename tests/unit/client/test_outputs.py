@@ -7,14 +7,19 @@ from pydantic import JsonValue
 
 from nunatak_client import (
     Answer,
+    ApiError,
     Classification,
     Entity,
     HeadKind,
     InvalidResponseError,
     Prediction,
     ProblemType,
+    QuestionAnswering,
     RankedDocument,
+    RankingOutputs,
     Score,
+    TaskResult,
+    TokenClassification,
     WrongHeadError,
 )
 from nunatak_client.replies import Reply, read_fan_out, read_prediction
@@ -55,10 +60,11 @@ def test_every_kind_reads_as_its_own_class() -> None:
     )
 
 
+PARTS = ["best", "scores", "labels", "predicted", "entities", "answers", "ranking"]
+
+
 @pytest.mark.parametrize("head", HeadKind)
-@pytest.mark.parametrize(
-    "name", ["best", "scores", "labels", "predicted", "entities", "answers", "ranking"]
-)
+@pytest.mark.parametrize("name", PARTS)
 def test_what_a_kind_does_not_give_is_refused_by_name(head: HeadKind, name: str) -> None:
     owners = {
         "entities": HeadKind.TOKEN_CLASSIFICATION,
@@ -73,6 +79,33 @@ def test_what_a_kind_does_not_give_is_refused_by_name(head: HeadKind, name: str)
     else:
         with pytest.raises(WrongHeadError, match=owner):
             getattr(prediction, name)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_failed_result_raises_its_error_whatever_is_read(name: str) -> None:
+    problem: JsonValue = {"code": "task_unhealthy", "status": 503, "detail": "t/1 is ill"}
+    results: JsonValue = [{"reference": "t", "error": problem}]
+    reply = Reply(status=200, headers={}, content=json.dumps({"results": results}).encode())
+
+    failed = read_fan_out(reply, num_inputs=2, tasks=["t"])["t"]
+
+    assert isinstance(failed, TaskResult)
+    assert (failed.task, failed.version, failed.outputs, failed.head_outputs) == (None,) * 4
+    assert (failed.tokens, failed.truncated, failed.unread) == ((), (), ())
+    assert not failed.is_truncated
+    with pytest.raises(ApiError, match="t/1 is ill") as caught:
+        getattr(failed, name)
+    assert caught.value.code == "task_unhealthy"
+
+
+def test_each_kind_has_its_class_of_outputs() -> None:
+    classes = (Classification, TokenClassification, QuestionAnswering, RankingOutputs)
+
+    for head, kind in zip(HeadKind, classes, strict=True):
+        found = read(head, OUTPUTS[head])
+        assert isinstance(found.head_outputs, kind)
+        assert found.require() == found.head_outputs
+        assert found.outputs == found.head_outputs.outputs
 
 
 def test_a_text_may_hold_no_entities_and_a_context_no_answers() -> None:

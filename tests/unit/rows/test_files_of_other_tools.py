@@ -17,7 +17,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from doubles.examples import load_examples
-from nunatak_cli.predictors import open_inputs
+from nunatak_cli.asking.predictors import open_inputs
 from nunatak_contract.errors import NunatakError
 from nunatak_rows import RowFormat, file_of_rows, read_rows, row_input
 from nunatak_rows.files import MAX_ROW_BYTES

@@ -22,7 +22,6 @@ from nunatak_training.kinds import TaskKind
 from nunatak_training.multitask import (
     FittedEncoder,
     MultitaskOutcome,
-    MultitaskSettings,
     SharedTask,
     fit_encoder,
     train_backbone,
@@ -177,14 +176,14 @@ def test_every_seed_of_a_recipe_can_be_trained_with(
 MODELS: Any = AutoModel
 
 
-def settings_in(folder: Path) -> MultitaskSettings:
+def settings_in(folder: Path) -> tuple[dict[str, SharedTask], Recipe, Path]:
     tasks = {
         name: SharedTask(data=write_jsonl(folder / f"{name}.jsonl", rows_of(toy_examples(40))))
         for name in ("first", "second")
     }
     changes = {"epochs": 1, "batch_size": 8, "max_length": 32}
     recipe = default_recipe(Full(), changes=changes)
-    return MultitaskSettings(tasks=tasks, recipe=recipe, output=folder / "shared-base")
+    return tasks, recipe, folder / "shared-base"
 
 
 @pytest.fixture(name="base", scope="module")
@@ -194,7 +193,7 @@ def make_base() -> Backbone:
 
 @pytest.fixture(name="outcome", scope="module")
 def train(base: Backbone, tmp_path_factory: pytest.TempPathFactory) -> MultitaskOutcome:
-    return train_backbone(settings_in(tmp_path_factory.mktemp("multitask")), base)
+    return train_backbone(*settings_in(tmp_path_factory.mktemp("multitask")), base)
 
 
 def test_what_is_written_loads_as_a_backbone_of_its_own(
@@ -245,10 +244,10 @@ def test_a_killed_run_writes_nothing_and_its_next_start_ends_as_if_it_had_not_be
 ) -> None:
     cache = tmp_path / "cache"
     with pytest.raises(Killed):
-        train_backbone(settings_in(tmp_path), base, report=Mortal(dies_at=3), checkpoints=cache)
+        train_backbone(*settings_in(tmp_path), base, report=Mortal(dies_at=3), checkpoints=cache)
     assert not (tmp_path / "shared-base").exists()
 
-    again = train_backbone(settings_in(tmp_path), base, checkpoints=cache)
+    again = train_backbone(*settings_in(tmp_path), base, checkpoints=cache)
 
     assert again.digest == outcome.digest
     assert not list(cache.rglob("*.safetensors"))
@@ -257,32 +256,31 @@ def test_a_killed_run_writes_nothing_and_its_next_start_ends_as_if_it_had_not_be
 def test_folder_that_holds_something_is_refused_before_training_and_stays_as_it_is(
     base: Backbone, tmp_path: Path
 ) -> None:
-    settings, report = settings_in(tmp_path), RecordingReport()
-    settings.output.mkdir()
-    (settings.output / "kept.txt").write_text("kept")
+    (tasks, recipe, output), report = settings_in(tmp_path), RecordingReport()
+    output.mkdir()
+    (output / "kept.txt").write_text("kept")
 
     with raises("folder_in_use"):
-        train_backbone(settings, base, report=report)
+        train_backbone(tasks, recipe, output, base, report=report)
 
     assert report.num_steps == 0
-    assert [path.name for path in settings.output.iterdir()] == ["kept.txt"]
+    assert [path.name for path in output.iterdir()] == ["kept.txt"]
 
 
 def test_bad_data_of_one_task_writes_nothing(base: Backbone, tmp_path: Path) -> None:
-    settings = settings_in(tmp_path)
+    tasks, recipe, output = settings_in(tmp_path)
     for name, label in (("train", "early"), ("dev", "never")):
         (tmp_path / "bad").mkdir(exist_ok=True)
         rows = [{"text": "a b", "label": label}, {"text": "y z", "label": "late"}] * 4
         write_jsonl(tmp_path / "bad" / f"{name}.jsonl", rows)
-    tasks = {**settings.tasks, "bad": SharedTask(data=tmp_path / "bad")}
-    broken = MultitaskSettings(tasks=tasks, recipe=settings.recipe, output=settings.output)
+    tasks["bad"] = SharedTask(data=tmp_path / "bad")
 
     with raises("invalid_row"):
-        train_backbone(broken, base)
+        train_backbone(tasks, recipe, output, base)
 
-    assert not settings.output.exists()
+    assert not output.exists()
 
 
 def test_architecture_that_cannot_be_written_is_refused_before_training(tmp_path: Path) -> None:
     with raises("unsupported_export", match="modernbert"):
-        train_backbone(settings_in(tmp_path), tiny_backbone(num_layers=2, family="modernbert"))
+        train_backbone(*settings_in(tmp_path), tiny_backbone(num_layers=2, family="modernbert"))

@@ -136,11 +136,7 @@ class ExampleSet:
         return state.hexdigest()
 
     def labels(self, kind: type[LabelT]) -> list[LabelT]:
-        """Return the labels, which must all have the type `kind`.
-
-        Raises:
-            TypeError: a label has another type, so the examples belong to another kind of task.
-        """
+        """Return the labels, which must all have the type `kind`; others are a `TypeError`."""
         labels = [example.label for example in self.examples]
         for label in labels:
             if not isinstance(label, kind):

@@ -317,7 +317,10 @@ def _given_rows(rows: Rows, part: str) -> Iterator[FileRow]:
         if not isinstance(values, Mapping):
             raise _no_rows(where, values)
         named = cast("Mapping[object, object]", values)
-        plain = {str(name): _plain(value) for name, value in named.items()}
+        plain = {
+            str(name): it.tolist() if isinstance(it, np.generic | np.ndarray) else it
+            for name, it in named.items()
+        }
         yield FileRow(file=where, values=plain)
 
 
@@ -328,10 +331,6 @@ def _no_rows(where: str, found: object) -> NunatakError:
         problem="expected rows by column, such as {'text': ..., 'label': ...}, got "
         f"{type(found).__name__}",
     )
-
-
-def _plain(value: object) -> object:
-    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def _is_path(source: str) -> bool:

@@ -163,7 +163,9 @@ def sameness(train: Iterable[Label], kind: TaskKind) -> str | None:
             )
         case TaskKind.TOKEN_CLASSIFICATION if len(names) < 2:
             return f"expected train examples of at least 2 tags, got {sorted(names)}"
-        case TaskKind.REGRESSION | TaskKind.RANKING if len({_number(it) for it in labels}) < 2:
+        case TaskKind.REGRESSION | TaskKind.RANKING if (
+            len({getattr(it, "grade", it) for it in labels}) < 2
+        ):
             return "all train examples have the same value"
         case TaskKind.QUESTION_ANSWERING if labels == {Answers(spans=())}:
             return "no train example has an answer"
@@ -182,7 +184,8 @@ def check_scored(examples: list[ReadExample], name: str, *, split: str) -> None:
     """Return if a task can be scored on the examples of a split."""
     if not examples:
         raise too_few(name, f"there are no {split} examples")
-    grades = _grades(examples)
+    labels = (read.example.label for read in examples)
+    grades = [label.grade for label in labels if isinstance(label, Relevance)]
     if grades and max(grades) <= 0:
         raise too_few(
             name,
@@ -227,7 +230,7 @@ def lone_label(
 def draw_dev(
     examples: list[ReadExample], kind: TaskKind, *, seed: int, name: str
 ) -> tuple[list[ReadExample], list[ReadExample]]:
-    """Split train examples into train and dev: a part of every class, or whole groups of a ranking.
+    """Split train examples: a part of every class, or whole groups of a ranking, becomes dev.
 
     The remaining train examples must still teach the task.
     """
@@ -304,15 +307,6 @@ def _names(read: ReadExample) -> tuple[str, ...]:
 
 def _first_name(read: ReadExample) -> str:
     return names_in(read.example.label)[0]
-
-
-def _number(label: Label) -> object:
-    return label.grade if isinstance(label, Relevance) else label
-
-
-def _grades(examples: list[ReadExample]) -> list[float]:
-    labels = (read.example.label for read in examples)
-    return [label.grade for label in labels if isinstance(label, Relevance)]
 
 
 def _group(read: ReadExample) -> str:

@@ -236,7 +236,7 @@ def fit(  # noqa: PLR0913 - a run has many parts
     """Train `parameters` in place and return a copy of them after the best epoch.
 
     The same arguments give the same bytes on a CPU, also if `checkpoint` holds the beginning of the
-    run. The caller's random state does not change.
+    run.
     """
     count = len(train.encodings)
 

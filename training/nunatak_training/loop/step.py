@@ -52,10 +52,7 @@ class Course:
         return self.num_epochs * self.steps_per_epoch
 
     def is_evaluated(self, epoch: int) -> bool:
-        """Whether the dev examples are scored after an epoch (from 1).
-
-        The last epoch is always scored.
-        """
+        """Whether the dev examples are scored after an epoch (from 1), as always after the last."""
         return epoch % math.ceil(self.num_epochs / MAX_EVALUATIONS) == 0 or epoch == self.num_epochs
 
     def rate_factor(self, step: int) -> float:

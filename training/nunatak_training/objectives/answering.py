@@ -22,7 +22,7 @@ from nunatak_model import Alignment, Encoding, TextTokenizer
 from nunatak_training.data import Answers, AnswerSpan, ExampleSet, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
-from nunatak_training.objectives.base import Logits, ServedAsTrained
+from nunatak_training.objectives.base import Logits, Objective
 from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.evaluation import answer_statistics
 
@@ -33,7 +33,7 @@ CONTEXT = 1
 NOWHERE = (0, 0)
 
 
-class Answering(ServedAsTrained):
+class Answering(Objective):
     """A start and an end, each with a cross-entropy over the tokens of a window."""
 
     metrics = (Metric.SPAN_F1, Metric.EXACT_MATCH)

@@ -1,7 +1,7 @@
 """The interface of an objective, and the parts that objectives of whole texts share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from jaxtyping import Float, Shaped
@@ -17,39 +17,28 @@ Logits = Sequence[Float[Tensor, "*vectors outputs"]]
 """One vector for each encoding, or one vector for each token."""
 
 
-class Objective(Protocol):
+class Objective(ABC):
     """Turns examples into targets, logits into a loss, and logits of dev examples into scores."""
 
-    @property
-    def metrics(self) -> tuple[Metric, ...]: ...
+    metrics: tuple[Metric, ...]
+    reported: tuple[Metric, ...]
+    """The metrics that are always reported; by default the first one chooses the best epoch."""
 
-    @property
-    def reported(self) -> tuple[Metric, ...]:
-        """The metrics that are always reported; by default the first one chooses the best epoch."""
-        ...
-
+    @abstractmethod
     def encode(
         self, examples: ExampleSet, tokenizer: TextTokenizer, *, max_length: int
     ) -> EncodedSet:
         """Return the encodings of the examples, in order, with their targets."""
-        ...
 
+    @abstractmethod
     def loss(self, logits: Logits, targets: Sequence[Tensor]) -> Float[Tensor, ""]: ...
 
+    @abstractmethod
     def statistics(self, examples: ExampleSet, encoded: EncodedSet, logits: Logits) -> Statistics:
         """Return the statistics that score the logits of encoded examples."""
-        ...
 
     def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the trained parameters in the form for serving."""
-        ...
-
-
-class ServedAsTrained:
-    """Base of most objectives: the trained parameters are served unchanged."""
-
-    def finished(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return them unchanged."""
+        """Return the trained parameters in the form for serving: most are served unchanged."""
         return dict(parameters)
 
 

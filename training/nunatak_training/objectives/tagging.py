@@ -22,7 +22,7 @@ from nunatak_model import Encoding, TextTokenizer
 from nunatak_training.data import ExampleSet, TaggedWords, TaskData, Word
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
-from nunatak_training.objectives.base import Logits, ServedAsTrained
+from nunatak_training.objectives.base import Logits, Objective
 from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.evaluation import tag_statistics
 from nunatak_training.scoring.spans import uses_bio
@@ -32,7 +32,7 @@ NO_TARGET = -100
 OUTSIDE = "O"
 
 
-class Tagging(ServedAsTrained):
+class Tagging(Objective):
     """One tag per word: softmax and cross-entropy over first tokens."""
 
     def __init__(self, data: TaskData) -> None:

@@ -19,7 +19,7 @@ from nunatak_model import TextTokenizer
 from nunatak_training.data import ExampleSet, LabelSet, Relevance, TaskData
 from nunatak_training.kinds import Metric
 from nunatak_training.loop.fit import EncodedSet
-from nunatak_training.objectives.base import Logits, ServedAsTrained, encode_texts, stacked
+from nunatak_training.objectives.base import Logits, Objective, encode_texts, stacked
 from nunatak_training.scoring import Statistics
 from nunatak_training.scoring.counts import LABEL_METRICS
 from nunatak_training.scoring.evaluation import (
@@ -33,7 +33,7 @@ OUTPUT_WEIGHT, OUTPUT_BIAS = "head.output.weight", "head.output.bias"
 """The parameters of a head's last layer."""
 
 
-class _Classifying(ServedAsTrained):
+class _Classifying(Objective):
     """Names of labels, one of which may be the positive label."""
 
     def __init__(self, data: TaskData, positive_label: str | None) -> None:
@@ -99,7 +99,7 @@ class MultiLabel(_Classifying):
         return label_set_statistics(names, expected, predicted, self._positive)[0]
 
 
-class Regression:
+class Regression(Objective):
     """One value per text: squared error of standardised values.
 
     During training the head gives deviations from the mean of the train values, in standard
@@ -143,7 +143,7 @@ class Regression:
         }
 
 
-class Ranking(ServedAsTrained):
+class Ranking(Objective):
     """A score per document. Only the rank among the documents of the query counts."""
 
     metrics = (Metric.NDCG, Metric.MRR)

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import Method
@@ -16,7 +16,7 @@ from nunatak_training.fitting import method_on
 from nunatak_training.kinds import TaskKind
 from nunatak_training.recipes import METHODS, RegularizerName, TaptSettings
 from nunatak_training.run_settings import method_settings, read_settings
-from nunatak_training.settings import Setting, problems_in, read_mapping, with_values
+from nunatak_training.settings import Setting, Settings, problems_in, read_mapping, with_values
 
 Count = Annotated[int, Field(ge=1)]
 Depth = Annotated[int, Field(ge=0)]
@@ -25,11 +25,7 @@ Changes = dict[str, JsonValue]
 """Settings of a recipe by name, in place of the method's defaults."""
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class _RecipeEntry(_Entry):
+class _RecipeEntry(Settings):
     recipe: Changes = Field(default={}, description="settings for the runs of this entry")
 
 
@@ -45,10 +41,10 @@ class TaskEntry(_RecipeEntry):
     )
 
 
-class MethodAxis(BaseModel):
+class MethodAxis(Settings):
     """A method with some of its settings by name; each value of a list is one run."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
 
     kind: str
     recipe: Changes = Field(default={}, description="settings for the runs of this entry")
@@ -93,7 +89,7 @@ class RegularizerEntry(_RecipeEntry):
     rate: float | None = Field(default=None, description="null: the paper's rate")
 
 
-class Grid(_Entry):
+class Grid(Settings):
     """All axes of a sweep.
 
     If several places set a setting, the last of these counts: the grid's `recipe`, the task, the
@@ -141,12 +137,10 @@ def read_grid(
     *,
     texts: Mapping[str, str] | None = None,
 ) -> Grid:
-    """Read a sweep file; `changes` and `texts` replace its values, and work without a file.
+    """Read a sweep file, YAML or TOML.
 
-    Args:
-        path: YAML or TOML.
-        changes: values by the names of the file, such as `seeds` and `overrides.epochs`.
-        texts: values in YAML in place of those of the file, by the same names.
+    `changes` replace its values, by the names of the file (`seeds`, `overrides.epochs`), and work
+    without a file; `texts` are such values in YAML.
     """
     where = "options" if path is None else path.name
     try:

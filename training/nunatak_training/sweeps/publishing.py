@@ -21,10 +21,7 @@ def best_run(records: Sequence[RunRecord], *, task: str | None = None) -> RunRec
     """Return the finished run with the best score on the dev examples, never on test examples.
 
     Among equal scores, the run with the fewest own parameters wins, and then the first in order.
-
-    Args:
-        records: the results of a sweep.
-        task: the task of the sweep; absent: its only one.
+    Without `task`, the sweep must have one task.
     """
     tasks = sorted({record.run.task for record in records})
     if task is None and len(tasks) == 1:

@@ -8,10 +8,10 @@ import hashlib
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.plain_text import visible
-from nunatak_model import Backbone, load_backbone
+from nunatak_model import load_backbone
 from nunatak_training.data import load_task_data
 from nunatak_training.fitting import TrainedTask, evaluate, fit_task
 from nunatak_training.kinds import Metric
@@ -56,12 +56,9 @@ class RunContext:
         """`checkpoints` is a folder from which killed runs go on; None: they begin anew."""
         self.device = device
         self._checkpoints = checkpoints
-        self.backbone = lru_cache(maxsize=1)(self._load_backbone)
+        self.backbone = lru_cache(maxsize=1)(partial(load_backbone, device=device))
         self.data = lru_cache(maxsize=LOADED_SOURCES)(_load_data)
         self.trunks = DiskTrunkStore()
-
-    def _load_backbone(self, name: str) -> Backbone:
-        return load_backbone(name, device=self.device)
 
     def run(self, run: Run) -> RunRecord:
         """Train and score.
@@ -117,24 +114,21 @@ def _load_data(source: Source) -> CutData:
 
 def _finished(trained: TrainedTask, test_scores: Mapping[Metric, float]) -> Finished:
     scores = {metric.value: value for metric, value in trained.scores.items()}
+    tensors = {
+        name: it.detach().cpu().contiguous() for name, it in sorted(trained.parameters.items())
+    }
     return Finished(
         metric=next(iter(scores)),
         scores=scores,
         test_scores={metric.value: value for metric, value in test_scores.items()},
         num_parameters=sum(tensor.numel() for tensor in trained.parameters.values()),
-        weights_digest=_digest_of(trained.parameters),
+        weights_digest=hashlib.sha256(save(tensors)).hexdigest(),
         best_epoch=trained.best_epoch,
         epochs=tuple(
             EpochRecord(**{name: getattr(it, name) for name in EpochRecord.model_fields})
             for it in trained.history
         ),
     )
-
-
-def _digest_of(parameters: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of all parameters, in the order of their names."""
-    tensors = {name: parameters[name].detach().cpu().contiguous() for name in sorted(parameters)}
-    return hashlib.sha256(save(tensors)).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,18 +290,13 @@ def run_sweep(
         pending = [run for run in runs if run.description.digest not in found]
         report.started(num_runs=len(runs), num_done=len(runs) - len(pending))
         try:
-            for record in _kept(runner(pending), results):
+            for record in runner(pending):
+                results.add(record)
                 found[record.run.digest] = record
                 report.finished(record)
         finally:
             report.ended()
     return tuple(found[run.description.digest] for run in runs)
-
-
-def _kept(records: Iterable[RunRecord], results: ResultsFolder) -> Iterator[RunRecord]:
-    for record in records:
-        results.add(record)
-        yield record
 
 
 def _outcome(record: RunRecord) -> str:

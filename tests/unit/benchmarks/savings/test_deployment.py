@@ -13,10 +13,10 @@ from benchmarks.savings.clients import PlainClient
 from benchmarks.savings.race import DisagreementError, check_agreement
 from benchmarks.savings.systems import System
 from doubles.backbones import tiny_backbone
-from nunatak_artifact import load_task
 from nunatak_client import ConnectionFailedError, InvalidResponseError
 from nunatak_contract.methods import QUERY_AND_VALUE, Lora, TopK
 from nunatak_registry import Registry
+from nunatak_versions import load_task
 
 METHODS = (Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), TopK(num_layers=1))
 ADDRESSES = {"a": "http://one", "b": "http://two", "c": "http://one"}

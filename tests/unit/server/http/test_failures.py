@@ -11,7 +11,7 @@ from starlette.types import Message, Scope
 
 from nunatak_contract.errors import NunatakError
 from nunatak_server.http.problems import ANSWERS
-from nunatak_server.http.state import RequestIdMiddleware
+from nunatak_server.http.state import give_id
 
 
 async def one_line_of(error: Exception) -> AsyncGenerator[bytes]:
@@ -27,7 +27,6 @@ async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raise
     sent = list[Message]()
     app = FastAPI(exception_handlers=dict(ANSWERS))
     app.state.runtime = SimpleNamespace(replica_id="r1")
-    app.add_middleware(RequestIdMiddleware)
 
     @app.get("/")
     async def begin() -> Response:  # pyright: ignore[reportUnusedFunction] - found by its route
@@ -42,6 +41,8 @@ async def test_a_failure_after_an_answer_has_begun_is_logged_by_its_id_and_raise
     headers = [(b"x-request-id", b"one")]
     scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": headers}
     scope |= {"query_string": b"", "asgi": {"spec_version": "2.4"}}
+    scope["app"] = app
+    give_id(scope)
     with pytest.raises((type(error), RuntimeError)) as raised:
         await app(scope, receive, send)
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubles.backbones import tiny_backbone
+from nunatak_contract.requests import Parameters
 from nunatak_model import Encoding
-from nunatak_server.outputs.answers import AnswerOptions, best_answers
+from nunatak_server.outputs.answers import best_answers
 from nunatak_server.outputs.entities import Window, window_of
 
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer
@@ -33,7 +34,7 @@ def encodings_of(context: str, *, max_length: int) -> tuple[Encoding, ...]:
     return encodings
 
 
-def search(windows: list[Window], *, options: AnswerOptions) -> list[tuple[float, int, int]]:
+def search(windows: list[Window], *, options: Parameters) -> list[tuple[float, int, int]]:
     """Every pair of tokens of every window, tried one by one: (score, start, end), best first."""
     found: dict[tuple[int, int], list[float]] = {}
     no_answer: list[float] = []
@@ -48,10 +49,10 @@ def search(windows: list[Window], *, options: AnswerOptions) -> list[tuple[float
             score = start / start_total * end / end_total
             if (first, last) == (0, 0):
                 no_answer.append(score)
-            elif first > 0 and last - first + 1 <= options.max_answer_tokens:
+            elif first > 0 and last - first + 1 <= options.max_answer_len:
                 found.setdefault((places[first][0], places[last][1]), []).append(score)
     best = {span: max(scores) for span, scores in found.items()}
-    if options.may_have_no_answer:
+    if options.handle_impossible_answer:
         best[0, 0] = min(no_answer)
     ranked = sorted(((score, *span) for span, score in best.items()), reverse=True)
     return ranked[: options.top_k]
@@ -69,8 +70,8 @@ def test_answers_match_a_search_that_tries_everything(
     seed: int, max_length: int, top_k: int, max_tokens: int, *, may_have_no_answer: bool
 ) -> None:
     windows = windows_of(CONTEXT, max_length=max_length, seed=seed)
-    options = AnswerOptions(
-        top_k=top_k, max_answer_tokens=max_tokens, may_have_no_answer=may_have_no_answer
+    options = Parameters(
+        top_k=top_k, max_answer_len=max_tokens, handle_impossible_answer=may_have_no_answer
     )
 
     answers = best_answers(windows, CONTEXT, options=options)
@@ -103,7 +104,7 @@ def sure_of(context: str, answer: str, *, max_length: int, null: float = -9.0) -
 @pytest.mark.parametrize("max_length", [22, 64])
 def test_an_answer_far_into_the_context_has_its_characters(max_length: int) -> None:
     (answer,) = best_answers(
-        sure_of(CONTEXT, "cy", max_length=max_length), CONTEXT, options=AnswerOptions()
+        sure_of(CONTEXT, "cy", max_length=max_length), CONTEXT, options=Parameters()
     )
 
     assert (answer["answer"], answer["start"], answer["end"]) == ("cy", 26, 28)
@@ -111,11 +112,11 @@ def test_an_answer_far_into_the_context_has_its_characters(max_length: int) -> N
 
 
 def test_no_answer_wins_only_where_it_may_and_every_window_agrees() -> None:
-    may = AnswerOptions(may_have_no_answer=True)
+    may = Parameters(handle_impossible_answer=True)
     sure = sure_of(CONTEXT, "cy", max_length=22, null=20.0)
     unsure = [*sure, *sure_of(CONTEXT, "cy", max_length=22)]
 
-    (answer,) = best_answers(sure, CONTEXT, options=AnswerOptions())
+    (answer,) = best_answers(sure, CONTEXT, options=Parameters())
     (none,) = best_answers(sure, CONTEXT, options=may)
     (other,) = best_answers(unsure, CONTEXT, options=may)
 
@@ -128,8 +129,11 @@ def test_scores_of_no_answer_and_of_all_answers_of_a_window_are_at_most_one_toge
     windows = windows_of("ab cd ef", max_length=64, seed=3)
 
     for align_to_words in (False, True):
-        options = AnswerOptions(
-            top_k=99, max_answer_tokens=99, may_have_no_answer=True, align_to_words=align_to_words
+        options = Parameters(
+            top_k=99,
+            max_answer_len=99,
+            handle_impossible_answer=True,
+            align_to_words=align_to_words,
         )
         answers = best_answers(windows, "ab cd ef", options=options)
 
@@ -139,9 +143,9 @@ def test_scores_of_no_answer_and_of_all_answers_of_a_window_are_at_most_one_toge
 
 def test_an_answer_of_whole_words_has_the_scores_of_all_that_lies_in_the_words() -> None:
     windows = windows_of("ab cd", max_length=64, seed=4)
-    parts = best_answers(windows, "ab cd", options=AnswerOptions(top_k=99))
+    parts = best_answers(windows, "ab cd", options=Parameters(top_k=99))
 
-    words = best_answers(windows, "ab cd", options=AnswerOptions(top_k=99, align_to_words=True))
+    words = best_answers(windows, "ab cd", options=Parameters(top_k=99, align_to_words=True))
 
     expected = {
         "ab": sum(it["score"] for it in parts if it["end"] <= 2),
@@ -154,7 +158,7 @@ def test_an_answer_of_whole_words_has_the_scores_of_all_that_lies_in_the_words()
 def test_an_answer_is_never_part_of_the_question() -> None:
     windows = windows_of("x", max_length=40, seed=1)
 
-    answers = best_answers(windows, "x", options=AnswerOptions(top_k=9))
+    answers = best_answers(windows, "x", options=Parameters(top_k=9))
 
     assert [it["answer"] for it in answers] == ["x"]
 
@@ -162,4 +166,4 @@ def test_an_answer_is_never_part_of_the_question() -> None:
 def test_a_context_without_tokens_has_no_answers() -> None:
     windows = windows_of("\u200d", max_length=40, seed=1)
 
-    assert best_answers(windows, "\u200d", options=AnswerOptions()) == []
+    assert best_answers(windows, "\u200d", options=Parameters()) == []

@@ -6,18 +6,13 @@ from hypothesis import strategies as st
 
 from nunatak_contract.enums import FunctionToApply, Pooling, ProblemType
 from nunatak_contract.heads import HeadRecord
-from nunatak_server.outputs.scores import (
-    LabelScore,
-    ScoreOptions,
-    default_function,
-    label_scores,
-    predicted_of,
-)
+from nunatak_contract.requests import Parameters
+from nunatak_server.outputs.scores import LabelScore, default_function, label_scores, predicted_of
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 
 
-def scores_of(logits: list[float], options: ScoreOptions) -> list[LabelScore]:
+def scores_of(logits: list[float], options: Parameters) -> list[LabelScore]:
     labels = [f"label-{index}" for index in range(len(logits))]
     return label_scores(
         logits, labels=labels, problem_type=ProblemType.SINGLE_LABEL, options=options
@@ -27,7 +22,7 @@ def scores_of(logits: list[float], options: ScoreOptions) -> list[LabelScore]:
 @given(st.lists(finite, min_size=2, max_size=8))
 @settings(derandomize=True)
 def test_softmax_gives_a_distribution_best_first_for_any_finite_logits(logits: list[float]) -> None:
-    scores = [item["score"] for item in scores_of(logits, ScoreOptions())]
+    scores = [item["score"] for item in scores_of(logits, Parameters())]
 
     assert math.isclose(sum(scores), 1.0)
     assert scores == sorted(scores, reverse=True)
@@ -36,32 +31,32 @@ def test_softmax_gives_a_distribution_best_first_for_any_finite_logits(logits: l
 @given(finite)
 @settings(derandomize=True)
 def test_sigmoid_stays_within_its_bounds_for_any_finite_logit(logit: float) -> None:
-    (first, _) = scores_of([logit, logit], ScoreOptions(function=FunctionToApply.SIGMOID))
+    (first, _) = scores_of([logit, logit], Parameters(function_to_apply=FunctionToApply.SIGMOID))
 
     assert 0.0 <= first["score"] <= 1.0
 
 
 def test_the_label_of_the_largest_logit_comes_first() -> None:
-    ranked = scores_of([0.0, 2.0, 1.0], ScoreOptions())
+    ranked = scores_of([0.0, 2.0, 1.0], Parameters())
 
     assert [item["label"] for item in ranked] == ["label-1", "label-2", "label-0"]
 
 
 def test_equal_scores_keep_the_order_of_the_labels() -> None:
-    ranked = scores_of([1.0, 1.0, 1.0], ScoreOptions())
+    ranked = scores_of([1.0, 1.0, 1.0], Parameters())
 
     assert [item["label"] for item in ranked] == ["label-0", "label-1", "label-2"]
 
 
 def test_none_shows_the_logits_themselves() -> None:
-    ranked = scores_of([-1.5, 3.0], ScoreOptions(function=FunctionToApply.NONE))
+    ranked = scores_of([-1.5, 3.0], Parameters(function_to_apply=FunctionToApply.NONE))
 
     assert [item["score"] for item in ranked] == [3.0, -1.5]
 
 
 @pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3), (None, 3)])
 def test_top_k_bounds_the_labels(top_k: int | None, count: int) -> None:
-    assert len(scores_of([1.0, 2.0, 3.0], ScoreOptions(top_k=top_k))) == count
+    assert len(scores_of([1.0, 2.0, 3.0], Parameters(top_k=top_k))) == count
 
 
 def test_each_problem_type_has_its_own_function() -> None:
@@ -75,7 +70,7 @@ def test_labels_of_a_multi_label_task_do_not_compete() -> None:
         [9.0, 8.0, -9.0],
         labels=["a", "b", "c"],
         problem_type=ProblemType.MULTI_LABEL,
-        options=ScoreOptions(),
+        options=Parameters(),
     )
 
     assert [item["score"] > 0.99 for item in scores] == [True, True, False]
@@ -83,7 +78,7 @@ def test_labels_of_a_multi_label_task_do_not_compete() -> None:
 
 def test_a_regression_gives_its_raw_value() -> None:
     scores = label_scores(
-        [4.25], labels=["stars"], problem_type=ProblemType.REGRESSION, options=ScoreOptions()
+        [4.25], labels=["stars"], problem_type=ProblemType.REGRESSION, options=Parameters()
     )
 
     assert scores == [{"label": "stars", "score": 4.25}]
@@ -117,7 +112,7 @@ def test_of_several_labels_those_at_or_above_their_threshold_are_predicted(
     labels = ["a", "b", "c"]
     limits = dict(zip(labels, thresholds, strict=True))
     shown = label_scores(
-        logits, labels=labels, problem_type=ProblemType.MULTI_LABEL, options=ScoreOptions()
+        logits, labels=labels, problem_type=ProblemType.MULTI_LABEL, options=Parameters()
     )
 
     predicted = predicted_of(logits, head_of(ProblemType.MULTI_LABEL, *labels, **limits))

@@ -5,13 +5,8 @@ import pytest
 from doubles.backbones import tiny_backbone
 from doubles.trained_tokenizers import TokenizerFamily, served
 from nunatak_contract.enums import AggregationStrategy
-from nunatak_server.outputs.entities import (
-    Entity,
-    EntityOptions,
-    Window,
-    find_entities,
-    window_of,
-)
+from nunatak_contract.requests import Parameters
+from nunatak_server.outputs.entities import Entity, Window, find_entities, window_of
 
 TOKENIZER = tiny_backbone(num_layers=1).tokenizer
 LABELS = ("O", "B-X", "I-X")
@@ -30,12 +25,12 @@ def windows_of(text: str, labels: Sequence[int], *, max_length: int = 64) -> lis
     return found
 
 
-def entities(windows: list[Window], options: EntityOptions) -> list[Entity]:
+def entities(windows: list[Window], options: Parameters) -> list[Entity]:
     return find_entities(windows, labels=LABELS, join=TOKENIZER.join, options=options)
 
 
 def test_a_word_has_the_label_of_its_first_token_and_its_number() -> None:
-    options = EntityOptions(aggregation=AggregationStrategy.WORD, ignored_labels=frozenset())
+    options = Parameters(aggregation_strategy=AggregationStrategy.WORD, ignore_labels=[])
 
     found = entities(windows_of("ab cd", [1, 2, 0, 0, 1]), options)
 
@@ -44,7 +39,7 @@ def test_a_word_has_the_label_of_its_first_token_and_its_number() -> None:
 
 
 def test_ignored_labels_are_left_out() -> None:
-    found = entities(windows_of("ab cd", [1, 2, 0, 0, 0]), EntityOptions())
+    found = entities(windows_of("ab cd", [1, 2, 0, 0, 0]), Parameters())
 
     assert [it["entity"] for it in found if "entity" in it] == ["B-X", "I-X"]
 
@@ -53,7 +48,7 @@ def test_ignored_labels_are_left_out() -> None:
 def test_windows_give_what_the_whole_text_gives(strategy: AggregationStrategy) -> None:
     text = "aa bb cc dd ee ff gg hh"
     labels = [1, 1, 0] * 8
-    options = EntityOptions(aggregation=strategy)
+    options = Parameters(aggregation_strategy=strategy)
 
     whole = entities(windows_of(text, labels), options)
     merged = entities(windows_of(text, labels, max_length=10), options)
@@ -66,7 +61,7 @@ def test_windows_give_what_the_whole_text_gives(strategy: AggregationStrategy) -
 
 def test_of_two_overlapping_entities_the_longer_stays() -> None:
     text = "abcdefghijkl"
-    options = EntityOptions(aggregation=AggregationStrategy.SIMPLE)
+    options = Parameters(aggregation_strategy=AggregationStrategy.SIMPLE)
 
     found = entities(windows_of(text, [1] + [2] * 11, max_length=10), options)
 
@@ -82,7 +77,7 @@ def test_every_token_of_a_long_text_is_labelled_once(family: TokenizerFamily, st
     def labelled(max_length: int) -> list[Entity]:
         (encodings,) = tokenizer.encode_windows([text], max_length=max_length, stride=stride)
         windows = [window_of(it, [2.0, 1.0, 0.0] * it.num_tokens) for it in encodings]
-        options = EntityOptions(ignored_labels=frozenset())
+        options = Parameters(ignore_labels=[])
         return find_entities(windows, labels=LABELS, join=tokenizer.join, options=options)
 
     whole, windowed = labelled(512), labelled(13)
@@ -98,7 +93,7 @@ def test_words_that_share_a_character_are_all_labelled_in_a_long_text() -> None:
     # U+00B4 is read as a space and an accent, so the character belongs to two words.
     text = "ab\u00b4cd ef gh ij kl mn"
     tokenizer = served(TokenizerFamily.XLM_ROBERTA)
-    options = EntityOptions(aggregation=AggregationStrategy.WORD, ignored_labels=frozenset())
+    options = Parameters(aggregation_strategy=AggregationStrategy.WORD, ignore_labels=[])
 
     def words(max_length: int) -> list[int]:
         (encodings,) = tokenizer.encode_windows([text], max_length=max_length, stride=6)
@@ -110,4 +105,4 @@ def test_words_that_share_a_character_are_all_labelled_in_a_long_text() -> None:
 
 
 def test_a_text_without_entities_gives_an_empty_list() -> None:
-    assert entities(windows_of("ab", [0, 0]), EntityOptions()) == []
+    assert entities(windows_of("ab", [0, 0]), Parameters()) == []

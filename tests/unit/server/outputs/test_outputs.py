@@ -18,11 +18,11 @@ from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.heads import HeadRecord
 from nunatak_contract.inputs import Question
 from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.requests import Parameters
 from nunatak_model import Encoding
 from nunatak_registry import SharedTraffic, Traffic
 from nunatak_server.errors import DeadlineExceededError
-from nunatak_server.outputs.answers import AnswerOptions
-from nunatak_server.outputs.outputs import PredictionOptions, work_of
+from nunatak_server.outputs.outputs import work_of
 from nunatak_server.predict.types import TaskFailure
 from nunatak_server.scheduler import turns
 from nunatak_server.scheduler.rows import PendingRow, RowAnswer
@@ -68,8 +68,8 @@ class StuckExecutor(ThreadPoolExecutor):
         return Future()
 
 
-def options_of(max_tokens: int) -> PredictionOptions:
-    return PredictionOptions(answers=AnswerOptions(max_answer_tokens=max_tokens))
+def options_of(max_tokens: int) -> Parameters:
+    return Parameters(max_answer_len=max_tokens)
 
 
 def read_of(*sizes: int) -> list[tuple[Encoding, ...]]:

@@ -1,13 +1,14 @@
 import pytest
 
 from nunatak_contract.enums import FunctionToApply
-from nunatak_server.outputs.scores import RankingOptions, rank_documents
+from nunatak_contract.requests import Parameters
+from nunatak_server.outputs.scores import rank_documents
 
 DOCUMENTS = ("first", "second", "third")
 
 
 def test_the_document_of_the_largest_logit_comes_first() -> None:
-    ranked = rank_documents([0.0, 3.0, -1.0], DOCUMENTS, options=RankingOptions())
+    ranked = rank_documents([0.0, 3.0, -1.0], DOCUMENTS, options=Parameters())
 
     assert [item["index"] for item in ranked] == [1, 0, 2]
     assert [item["score"] for item in ranked] == pytest.approx([0.952574, 0.5, 0.268941], abs=1e-6)
@@ -15,7 +16,7 @@ def test_the_document_of_the_largest_logit_comes_first() -> None:
 
 
 def test_documents_are_repeated_only_if_asked_for() -> None:
-    options = RankingOptions(return_documents=True, top_k=2)
+    options = Parameters(return_documents=True, top_k=2)
 
     ranked = rank_documents([0.0, 3.0, -1.0], DOCUMENTS, options=options)
 
@@ -23,7 +24,7 @@ def test_documents_are_repeated_only_if_asked_for() -> None:
 
 
 def test_softmax_is_over_the_documents_of_the_query() -> None:
-    options = RankingOptions(function=FunctionToApply.SOFTMAX)
+    options = Parameters(function_to_apply=FunctionToApply.SOFTMAX)
 
     ranked = rank_documents([1.0, 2.0, 3.0], DOCUMENTS, options=options)
 
@@ -31,12 +32,12 @@ def test_softmax_is_over_the_documents_of_the_query() -> None:
 
 
 def test_equal_documents_keep_the_order_of_the_query() -> None:
-    ranked = rank_documents([1.0, 1.0, 1.0], DOCUMENTS, options=RankingOptions())
+    ranked = rank_documents([1.0, 1.0, 1.0], DOCUMENTS, options=Parameters())
 
     assert [item["index"] for item in ranked] == [0, 1, 2]
 
 
 def test_scores_that_round_to_one_keep_the_order_of_their_logits() -> None:
-    ranked = rank_documents([50.0, 60.0, 70.0], DOCUMENTS, options=RankingOptions())
+    ranked = rank_documents([50.0, 60.0, 70.0], DOCUMENTS, options=Parameters())
 
     assert [item["index"] for item in ranked] == [2, 1, 0]

@@ -9,15 +9,16 @@ import pytest
 
 from doubles.corpora import make_place
 from doubles.tasks import MAX_LENGTH
-from nunatak_artifact import load_task
 from nunatak_contract.enums import OnLong, ProblemType
 from nunatak_contract.inputs import Input, Query, Question
+from nunatak_contract.requests import Parameters
 from nunatak_model import Backbone, BetweenLayers, Row, load_backbone
 from nunatak_registry import Registry
 from nunatak_server.engine.compute import BatchCompute, Compute
 from nunatak_server.local import LocalPredictor
-from nunatak_server.outputs.outputs import DEFAULT_OPTIONS, PredictionOptions
+from nunatak_server.outputs.outputs import DEFAULT_OPTIONS
 from nunatak_server.predict.scoring import Scorer
+from nunatak_versions import load_task
 
 LONG = "the third parcel is late. " * 20
 INPUTS: dict[tuple[str, ...], tuple[Input, ...]] = {
@@ -42,7 +43,7 @@ def scorer(
     place: Path,
     backbone: Backbone,
     *names: str,
-    options: PredictionOptions = DEFAULT_OPTIONS,
+    options: Parameters = DEFAULT_OPTIONS,
     batch_tokens: int | None = None,
     compute: Compute | None = None,
 ) -> Scorer:
@@ -96,7 +97,7 @@ def test_a_chunk_that_is_scored_again_gives_the_same_numbers(
 
 
 def test_refused_inputs_take_nothing_from_the_others(place: Path, backbone: Backbone) -> None:
-    options = PredictionOptions(on_long=OnLong.REFUSE)
+    options = Parameters(on_long=OnLong.REFUSE)
     asked = scorer(place, backbone, "tone", "names", options=options)
     pair = ("a question", "an answer")
     inputs = ["hello", LONG, "nul \0", pair, "x" * 40_000, "thank you"]

@@ -15,9 +15,9 @@ from doubles.traffic import TrafficBench, ask_for
 from nunatak_contract.enums import OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.methods import TopK
+from nunatak_contract.requests import Parameters
 from nunatak_model import Backbone, Branch, build_branch
 from nunatak_server.errors import DeadlineExceededError, DeadlineTooShortError, OverloadedError
-from nunatak_server.outputs.outputs import PredictionOptions
 from nunatak_server.predict.types import PredictionRequest
 from nunatak_server.scheduler.admission import Admission
 from nunatak_server.scheduler.batch_time import BatchTimeModel
@@ -79,7 +79,7 @@ async def test_what_refuses_a_whole_answer_refuses_a_stream_before_its_first_lin
         backbone, branch, "one", "two", admission=admission_of(num_tokens=8)
     )
     asked = ask_for(*tasks)
-    uncut = PredictionOptions(on_long=OnLong.REFUSE)
+    uncut = Parameters(on_long=OnLong.REFUSE)
     long = replace(asked, inputs=("word " * 20,), options=uncut)
 
     (too_large,) = await refusals_of(bench, asked)

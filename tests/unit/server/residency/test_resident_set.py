@@ -8,13 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from doubles.backbones import tiny_backbone
 from doubles.drafts import make_draft
 from doubles.tasks import random_parameters, spec_of
-from nunatak_artifact import LoadedTask
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.methods import HeadOnly
 from nunatak_model import Branch, build_branch
 from nunatak_server.errors import TaskDoesNotFitError
 from nunatak_server.residency.resident_set import ResidentSet, VersionKey, key_of
+from nunatak_versions import LoadedTask
 
 BUDGET = 100
 TASKS = "abcdefgh"

@@ -7,11 +7,11 @@ from doubles.events import logged_events
 from doubles.leases import lease, names, run, settle, use
 from doubles.refusals import raises
 from doubles.serving import FakeStore, ManualClock, RecordingObserver, make_residency
-from nunatak_artifact import LoadedTask
 from nunatak_contract.manifest import TaskManifest
 from nunatak_registry import CorruptBlobError
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError, TaskUnhealthyError
 from nunatak_server.residency.residency import FAILURE_MEMORY_S, Lease, Residency
+from nunatak_versions import LoadedTask
 
 
 def test_many_requests_for_a_cold_version_load_it_once(store: FakeStore) -> None:

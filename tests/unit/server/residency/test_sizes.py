@@ -2,7 +2,6 @@ import torch
 
 from doubles.backbones import tiny_backbone
 from doubles.tasks import tiny_task
-from nunatak_artifact import load_task
 from nunatak_contract.enums import TensorDtype
 from nunatak_contract.manifest import TaskManifest
 from nunatak_server.residency.memory import (
@@ -11,6 +10,7 @@ from nunatak_server.residency.memory import (
     size_in_memory,
     task_memory_budget,
 )
+from nunatak_versions import load_task
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,1 @@
+"""Commands that ask tasks: about one text, about a file, about a corpus."""

@@ -1,0 +1,200 @@
+"""Chunks: the rows of a corpus in parts of one size, and the threads that read and score them.
+
+    read and tokenize -> score -> write
+
+Each step works one chunk ahead of the next step and then waits, so the memory holds a few chunks,
+however long the corpus is.
+"""
+
+import glob
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from pydantic import JsonValue
+
+from nunatak_cli.asking.corpus.writing import AnswerColumns, AnsweredRow
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.inputs import Input
+from nunatak_rows import FileOfRows, FileRow, RowFormat, file_of_rows, read_rows, row_input
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nunatak_server.predict.scoring import ReadInputs, ScoredInputs, Scorer
+
+CHUNK_ROWS: Final = 1024
+"""Rows of one chunk. A kill loses the work of at most three chunks: one that is read, one that is
+scored and one that is written."""
+GLOB_CHARACTERS: Final = frozenset("*?[")
+
+
+@dataclass(slots=True, kw_only=True)
+class Chunk:
+    """Consecutive rows of a corpus, with the inputs that they make."""
+
+    index: int
+    rows: list[FileRow]
+    """Empty if an earlier run has written the chunk."""
+    num_rows: int
+    end: int
+    """Bytes of the corpus up to the end of the chunk."""
+    is_done: bool = False
+    inputs: list[Input] = field(default_factory=list[Input])
+    places: list[int] = field(default_factory=list[int])
+    """The place in `rows` of each of `inputs`."""
+    problems: dict[int, str] = field(default_factory=dict[int, str])
+    """The reasons for the rows that make no input, by place in `rows`."""
+
+
+def corpus_files(source: str, *, delimiter: str | None) -> list[FileOfRows]:
+    """Return the files of a corpus: one file, the files of a folder, or the files of a glob.
+
+    Files come in the order of their names. Of a folder, names that begin with `.` or `_` are left
+    out, like other programs do.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        listed = [it for it in path.iterdir() if it.is_file() and it.name[0] not in "._"]
+    elif path.exists() or not GLOB_CHARACTERS.intersection(source):
+        listed = [path]
+    else:
+        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 - also absolute patterns
+        listed = [it for it in map(Path, matches) if not it.is_dir()]
+    if not listed or not all(it.is_file() for it in listed):
+        raise NunatakError(
+            "unreadable_file",
+            where=source,
+            problem="no file there; name a file, a folder or a glob",
+        )
+    files = [file_of_rows(it, name=str(it), delimiter=delimiter) for it in sorted(listed)]
+    for file in files:
+        if file.kind.family != files[0].kind.family:
+            raise NunatakError(
+                "unreadable_file",
+                where=file.name,
+                problem=f"expected the format of {files[0].name}; score each format by itself",
+            )
+    return files
+
+
+def read_chunks(
+    files: Sequence[FileOfRows],
+    spelt: RowFormat,
+    *,
+    taken: Collection[str],
+    done: Collection[int],
+    size: int = CHUNK_ROWS,
+) -> Iterator[Chunk]:
+    """Yield the chunks of all files. Those in `done` come without rows.
+
+    `taken` are the columns of the answers, which no row may have.
+    """
+    rows, index = _all_rows(files, spelt), 0
+    while part := list(islice(rows, size)):
+        end = part[-1][1]
+        if index in done:
+            yield Chunk(index=index, rows=[], num_rows=len(part), end=end, is_done=True)
+        else:
+            chunk = Chunk(index=index, rows=[it for it, _ in part], num_rows=len(part), end=end)
+            _find_inputs(chunk, spelt, taken)
+            yield chunk
+        index += 1
+
+
+def _all_rows(files: Iterable[FileOfRows], spelt: RowFormat) -> Iterator[tuple[FileRow, int]]:
+    begin = 0
+    for file in files:
+        for row in read_rows(file, columns=spelt.inputs):
+            yield row, begin + row.end
+        begin += file.path.stat().st_size
+
+
+def _find_inputs(chunk: Chunk, spelt: RowFormat, taken: Collection[str]) -> None:
+    """Fill the inputs of a chunk, and the problems of the other rows."""
+    for place, row in enumerate(chunk.rows):
+        problem = row.problem or _find_collision(row, taken)
+        if problem is None:
+            try:
+                item = row_input(row, spelt)
+            except NunatakError as error:
+                problem = str(error.fields["problem"])
+            else:
+                chunk.inputs.append(item)
+                chunk.places.append(place)
+        if problem is not None:
+            chunk.problems[place] = problem
+
+
+def _find_collision(row: FileRow, taken: Collection[str]) -> str | None:
+    found = next((name for name in taken if name in row.values), None)
+    return None if found is None else f"the column {found!r} would be overwritten by the answers"
+
+
+Item = TypeVar("Item")
+
+
+def ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield items that a thread makes, one item ahead of their use. Exceptions are raised here."""
+    source = iter(items)
+    with ThreadPoolExecutor(1) as thread:
+        upcoming = thread.submit(next, source, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = thread.submit(next, source, None)
+            yield item
+
+
+def score_chunks(
+    chunks: Iterable[Chunk], scorer: "Scorer"
+) -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
+    """Yield each chunk with its answers; None if an earlier run has written the chunk."""
+
+    def read() -> "Iterator[tuple[Chunk, ReadInputs | None]]":
+        for chunk in chunks:
+            yield chunk, None if chunk.is_done else scorer.read(chunk.inputs)
+
+    def score() -> "Iterator[tuple[Chunk, ScoredInputs | None]]":
+        for chunk, inputs in ahead(read()):
+            yield chunk, None if inputs is None else scorer.score(inputs)
+
+    return ahead(score())
+
+
+def answered_rows(
+    chunk: Chunk, scored: "ScoredInputs", columns: "Sequence[AnswerColumns]"
+) -> list[AnsweredRow]:
+    """Return the rows of a chunk with answers, in order."""
+    return [
+        AnsweredRow(
+            row=chunk.rows[chunk.places[position]],
+            answers=[
+                value
+                for task, answer in zip(columns, scored.answers, strict=True)
+                for value in task.values(answer, place)
+            ],
+        )
+        for place, position in enumerate(scored.positions)
+    ]
+
+
+def rejected_rows(chunk: Chunk, scored: "ScoredInputs") -> list[dict[str, JsonValue]]:
+    """Return the rows of a chunk without answers, in order, each with its place and the reason."""
+    problems = {place: ("invalid_row", text) for place, text in chunk.problems.items()}
+    for position, refusal in scored.refusals.items():
+        place, error = chunk.places[position], refusal.error
+        # The error counts inputs. People look for the row.
+        named = NunatakError(error.code, **{**error.fields, "position": chunk.rows[place].number})
+        whose = "" if refusal.reference is None else f"{refusal.reference}: "
+        problems[place] = (error.code, f"{whose}{named}")
+    return [
+        {
+            "file": chunk.rows[place].file,
+            "row": chunk.rows[place].number,
+            "code": code,
+            "reason": reason,
+        }
+        for place, (code, reason) in sorted(problems.items())
+    ]

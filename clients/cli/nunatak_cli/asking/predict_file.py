@@ -1,0 +1,191 @@
+"""`nunatak predict-file`: score a corpus with many tasks, in parts that a kill cannot lose."""
+
+# ruff: noqa: PLC0415 - the command imports the server when it runs, not for --help
+
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from nunatak_cli.asking.corpus.chunks import Chunk
+from nunatak_cli.asking.corpus.job import CorpusJob, run_job
+from nunatak_cli.options import (
+    BackboneOption,
+    DelimiterOption,
+    EscapeFormulasOption,
+    JsonOption,
+    OnOption,
+    PairColumnOption,
+    RegistryOption,
+    TextColumnOption,
+    row_format,
+)
+from nunatak_cli.output import error_console, print_outcome
+from nunatak_cli.registry.registries import existing_registry
+from nunatak_contract.enums import AggregationStrategy, OnLong
+from nunatak_contract.errors import needs_extra
+
+SOME_REJECTED = 3
+"""Exit status of a complete run with rejected rows."""
+
+
+def predict_file(  # noqa: PLR0913 - one parameter per option is how typer works
+    corpus: Annotated[
+        str,
+        typer.Argument(
+            metavar="IN",
+            help="File, folder or glob of inputs: .jsonl, .jsonl.gz, .csv, .tsv, .parquet or .txt.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="File to write, of the format of IN; rows of CSV may become JSON lines.",
+        ),
+    ],
+    *,
+    task: Annotated[
+        list[str],
+        typer.Option(metavar="REF", help="Task: name, name@alias or name/version. Repeatable."),
+    ],
+    text_column: TextColumnOption = None,
+    pair_column: PairColumnOption = None,
+    delimiter: DelimiterOption = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Column of IN that OUT keeps. Repeatable. Absent: all columns.",
+        ),
+    ] = None,
+    scores: Annotated[
+        bool, typer.Option("--scores", help="Add a column with the scores of all labels.")
+    ] = False,
+    escape_formulas: EscapeFormulasOption = False,
+    aggregation: Annotated[
+        AggregationStrategy,
+        typer.Option(help="The rule that joins tokens with labels to entities."),
+    ] = AggregationStrategy.NONE,
+    on_long: Annotated[
+        OnLong | None,
+        typer.Option(
+            help="Treatment of a text with more tokens than the task reads at once; refuse rejects "
+            "the row. Absent: the task version decides."
+        ),
+    ] = None,
+    on: OnOption = None,
+    scorers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --on: processes that score. Absent: as many as the cluster has cores for.",
+        ),
+    ] = None,
+    registry: RegistryOption = None,
+    backbone: BackboneOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score every row of a corpus with all tasks. Repeat the command to go on after a kill.
+
+    Rows that a task cannot read go to OUT.rejected.jsonl with the reason; the exit status is then
+    3. The server's settings, such as NUNATAK_DEVICE, apply here too.
+    """
+    with needs_extra("server"):
+        from nunatak_server.settings import configure
+
+    job = CorpusJob(
+        corpus=corpus,
+        out=out.expanduser(),
+        references=tuple(task),
+        spelt=row_format(text=text_column, pair=pair_column, delimiter=delimiter),
+        keep=None if keep is None else tuple(keep),
+        has_all_scores=scores,
+        escapes_formulas=escape_formulas,
+        aggregation=aggregation,
+        on_long=on_long,
+        on=on,
+        num_scorers=scorers,
+    )
+    given = {"registry": registry, "backbone": backbone}
+    settings = configure({name: it for name, it in given.items() if it is not None}).settings
+    started = time.monotonic()
+    with existing_registry(settings.registry) as opened, _bar() as on_chunk:
+        outcome = run_job(job, opened, settings=settings, on_chunk=on_chunk)
+    if outcome is None:
+        error_console().print(f"{out} is complete: the last run was killed after its last row")
+        return
+    seconds = time.monotonic() - started
+    versions = ", ".join(it.reference for it in outcome.versions.values())
+    earlier = outcome.num_rows - outcome.num_scored
+    document = {
+        "out": str(out),
+        "versions": {name: it.version for name, it in outcome.versions.items()},
+        "rows": outcome.num_rows,
+        "rejected": outcome.num_rejected,
+        "rejected_file": str(outcome.rejected) if outcome.num_rejected else None,
+        "seconds": round(seconds, 3),
+    }
+    line = (
+        f"{out}: {outcome.num_rows - outcome.num_rejected:,} rows with the answers of {versions}; "
+        f"{outcome.num_scored:,} rows in {seconds:.1f} s"
+        + (f", {earlier:,} before a kill" if earlier else "")
+    )
+    print_outcome(document, line, as_json=as_json)
+    if outcome.num_rejected and not as_json:
+        told = f"{outcome.num_rejected:,} rows are rejected; the reasons are in {outcome.rejected}"
+        error_console().print(told, soft_wrap=True)
+    if outcome.num_rejected:
+        raise typer.Exit(SOME_REJECTED)
+
+
+@contextmanager
+def _bar() -> Generator[Callable[[Chunk, int], None] | None]:
+    """Show the progress on standard error, if standard error is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=error_console(), transient=True) as progress:
+        shown = progress.add_task("loading the tasks")
+        meter = Meter()
+
+        def advance(chunk: Chunk, num_bytes: int) -> None:
+            text = meter.after(chunk, num_bytes, now=time.monotonic())
+            progress.update(shown, description=text, completed=chunk.end, total=num_bytes)
+
+        yield advance
+
+
+class Meter:
+    """Measures rows per second and the remaining time, from the first chunk that is scored."""
+
+    def __init__(self) -> None:
+        self._num_rows = 0
+        self._scored_rows = 0
+        self._begun: tuple[float, int] | None = None
+        """The time and the place of the end of the first chunk."""
+
+    def after(self, chunk: Chunk, num_bytes: int, *, now: float) -> str:
+        """Return the text after a chunk."""
+        self._num_rows += chunk.num_rows
+        text = f"{self._num_rows:,} rows"
+        if chunk.is_done or self._begun is None:
+            # The first chunk includes the time to load; chunks of a killed run take no time.
+            self._begun = None if chunk.is_done else (now, chunk.end)
+            return text
+        begun, begin = self._begun
+        self._scored_rows += chunk.num_rows
+        seconds = now - begun
+        if seconds <= 0 or chunk.end <= begin:
+            return text
+        left_s = seconds * (num_bytes - chunk.end) / (chunk.end - begin)
+        rate = self._scored_rows / seconds
+        return f"{text}, {rate:,.0f} rows/s, {timedelta(seconds=round(left_s))} left"

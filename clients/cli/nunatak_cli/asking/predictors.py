@@ -1,0 +1,192 @@
+"""Predictors: a server, or a registry in this process. Both give answers of one form.
+
+Inputs may come from a file or from standard input, row by row.
+"""
+
+# ruff: noqa: PLC0415 - a command imports client and server when it runs, not for --help
+
+import json
+import sys
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import JsonValue, ValidationError
+
+from nunatak_cli.registry.registries import existing_registry
+from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.inputs import Input
+from nunatak_rows import FileFormat, FileRow, RowFormat, file_of_rows, read_rows, row_input
+
+if TYPE_CHECKING:
+    from nunatak_client import Client, Entity, Parameters, PredictedValue, TaskResult
+    from nunatak_contract.manifest import TaskManifest
+    from nunatak_registry import Registry
+    from nunatak_server.local import LocalPredictor
+
+Item = Mapping[str, JsonValue]
+"""One label, entity, answer or document with its score, in the shape of the server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPredictor:
+    """Predicts with the tasks of a server."""
+
+    client: "Client"
+
+    def manifest(self, reference: str) -> "TaskManifest":
+        """Return the manifest of the version that a reference means now.
+
+        Raises:
+            InvalidResponseError: this release cannot read the manifest.
+        """
+        from nunatak_client import InvalidResponseError
+        from nunatak_contract.manifest import TaskManifest
+
+        described = self.client.task(reference).manifest
+        try:
+            return TaskManifest.model_validate_json(json.dumps(described))
+        except ValidationError as error:
+            raise InvalidResponseError(
+                f"the manifest of {reference} is of another release than this command; use the "
+                "release of the server"
+            ) from error
+
+    def ask_one(
+        self, source: Input, tasks: Sequence[str], parameters: "Parameters"
+    ) -> "Sequence[TaskResult]":
+        """Return the answer of each task to one input."""
+        return self.client.predict_many(source, tasks, parameters=parameters).results
+
+    def ask(
+        self, inputs: Iterable[Input], tasks: Sequence[str], parameters: "Parameters"
+    ) -> "Iterator[Sequence[TaskResult]]":
+        """Yield the answers of all tasks to each input, in order; all before a refused input."""
+        for part, fan_out in self.client.predict_all(inputs, tasks, parameters=parameters):
+            for place in range(len(part)):
+                yield [result.about(place) for result in fan_out.results]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryPredictor:
+    """Predicts with the tasks of a registry, by the server's engine in this process."""
+
+    registry: "Registry"
+    predictor: "LocalPredictor"
+
+    def manifest(self, reference: str) -> "TaskManifest":
+        """Return the manifest of the version that a reference means now."""
+        return self.registry.resolve(reference)
+
+    def ask_one(
+        self, source: Input, tasks: Sequence[str], parameters: "Parameters"
+    ) -> "Sequence[TaskResult]":
+        """Return the answer of each task to one input."""
+        return next(self.ask([source], tasks, parameters))
+
+    def ask(
+        self, inputs: Iterable[Input], tasks: Sequence[str], parameters: "Parameters"
+    ) -> "Iterator[Sequence[TaskResult]]":
+        """Yield the answers of all tasks to each input, in order; all before a refused input."""
+        from nunatak_contract import requests
+        from nunatak_server.local import result_of
+
+        options = requests.Parameters.model_validate(parameters.wire())
+        for part, found in self.predictor.predict_all(inputs, tasks, options=options):
+            results = [result_of(result) for result in found.results]
+            for place in range(len(part)):
+                yield [result.about(place) for result in results]
+
+
+Predictor = ServerPredictor | RegistryPredictor
+
+
+@contextmanager
+def open_predictor(
+    server: str | None, *, registry: str | None, backbone: str | None
+) -> Generator[Predictor]:
+    """Yield a predictor for the server, or for the registry if no server is named."""
+    if server is not None:
+        from nunatak_client import Client
+
+        with Client(server) as client:
+            yield ServerPredictor(client=client)
+        return
+    with needs_extra("server"):
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_server.local import LocalPredictor
+    with existing_registry(registry) as opened:
+        loaded = load_backbone(backbone or DEFAULT_BACKBONE)
+        with LocalPredictor(opened, loaded) as predictor:
+            yield RegistryPredictor(registry=opened, predictor=predictor)
+
+
+def predicted_of(answer: "TaskResult") -> "PredictedValue | None":
+    """Return the label, all labels that apply, or the value for the one input of an answer.
+
+    None for other heads, and for a server that does not say it.
+    """
+    from nunatak_client import Classification
+
+    said = answer.require()
+    return said.predicted[0] if isinstance(said, Classification) and said.predicted else None
+
+
+def items_of(answer: "TaskResult") -> tuple[Item, ...]:
+    """Return the outputs for the one input of an answer, in the shape of the server."""
+    from nunatak_client import Entity
+
+    return tuple(
+        _entity(item) if isinstance(item, Entity) else item.model_dump(exclude_none=True)
+        for item in answer.require().outputs[0]
+    )
+
+
+def _entity(entity: "Entity") -> Item:
+    is_group = entity.index is None
+    place = entity.model_dump(exclude={"label"}, exclude_none=True)
+    return {"entity_group" if is_group else "entity": entity.label, **place}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedInput:
+    """An input and the place it was read from, for messages: `texts.csv:17`."""
+
+    where: str
+    source: Input
+
+
+STANDARD_INPUT = "-"
+
+
+def open_inputs(file: str, wanted: FileFormat | None, spelt: RowFormat) -> Iterator[PlacedInput]:
+    """Return the inputs of a file, or of standard input (`-`), one after the other.
+
+    Raises:
+        NunatakError: the file or a row cannot be read, or the name of the file tells no format.
+        MissingExtraError: the format needs the extra `training`.
+    """
+    is_piped = file == STANDARD_INPUT
+    path = Path(file).expanduser()
+    opened = file_of_rows(
+        path,
+        name="standard input" if is_piped else None,
+        kind=wanted or (FileFormat.TXT if is_piped else None),
+        delimiter=spelt.delimiter,
+        source=sys.stdin.buffer if is_piped else None,
+    )
+    if opened.kind is FileFormat.PARQUET and is_piped:
+        raise NunatakError(
+            "unreadable_file",
+            where=opened.name,
+            problem="a Parquet file is read from its end; name a file FILE.parquet",
+        )
+    return (_placed(row, spelt) for row in read_rows(opened, columns=spelt.inputs))
+
+
+def _placed(row: FileRow, spelt: RowFormat) -> PlacedInput:
+    if row.problem is not None:
+        raise NunatakError("invalid_row", where=row.where, problem=row.problem)
+    return PlacedInput(where=row.where, source=row_input(row, spelt))

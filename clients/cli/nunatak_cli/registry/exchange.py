@@ -1,0 +1,307 @@
+"""`nunatak task import|export|push|pull`: exchange versions with other programs and the hub."""
+
+# ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nunatak_cli.options import (
+    BackboneOption,
+    CreateOption,
+    ExportFormat,
+    JsonOption,
+    NewAliasOption,
+    ReferenceArgument,
+    RegistryOption,
+    RevisionOption,
+    assignments,
+)
+from nunatak_cli.output import print_outcome
+from nunatak_cli.registry import registries
+from nunatak_cli.registry.registries import existing_registry, publishing_registry
+from nunatak_contract.enums import ImportFormat, LogitUse, OnLong, ProblemType, Reads
+from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.names import check_alias_name, check_task_name
+
+if TYPE_CHECKING:
+    from nunatak_contract.manifest import TaskManifest
+    from nunatak_registry import Registry
+    from nunatak_versions import VersionDraft
+
+PlaceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="FOLDER|HUB_ID",
+        help="A folder, written as a path (./name), or a repository on the hub (owner/name).",
+    ),
+]
+
+
+def import_(  # noqa: PLR0913 - one parameter per option is how typer works
+    place: PlaceArgument,
+    *,
+    task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task.")],
+    kind: Annotated[
+        ImportFormat, typer.Option(help="Library that wrote the folder; auto: its files decide.")
+    ] = ImportFormat.AUTO,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Names of the logits, in order. Absent: the names in the folder.",
+        ),
+    ] = None,
+    default_label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL",
+            help="The label that means that nothing was found. Absent: the first of two labels.",
+        ),
+    ] = None,
+    threshold: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL=X",
+            help="The score from which a label of a multi-label task applies. Repeatable. Absent: "
+            "0.5.",
+        ),
+    ] = None,
+    reads: Annotated[
+        Reads | None,
+        typer.Option(
+            help="Whether the task reads a single text or a pair of texts; it then refuses the "
+            "other. Absent: both.",
+        ),
+    ] = None,
+    on_long: Annotated[
+        OnLong | None,
+        typer.Option(
+            help=(
+                "Treatment of a text with more tokens than the task reads at once. Absent: "
+                "windows, and cut for ranking."
+            ),
+        ),
+    ] = None,
+    problem_type: Annotated[
+        ProblemType | None,
+        typer.Option(
+            help="How logits become scores: by softmax, by sigmoid, or unchanged. Absent: as "
+            "transformers does.",
+        ),
+    ] = None,
+    head: Annotated[
+        LogitUse | None,
+        typer.Option(
+            help="Head of a model with one logit. Absent: ranking if the folder is a "
+            "cross-encoder.",
+        ),
+    ] = None,
+    backbone: BackboneOption = None,
+    allow_other_base: Annotated[
+        bool,
+        typer.Option(
+            "--allow-other-base",
+            help="Accept an adapter whose folder names another base model, or none.",
+        ),
+    ] = False,
+    revision: RevisionOption = None,
+    promote: NewAliasOption = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
+    registry: RegistryOption = None,
+    create: CreateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a model that another program trained, as its difference from the backbone."""
+    with needs_extra("model"):
+        from nunatak_exchange import (
+            Checkpoint,
+            HuggingFaceHub,
+            ImportChoices,
+            draft_imported,
+            fetched,
+            import_folder,
+            importing,
+        )
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+    choices = ImportChoices(
+        labels=None if labels is None else tuple(label.strip() for label in labels.split(",")),
+        problem_type=problem_type,
+        logit_use=head,
+        allows_other_base=allow_other_base,
+        default_label=default_label,
+        thresholds=_thresholds(threshold),
+        reads=reads,
+        on_long=on_long,
+    )
+    with publishing_registry(registry, create=create) as opened:
+        check_task_name(task)
+        _check_alias(promote)
+        loaded = load_backbone(backbone or DEFAULT_BACKBONE)
+        files = importing.FILES
+        with fetched(place, hub=HuggingFaceHub(), revision=revision, files=files) as there:
+            folder = Checkpoint(there.folder)
+            imported = import_folder(folder, loaded, kind=kind, choices=choices)
+            draft = draft_imported(
+                task,
+                imported,
+                loaded,
+                origin=there.origin,
+                created_at=datetime.now(UTC),
+                note=note,
+                choices=choices,
+            )
+        _publish(draft, opened, promote, found=imported.source, as_json=as_json)
+
+
+def export(
+    reference: ReferenceArgument,
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="New or empty folder to write to.")
+    ],
+    *,
+    wanted: Annotated[
+        ExportFormat, typer.Option("--format", help="Format of the folder.")
+    ] = ExportFormat.TRANSFORMERS,
+    backbone: BackboneOption = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a version as a folder that other programs load."""
+    with needs_extra("model"):
+        from nunatak_exchange import export_peft, export_transformers, write_hub_folder
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_versions import PARAMETERS_ROLE, load_task
+    target = folder.expanduser()
+    with existing_registry(registry) as opened:
+        manifest = opened.resolve(reference)
+        if wanted is ExportFormat.HUB:
+            write_hub_folder(manifest, _blobs(opened, manifest), target)
+        else:
+            loaded = load_backbone(backbone or DEFAULT_BACKBONE)
+            version = load_task(manifest, opened.read_blob(manifest, PARAMETERS_ROLE), loaded)
+            write = export_peft if wanted is ExportFormat.PEFT else export_transformers
+            write(version, target, loaded)
+    document = {"reference": manifest.reference, "folder": str(folder), "format": wanted}
+    line = f"wrote {manifest.reference} to {folder} ({wanted})"
+    print_outcome(document, line, as_json=as_json)
+
+
+def push(
+    reference: ReferenceArgument,
+    place: PlaceArgument,
+    *,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a version with its task card to a folder or to a repository on the hub."""
+    with needs_extra("model"):
+        from nunatak_exchange import HuggingFaceHub, push
+    with existing_registry(registry) as opened:
+        manifest = opened.resolve(reference)
+        blobs = _blobs(opened, manifest)
+        pushed = push(manifest, blobs, place, hub=HuggingFaceHub(), private=not public)
+    document = {"reference": manifest.reference, "place": pushed}
+    print_outcome(document, f"pushed {manifest.reference} to {pushed}", as_json=as_json)
+
+
+def pull(  # noqa: PLR0913 - one parameter per option is how typer works
+    place: PlaceArgument,
+    *,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of the task in this registry. Absent: its original name.",
+        ),
+    ] = None,
+    revision: RevisionOption = None,
+    backbone: BackboneOption = None,
+    promote: NewAliasOption = None,
+    registry: RegistryOption = None,
+    create: CreateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Publish a version that was pushed, if it computes its recorded logits here too."""
+    with needs_extra("model"):
+        from nunatak_exchange import (
+            HuggingFaceHub,
+            draft_pulled,
+            fetched,
+            hub,
+            read_hub_folder,
+        )
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+    with publishing_registry(registry, create=create) as opened:
+        _check_alias(promote)
+        with fetched(place, hub=HuggingFaceHub(), revision=revision, files=hub.FILES) as there:
+            found = read_hub_folder(there.folder)
+            loaded = load_backbone(backbone or DEFAULT_BACKBONE)
+            draft = draft_pulled(found, loaded, task=task, origin=there.origin)
+        there_named = f"{found.manifest.reference} there"
+        _publish(draft, opened, promote, found=there_named, as_json=as_json)
+
+
+def _blobs(registry: "Registry", manifest: "TaskManifest") -> dict[str, bytes]:
+    return {blob.role: registry.read_blob(manifest, blob.role) for blob in manifest.blobs}
+
+
+def _thresholds(given: Iterable[str] | None) -> dict[str, float]:
+    """Return the scores of `--threshold`, by label."""
+    found = dict[str, float]()
+    for label, text in assignments("--threshold", given).items():
+        try:
+            found[label] = float(text)
+        except ValueError:
+            raise NunatakError(
+                "invalid_option",
+                problem=f"--threshold expects a number from 0 to 1 after =, got {text!r}",
+            ) from None
+    return found
+
+
+def _check_alias(alias: str | None) -> None:
+    """Refuse a malformed alias before the work, not after it."""
+    if alias is not None:
+        check_alias_name(alias)
+
+
+def _publish(
+    draft: "VersionDraft", registry: "Registry", alias: str | None, *, found: str, as_json: bool
+) -> None:
+    """Publish a version, point the alias at it, and print what was found and published."""
+    from nunatak_contract.cards import shared_text
+
+    known = registry.version_of(draft.manifest)
+    manifest = registry.publish(draft.manifest, draft.blobs)
+    is_new, head = manifest.version != known, manifest.head
+    lines = [
+        found,
+        f"method {manifest.method.text}; shared layers {shared_text(manifest)}",
+        registries.published_line(manifest.reference, is_new=is_new),
+        *([] if head.default_label is None else [f"default label {head.default_label}"]),
+    ]
+    if alias is not None:
+        move, has_moved = registries.promote(registry, manifest.task, alias, manifest.version)
+        lines.append(registries.moved_line(move, has_moved=has_moved))
+    document = {
+        "reference": manifest.reference,
+        "task": manifest.task,
+        "version": manifest.version,
+        "is_new": is_new,
+        "alias": alias,
+        "found": found,
+        "method": manifest.method.kind,
+        "split_depth": manifest.split_depth,
+        "labels": list(head.labels),
+        "default_label": head.default_label,
+        "thresholds": dict(head.thresholds),
+        "reads": manifest.reads,
+        "max_length": manifest.max_length,
+        "on_long": manifest.reads_long,
+        "note": manifest.note,
+    }
+    print_outcome(document, *lines, as_json=as_json)

@@ -1,0 +1,239 @@
+"""`nunatak registry` and `nunatak replicas`, and opening the registry that a command names."""
+
+# ruff: noqa: PLC0415 - the registry imports a database library, which --help does not need
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.filesize import decimal
+from rich.table import Table
+
+from nunatak_cli.failures import print_failure
+from nunatak_cli.options import CreateOption, JsonOption, RegistryOption, group
+from nunatak_cli.output import console, print_outcome
+from nunatak_contract.errors import NunatakError
+
+if TYPE_CHECKING:
+    from nunatak_contract.wire import ReplicaListing
+    from nunatak_registry import AliasEvent, Registry
+
+COPY_EXAMPLE = (
+    "nunatak registry copy ./registry 'postgresql+psycopg://nunatak@db/registry"
+    "?blobs=s3://bucket/tasks' --create"
+)
+
+
+def copy(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Registry folder or database URL to copy.")
+    ],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="Registry folder or database URL to copy to.")
+    ],
+    *,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Copy only this task. Repeatable."),
+    ] = None,
+    create: CreateOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy tasks with versions, aliases and history, and policies, to another registry.
+
+    Repeat the command to go on after a kill.
+    """
+    outcomes = list[Copied]()
+    with (
+        existing_registry(source) as opened,
+        publishing_registry(target, create=create) as receiver,
+    ):
+        # Policies after the tasks, because the rules of a policy are about tasks.
+        names = [(name, False) for name in task or opened.copies.tasks()]
+        names += [(name, True) for name in (() if task else opened.policies.numbers())]
+        for name, is_policy in names:
+            outcomes.append(done := _copied(name, opened, receiver, is_policy=is_policy))
+            if done.error is not None and not as_json:
+                print_failure(done.error.code, done.line)
+            elif not as_json:
+                console().print(done.line, soft_wrap=True)
+    failed = [it.document for it in outcomes if it.error is not None]
+    if as_json or not outcomes:
+        copied = [it.document for it in outcomes if it.error is None]
+        empty = "the source has no tasks and no policies"
+        print_outcome({"copied": copied, "failed": failed}, as_json=as_json, empty=empty)
+    if failed:
+        raise typer.Exit(1)
+
+
+def replicas(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+    """List the server processes of a registry: what they serve, their load and their memory."""
+    with existing_registry(registry) as opened:
+        listing = opened.replicas.listing()
+    empty = "no server process is listed in this registry"
+    document = listing.model_dump(mode="json")
+    print_outcome(document, _replicas_table(listing), as_json=as_json, empty=empty)
+
+
+def wait_for_replicas(registry: "Registry", seconds: float) -> str:
+    """Wait until every live replica follows the last change; return the line about them."""
+    found = registry.replicas.wait(seconds).replicas
+    without_lease = sum(it.lease_s is None for it in found)
+    line = f"{len(found)} replica{' follows' if len(found) == 1 else 's follow'}"
+    if without_lease:
+        line += (
+            f"; {without_lease} without a lease (NUNATAK_REGISTRY_LEASE_S): a replica without a "
+            "lease that the registry has not heard of for two minutes is not counted"
+        )
+    return line
+
+
+def _replicas_table(listing: "ReplicaListing") -> Table:
+    table = Table("replica", "address", "release", "seen", "serves", "lease", "load", "memory")
+    for it in listing.replicas:
+        load = it.load
+        table.add_row(
+            it.id,
+            it.address,
+            it.release,
+            f"{it.seen_s:.0f} s ago",
+            f"{'current' if it.is_current else 'older'}, {'ready' if load.ready else 'not ready'}",
+            "none" if it.lease_s is None else f"{it.lease_s:g} s",
+            f"{load.running} running, {load.waiting} waiting",
+            f"{load.versions} versions, {decimal(load.version_bytes)} of "
+            f"{decimal(load.process_bytes)}",
+        )
+    return table
+
+
+FAILURES_OF_A_TASK = {
+    "copy_conflict",
+    "task_not_found",
+    "invalid_manifest",
+    "invalid_policy",
+    "corrupt_blob",
+}
+"""Errors that concern one task or policy; the copy goes on with the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """The outcome of the copy of one task or policy, in words and as JSON."""
+
+    line: str
+    document: Mapping[str, object]
+    error: NunatakError | None = None
+    """The reason if it was not copied."""
+
+
+@contextmanager
+def existing_registry(location: str | None) -> Generator["Registry"]:
+    """Open a registry that exists: a mistyped place must not become a new, empty registry."""
+    from nunatak_registry import Registry, default_location
+
+    with Registry.open(location or default_location(), create=False) as registry:
+        yield registry
+
+
+@contextmanager
+def publishing_registry(location: str | None, *, create: bool) -> Generator["Registry"]:
+    """Open a registry to publish to.
+
+    The default registry is made at its first use. A registry that the user names is made only with
+    `create`.
+    """
+    from nunatak_registry import Registry, default_location
+
+    place = location or default_location()
+    with Registry.open(place, create=create or not location) as registry:
+        yield registry
+
+
+def promote(
+    registry: "Registry", task: str, alias: str, version: int, *, expect: int | None = None
+) -> tuple["AliasEvent", bool]:
+    """Let an alias point to a version; return its last move, and whether this call moved it."""
+    earlier = _moves(registry, task, alias)
+    move = registry.promote(task, alias, version, expected_version=expect)
+    return move, move not in earlier
+
+
+def moved_line(move: "AliasEvent", *, has_moved: bool) -> str:
+    """Return the line about a promotion."""
+    before = "new" if move.from_version is None else f"was {move.from_version}"
+    state = before if has_moved else "it was there already; nothing moved"
+    return f"{move.task}@{move.alias} -> version {move.to_version} ({state})"
+
+
+def published_line(reference: str, *, is_new: bool) -> str:
+    """Return the line about a publication."""
+    return (
+        f"published {reference}"
+        if is_new
+        else f"{reference} was there already with the same content; nothing was published"
+    )
+
+
+def _moves(registry: "Registry", task: str, alias: str) -> "list[AliasEvent]":
+    try:
+        return registry.history(task, alias)
+    except NunatakError as error:
+        if error.code != "alias_not_found":
+            raise
+        return []
+
+
+def _copied(name: str, source: "Registry", target: "Registry", *, is_policy: bool) -> Copied:
+    kind, take = "policy" if is_policy else "task", _policy_copied if is_policy else _task_copied
+    try:
+        return take(name, source, target)
+    except NunatakError as error:
+        if error.code not in FAILURES_OF_A_TASK:
+            raise
+        document = {kind: name, "code": error.code, "detail": str(error)}
+        return Copied(line=str(error), document=document, error=error)
+
+
+def _policy_copied(name: str, source: "Registry", target: "Registry") -> Copied:
+    versions = target.policies.take(name, source.policies)
+    done = _versions_text(versions) if versions else "everything was there already"
+    document = {"policy": name, "versions": list(versions)}
+    return Copied(line=f"policy {name}: {done}", document=document)
+
+
+def _task_copied(name: str, source: "Registry", target: "Registry") -> Copied:
+    done = target.copies.take(name, source.copies)
+    parts = [
+        _versions_text(done.versions) if done.versions else "no new version",
+        *([f"{len(done.present)} there already"] if done.present else []),
+        f"{done.num_events} event{'' if done.num_events == 1 else 's'} of aliases",
+        decimal(done.num_bytes),
+    ]
+    is_same = not done.versions and not done.num_events
+    document = {
+        "task": done.task,
+        "versions": list(done.versions),
+        "present": list(done.present),
+        "events": done.num_events,
+        "written_bytes": done.num_bytes,
+    }
+    shown = "everything was there already" if is_same else "; ".join(parts)
+    return Copied(line=f"{done.task}: {shown}", document=document)
+
+
+def _versions_text(versions: Sequence[int]) -> str:
+    return f"copied version{'s' if len(versions) > 1 else ''} {', '.join(map(str, versions))}"
+
+
+registry_app = group(
+    "registry",
+    "Copy whole registries.",
+    {
+        "copy": (
+            copy,
+            COPY_EXAMPLE,
+        ),
+    },
+)

@@ -1,0 +1,231 @@
+"""`nunatak task canary` and `shadow`: candidate versions that run next to an alias."""
+
+# ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from nunatak_cli.options import (
+    BackboneOption,
+    JsonOption,
+    NameArgument,
+    RegistryOption,
+    UnprobedOption,
+)
+from nunatak_cli.output import facts_table, print_outcome
+from nunatak_cli.registry.registries import existing_registry
+from nunatak_cli.registry.verify import prove_version
+from nunatak_contract.errors import NunatakError
+
+if TYPE_CHECKING:
+    from nunatak_client import ShadowReport
+    from nunatak_registry import CandidateEvent, CandidateRole
+
+AliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")]
+VersionOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Number of the candidate version."),
+]
+ExpectOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Change only if version N is the candidate now (0: no candidate).",
+    ),
+]
+EndOption = Annotated[bool, typer.Option("--end", help="End the candidate.")]
+
+
+def canary(  # noqa: PLR0913 - one parameter per option is how typer works
+    name: NameArgument,
+    *,
+    version: VersionOption = None,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            help="Share of the requests, above 0 and up to 1.",
+        ),
+    ] = None,
+    end: EndOption = False,
+    alias: AliasOption = "prod",
+    expect: ExpectOption = None,
+    backbone: BackboneOption = None,
+    unprobed: UnprobedOption = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a canary, which answers a share of an alias's requests, or end it."""
+    from nunatak_registry import CandidateRole
+
+    if not end and (version is None or share is None):
+        raise NunatakError(
+            "invalid_option", problem="a canary needs --version and --share, or --end"
+        )
+    _change(
+        CandidateRole.CANARY,
+        name=name,
+        alias=alias,
+        version=version,
+        share=share,
+        end=end,
+        expect=expect,
+        backbone=backbone,
+        unprobed=unprobed,
+        registry=registry,
+        as_json=as_json,
+    )
+
+
+def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
+    name: NameArgument,
+    *,
+    version: VersionOption = None,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            min=0.0,
+            max=1.0,
+            help="Share of the requests, above 0 and up to 1. Absent: 1.",
+        ),
+    ] = None,
+    end: EndOption = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Show the shadow's report on the server of --server.")
+    ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Address of a server."),
+    ] = None,
+    alias: AliasOption = "prod",
+    expect: ExpectOption = None,
+    backbone: BackboneOption = None,
+    unprobed: UnprobedOption = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a shadow, which runs without answering, show its report, or end it."""
+    from nunatak_registry import CandidateRole
+
+    if report:
+        _report(name, alias, server=server, as_json=as_json)
+        return
+    if not end and version is None:
+        raise NunatakError("invalid_option", problem="a shadow needs --version, --report or --end")
+    _change(
+        CandidateRole.SHADOW,
+        name=name,
+        alias=alias,
+        version=version,
+        share=share,
+        end=end,
+        expect=expect,
+        backbone=backbone,
+        unprobed=unprobed,
+        registry=registry,
+        as_json=as_json,
+    )
+
+
+def _change(  # noqa: PLR0913 - the options of both commands
+    role: "CandidateRole",
+    *,
+    name: str,
+    alias: str,
+    version: int | None,
+    share: float | None,
+    end: bool,
+    expect: int | None,
+    backbone: str | None,
+    unprobed: bool,
+    registry: str | None,
+    as_json: bool,
+) -> None:
+    """Set a candidate of an alias, or end it, and print the change."""
+    from nunatak_registry import Candidate
+
+    if end and (version is not None or share is not None):
+        raise NunatakError("invalid_option", problem="--end excludes --version and --share")
+    earlier = list["CandidateEvent"]()
+    with existing_registry(registry) as opened:
+        if version is None:
+            event = opened.rollouts.end(name, alias, role, expected_version=expect)
+        else:
+            if not unprobed:
+                prove_version(opened, name, version, source=backbone)
+            earlier = opened.rollouts.history(name, alias)
+            full = 1.0 if share is None else share
+            candidate = Candidate(task=name, alias=alias, role=role, version=version, share=full)
+            event = opened.rollouts.set(candidate, expected_version=expect)
+    is_new = event not in earlier
+    document = {**candidate_json(event), "changed": is_new}
+    print_outcome(document, _candidate_line(event, is_new=is_new), as_json=as_json)
+
+
+def _report(name: str, alias: str, *, server: str | None, as_json: bool) -> None:
+    from nunatak_client import Client
+
+    if server is None:
+        raise NunatakError(
+            "invalid_option",
+            problem="--report needs --server, because each server has its own report",
+        )
+    with Client(server) as client:
+        found = client.shadow_report(name, alias=alias)
+    print_outcome(found.model_dump(mode="json"), _report_table(found), as_json=as_json)
+
+
+def _candidate_line(event: "CandidateEvent", *, is_new: bool) -> Text:
+    from nunatak_registry import CandidateEventKind
+
+    candidate = event.candidate
+    name = (f"{candidate.task}@{candidate.alias}", "cyan")
+    match event.kind:
+        case CandidateEventKind.SET:
+            run = f"{candidate.role} version {candidate.version}"
+            already = "" if is_new else " already; nothing changed"
+            share = f"{candidate.share:.2%} of its requests"
+            return Text.assemble(name, f" has {run} on {share}{already}")
+        case CandidateEventKind.END:
+            return Text.assemble(
+                name, f" has no {candidate.role} any more (was version {candidate.version})"
+            )
+
+
+def candidate_json(event: "CandidateEvent") -> dict[str, object]:
+    from nunatak_contract.wire import PastCandidate
+
+    return PastCandidate.model_validate(event).model_dump(mode="json")
+
+
+def _report_table(report: "ShadowReport") -> Table:
+    """Return the agreement of a shadow with the version that answers, and its drift."""
+    bounds = {
+        "beyond" if it.up_to is None else f"up to {it.up_to:g}": it.inputs
+        for it in report.drift_histogram
+    }
+    return facts_table(
+        {
+            "task": f"{report.task}@{report.alias}",
+            "answers": f"version {report.version}",
+            "shadow": f"version {report.shadow_version} on {report.share:.2%} of requests",
+            "compared": f"{report.compared} inputs",
+            "agreement": _number(report.agreement),
+            "mean drift": _number(report.mean_drift),
+            "max drift": _number(report.max_drift),
+            **{f"drift {bound}": f"{inputs} inputs" for bound, inputs in bounds.items()},
+            "errors": f"{report.errors} inputs",
+            "dropped": f"{report.dropped} inputs",
+        }
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

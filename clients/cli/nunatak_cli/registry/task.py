@@ -1,0 +1,283 @@
+"""`nunatak task`: list tasks, move aliases, delete and clean.
+
+The files `task_*.py` hold the other commands of the group.
+"""
+
+# ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from nunatak_cli.options import (
+    AliasOption,
+    BackboneOption,
+    ExpectOption,
+    JsonOption,
+    NameArgument,
+    RegistryOption,
+    UnprobedOption,
+    group,
+)
+from nunatak_cli.output import plain_table, print_outcome
+from nunatak_cli.registry import registries
+from nunatak_cli.registry.exchange import export, import_, pull, push
+from nunatak_cli.registry.registries import existing_registry
+from nunatak_cli.registry.rollout import canary, candidate_json, shadow
+from nunatak_cli.registry.show import (
+    diff,
+    labels_text,
+    moment,
+    score_of,
+    show,
+    thresholds,
+    versions,
+)
+from nunatak_cli.registry.verify import prove_version, verify
+
+if TYPE_CHECKING:
+    from nunatak_registry import AliasEvent, CandidateEvent, ListedTask
+
+VersionArgument = Annotated[
+    int, typer.Argument(metavar="VERSION", min=1, help="Number of the version.")
+]
+
+WaitOption = Annotated[
+    bool,
+    typer.Option("--wait", help="Return when every live server process follows the change."),
+]
+TimeoutOption = Annotated[
+    float,
+    typer.Option(metavar="SECONDS", min=0, help="With --wait: fail after this time."),
+]
+
+
+def list_tasks(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
+    """List the tasks, each with the version that its bare name serves."""
+    with existing_registry(registry) as opened:
+        tasks = opened.tasks()
+    document = {"tasks": [_summary_json(task) for task in tasks]}
+    empty = "no tasks yet; publish one with `nunatak train`"
+    print_outcome(document, _tasks_table(tasks), as_json=as_json, empty=empty)
+
+
+def history(
+    name: NameArgument,
+    *,
+    alias: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ALIAS",
+            help="Only this alias. Absent: all aliases.",
+        ),
+    ] = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show each move of a task's aliases and each change of their candidates: when, and by whom."""
+    with existing_registry(registry) as opened:
+        aliases = opened.task(name).aliases if alias is None else [alias]
+        moves = [move for each in aliases for move in opened.history(name, each)]
+        changes = [change for each in aliases for change in opened.rollouts.history(name, each)]
+    moves.sort(key=lambda move: move.at)
+    changes.sort(key=lambda change: change.at)
+    document = {
+        "task": name,
+        "events": [_event_json(move) for move in moves],
+        "candidates": [candidate_json(change) for change in changes],
+    }
+    empty = f"task {name!r} has no aliases; its newest version is served"
+    print_outcome(document, _history_table(moves, changes), as_json=as_json, empty=empty)
+
+
+def promote(  # noqa: PLR0913 - one parameter per option is how typer works
+    name: NameArgument,
+    version: VersionArgument,
+    *,
+    alias: AliasOption = "prod",
+    expect: ExpectOption = None,
+    backbone: BackboneOption = None,
+    unprobed: UnprobedOption = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 30,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Load and probe a version, then point an alias at it. Servers follow within a second."""
+    with existing_registry(registry) as opened:
+        if not unprobed:
+            prove_version(opened, name, version, source=backbone)
+        move, has_moved = registries.promote(opened, name, alias, version, expect=expect)
+        followed = [registries.wait_for_replicas(opened, timeout)] if wait else []
+    line = registries.moved_line(move, has_moved=has_moved)
+    document = {**_event_json(move), "moved": has_moved}
+    print_outcome(document, line, *followed, as_json=as_json)
+
+
+def rollback(  # noqa: PLR0913 - as above
+    name: NameArgument,
+    *,
+    alias: AliasOption = "prod",
+    expect: ExpectOption = None,
+    backbone: BackboneOption = None,
+    unprobed: UnprobedOption = False,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = 30,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Point an alias back at its previous version. A second rollback goes further back."""
+    with existing_registry(registry) as opened:
+        if not unprobed:
+            # `expect` keeps the rollback from reaching another version than the proven one.
+            expect, target = opened.next_rollback(name, alias, expected_version=expect)
+            prove_version(opened, name, target, source=backbone)
+        move = opened.rollback(name, alias, expected_version=expect)
+        followed = [registries.wait_for_replicas(opened, timeout)] if wait else []
+    line = registries.moved_line(move, has_moved=True)
+    print_outcome(_event_json(move), line, *followed, as_json=as_json)
+
+
+def delete(
+    name: NameArgument,
+    version: VersionArgument,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking.")] = False,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a version that no alias or server holds; its number is never used again."""
+    with existing_registry(registry) as opened:
+        reference = opened.resolve(f"{name}/{version}").reference
+        if not yes:
+            typer.confirm(f"Delete {reference} for good?", abort=True, err=True)
+        opened.delete(name, version)
+    document = {"task": name, "version": version, "deleted": True}
+    print_outcome(document, f"deleted {reference}", as_json=as_json)
+
+
+def collect(
+    *,
+    grace: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Keep blobs that were used or written within this time; choose more than the "
+            "longest load or publish takes.",
+        ),
+    ] = 3600.0,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove the blobs of deleted versions and the files that killed writers left."""
+    with existing_registry(registry) as opened:
+        collected = opened.gc(grace)
+    line = (
+        f"removed {len(collected.removed_blobs)} blobs and "
+        f"{collected.removed_temporary} temporary files; {collected.kept_young} too young"
+    )
+    members = ("removed_blobs", "removed_temporary", "kept_young")
+    document = {name: getattr(collected, name) for name in members}
+    print_outcome(document, line, as_json=as_json)
+
+
+def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
+    """Return one row per task, about the version that the bare name serves."""
+    from nunatak_contract.cards import shared_text
+
+    table = Table(box=None, header_style="bold")
+    table.add_column("task", style="cyan", no_wrap=True)
+    for heading in ("version", "aliases", "method", "shared", "dev score"):
+        table.add_column(heading, no_wrap=True)
+    # On a narrow terminal only this column shrinks; its cells are cut, not wrapped.
+    table.add_column("labels")
+    for task in tasks:
+        manifest = task.manifest
+        table.add_row(
+            task.name,
+            f"{manifest.version} of {len(task.versions)}",
+            _aliases(task.aliases),
+            manifest.method.text,
+            shared_text(manifest),
+            score_of(manifest),
+            Text(labels_text(manifest.head.labels), no_wrap=True, overflow="ellipsis"),
+        )
+    return table
+
+
+def _history_table(events: "Iterable[AliasEvent]", changes: "Iterable[CandidateEvent]") -> Table:
+    """Return one row per move of an alias and per change of a candidate, oldest first."""
+    table = plain_table("when", "alias", "what", "from", "to", "by")
+    # The sort is stable: a move stays before the candidates that it ends at the same time.
+    for event in sorted((*events, *changes), key=lambda event: event.at):
+        table.add_row(moment(event.at), *_history_cells(event), event.by)
+    return table
+
+
+def _history_cells(event: "AliasEvent | CandidateEvent") -> tuple[str, str, str, str]:
+    from nunatak_registry import AliasEvent, CandidateEventKind
+
+    if isinstance(event, AliasEvent):
+        before = "-" if event.from_version is None else str(event.from_version)
+        return event.alias, event.kind.value, before, str(event.to_version)
+    candidate = event.candidate
+    match event.kind:
+        case CandidateEventKind.SET:
+            share = f"{candidate.version} ({candidate.share:.2%})"
+            return candidate.alias, candidate.role.value, "-", share
+        case CandidateEventKind.END:
+            return candidate.alias, f"{candidate.role.value} end", str(candidate.version), "-"
+
+
+def _summary_json(task: "ListedTask") -> dict[str, object]:
+    """Return a task in the shape of the server's `GET /v1/tasks`."""
+    from nunatak_contract.wire import TaskSummary
+
+    summary = TaskSummary.model_validate(task)
+    return summary.model_dump(mode="json", exclude={"resident_versions"})
+
+
+def _event_json(event: "AliasEvent") -> dict[str, object]:
+    from nunatak_contract.wire import PastMove
+
+    return PastMove.model_validate(event).model_dump(mode="json")
+
+
+def _aliases(aliases: dict[str, int]) -> str:
+    return ", ".join(f"{alias} = {version}" for alias, version in aliases.items()) or "-"
+
+
+task_app = group(
+    "task",
+    "Look at tasks and versions, move aliases, exchange, check, delete and clean.",
+    {
+        "list": (list_tasks, "nunatak task list"),
+        "show": (show, "nunatak task show tone@prod"),
+        "versions": (versions, "nunatak task versions tone"),
+        "diff": (diff, "nunatak task diff tone/1 tone@prod"),
+        "thresholds": (
+            thresholds,
+            "nunatak task thresholds tone@prod --label urgent --precision 0.95",
+        ),
+        "history": (history, "nunatak task history tone --alias prod"),
+        "promote": (promote, "nunatak task promote tone 3 --alias prod --expect 2 --wait"),
+        "rollback": (rollback, "nunatak task rollback tone --alias prod"),
+        "canary": (canary, "nunatak task canary tone --version 4 --share 0.1"),
+        "shadow": (shadow, "nunatak task shadow tone --version 5 --share 0.5"),
+        "verify": (verify, "nunatak task verify --probe"),
+        "import": (
+            import_,
+            "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
+        ),
+        "export": (export, "nunatak task export tone@prod ./tone --format transformers"),
+        "push": (push, "nunatak task push tone@prod owner/tone"),
+        "pull": (pull, "nunatak task pull owner/tone --task tone --promote prod"),
+        "delete": (delete, "nunatak task delete tone 1"),
+        "gc": (collect, "nunatak task gc --grace 86400"),
+    },
+    shown="promote",
+)

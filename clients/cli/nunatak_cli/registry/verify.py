@@ -1,0 +1,132 @@
+"""`nunatak task verify`: check stored versions; promotion runs the same check on its version."""
+
+# ruff: noqa: PLC0415 - a command imports torch when it runs, not for --help
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
+from nunatak_cli.output import print_outcome
+from nunatak_cli.registry.registries import existing_registry
+from nunatak_contract.errors import NunatakError, needs_extra
+
+if TYPE_CHECKING:
+    from nunatak_contract.manifest import TaskManifest
+    from nunatak_model import Backbone
+    from nunatak_registry import Finding, Registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One finding; with `is_error` no server can serve the version."""
+
+    subject: str
+    kind: str
+    is_error: bool
+    message: str
+
+
+def verify(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Only this task. Absent: all tasks."),
+    ] = None,
+    *,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Also run each version and compare with its recorded logits."),
+    ] = False,
+    quarantine: Annotated[
+        bool,
+        typer.Option(
+            "--quarantine", help="Also move damaged files to a quarantine folder; none is deleted."
+        ),
+    ] = False,
+    backbone: BackboneOption = None,
+    registry: RegistryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check manifest, size and digest of every version; exit 1 if a version is damaged."""
+    with existing_registry(registry) as opened:
+        checks = [_check_of(finding) for finding in opened.verify(name, quarantine=quarantine)]
+        if probe:
+            damaged = {check.subject for check in checks}
+            checks += _probe_versions(opened, name, skipped=damaged, source=backbone)
+    errors = sum(check.is_error for check in checks)
+    shown = _check_table(checks) if checks else "every version is whole"
+    print_outcome({"errors": errors, "checks": checks}, shown, as_json=as_json)
+    if errors:
+        raise typer.Exit(1)
+
+
+def prove_version(registry: "Registry", task: str, version: int, *, source: str | None) -> None:
+    """Load a version as a server does, including its parity probe; `source` names the backbone."""
+    with needs_extra("server"):
+        from nunatak_contract.names import TaskReference
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_versions import load_task
+
+    manifest = registry.resolve(TaskReference(task=task, version=version))
+    data = registry.read_blob(manifest)
+    load_task(manifest, data, load_backbone(source or DEFAULT_BACKBONE))
+
+
+def _probe_versions(
+    registry: "Registry", task: str | None, *, skipped: Collection[str], source: str | None
+) -> list[Check]:
+    """Load every version except `skipped` as a server does, and return the failures."""
+    with needs_extra("server"):
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+
+    backbone = load_backbone(source or DEFAULT_BACKBONE)
+    names = [summary.name for summary in registry.tasks()] if task is None else [task]
+    manifests = [manifest for name in names for manifest in registry.versions(name)]
+    checks = (
+        _probe(registry, manifest, backbone)
+        for manifest in manifests
+        if manifest.reference not in skipped
+    )
+    return [check for check in checks if check is not None]
+
+
+def _probe(registry: "Registry", manifest: "TaskManifest", backbone: "Backbone") -> Check | None:
+    from nunatak_versions import load_task
+
+    if manifest.backbone.digest != backbone.digest:
+        return Check(
+            subject=manifest.reference,
+            kind="not_probed",
+            is_error=False,
+            message=f"trained on backbone {manifest.backbone.name!r}; name that with --backbone",
+        )
+    try:
+        load_task(manifest, registry.read_blob(manifest), backbone)
+    except NunatakError as error:
+        return Check(subject=manifest.reference, kind=error.code, is_error=True, message=str(error))
+    return None
+
+
+def _check_of(finding: "Finding") -> Check:
+    moved = f"; moved to {finding.moved_to}" if finding.moved_to is not None else ""
+    return Check(
+        subject=finding.subject,
+        kind=finding.kind.value,
+        is_error=finding.kind.is_error,
+        message=finding.message + moved,
+    )
+
+
+def _check_table(checks: Iterable[Check]) -> Table:
+    """Return one row per finding; a finding that is no error is dim."""
+    table = Table(box=None, header_style="bold")
+    table.add_column("where", no_wrap=True, max_width=40)
+    table.add_column("what", no_wrap=True)
+    table.add_column("message")
+    for check in checks:
+        style = "red" if check.is_error else "dim"
+        table.add_row(check.subject, check.kind, check.message, style=style)
+    return table

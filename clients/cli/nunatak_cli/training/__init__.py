@@ -1,0 +1,1 @@
+"""Commands that train tasks, and score or question their examples."""

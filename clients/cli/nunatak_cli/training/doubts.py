@@ -1,0 +1,122 @@
+"""`nunatak doubts`: list labelled examples whose label is likely wrong."""
+
+# ruff: noqa: PLC0415 - the command imports torch when it runs, not for --help
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from pydantic import JsonValue
+from rich.table import Table
+from rich.text import Text
+
+from nunatak_cli.options import (
+    BackboneOption,
+    CacheOption,
+    DelimiterOption,
+    DeviceName,
+    DeviceOption,
+    EscapeFormulasOption,
+    JsonOption,
+    LabelColumnOption,
+    OnBadRow,
+    OnBadRowOption,
+    PairColumnOption,
+    TextColumnOption,
+    ThreadsOption,
+    labelled_format,
+)
+from nunatak_cli.output import plain_table, print_outcome, tell_rejected
+from nunatak_contract.errors import needs_extra
+from nunatak_rows import check_rows_file, write_rows
+from nunatak_rows.written import dialect_like
+
+if TYPE_CHECKING:
+    from nunatak_training.doubts import Doubt
+
+SHOWN = 20
+"""Doubts that people see; a file and JSON have all."""
+SHOWN_CHARACTERS = 80
+
+
+def doubts(  # noqa: PLR0913 - one parameter per option is how typer works
+    *,
+    data: Annotated[
+        str, typer.Option(metavar="PATH", help="Examples with one label each, as for `train`.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv|FILE.jsonl",
+            help="Write all doubts to this file.",
+        ),
+    ] = None,
+    text_column: TextColumnOption = None,
+    label_column: LabelColumnOption = None,
+    pair_column: PairColumnOption = None,
+    delimiter: DelimiterOption = None,
+    on_bad_row: OnBadRowOption = OnBadRow.REFUSE,
+    escape_formulas: EscapeFormulasOption = False,
+    max_length: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens that are read of a text (128)."),
+    ] = None,
+    as_json: JsonOption = False,
+    cache: CacheOption = True,
+    device: DeviceOption = DeviceName.CPU,
+    threads: ThreadsOption = None,
+    backbone: BackboneOption = None,
+) -> None:
+    """List examples whose label is likely wrong, by cross-validation; the strongest doubt first."""
+    check_rows_file("--out", out)
+    with needs_extra("training"):
+        from nunatak_cli.training.runs import prepare_device
+        from nunatak_model import DEFAULT_BACKBONE, load_backbone
+        from nunatak_training.doubts import find_doubts
+        from nunatak_training.report import ProgressBar
+        from nunatak_training.trunk import DiskTrunkStore
+    spelt = labelled_format(
+        data,
+        on_bad_row,
+        text=text_column,
+        label=label_column,
+        pair=pair_column,
+        delimiter=delimiter,
+    )
+    prepare_device(device, threads)
+    found = find_doubts(
+        data,
+        load_backbone(backbone or DEFAULT_BACKBONE, device=device.value),
+        spelt=spelt,
+        max_length=max_length,
+        trunks=DiskTrunkStore() if cache else None,
+        report=ProgressBar("doubts"),
+    )
+    tell_rejected(spelt)
+    rows = [_row(doubt) for doubt in found]
+    if out is not None:
+        kept = [{**doubt.others, **row} for doubt, row in zip(found, rows, strict=True)]
+        like = dialect_like(Path(data), delimiter=delimiter, escapes_formulas=escape_formulas)
+        write_rows("--out", out, kept, like)
+    rest = f"; the first {SHOWN} are shown" if len(found) > SHOWN else ""
+    print_outcome(
+        {"doubts": rows},
+        _table(found),
+        f"{len(found)} examples in doubt{rest}",
+        as_json=as_json,
+    )
+
+
+def _row(doubt: "Doubt") -> dict[str, JsonValue]:
+    names = ("place", "text", "text_pair", "label", "label_probability")
+    return {name: getattr(doubt, name) for name in (*names, "likely_label", "likely_probability")}
+
+
+def _table(found: "Sequence[Doubt]") -> Table:
+    table = plain_table("place", "label", "likely", "text")
+    for doubt in found[:SHOWN]:
+        label = f"{doubt.label} {doubt.label_probability:.2f}"
+        likely = f"{doubt.likely_label} {doubt.likely_probability:.2f}"
+        table.add_row(*map(Text, (doubt.place, label, likely, doubt.text[:SHOWN_CHARACTERS])))
+    return table

@@ -1,0 +1,368 @@
+"""`nunatak evaluate`: score a task version on labelled examples, on a server or in this process."""
+
+# ruff: noqa: PLC0415 - the command imports training when it runs, not for --help
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+from pydantic import JsonValue
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nunatak_cli.asking.predict import counting
+from nunatak_cli.asking.predictors import Item, Predictor, items_of, open_predictor, predicted_of
+from nunatak_cli.options import (
+    BackboneOption,
+    DelimiterOption,
+    EscapeFormulasOption,
+    JsonOption,
+    LabelColumnOption,
+    OnBadRow,
+    OnBadRowOption,
+    PairColumnOption,
+    ReferenceArgument,
+    RegistryOption,
+    TextColumnOption,
+    labelled_format,
+)
+from nunatak_cli.output import plain_table, print_outcome, tell_rejected
+from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.inputs import Input, Query, Question
+from nunatak_rows import RowFormat, check_rows_file, write_rows
+from nunatak_rows.written import dialect_like
+
+if TYPE_CHECKING:
+    from nunatak_client import Parameters, TaskResult
+    from nunatak_contract.manifest import TaskManifest
+    from nunatak_training.data import Example, TaggedWords
+    from nunatak_training.data.examples import ReadExample
+    from nunatak_training.scoring.evaluation import Evaluation, ExampleAnswer, LabelReport
+    from nunatak_training.scoring.statistics import Interval
+
+SHOWN_LABELS = 12
+"""Labels of a confusion matrix that people see; JSON has all."""
+DOCUMENTS_OF_A_QUERY = 16
+"""Documents of one request, which every server accepts."""
+OUTSIDE = "O"
+"""The tag of a word without tokens, if the task has this tag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """Labelled examples, the answer to each, and the scores."""
+
+    manifest: "TaskManifest"
+    read: "Sequence[ReadExample]"
+    said: "Sequence[ExampleAnswer]"
+    num_truncated: int
+    """Number of inputs that the task did not read to the end."""
+    evaluation: "Evaluation"
+
+
+def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
+    reference: ReferenceArgument,
+    *,
+    data: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Labelled examples, in any format that training reads."),
+    ],
+    wrong: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv|FILE.jsonl",
+            help="Write the examples with a wrong answer to this file, with all scores. Of a "
+            "regression: all examples, the largest error first.",
+        ),
+    ] = None,
+    text_column: TextColumnOption = None,
+    label_column: LabelColumnOption = None,
+    pair_column: PairColumnOption = None,
+    delimiter: DelimiterOption = None,
+    on_bad_row: OnBadRowOption = OnBadRow.REFUSE,
+    escape_formulas: EscapeFormulasOption = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Ask this server. Absent: load the task into this process."
+        ),
+    ] = None,
+    registry: RegistryOption = None,
+    backbone: BackboneOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a version on labelled examples: metrics, scores by label, confusion, calibration."""
+    check_rows_file("--wrong", wrong)
+    with needs_extra("training"):
+        # Imported before the task is loaded, because the rest of the command needs this package.
+        import_module("nunatak_training")
+    spelt = labelled_format(
+        str(data),
+        on_bad_row,
+        text=text_column,
+        label=label_column,
+        pair=pair_column,
+        delimiter=delimiter,
+    )
+    with open_predictor(server, registry=registry, backbone=backbone) as predictor:
+        scored = _score(reference, data, predictor, spelt)
+    tell_rejected(spelt)
+    if wrong is not None:
+        rows = [_wrong_row(*row, spelt) for row in _wrong(scored)]
+        like = dialect_like(data, delimiter=delimiter, escapes_formulas=escape_formulas)
+        write_rows("--wrong", wrong, rows, like)
+    print_outcome(_scored_json(scored), *_report(scored, data), as_json=as_json)
+
+
+def _score(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -> Scored:
+    from nunatak_training.data import ExampleSet
+    from nunatak_training.data.sources import load_test_rows
+    from nunatak_training.kinds import TaskKind
+    from nunatak_training.scoring.evaluation import evaluation_of
+
+    manifest = predictor.manifest(reference)
+    head, labels = manifest.head, manifest.head.labels
+    forms = {(it.head, it.problem_type): it for it in TaskKind}
+    kind = forms[head.kind, head.problem_type]
+    read = load_test_rows(data, kind=kind, labels=labels, spelt=spelt)
+    said, num_truncated = _ask(read, predictor, manifest)
+    examples = ExampleSet(examples=tuple(it.example for it in read))
+    return Scored(
+        manifest=manifest,
+        read=read,
+        said=said,
+        num_truncated=num_truncated,
+        evaluation=evaluation_of(kind, labels, examples, said),
+    )
+
+
+def _ask(
+    read: "Sequence[ReadExample]", predictor: Predictor, manifest: "TaskManifest"
+) -> "tuple[list[ExampleAnswer], int]":
+    """Ask about all examples; return the answer for each, and the number of cut inputs."""
+    asked = list(_inputs(read, manifest))
+    answers = predictor.ask(
+        (source for source, _ in asked), [manifest.reference], _parameters(read, manifest)
+    )
+    said = list["ExampleAnswer"]()
+    num_truncated = 0
+    with counting("asked") as advance:
+        for (_, members), (answer,) in zip(asked, answers, strict=True):
+            if (error := answer.error) is not None:
+                reason = f"[{error.code}] {error.detail or error.title}"
+                raise NunatakError(
+                    "invalid_row", where=members[0].where, problem=f"the task refuses it: {reason}"
+                )
+            num_truncated += answer.is_truncated
+            said.extend(_said(answer, members, manifest))
+            advance()
+    return said, num_truncated
+
+
+def _inputs(
+    read: "Sequence[ReadExample]", manifest: "TaskManifest"
+) -> "Iterator[tuple[Input, Sequence[ReadExample]]]":
+    """Yield each input with its examples: one example, or several for a query."""
+    match manifest.head.kind:
+        case HeadKind.RANKING:
+            for query, group in groupby(read, lambda it: it.example.text):
+                documents = list(group)
+                for start in range(0, len(documents), DOCUMENTS_OF_A_QUERY):
+                    part = documents[start : start + DOCUMENTS_OF_A_QUERY]
+                    texts = [it.example.text_pair or "" for it in part]
+                    yield Query(query=query, documents=texts), part
+        case HeadKind.QUESTION_ANSWERING:
+            for it in read:
+                context = it.example.text_pair or ""
+                yield Question(question=it.example.text, context=context), (it,)
+        case HeadKind.SEQUENCE_CLASSIFICATION | HeadKind.TOKEN_CLASSIFICATION:
+            for it in read:
+                yield it.example.model_input, (it,)
+
+
+def _parameters(read: "Sequence[ReadExample]", manifest: "TaskManifest") -> "Parameters":
+    """Return parameters that show everything to score, and that change no answer."""
+    from nunatak_client import Parameters
+    from nunatak_training.data import Answers
+
+    match manifest.head.kind:
+        case HeadKind.TOKEN_CLASSIFICATION:
+            return Parameters(ignore_labels=())
+        case HeadKind.QUESTION_ANSWERING:
+            labels = (it.example.label for it in read)
+            is_open = any(isinstance(it, Answers) and not it.spans for it in labels)
+            return Parameters(handle_impossible_answer=is_open)
+        case _:
+            return Parameters()
+
+
+def _said(
+    answer: "TaskResult", members: "Sequence[ReadExample]", manifest: "TaskManifest"
+) -> "list[ExampleAnswer]":
+    """Return the part of an answer for each of the examples of one input."""
+    from nunatak_training.scoring.evaluation import ExampleAnswer
+
+    items, predicted = items_of(answer), predicted_of(answer)
+    match manifest.head.kind:
+        case HeadKind.SEQUENCE_CLASSIFICATION if predicted is not None:
+            scores = {str(it["label"]): cast("float", it["score"]) for it in items}
+            return [ExampleAnswer(value=predicted, scores=scores)]
+        case HeadKind.TOKEN_CLASSIFICATION:
+            words = cast("TaggedWords", members[0].example.label)
+            return [ExampleAnswer(value=_tags(items, words, manifest.head.labels))]
+        case HeadKind.QUESTION_ANSWERING:
+            return [ExampleAnswer(value=str(items[0]["answer"]) if items else "")]
+        case HeadKind.RANKING:
+            by_place = {cast("int", it["index"]): it["score"] for it in items}
+            return [
+                ExampleAnswer(value=cast("float", by_place[place])) for place in range(len(members))
+            ]
+        case _:
+            raise NunatakError(
+                "invalid_row",
+                where=members[0].where,
+                problem="the server does not say what is predicted",
+            )
+
+
+def _tags(items: Sequence[Item], words: "TaggedWords", labels: Sequence[str]) -> tuple[str, ...]:
+    """Return the tag of each word: the tag of the word's first token, as in training."""
+    begins = [word.begin for word in words.words]
+    tags = [OUTSIDE if OUTSIDE in labels else labels[0]] * len(begins)
+    last = -1
+    for token in items:
+        begin, end = cast("int", token["start"]), cast("int", token["end"])
+        # The last character finds the word: for some tokenizers, a token begins with the space
+        # before its word.
+        word = bisect_right(begins, end - 1) - 1
+        if begin < end and word > last:
+            tags[word] = str(token["entity"])
+            last = word
+    return tuple(tags)
+
+
+def _wrong(scored: Scored) -> "list[tuple[float, ReadExample, ExampleAnswer]]":
+    """Return the examples with a wrong answer in their order; values by their error."""
+    rows = list(zip(scored.evaluation.misses, scored.read, scored.said, strict=True))
+    if scored.manifest.head.problem_type is ProblemType.REGRESSION:
+        return sorted(rows, key=lambda row: -row[0])
+    return [row for row in rows if row[0]]
+
+
+def _wrong_row(
+    miss: float, read: "ReadExample", said: "ExampleAnswer", spelt: RowFormat
+) -> dict[str, object]:
+    example = read.example
+    value = list(said.value) if isinstance(said.value, tuple) else said.value
+    used = {"text", "text_pair", "label", "labels", *spelt.renamed.values()}
+    return {
+        **{name: it for name, it in read.row.values.items() if name not in used},
+        "place": read.where,
+        "text": example.text,
+        "text_pair": example.text_pair,
+        "expected": _expected(example),
+        "predicted": value,
+        "miss": miss,
+        "scores": dict(said.scores),
+    }
+
+
+def _expected(example: "Example") -> JsonValue:
+    from nunatak_training.data import Answers, LabelSet, Relevance, TaggedWords
+
+    match example.label:
+        case LabelSet(names=names):
+            return list(names)
+        case TaggedWords(words=words):
+            return [word.tag for word in words]
+        case Answers(spans=spans):
+            return [span.text for span in spans]
+        case Relevance(grade=grade):
+            return grade
+        case label:
+            return label
+
+
+def _scored_json(scored: Scored) -> dict[str, object]:
+    found = scored.evaluation
+    cells = [
+        {"truth": truth, "predicted": predicted, "count": count}
+        for (truth, predicted), count in sorted((found.confusion or {}).items())
+    ]
+    return {
+        "reference": scored.manifest.reference,
+        "num_examples": len(scored.read),
+        "num_wrong": sum(map(bool, found.misses)),
+        "num_truncated": scored.num_truncated,
+        "metrics": dict(found.metrics),
+        "intervals": {metric: [it.low, it.high] for metric, it in found.intervals.items()},
+        "errors": dict(found.errors),
+        "majority": found.majority and {"label": found.majority[0], "share": found.majority[1]},
+        "labels": [_label_json(label) for label in found.labels],
+        "confusion": None if found.confusion is None else cells,
+        "expected_calibration_error": found.calibration_error,
+    }
+
+
+def _label_json(report: "LabelReport") -> dict[str, JsonValue]:
+    return {
+        **asdict(report),
+        "precision_interval": _ends(report.precision_interval),
+        "recall_interval": _ends(report.recall_interval),
+    }
+
+
+def _ends(interval: "Interval | None") -> JsonValue:
+    return None if interval is None else [interval.low, interval.high]
+
+
+def _report(scored: Scored, data: Path) -> list[RenderableType]:
+    found = scored.evaluation
+    title = Text(f"{scored.manifest.reference} on {data.name}: {len(scored.read)} examples")
+    parts: list[RenderableType] = [title, _metrics_table(found)]
+    if found.labels:
+        parts.append(_labels_table(found))
+    if found.confusion is not None and len(scored.manifest.head.labels) <= SHOWN_LABELS:
+        parts.append(_confusion_table(scored.manifest.head.labels, found.confusion))
+    if scored.num_truncated:
+        parts.append(Text(f"{scored.num_truncated} inputs were truncated", style="yellow"))
+    return parts
+
+
+def _metrics_table(found: "Evaluation") -> Table:
+    table = plain_table("metric", "value", "95 %", right=("value", "95 %"))
+    for metric, value in found.metrics.items():
+        interval = found.intervals.get(metric)
+        extent = "" if interval is None else f"{interval.low:.4f} to {interval.high:.4f}"
+        table.add_row(metric.value, f"{value:.4f}", extent)
+    if found.majority is not None:
+        label, share = found.majority
+        table.add_row("majority share", f"{share:.4f}", Text(f"always {label}"))
+    for name, value in found.errors.items():
+        table.add_row(name, f"{value:.4f}", "")
+    if found.calibration_error is not None:
+        table.add_row("expected_calibration_error", f"{found.calibration_error:.4f}", "")
+    return table
+
+
+def _labels_table(found: "Evaluation") -> Table:
+    numbers = ("precision", "recall", "f1", "expected", "predicted")
+    table = plain_table("label", *numbers, right=numbers)
+    for label in found.labels:
+        scores = (f"{it:.4f}" for it in (label.precision, label.recall, label.f1))
+        table.add_row(label.label, *scores, str(label.num_expected), str(label.num_predicted))
+    return table
+
+
+def _confusion_table(labels: Sequence[str], counts: Mapping[tuple[str, str], int]) -> Table:
+    table = plain_table("true \\ predicted", *labels, right=labels)
+    for truth in labels:
+        table.add_row(truth, *(str(counts.get((truth, predicted), 0)) for predicted in labels))
+    return table

@@ -1,0 +1,349 @@
+"""Trains one task for `nunatak train`, or the tasks of a file in turn for `nunatak train-all`.
+
+A trunk layer runs once for equal texts of several tasks. A task file:
+
+backbone: minilm
+shared: {epochs: 3}
+tasks:
+  tone: {data: tone.jsonl, layers: 2, promote: prod}
+  names: {data: ner/, method: lora, rank: 4, tapt: {epochs: 2}}
+"""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from rich.table import Table
+from rich.text import Text
+
+from nunatak_cli.failures import named_place
+from nunatak_cli.options import DeviceName, OnBadRow, labelled_format
+from nunatak_cli.output import error_console, facts_table
+from nunatak_cli.registry.registries import moved_line, promote, published_line
+from nunatak_cli.registry.show import SHOWN_LABELS
+from nunatak_contract.cards import facts
+from nunatak_contract.errors import NunatakError
+from nunatak_model import Backbone, compute_with, has_cuda, maths_of
+from nunatak_registry import Registry
+from nunatak_training.cache import default_cache_folder
+from nunatak_training.data import DataWarning
+from nunatak_training.fitting import recipe_on
+from nunatak_training.kinds import TaskKind
+from nunatak_training.recipes import METHODS, LayerChoice
+from nunatak_training.report import ProgressBar
+from nunatak_training.run_settings import method_settings, read_settings
+from nunatak_training.scoring import Interval
+from nunatak_training.settings import overlaid, read_mapping
+from nunatak_training.train import TrainOutcome, TrainSettings, train
+from nunatak_training.trunk import DiskTrunkStore, MemoryTrunkStore, TrunkStore
+
+
+def train_and_promote(
+    settings: TrainSettings,
+    registry: Registry,
+    backbone: Backbone,
+    *,
+    trunks: TrunkStore | None,
+    resume: bool,
+) -> tuple[TrainOutcome, str | None]:
+    """Train, publish, and point the alias, if there is one, at the new version.
+
+    Returns the outcome, and the line about the alias.
+    """
+    outcome = train(
+        settings,
+        registry=registry,
+        backbone=backbone,
+        report=ProgressBar(settings.task),
+        trunks=trunks,
+        checkpoints=default_cache_folder() if resume else None,
+        warn=lambda found: error_console().print(warnings_table(found, settings.task)),
+    )
+    if settings.promote is None:
+        return outcome, None
+    version = outcome.manifest.version
+    move, has_moved = promote(registry, settings.task, settings.promote, version)
+    return outcome, moved_line(move, has_moved=has_moved)
+
+
+def published_text(outcome: TrainOutcome) -> str:
+    return published_line(outcome.manifest.reference, is_new=outcome.is_new)
+
+
+def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
+    title = Text(f"warnings about the data of {task}")
+    table = Table("problem", "found", "what to do", title=title, title_justify="left")
+    for warning in warnings:
+        table.add_row(Text(warning.problem), Text(warning.found), Text(warning.advice))
+    return table
+
+
+def prepare_device(device: DeviceName, threads: int | None) -> None:
+    """Check that the device exists, and set the number of threads; absent: the free CPUs."""
+    if device is DeviceName.CUDA and not has_cuda():
+        raise NunatakError(
+            "invalid_option",
+            problem="--device cuda: torch finds no CUDA device here; expected a GPU with its "
+            "driver and a torch built for CUDA. Train with --device cpu",
+        )
+    compute_with(threads)
+
+
+def outcome_table(outcome: TrainOutcome) -> Table:
+    choice = outcome.layer_choice
+    num_run, num_planned = outcome.history[-1].epoch, outcome.num_epochs
+    early = "" if num_run == num_planned else f" (ended early, of {num_planned})"
+    told = {
+        **dict(_scores(outcome)),
+        **({} if choice is None else {"layers chosen": _choice_text(choice)}),
+        **facts(outcome.manifest, max_labels=SHOWN_LABELS),
+        "best epoch": f"{outcome.best_epoch} of {num_run}{early}",
+        "time": f"{outcome.seconds:.1f} s",
+    }
+    return facts_table({name: Text(text) for name, text in told.items()})
+
+
+def _scores(outcome: TrainOutcome) -> Iterator[tuple[str, str]]:
+    for metric, value in outcome.metrics.items():
+        yield f"dev {metric}", _score_text(value, outcome.intervals.get(metric))
+    if outcome.majority is not None:
+        label, share = outcome.majority
+        yield "majority share", f"{share:.4f} of the dev examples are {label}"
+    if outcome.test is not None:
+        for metric, value in outcome.test.values.items():
+            yield f"test {metric}", _score_text(value, outcome.test.intervals.get(metric))
+
+
+def _score_text(value: float, interval: Interval | None) -> str:
+    if interval is None:
+        return f"{value:.4f}"
+    low, high = interval.low, interval.high
+    return f"{value:.4f}  [{low:.4f}, {high:.4f}] at 95 % ({interval.method})"
+
+
+def _choice_text(choice: LayerChoice) -> str:
+    runs = ", ".join(
+        f"{run.layers}: {run.score:.4f} ({run.score / choice.full_score:.1%})"
+        for run in choice.runs
+    )
+    return f"{choice.layers} of {runs}; full: {choice.full_score:.4f}, target {choice.target:.0%}"
+
+
+def outcome_json(outcome: TrainOutcome, *, alias: str | None) -> dict[str, object]:
+    majority, calibration = outcome.majority, outcome.manifest.calibration
+    return {
+        "reference": outcome.manifest.reference,
+        "task": outcome.manifest.task,
+        "version": outcome.manifest.version,
+        "is_new": outcome.is_new,
+        "alias": alias,
+        "default_label": outcome.manifest.head.default_label,
+        "long_share": None if outcome.manifest.data is None else outcome.manifest.data.long_share,
+        "metrics": dict(outcome.metrics),
+        "intervals": {metric: [it.low, it.high] for metric, it in outcome.intervals.items()},
+        "majority": majority and {"label": majority[0], "share": majority[1]},
+        "test_metrics": outcome.test and dict(outcome.test.values),
+        "calibration": calibration
+        and calibration.model_dump(mode="json", include={"temperature", "dev", "test"}),
+        "best_epoch": outcome.best_epoch,
+        "planned_epochs": outcome.num_epochs,
+        "epochs": [
+            {name: value for name, value in asdict(result).items() if name != "step"}
+            for result in outcome.history
+        ],
+        "layer_choice": outcome.layer_choice,
+        "seconds": outcome.seconds,
+    }
+
+
+METHOD = "method"
+LAYER_SETTINGS = frozenset(method_settings("topk"))
+
+
+class SharedSettings(BaseModel):
+    """Settings of one task or of all tasks, including every setting of `train`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    kind: TaskKind | None = None
+    promote: str | None = None
+    note: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    pair_column: str | None = None
+    delimiter: str | None = None
+    on_bad_row: OnBadRow = OnBadRow.REFUSE
+
+    @property
+    def named(self) -> dict[str, JsonValue]:
+        return self.model_extra or {}
+
+
+class TaskSettings(SharedSettings):
+    """Settings of one task; only `data` is required."""
+
+    data: str
+    dev: Path | None = None
+
+
+class TaskFile(BaseModel):
+    """The content of a task file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backbone: str | None = None
+    shared: SharedSettings = SharedSettings()
+    tasks: Annotated[dict[str, TaskSettings], Field(min_length=1)]
+
+
+TaskResult = tuple[TrainSettings, TrainOutcome | NunatakError]
+"""A task, and its new version or the error that kept the task from being published."""
+
+
+def read_task_file(path: Path, texts: Mapping[str, str] | None = None) -> TaskFile:
+    """Read a task file, with `texts` in place of its values (see `read_mapping`).
+
+    The shared settings are merged into each task. Paths are relative to the folder of the file.
+    """
+
+    def invalid(place: str, problem: str) -> NunatakError:
+        return NunatakError("invalid_task_file", path=path, place=place, problem=problem)
+
+    with named_place(invalid):
+        file = TaskFile.model_validate(read_mapping(path, texts))
+    for name in TaskSettings.model_fields.keys() & file.shared.named.keys():
+        raise invalid(f"shared.{name}", "each task has its own")
+    tasks = {name: _merged(file.shared, task, path.parent) for name, task in file.tasks.items()}
+    return file.model_copy(update={"tasks": tasks})
+
+
+def runs_of(listed: TaskFile, file: Path, *, strict: bool = False) -> tuple[TrainSettings, ...]:
+    """Return the run of every task of a file, whose settings are checked."""
+    runs = list[TrainSettings]()
+    for task, said in listed.tasks.items():
+        with _named(file, task):
+            run = TrainSettings(
+                task=task,
+                data=said.data,
+                kind=said.kind,
+                dev=said.dev,
+                note=said.note or "",
+                settings=read_settings(said.named),
+                promote=said.promote,
+                spelt=labelled_format(
+                    task,
+                    said.on_bad_row,
+                    text=said.text_column,
+                    label=said.label_column,
+                    pair=said.pair_column,
+                    delimiter=said.delimiter,
+                ),
+                strict=strict,
+            )
+        runs.append(run)
+    return tuple(runs)
+
+
+def in_order(
+    runs: Sequence[TrainSettings], file: Path, backbone: Backbone
+) -> tuple[TrainSettings, ...]:
+    """Check the runs of a file against the backbone, and put the lowest split depth first.
+
+    A store computes the states of one depth from the states of a smaller depth. So each trunk layer
+    runs once for equal texts.
+    """
+    depths = dict[str, int]()
+    for run in runs:
+        with _named(file, run.task):
+            method = recipe_on(run.settings, backbone).method
+            # A search for the number of layers needs states of several depths.
+            is_search = run.settings.layer_target is not None
+            depth = 0 if is_search else maths_of(method).split_depth(backbone.config)
+            depths[run.task] = depth or 0
+    return tuple(sorted(runs, key=lambda run: depths[run.task]))
+
+
+def train_in_turn(
+    runs: Sequence[TrainSettings],
+    registry: Registry,
+    backbone: Backbone,
+    *,
+    cache: bool,
+    resume: bool,
+) -> tuple[TaskResult, ...]:
+    """Train and publish each task; an error of Nunatak fails only its own task."""
+    trunks = DiskTrunkStore() if cache else MemoryTrunkStore()
+    results = list[TaskResult]()
+    for number, run in enumerate(runs, start=1):
+        try:
+            found, _ = train_and_promote(run, registry, backbone, trunks=trunks, resume=resume)
+            metric, value = next(iter(found.metrics.items()))
+            line = f"{published_text(found)}, dev {metric} {value:.4f}"
+        except NunatakError as error:
+            found, line = error, f"failed [{error.code}]: {error}"
+        results.append((run, found))
+        error_console().print(f"[{number}/{len(runs)}] {run.task}: {line}", soft_wrap=True)
+    return tuple(results)
+
+
+@contextmanager
+def _named(file: Path, task: str) -> Generator[None]:
+    """Name the file and the task in an error."""
+    try:
+        yield
+    except NunatakError as error:
+        raise NunatakError(
+            "invalid_task_file", path=file, place=f"tasks.{task}", problem=str(error)
+        ) from error
+
+
+def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSettings:
+    common, own = overlaid(shared.named), overlaid(task.named)
+    method = common.get(METHOD, "topk")
+    if own.get(METHOD, method) != method:
+        # The shared settings of a method apply only to tasks of this method.
+        of_methods = {name for kind in METHODS for name in method_settings(kind)}
+        common = {name: value for name, value in common.items() if name not in of_methods}
+    if {"layers", "frozen"} & own.keys():
+        # The shared `target` applies only to tasks with `layers: auto`.
+        dropped = {"layers", "frozen"} if own.get("layers") == "auto" else LAYER_SETTINGS
+        common = {name: it for name, it in common.items() if name not in dropped}
+    said = {**shared.model_dump(exclude_none=True), **task.model_dump(exclude_none=True)}
+    fields: Mapping[str, object] = {
+        name: value for name, value in said.items() if name in TaskSettings.model_fields
+    }
+    merged = {**fields, **overlaid(common, task.named)}
+    if (folder / task.data).exists():
+        merged["data"] = str(folder / task.data)
+    if task.dev is not None:
+        merged["dev"] = folder / task.dev
+    return TaskSettings.model_validate(merged)
+
+
+def results_table(results: Sequence[TaskResult]) -> Table:
+    table = Table("task", "version", "dev score", "time", box=None)
+    for run, found in results:
+        if isinstance(found, NunatakError):
+            table.add_row(run.task, f"failed [{found.code}]", "", "")
+            continue
+        metric, value = next(iter(found.metrics.items()))
+        version, seconds = found.manifest.version, found.seconds
+        table.add_row(run.task, str(version), f"{metric} {value:.4f}", f"{seconds:.1f} s")
+    return table
+
+
+def results_json(results: Sequence[TaskResult]) -> dict[str, object]:
+    failed = sum(isinstance(found, NunatakError) for _, found in results)
+    return {
+        "published": len(results) - failed,
+        "failed": failed,
+        "tasks": [
+            {"status": "failed", "task": run.task, "code": found.code, "message": str(found)}
+            if isinstance(found, NunatakError)
+            else {"status": "published", **outcome_json(found, alias=run.promote)}
+            for run, found in results
+        ],
+    }

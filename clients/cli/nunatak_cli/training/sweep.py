@@ -1,0 +1,220 @@
+"""`nunatak sweep`: many training runs from one file, and the tables of their results."""
+
+# ruff: noqa: PLC0415 - a command imports torch when training starts, not for --help
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from nunatak_cli.options import (
+    CalibrateOption,
+    CreateOption,
+    FileSetOption,
+    JsonOption,
+    NewAliasOption,
+    OnOption,
+    RegistryOption,
+    ThreadsOption,
+    assignments,
+    group,
+)
+from nunatak_cli.output import console, error_console, print_outcome, print_text
+from nunatak_cli.registry.registries import publishing_registry
+from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.names import check_alias_name
+from nunatak_contract.plain_text import visible
+
+if TYPE_CHECKING:
+    from nunatak_training.sweeps import RunRecord
+    from nunatak_training.sweeps.running import Runner
+
+ResultsArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Results of a sweep.")]
+
+
+def run(  # noqa: PLR0913 - one parameter per option is how typer works
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Sweep file, YAML or TOML.")],
+    *,
+    results: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of results, one line of JSON per run. The same command continues a "
+            "stopped sweep: it skips runs that have a result.",
+        ),
+    ],
+    settings: FileSetOption = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Runs at the same time, without --on.")
+    ] = 1,
+    on: OnOption = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
+    threads: ThreadsOption = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Repeat the runs that failed.")
+    ] = False,
+) -> None:
+    """Run every run of a sweep that has no result yet."""
+    given = assignments("--set", settings)
+    with needs_extra("training"):
+        from nunatak_model import compute_with
+        from nunatak_training import sweeps
+    compute_with(threads)
+    grid = sweeps.read_grid(file, texts=given)
+    context = sweeps.RunContext(device=device)
+    runs = sweeps.plan_runs(grid, backbone_of=context.backbone, data_of=context.data)
+    kept = sweeps.ResultsFolder(results)
+    if retry_failed:
+        kept.drop_failures()
+    with ExitStack() as held:
+        if on is not None:
+            runner = _on_cluster(on, held, results, jobs=jobs, threads=threads, device=device)
+        elif jobs == 1:
+            runner = sweeps.OneByOne(context)
+        else:
+            runner = sweeps.InProcesses(jobs=jobs, device=device)
+        records = sweeps.run_sweep(runs, kept, runner, sweeps.SweepProgress(grid.name))
+    if on is not None:
+        console().print(_cost_table(records))
+    failures = sum(isinstance(record.outcome, sweeps.Failed) for record in records)
+    console().print(f"{len(records)} runs, {failures} failed: {results}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _on_cluster(
+    on: str, held: ExitStack, results: Path, *, jobs: int, threads: int | None, device: str
+) -> "Runner":
+    with needs_extra("ray"):
+        from nunatak_cluster.runs import OnRay
+        from nunatak_cluster.session import joined
+    if jobs != 1:
+        problem = "--jobs counts local processes; with --on, --threads gives the cores of a run"
+        raise NunatakError("invalid_option", problem=problem)
+    held.enter_context(joined(on))
+    return OnRay(checkpoints=results.absolute(), threads=threads or 1, device=device)
+
+
+def report(
+    results: ResultsArgument,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for runs.csv, table.md and plots. Absent: print the table.",
+        ),
+    ] = None,
+) -> None:
+    """Make tables and plots from the results of a sweep, even while the sweep still runs."""
+    with needs_extra("training"):
+        from nunatak_training.sweeps import cells_markdown, cells_of, in_order, write_report
+    records = _existing_records(results)
+    if out is None:
+        print_text(cells_markdown(cells_of(in_order(records))))
+        return
+    for path in write_report(records, out):
+        console().print(str(path))
+
+
+def publish(  # noqa: PLR0913 - one parameter per option is how typer works
+    results: ResultsArgument,
+    *,
+    task: Annotated[str, typer.Option(metavar="NAME", help="Name of the task in the registry.")],
+    of: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Task of the sweep. Absent: its only one."),
+    ] = None,
+    registry: RegistryOption = None,
+    create: CreateOption = False,
+    promote: NewAliasOption = None,
+    note: Annotated[str, typer.Option(metavar="TEXT", help="A remark on the version.")] = "",
+    calibrate: CalibrateOption = False,
+    as_json: JsonOption = False,
+    device: Annotated[str, typer.Option(metavar="NAME", help="Device: cpu or cuda.")] = "cpu",
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="CPU threads that compute. Absent: as in the sweep.",
+        ),
+    ] = None,
+) -> None:
+    """Train the run with the best dev score again, with its seed, and publish it."""
+    with needs_extra("training"):
+        from nunatak_model import compute_with
+        from nunatak_training.sweeps import Finished, RunContext, best_run, publish_best, run_text
+    if promote is not None:
+        check_alias_name(promote)
+    best = best_run(_existing_records(results), task=of)
+    recorded = best.environment.get("threads")
+    compute_with(threads or (recorded if isinstance(recorded, int) else None))
+    error_console().print(f"best by dev score: {run_text(best.run)}; trained again")
+    with publishing_registry(registry, create=create) as opened:
+        context = RunContext(device=device)
+        found = publish_best(best, opened, context, task=task, note=note, calibrate=calibrate)
+        if promote is not None:
+            opened.promote(task, promote, found.manifest.version)
+    metric, score = next(iter(found.metrics.items()))
+    in_sweep = best.outcome.scores[metric] if isinstance(best.outcome, Finished) else score
+    lines = [
+        f"dev {metric} {score:.4f}, in the sweep {in_sweep:.4f}",
+        f"published {found.manifest.reference}",
+        *([f"{task}@{promote} -> version {found.manifest.version}"] if promote else []),
+    ]
+    document = {
+        "reference": found.manifest.reference,
+        "run": best.run.digest,
+        "metric": metric,
+        "dev_score": score,
+        "dev_score_in_sweep": in_sweep,
+    }
+    print_outcome(document, *lines, as_json=as_json)
+
+
+def _cost_table(records: "Iterable[RunRecord]") -> Table:
+    from nunatak_training.sweeps import Finished, run_text
+
+    table = Table("run", "score", "time", "CPU time", "node", box=None)
+    for record in records:
+        outcome = record.outcome
+        score = (
+            f"{outcome.metric} {outcome.score:.4f}"
+            if isinstance(outcome, Finished)
+            else f"failed [{outcome.code}]"
+        )
+        table.add_row(
+            visible(run_text(record.run)),
+            score,
+            f"{record.seconds:.1f} s",
+            f"{record.cpu_seconds:.1f} s",
+            visible(str(record.environment.get("node", ""))),
+        )
+    return table
+
+
+def _existing_records(results: Path) -> "tuple[RunRecord, ...]":
+    """Read a results folder."""
+    from nunatak_training.sweeps import ResultsFolder
+
+    records = ResultsFolder(results).records()
+    if not records:
+        raise NunatakError(
+            "invalid_sweep", where=str(results), problem="expected a folder with results of a sweep"
+        )
+    return records
+
+
+sweep_app = group(
+    "sweep",
+    "Train over a grid of settings and compare.",
+    {
+        "run": (run, "nunatak sweep run sweep.yaml --results sweep/ --jobs 2"),
+        "report": (report, "nunatak sweep report sweep/ --out report/"),
+        "publish": (publish, "nunatak sweep publish sweep/ --task tone --promote prod"),
+    },
+)

@@ -1,0 +1,314 @@
+"""Import of the bottleneck folders of AdapterHub (the `adapters` package).
+
+Heads first. A head of `adapters`' own classes is a chain of dropout, linear maps and
+non-linearities; the names of its tensors are positions in this chain. Such a head may read the
+pooler of the base model in place of the first token. Folders of transformers' classes hold the
+class's own head, as peft's folders do.
+
+Adapters next. Houlsby's adapters (`double_seq_bn`) adapt both blocks before the residual addition.
+Pfeiffer's (`seq_bn`) adapt the feed-forward block and read the norm of its residual sum. Both
+kinds leave the norms frozen. `Bottleneck` has one size and adapts every layer from its first, so
+smaller adapters and skipped layers are padded with zeros, which change no result. The scaling is
+multiplied into `up`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from nunatak_contract.enums import (
+    AdaptedBlocks,
+    AdapterInput,
+    HeadKind,
+    Norms,
+    Pooling,
+    ProblemType,
+)
+from nunatak_contract.methods import Bottleneck, HeadOnly
+from nunatak_exchange import adapterhub_config as files
+from nunatak_exchange import checks
+from nunatak_exchange import transformers_layout as layout
+from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_model import Backbone, BackboneConfig, BranchSpec, HeadSpec, maths_of
+from nunatak_model.architectures import bert
+from nunatak_model.heads import head_shapes
+from nunatak_model.weights import Linear
+
+HEAD_TYPES = {
+    "classification": HeadKind.SEQUENCE_CLASSIFICATION,
+    "multilabel_classification": HeadKind.SEQUENCE_CLASSIFICATION,
+    "tagging": HeadKind.TOKEN_CLASSIFICATION,
+    "question_answering": HeadKind.QUESTION_ANSWERING,
+}
+OUTPUT, DENSE = "head.output", "head.dense"
+FIRST_LINEAR, SECOND_LINEAR = "1", "4"
+"""Positions in the chain: dropout, linear, tanh, dropout, linear."""
+HEAD_ADVICE = (
+    "expected a head for classification, tagging or question answering, of one linear map or, for "
+    "classification, two with tanh between them"
+)
+PICKLE_ADVICE = "save it again with save_adapter(..., use_safetensors=True)"
+PLACES = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}
+"""Our names of the adapted blocks -> theirs."""
+
+
+def import_adapterhub(
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
+) -> checks.ImportedTask:
+    """Read a bottleneck adapter with its head; it computes what `adapters` does, to rounding."""
+    return _AdapterHubImport(checkpoint, backbone, choices).task()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """A head as `HeadSpec`, with the labels that the folder names."""
+
+    spec: HeadSpec
+    parameters: Mapping[str, Tensor]
+    problem_type: ProblemType | None
+    """Where neither the caller nor the folder names one; None: the head has none."""
+    label2id: Mapping[str, int] | None
+
+    @property
+    def id2label(self) -> dict[str, JsonValue]:
+        return {str(number): label for label, number in (self.label2id or {}).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAdapter:
+    """The two stored maps of an adapter."""
+
+    down: Linear
+    up: Linear
+
+
+def normalised_bottleneck(
+    settings: Bottleneck, adapters: Mapping[tuple[int, str], StoredAdapter], config: BackboneConfig
+) -> tuple[Bottleneck, dict[str, Tensor]]:
+    """Write adapters as one method with its float32 parameters."""
+    method = settings.model_copy(
+        update={
+            "size": max(len(adapter.down.weight) for adapter in adapters.values()),
+            "first_layer": min(layer for layer, _ in adapters),
+        }
+    )
+    maths = maths_of(method)
+    maths.check(config)
+    parameters = {
+        name: torch.zeros(shape) for name, shape in maths.parameter_shapes(config).items()
+    }
+    for (layer, place), adapter in adapters.items():
+        for part, linear in (("down", adapter.down), ("up", adapter.up)):
+            prefix, (out, into) = f"layers.{layer}.{place}.{part}", linear.weight.shape
+            parameters[f"{prefix}.weight"][:out, :into] = linear.weight
+            if linear.bias is not None:
+                parameters[f"{prefix}.bias"][:out] = linear.bias
+    return method, parameters
+
+
+class _AdapterHubImport(checks.Import):
+    def task(self) -> checks.ImportedTask:
+        checkpoint, config = self.checkpoint, self.backbone.config
+        if config.model_type not in bert.MODEL_TYPES:
+            raise checkpoint.refuse(
+                f"the backbone is a {config.model_type}",
+                f"folders of AdapterHub are read for {', '.join(bert.MODEL_TYPES)}",
+            )
+        file = checkpoint.parsed(files.CONFIG_FILE, files.AdapterFile)
+        bottleneck = files.read_bottleneck(checkpoint, file)
+        self._check_backbone(file)
+        if checkpoint.settings:
+            self.check_reading()
+        layers = f"{layout.FAMILIES[config.model_type].encoder}.encoder.layer"
+        shapes = self._shapes(bottleneck, layers, file.name)
+        tensors = checkpoint.adapter_tensors(files.WEIGHTS_STEM, advice=PICKLE_ADVICE)
+        checkpoint.check_tensors(
+            tensors,
+            {f"{prefix}.{name}": it for prefix, own in shapes.values() for name, it in own.items()},
+        )
+        adapters = {at: _stored(prefix, bottleneck, tensors) for at, (prefix, _) in shapes.items()}
+        method, parameters = HeadOnly(), dict[str, Tensor]()
+        if adapters:
+            method, parameters = normalised_bottleneck(_settings(bottleneck), adapters, config)
+        head = self._head()
+        return checks.ImportedTask(
+            spec=BranchSpec(method=method, head=head.spec),
+            labels=self.labels(head.spec, head.id2label or checkpoint.meaning.id2label),
+            problem_type=head.problem_type and (self.named_problem_type or head.problem_type),
+            parameters={**parameters, **head.parameters},
+            max_length=checkpoint.max_length(self.backbone),
+            source="AdapterHub bottleneck folder, "
+            + (f"trained on {file.model_name}" if file.model_name else "no base named"),
+            base=file.model_name,
+        )
+
+    def _check_backbone(self, file: files.AdapterFile) -> None:
+        theirs, ours = file.model_type, self.backbone.config.model_type
+        width, difference = self.backbone.config.hidden_width, None
+        if theirs != ours:
+            difference = f"it adapts a {theirs[:80]} model, the backbone is a {ours}"
+        elif file.hidden_size != width:
+            difference = f"its base is {file.hidden_size} wide, the backbone {width}"
+        if difference is not None:
+            raise self.checkpoint.foreign(self.backbone, difference)
+
+    def _shapes(
+        self, config: files.BottleneckConfig, layers: str, name: str
+    ) -> dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]:
+        """Layer and our name of the place -> the adapter's prefix there, and its tensors."""
+        width = self.backbone.config.hidden_width
+        is_adapted = {
+            "attention_adapter": config.mh_adapter,
+            "feedforward_adapter": config.output_adapter,
+        }
+        is_trained, one = isinstance(config.scaling, str), config.scaling == files.Scaling.LEARNED
+        scaling = {"scaling": (1 if one else width,)} if is_trained else {}
+        shapes = dict[tuple[int, str], tuple[str, dict[str, tuple[int, ...]]]]()
+        for layer in sorted(set(range(self.backbone.config.num_layers)) - set(config.leave_out)):
+            size = files.size_at(self.checkpoint, config, layer, width)
+            own: dict[str, tuple[int, ...]] = {
+                "adapter_down.0.weight": (size, width),
+                "adapter_down.0.bias": (size,),
+                "adapter_up.weight": (width, size),
+                "adapter_up.bias": (width,),
+                **scaling,
+            }
+            for place, block in PLACES.items():
+                if is_adapted[place]:
+                    shapes[layer, place] = (f"{layers}.{layer}.{block}.adapters.{name}", own)
+        return shapes
+
+    def _head(self) -> _Head:
+        file = self.checkpoint.parsed(files.HEAD_FILE, files.HeadFile)
+        tensors = self.checkpoint.adapter_tensors(files.HEAD_STEM, advice=PICKLE_ADVICE)
+        if file.config is None:
+            return self._class_head(file, tensors)
+        return self._flexible_head(file.config, file.name or "", tensors)
+
+    def _flexible_head(
+        self, head: files.FlexibleHead, name: str, tensors: Mapping[str, Tensor]
+    ) -> _Head:
+        spec = self._spec(head)
+        positions = {OUTPUT: FIRST_LINEAR}
+        if head.layers == 2:
+            positions = {OUTPUT: SECOND_LINEAR, DENSE: FIRST_LINEAR}
+        names = {
+            f"{ours}.{part}": f"heads.{name}.{position}.{part}"
+            for ours, position in positions.items()
+            for part in ("weight", "bias")
+        }
+        if spec.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+            problem_type = None
+        elif head.head_type == "multilabel_classification":
+            problem_type = ProblemType.MULTI_LABEL
+        else:
+            one = head.num_labels == 1
+            problem_type = ProblemType.REGRESSION if one else ProblemType.SINGLE_LABEL
+        return _Head(
+            spec=spec,
+            parameters=self._head_parameters(spec, names, tensors),
+            problem_type=problem_type,
+            label2id=head.label2id,
+        )
+
+    def _class_head(self, file: files.HeadFile, tensors: Mapping[str, Tensor]) -> _Head:
+        kind = layout.kind_of_class(file.model_class)
+        if kind is None:
+            found = f"its head belongs to {file.model_class[:80]!r}"
+            raise self.checkpoint.refuse(found, HEAD_ADVICE)
+        if file.num_labels is None:
+            raise self.checkpoint.invalid("its head_config.json has no num_labels")
+        spec = layout.head_spec(kind, self.backbone.config, num_outputs=file.num_labels)
+        held = layout.ClassLayout(self.backbone.config, kind)
+        of_base = f"{held.family.encoder}."
+        names = {ours: it for ours, it in held.head_names.items() if not it.startswith(of_base)}
+        return _Head(
+            spec=spec,
+            parameters=self._head_parameters(spec, names, tensors),
+            problem_type=layout.usual_problem_type(spec),
+            label2id=file.label2id,
+        )
+
+    def _head_parameters(
+        self, spec: HeadSpec, names: Mapping[str, str], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The stored tensors of a head. A dense layer without a name is the backbone's pooler."""
+        shapes = head_shapes(spec, self.backbone.config)
+        expected = {names[it]: shapes[it] for it in shapes if it in names}
+        self.checkpoint.check_tensors(tensors, expected)
+        pooler = {} if shapes.keys() <= names.keys() else self._pooler_parameters()
+        return {it: tensors[names[it]] if it in names else pooler[it] for it in shapes}
+
+    def _pooler_parameters(self) -> dict[str, Tensor]:
+        pooler = self.backbone.pooler
+        if pooler is None or pooler.bias is None:
+            difference = "the head reads the pooler of its base, and this backbone has none"
+            raise self.checkpoint.foreign(self.backbone, difference)
+        return {
+            f"{DENSE}.weight": pooler.weight.to("cpu", torch.float32, copy=True),
+            f"{DENSE}.bias": pooler.bias.to("cpu", torch.float32, copy=True),
+        }
+
+    def _spec(self, head: files.FlexibleHead) -> HeadSpec:
+        kind, checkpoint = HEAD_TYPES.get(head.head_type), self.checkpoint
+        if kind is None:
+            raise checkpoint.refuse(f"its head is of type {head.head_type[:80]!r}", HEAD_ADVICE)
+        most = 2 if kind is HeadKind.SEQUENCE_CLASSIFICATION else 1
+        if not 1 <= head.layers + head.use_pooler <= most or head.layers < 1:
+            pooler = " over the pooler" if head.use_pooler else ""
+            raise checkpoint.refuse(
+                f"its {head.head_type} head has {head.layers} layers{pooler}", HEAD_ADVICE
+            )
+        if head.layers == 2 and head.activation_function != "tanh":
+            raise checkpoint.refuse(
+                f"its head activates by {head.activation_function!r}", HEAD_ADVICE
+            )
+        if not head.bias:
+            raise checkpoint.refuse("its head has no offset (bias)", HEAD_ADVICE)
+        if kind.fixed_outputs not in {None, head.num_labels}:
+            raise checkpoint.refuse(
+                f"its {head.head_type} head has {head.num_labels} outputs", HEAD_ADVICE
+            )
+        if kind.reads_tokens:
+            return HeadSpec(kind=kind, num_labels=head.num_labels)
+        dense = head.layers == 2 or head.use_pooler
+        return HeadSpec(kind=kind, num_labels=head.num_labels, pooling=Pooling.FIRST, dense=dense)
+
+
+def _stored(
+    prefix: str, config: files.BottleneckConfig, tensors: Mapping[str, Tensor]
+) -> StoredAdapter:
+    scale = config.scaling
+    factor = tensors[f"{prefix}.scaling"] if isinstance(scale, str) else torch.tensor([scale])
+    return StoredAdapter(
+        down=Linear(
+            weight=tensors[f"{prefix}.adapter_down.0.weight"],
+            bias=tensors[f"{prefix}.adapter_down.0.bias"],
+        ),
+        up=Linear(
+            weight=tensors[f"{prefix}.adapter_up.weight"] * factor.unsqueeze(1),
+            bias=tensors[f"{prefix}.adapter_up.bias"] * factor,
+        ),
+    )
+
+
+def _settings(config: files.BottleneckConfig) -> Bottleneck:
+    match config.mh_adapter, config.output_adapter:
+        case True, True:
+            blocks = AdaptedBlocks.BOTH
+        case True, False:
+            blocks = AdaptedBlocks.ATTENTION
+        case _:
+            blocks = AdaptedBlocks.FEEDFORWARD
+    return Bottleneck(
+        blocks=blocks,
+        reads=AdapterInput.NORMED_SUM if config.original_ln_before else AdapterInput.BLOCK,
+        activation=files.ACTIVATIONS[config.non_linearity.lower()],
+        norms=Norms.FROZEN,
+        size=1,  # found in the tensors
+    )

@@ -1,0 +1,415 @@
+"""Backbones that a user adds: any checkpoint that transformers reads, as a folder for serving.
+
+`add_backbone` writes a folder that `load_backbone` opens alone:
+
+config.json, tokenizer.json, tokenizer_config.json    as the checkpoint has them, or as transformers
+                                                      writes them
+model.safetensors                                     the encoder, and the first tensors of heads
+modules.json, 1_Pooling/config.json, ...              of sentence-transformers, if there are any
+backbone.json                                         name, origin and digest
+
+Tokenizer files that serving can read already are copied byte by byte, and weights keep their number
+format, so that the digest stays. Before the folder appears, the vectors of a few texts are compared
+with transformers' own.
+"""
+
+import json
+import math
+import os
+import pickle
+import re
+import tempfile
+import time
+import zipfile
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_contract.names import DEFAULT_BACKBONE
+from nunatak_exchange import reference
+from nunatak_exchange.checkpoint import (
+    CONFIG,
+    MAX_TOKENIZER_BYTES,
+    MAX_WEIGHT_BYTES,
+    PICKLE_ADVICE,
+    Checkpoint,
+    check_new,
+    new_folder,
+    write_json,
+)
+from nunatak_exchange.hub import Fetched, HuggingFaceHub, fetched, is_folder
+from nunatak_model import (
+    Backbone,
+    BackboneConfig,
+    CorruptBackboneError,
+    UnsupportedBackboneError,
+    load_backbone,
+    tensors_to_bytes,
+    tokenizer_settings,
+)
+from nunatak_model.architectures import architecture_of, config_from, encoder_shapes
+from nunatak_model.checkpoint import RECORD, WEIGHTS, WEIGHTS_INDEX, added_backbones, bare_tensors
+from nunatak_model.sentence_folder import FILES as SENTENCE_FILES
+from nunatak_model.text.bounds import check_bounds, check_token_ids, patterns_in
+from nunatak_model.text.tokenizer import TextTokenizer
+from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
+
+OLD_WEIGHTS, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+SLOW_TOKENIZER_FILES: Final = ("vocab.json", "merges.txt", "*.model", "vocab.bpe", "bpe.codes")
+FILES: Final = (
+    CONFIG,
+    *tokenizer_settings.FILES,
+    *SLOW_TOKENIZER_FILES,
+    *SENTENCE_FILES,
+    "model*.safetensors",
+    WEIGHTS_INDEX,
+)
+READ_ERRORS = (
+    *(pickle.UnpicklingError, zipfile.BadZipFile),
+    *(RuntimeError, ValueError, EOFError, OSError),
+)
+"""Errors of `torch.load` over a damaged file, or over one with more than tensors."""
+OLD_FILES: Final = ("pytorch_model*.bin", OLD_INDEX)
+MAX_FILES: Final = 20_000
+"""Files in a zip archive of old weights, one for each tensor."""
+STDERR: Final = 2
+MAX_LETTERS: Final = 64
+MAX_PATTERN_S: Final = 5.0
+"""Time for a few hundred short texts, which take milliseconds."""
+SMALL_NUMEL: Final = 2**20
+"""Numbers that a model may lack whatever its size; the missing tensors are then named."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+class AddedBackbone(BaseModel):
+    """The record of an added backbone, `backbone.json`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    source: str
+    """The folder's name, or the hub id with its commit."""
+    digest: str
+    model_type: str
+    num_layers: int
+    hidden_width: int
+    max_tokens: int
+    difference: float
+    """Largest difference from transformers' vectors when it was added, as a part of the largest."""
+
+
+def add_backbone(
+    place: str, *, name: str | None, hub: HuggingFaceHub, revision: str | None = None
+) -> AddedBackbone:
+    """Read a checkpoint by transformers, check it, and write it to the folder of added backbones.
+
+    Args:
+        place: a folder, or a repository on the hub.
+        name: the name for `--backbone`; None takes the last part of the place.
+        hub: gives the files of a repository.
+        revision: branch, tag or commit on the hub; None takes the newest.
+
+    Raises:
+        NunatakError: `invalid_option`, the name is not allowed; `folder_in_use`, there is a
+            backbone of that name; `invalid_folder`, a file is missing or damaged;
+            `unsupported_import`, the architecture or a setting is not available here, or the
+            vectors differ from transformers' own; `hub_unavailable`.
+    """
+    wanted = _checked_name(name or place.rstrip("/").rpartition("/")[2])
+    target = added_backbones() / wanted
+    check_new(target)
+    with _checkpoint(place, hub=hub, revision=revision) as there, new_folder(target) as made:
+        return write_backbone(Checkpoint(there.folder), made, name=wanted, source=there.origin)
+
+
+def list_backbones() -> list[AddedBackbone]:
+    folder = added_backbones()
+    names = sorted(it.parent.name for it in folder.glob(f"*/{RECORD}")) if folder.is_dir() else []
+    return [read_backbone(name) for name in names]
+
+
+def read_backbone(name: str) -> AddedBackbone:
+    checkpoint = Checkpoint(added_backbones() / _checked_name(name))
+    if not checkpoint.has(RECORD):
+        raise NunatakError(
+            "backbone_not_found",
+            source=name,
+            reason="no backbone of that name was added; `nunatak backbone list` shows all",
+        )
+    return checkpoint.parsed(RECORD, AddedBackbone)
+
+
+def verify_backbone(name: str) -> str | None:
+    """Load an added backbone and compare its digest; return the problem, or None."""
+    try:
+        record = read_backbone(name)
+        digest = load_backbone(added_backbones() / name).digest
+    except NunatakError as error:
+        if error.code == "backbone_not_found":
+            raise
+        return str(error)
+    if digest == record.digest:
+        return None
+    return f"its files have the digest {digest[:12]}..., {RECORD} says {record.digest[:12]}..."
+
+
+def write_backbone(checkpoint: Checkpoint, made: Path, *, name: str, source: str) -> AddedBackbone:
+    raw = checkpoint.config
+    with checkpoint.backbone_errors():
+        # An architecture that is not available is refused before anything large is read.
+        shape = config_from(raw)
+    reference.check_num_labels(checkpoint, raw)
+    tokenizer = _transformers_tokenizer(checkpoint)
+    _write_tokenizer(checkpoint, made, tokenizer)
+    for pattern in SENTENCE_FILES:
+        for path in sorted(checkpoint.folder.glob(pattern)):
+            _copy(checkpoint, made, str(path.relative_to(checkpoint.folder)))
+    write_json(made, CONFIG, {key: it for key, it in raw.items() if key != "auto_map"})
+    stored = _read_weights(checkpoint)
+    _check_size(checkpoint, stored, shape)
+    config = reference.config_of(checkpoint, raw)
+    theirs = reference.load_model(checkpoint, reference.encoder_class(config), config, stored)
+    with checkpoint.backbone_errors():
+        tensors = _tensors(stored, theirs.model.state_dict(), shape)
+        (made / WEIGHTS).write_bytes(tensors_to_bytes(tensors))
+        backbone = load_backbone(made)
+    source_names = architecture_of(backbone.config).source_names
+    needed = {name for it in encoder_shapes(backbone.config) for name in source_names(it)}
+    # transformers makes up the tensors that a checkpoint lacks.
+    checkpoint.check_names(missing=needed & theirs.missing)
+    _check_patterns(checkpoint, backbone.tokenizer)
+    _check_tokens(checkpoint, tokenizer, backbone)
+    encodings = reference.probe_encodings(backbone)
+    expected = reference.answers_of(theirs.model, encodings)
+    difference = reference.check_answers(
+        checkpoint, reference.vector_branch(backbone), backbone, encodings, expected
+    )
+    record = AddedBackbone(
+        name=name,
+        source=source,
+        digest=backbone.digest,
+        model_type=backbone.config.model_type,
+        num_layers=backbone.config.num_layers,
+        hidden_width=backbone.config.hidden_width,
+        max_tokens=backbone.config.max_tokens,
+        difference=difference,
+    )
+    write_json(made, RECORD, record.model_dump(mode="json"))
+    return record
+
+
+def _checked_name(name: str) -> str:
+    if NAME.fullmatch(name) and name != DEFAULT_BACKBONE:
+        return name
+    raise NunatakError(
+        "invalid_option",
+        problem="the name of an added backbone has 1 to 96 letters, digits, dots, hyphens and "
+        f"underscores, begins with a letter or a digit, and is not {DEFAULT_BACKBONE!r}; got "
+        f"{name[:100]!r} (give another with --name)",
+    )
+
+
+@contextmanager
+def _checkpoint(place: str, *, hub: HuggingFaceHub, revision: str | None) -> Generator[Fetched]:
+    """Yield the files of a place. Old weights are fetched only if there are no others."""
+    with fetched(place, hub=hub, revision=revision, files=FILES) as there:
+        if is_folder(place) or any(there.folder.glob("*.safetensors")):
+            yield there
+            return
+    with fetched(place, hub=hub, revision=revision, files=(*FILES, *OLD_FILES)) as there:
+        yield there
+
+
+def _copy(checkpoint: Checkpoint, made: Path, name: str) -> None:
+    data = checkpoint.read(name, limit=MAX_TOKENIZER_BYTES)
+    (made / name).parent.mkdir(exist_ok=True)
+    (made / name).write_bytes(data)
+
+
+def _transformers_tokenizer(checkpoint: Checkpoint) -> Any:  # noqa: ANN401 - untyped there
+    """The tokenizer as transformers reads it, from copies of the files that decide it."""
+    with needs_extra("training"):
+        from transformers import AutoTokenizer  # noqa: PLC0415 - takes seconds
+
+    patterns = (TOKENIZER, tokenizer_settings.VOCABULARY, *SLOW_TOKENIZER_FILES)
+    if not any(any(checkpoint.folder.glob(pattern)) for pattern in patterns):
+        # transformers would make an empty tokenizer.
+        raise checkpoint.invalid(f"it has no file of a tokenizer ({', '.join(patterns)})")
+    with tempfile.TemporaryDirectory() as scratch, reference.quiet():
+        clean = Path(scratch)
+        for pattern in (CONFIG, *tokenizer_settings.FILES, *SLOW_TOKENIZER_FILES):
+            for path in sorted(checkpoint.folder.glob(pattern)):
+                _copy(checkpoint, clean, path.name)
+        _check_tokenizer_files(checkpoint)
+        with checkpoint.refused_by("transformers", "read its tokenizer"):
+            tokenizer = cast("Any", AutoTokenizer).from_pretrained(
+                clean, trust_remote_code=False, local_files_only=True
+            )
+    if not tokenizer.is_fast:
+        raise checkpoint.refuse(
+            f"its tokenizer {type(tokenizer).__name__} has no form as {TOKENIZER}",
+            "take a checkpoint whose tokenizer the tokenizers library can compute",
+        )
+    return tokenizer
+
+
+def _check_tokenizer_files(checkpoint: Checkpoint) -> None:
+    """Refuse what would take far more memory or work than a tokenizer, before anything reads it."""
+    with checkpoint.backbone_errors():
+        if checkpoint.has(TOKENIZER):
+            check_bounds(checkpoint.json(TOKENIZER, limit=MAX_TOKENIZER_BYTES))
+        for name in ("vocab.json", tokenizer_settings.ADDED_TOKENS_FILE):
+            if checkpoint.has(name):
+                check_token_ids(checkpoint.json(name, limit=MAX_TOKENIZER_BYTES))
+        added = checkpoint.settings.get(tokenizer_settings.ADDED_TOKENS)
+        if isinstance(added, dict):
+            check_token_ids([int(it) for it in added if it.isdecimal()])
+
+
+def _check_patterns(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> None:
+    """Refuse a tokenizer with a pattern that tries too many ways to match a short text."""
+    patterns = "".join(patterns_in(json.loads(tokenizer.definition)))
+    letters = sorted({it for it in patterns if it.isalnum()} | {*"a0! "})[:MAX_LETTERS]
+    for times in (50, 500):
+        texts = [f"{it * times}{end}" for it in (*letters, "".join(letters)) for end in ("", "!")]
+        begin = time.monotonic()
+        try:
+            with _without_lines_of_panics():
+                tokenizer.encode(texts, max_length=10**9)
+            is_slow = time.monotonic() - begin > MAX_PATTERN_S
+        except NunatakError:
+            is_slow = True
+        if is_slow:
+            raise checkpoint.refuse(
+                f"a pattern in its {TOKENIZER} tries too many ways to match a short text",
+                "take a checkpoint whose tokenizer has a pattern without nested repetitions",
+            )
+
+
+@contextmanager
+def _without_lines_of_panics() -> Generator[None]:
+    """Keep off the terminal what Rust code writes there when it gives up."""
+    with Path(os.devnull).open("wb") as nowhere:
+        kept = os.dup(STDERR)
+        os.dup2(nowhere.fileno(), STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(kept, STDERR)
+            os.close(kept)
+
+
+def _check_size(
+    checkpoint: Checkpoint, stored: Mapping[str, Tensor], config: BackboneConfig
+) -> None:
+    """Refuse a `config.json` of an encoder far larger than the weights, which would be made up."""
+    described = sum(math.prod(shape) for shape in encoder_shapes(config).values())
+    held = sum(tensor.numel() for tensor in stored.values())
+    if described > 2 * held + SMALL_NUMEL:
+        raise checkpoint.refuse(
+            f"its config.json describes an encoder of {described} numbers, and its weights hold "
+            f"{held}",
+            "take the config.json that was saved with the weights",
+        )
+
+
+def _write_tokenizer(checkpoint: Checkpoint, made: Path, tokenizer: Any) -> None:  # noqa: ANN401
+    raw, settings = checkpoint.config, checkpoint.settings
+    try:
+        definition = tokenizer_settings.definition_of(checkpoint.tokenizer_file, raw, settings)
+        if definition is not None:
+            tokenizer_settings.check_settings(raw, settings, json.loads(definition))
+    except (UnsupportedBackboneError, CorruptBackboneError, ValueError):
+        definition = None
+    if definition is not None:
+        (made / TOKENIZER).write_bytes(definition)
+        if settings:
+            _copy(checkpoint, made, TOKENIZER_CONFIG)
+        return
+    with reference.quiet():
+        tokenizer.save_pretrained(made)
+    written = Checkpoint(made).fields(TOKENIZER_CONFIG)
+    written["model_input_names"] = list(cast("list[str]", tokenizer.model_input_names))
+    write_json(made, TOKENIZER_CONFIG, written)
+
+
+def _read_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """All tensors of the checkpoint, in their stored format."""
+    old = checkpoint.weight_files(single=OLD_WEIGHTS, index=OLD_INDEX)
+    if checkpoint.weight_files() or not old:
+        return checkpoint.stored_tensors()
+    stored = dict[str, Tensor]()
+    for name in old:
+        stored |= _read_old(checkpoint, name)
+    return stored
+
+
+def _read_old(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
+    """The tensors of a file that `torch.save` wrote.
+
+    torch's restricted reader builds tensors alone, and runs no code of the file.
+    """
+    data = checkpoint.read_once(name, limit=MAX_WEIGHT_BYTES)
+    with tempfile.NamedTemporaryFile() as copy:
+        copy.write(data)
+        copy.flush()
+        path = Path(copy.name)
+        del data
+        try:
+            if (size := _unpacked_bytes(path)) > MAX_WEIGHT_BYTES:
+                raise _refused_old(checkpoint, name, f"it unpacks to {size} bytes")
+            found = cast("object", torch.load(path, map_location="cpu", weights_only=True))
+        except READ_ERRORS as error:
+            raise _refused_old(checkpoint, name, str(error).partition("\n")[0][:200]) from error
+    tensors = cast("dict[object, object]", found) if isinstance(found, dict) else {}
+    if not tensors or not all(isinstance(it, Tensor) for it in tensors.values()):
+        raise _refused_old(checkpoint, name, "it is no dictionary of tensors")
+    return {str(key): cast("Tensor", it).contiguous() for key, it in tensors.items()}
+
+
+def _unpacked_bytes(path: Path) -> int:
+    """The size of a zip archive's content; 0 for the older format, which packs nothing."""
+    if not zipfile.is_zipfile(path):
+        return 0
+    with zipfile.ZipFile(path) as archive:
+        files = archive.infolist()
+        return MAX_WEIGHT_BYTES + 1 if len(files) > MAX_FILES else sum(it.file_size for it in files)
+
+
+def _refused_old(checkpoint: Checkpoint, name: str, reason: str) -> NunatakError:
+    found = f"{name} is not read, because only plain tensors are ({reason})"
+    return checkpoint.refuse(found, PICKLE_ADVICE)
+
+
+def _tensors(
+    stored: Mapping[str, Tensor], read: Mapping[str, Tensor], config: BackboneConfig
+) -> dict[str, Tensor]:
+    """The stored tensors of the encoder; with names that only transformers knows, its own."""
+    try:
+        return bare_tensors(stored, config)
+    except CorruptBackboneError:
+        return bare_tensors(read, config)
+
+
+def _check_tokens(checkpoint: Checkpoint, tokenizer: Any, backbone: Backbone) -> None:  # noqa: ANN401
+    """Refuse a tokenizer that gives other token ids or types than transformers' own."""
+    texts = (*reference.PROBE_INPUTS, reference.LONG_TEXT, "Ünïcödé, CJK 東京, and \U0001f600!")
+    ours = backbone.tokenizer.encode(texts, max_length=10**9)
+    for text, found in zip(texts, ours, strict=True):
+        pair = (text,) if isinstance(text, str) else text
+        with reference.quiet():
+            read = tokenizer(*pair)
+        types = read.get("token_type_ids") or [0] * found.num_tokens
+        if list(found.token_ids) != read["input_ids"] or list(found.type_ids) != types:
+            raise checkpoint.refuse(
+                f"transformers' {type(tokenizer).__name__} and {TOKENIZER} read "
+                f"{str(text)[:40]!r} differently",
+                "load the tokenizer once with AutoTokenizer, save it with save_pretrained, "
+                "and add the result",
+            )

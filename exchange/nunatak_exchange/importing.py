@@ -1,0 +1,140 @@
+"""Import of a folder of any known kind, up to a draft for the registry."""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import ValidationError
+
+from nunatak_contract.enums import HeadKind, ImportFormat, OnLong, ProblemType
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.names import check_task_name
+from nunatak_exchange.adapterhub_import import import_adapterhub
+from nunatak_exchange.checkpoint import CONFIG, Checkpoint
+from nunatak_exchange.checks import (
+    AS_THE_FOLDER_SAYS,
+    Import,
+    ImportChoices,
+    ImportedTask,
+    check_exact,
+)
+from nunatak_exchange.hub import MANIFEST
+from nunatak_exchange.peft_config import CONFIG_FILE
+from nunatak_exchange.peft_import import import_peft
+from nunatak_exchange.reference import PROBE_INPUTS
+from nunatak_exchange.transformers_import import import_transformers
+from nunatak_model import Backbone
+from nunatak_model.tokenizer_settings import VOCABULARY
+from nunatak_versions.drafting import Provenance, VersionDraft, draft_task
+from nunatak_versions.records import head_record
+
+FILES = ("*.json", "*.safetensors", VOCABULARY)
+
+
+def kind_of(
+    checkpoint: Checkpoint,
+) -> Literal[ImportFormat.TRANSFORMERS, ImportFormat.PEFT, ImportFormat.ADAPTERHUB]:
+    folder = checkpoint.folder
+    if not folder.is_dir():
+        raise NunatakError("invalid_folder", folder=str(folder), reason="there is no such folder")
+    if checkpoint.has(MANIFEST):
+        raise checkpoint.refuse(
+            f"it has a {MANIFEST} and is no foreign folder", "use `nunatak task pull`"
+        )
+    if checkpoint.has(CONFIG_FILE):
+        # Both kinds of adapters have a file of this name.
+        is_peft = checkpoint.fields(CONFIG_FILE).get("peft_type") is not None
+        return ImportFormat.PEFT if is_peft else ImportFormat.ADAPTERHUB
+    if checkpoint.has(CONFIG):
+        return ImportFormat.TRANSFORMERS
+    raise checkpoint.invalid(f"it has neither {CONFIG_FILE} (an adapter) nor {CONFIG} (a model)")
+
+
+def import_folder(
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    *,
+    kind: ImportFormat = ImportFormat.AUTO,
+    choices: ImportChoices = AS_THE_FOLDER_SAYS,
+) -> ImportedTask:
+    """Read a folder of the given kind. Without a kind, the files of the folder decide.
+
+    Raises:
+        NunatakError: `foreign_backbone`, the folder has another shape, tokenizer or base than the
+            backbone, or an adapter names no base.
+        NunatakError: `invalid_folder`, `corrupt_file`, `tensor_mismatch`, `unknown_labels` or
+            `pickled_weights`, a part of the folder is missing, unsound or left over.
+        NunatakError: `unsupported_import`, no method or head here computes the same.
+    """
+    check_exact(backbone)
+    match kind_of(checkpoint) if kind is ImportFormat.AUTO else kind:
+        case ImportFormat.TRANSFORMERS:
+            return import_transformers(checkpoint, backbone, choices)
+        case ImportFormat.PEFT:
+            imported = import_peft(checkpoint, backbone, choices)
+        case ImportFormat.ADAPTERHUB:
+            imported = import_adapterhub(checkpoint, backbone, choices)
+    if not choices.allows_other_base:
+        Import(checkpoint, backbone, choices).check_base(imported.base)
+    return imported
+
+
+def draft_imported(
+    task: str,
+    imported: ImportedTask,
+    backbone: Backbone,
+    *,
+    origin: str,
+    created_at: datetime,
+    note: str = "",
+    choices: ImportChoices = AS_THE_FOLDER_SAYS,
+) -> VersionDraft:
+    """Describe an imported task as a version to publish, without data and scores.
+
+    If there are two exclusive labels, the first is the default label unless the caller names one.
+    """
+    check_task_name(task)
+    _check_inputs(imported.spec.head.kind, origin, choices)
+    default_label = choices.default_label
+    is_classification = imported.spec.head.kind is HeadKind.SEQUENCE_CLASSIFICATION
+    is_single = imported.problem_type in {None, ProblemType.SINGLE_LABEL}
+    if default_label is None and is_classification and is_single and len(imported.labels) == 2:
+        default_label = imported.labels[0]
+    try:
+        head = head_record(
+            imported.spec.head,
+            imported.labels,
+            imported.problem_type,
+            imported.score,
+            default_label=default_label,
+            thresholds=choices.thresholds,
+        )
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]["msg"]
+        raise NunatakError(
+            "invalid_folder", folder=origin, reason=f"labels and head do not fit: {problem}"
+        ) from error
+    most = backbone.config.max_tokens
+    found = f"imported from {origin}: {imported.source}"
+    return draft_task(
+        task,
+        method=imported.spec.method,
+        head=head,
+        reads=choices.reads,
+        on_long=choices.on_long,
+        parameters=imported.parameters,
+        backbone=backbone,
+        max_length=min(imported.max_length or most, most),
+        probe_inputs=PROBE_INPUTS,
+        provenance=Provenance(created_at=created_at, note="; ".join(filter(None, (found, note)))),
+    )
+
+
+def _check_inputs(kind: HeadKind, origin: str, choices: ImportChoices) -> None:
+    problem = None
+    if kind.reads_tokens and choices.on_long not in {None, OnLong.WINDOWS}:
+        problem = f"long texts as windows, got on_long {choices.on_long}"
+    elif choices.reads is not None and kind is not HeadKind.SEQUENCE_CLASSIFICATION:
+        problem = f"inputs of its own kind, got reads {choices.reads}; leave it out"
+    if problem is not None:
+        reason = f"a {kind} task reads {problem}"
+        raise NunatakError("invalid_folder", folder=origin, reason=reason)

@@ -1,0 +1,279 @@
+"""Import of the adapter folders of peft.
+
+peft adapts a model of transformers that has the backbone's weights. Its answers are the reference.
+Then peft merges the adapter into the weights. If LoRA or IA3 here gives the same weights, the task
+is LoRA or IA3; otherwise the task owns the layers from the lowest changed layer up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+
+from nunatak_contract.enums import HeadKind, Pooling, RankingScore
+from nunatak_contract.errors import needs_extra
+from nunatak_contract.methods import Method
+from nunatak_exchange import checks, peft_config, reference
+from nunatak_exchange import cross_encoder as cross_encoders
+from nunatak_exchange import transformers_layout as layout
+from nunatak_exchange.checkpoint import CONFIG, Checkpoint
+from nunatak_exchange.peft_methods import ADAPTER, kind_of, native_method
+from nunatak_exchange.transformers_export import merged_weights
+from nunatak_exchange.transformers_import import find_divergence
+from nunatak_model import Backbone, BranchSpec, HeadSpec, build_branch, parameter_shapes
+from nunatak_model.architectures import architecture_of, encoder_shapes
+from nunatak_model.heads import head_shapes
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+PREFIX: Final = "base_model.model."
+PICKLE_ADVICE: Final = (
+    "save it again with a current peft (save_pretrained), which writes safetensors"
+)
+SHAPED_BY_TRAINING: Final = frozenset({"ADALORA"})
+"""Methods whose tensors have other shapes after training than the configuration says."""
+MERGE_TOLERANCE: Final = 1e-5
+"""Largest difference of two merged weights, as a part of the tensor's largest value."""
+
+
+def import_peft(
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
+) -> checks.ImportedTask:
+    """Read an adapter with its head; it computes what peft computes, to rounding.
+
+    Args:
+        checkpoint: holds `adapter_config.json` and `adapter_model.safetensors` of peft.
+        backbone: the base model of the adapter. peft records no digest of the base model, so only
+            shapes and names can be checked here.
+        choices: replace the folder's `config.json`, since peft stores neither labels nor problem
+            type.
+    """
+    return _PeftImport(checkpoint, backbone, choices).task()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Base:
+    """The base model with the backbone's weights."""
+
+    model: "PreTrainedModel"
+    random: Mapping[str, tuple[int, ...]]
+    """The shapes of the tensors that the backbone does not have, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    spec: BranchSpec
+    parameters: Mapping[str, Tensor]
+    found: str
+
+
+class _PeftImport(checks.Import):
+    def __init__(
+        self, checkpoint: Checkpoint, backbone: Backbone, choices: checks.ImportChoices
+    ) -> None:
+        super().__init__(checkpoint, backbone, choices)
+        self.fields = peft_config.read_fields(checkpoint)
+        self.method = str(self.fields["peft_type"])
+        self.kind = peft_config.head_kind(checkpoint, self.fields)
+        self.names = layout.ClassLayout(backbone.config, self.kind)
+
+    def task(self) -> checks.ImportedTask:
+        self._check_types()
+        if self.checkpoint.settings:
+            self.check_reading()
+        num_outputs = self.names.num_outputs(self.stored, prefix=PREFIX)
+        cross_encoder = cross_encoders.read_cross_encoder(self.checkpoint, self.backbone)
+        ranks = self.kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
+            self.checkpoint, cross_encoder, self.choices, num_outputs=num_outputs
+        )
+        head = layout.head_spec(
+            HeadKind.RANKING if ranks else self.kind,
+            self.backbone.config,
+            num_outputs=num_outputs,
+            pooling=self._pooling(),
+        )
+        branch = self._branch(self._with_padding(head))
+        base = self.fields.get("base_model_name_or_path")
+        return checks.ImportedTask(
+            spec=branch.spec,
+            labels=self.labels(head, self.checkpoint.meaning.id2label),
+            problem_type=self.problem_type(head),
+            parameters=branch.parameters,
+            max_length=cross_encoder.max_length,
+            source=f"peft {branch.found}, " + (f"trained on {base}" if base else "no base named"),
+            score=cross_encoder.score if ranks else RankingScore.SIGMOID,
+            base=str(base) if base else None,
+        )
+
+    @cached_property
+    def stored(self) -> Mapping[str, Tensor]:
+        return self.checkpoint.adapter_tensors(peft_config.WEIGHTS_STEM, advice=PICKLE_ADVICE)
+
+    def _check_types(self) -> None:
+        if self.kind is HeadKind.QUESTION_ANSWERING and self.backbone.tokenizer.tells_texts_apart:
+            raise self.checkpoint.refuse(
+                "peft's class for question answering gives its model no token types, and this "
+                "backbone reads them",
+                "merge the adapter (merge_and_unload), check that the merged model answers "
+                "well with token types, and import it whole",
+            )
+
+    def _pooling(self) -> Pooling | None:
+        """The pooling of the head, which is a setting of the base model in some architectures."""
+        config, named = self.backbone.config, self.checkpoint.meaning.classifier_pooling
+        if self.kind.reads_tokens:
+            return None
+        if named is None and config.model_type in layout.POOLINGS:
+            raise self.checkpoint.refuse(
+                f"nothing names the pooling of its head ({layout.POOLING})",
+                f"write {layout.POOLING} of the base's config.json, "
+                f"{' or '.join(layout.POOLINGS[config.model_type])}, into a config.json next to "
+                "the adapter",
+            )
+        return layout.read_pooling(self.checkpoint, config, named)
+
+    def _with_padding(self, head: HeadSpec) -> HeadSpec:
+        """The head of a decoder with the padding token that the folder names, if it names one."""
+        if head.pooling is not Pooling.LAST or not self.checkpoint.has(CONFIG):
+            return head
+        named = self.checkpoint.config.get("pad_token_id")
+        return replace(head, padding_id=named) if isinstance(named, int) and named >= 0 else head
+
+    def _base(self, head: HeadSpec) -> _Base:
+        backbone = self.backbone
+        raw: dict[str, JsonValue] = {
+            **layout.config_fields(backbone, head.pooling),
+            "id2label": {str(index): f"LABEL_{index}" for index in range(head.num_labels)},
+        }
+        if head.pooling is Pooling.LAST:
+            raw["pad_token_id"] = head.padding_id
+        parameters = {name: backbone.floating(name) for name in encoder_shapes(backbone.config)}
+        known = {name: it for name, it in parameters.items() if it is not None}
+        tensors = self.names.encoder_to_stored(known) | self._initial_head(head)
+        model_class = reference.class_named(self.checkpoint, self.names.class_name)
+        config = reference.config_of(self.checkpoint, raw)
+        loaded = reference.load_model(self.checkpoint, model_class, config, tensors)
+        random = {name: tuple(loaded.model.get_parameter(name).shape) for name in loaded.missing}
+        return _Base(model=loaded.model, random=random)
+
+    def _initial_head(self, head: HeadSpec) -> dict[str, Tensor]:
+        """The tensors of the head that the base's checkpoint has, under transformers' names."""
+        backbone, names = self.backbone, self.names.head_names
+        sources, found = architecture_of(backbone.config).HEAD_SOURCES, dict[str, Tensor]()
+        for part, layer in (("head.dense", backbone.pooler), ("head.norm", backbone.pooler_norm)):
+            for kind in ("weight", "bias"):
+                theirs = names.get(f"{part}.{kind}")
+                tensor = None if layer is None else getattr(layer, kind)
+                # RoBERTa's pooler has the shape of `classifier.dense`, but is another layer.
+                if theirs and tensor is not None and theirs.endswith(f"{sources[part]}.{kind}"):
+                    found[theirs] = tensor
+        needed = {names[ours] for ours in head_shapes(head, backbone.config)}
+        return {name: it for name, it in found.items() if name in needed}
+
+    def _branch(self, head: HeadSpec) -> _Found:
+        """The adapter as a branch whose answers equal peft's own."""
+        checkpoint, backbone, base = self.checkpoint, self.backbone, self._base(head)
+        modules = [name for name, _ in cast("Any", base.model).named_modules()]
+        peft_config.check_patterns(checkpoint, self.fields, modules)
+        adapted = self._adapted(base)
+        encodings = reference.probe_encodings(backbone)
+        expected = reference.answers_of(adapted.get_base_model(), encodings)
+        native = native_method(adapted, self.names.map_places(), backbone.config)
+        _unwrap(adapted.get_base_model())
+        with checkpoint.refused_by("peft", "merge it"), reference.quiet():
+            merged = cast("PreTrainedModel", cast("Any", adapted).merge_and_unload(safe_merge=True))
+        theirs = self.names.from_model(merged.state_dict(), head)
+        found = self._native(native, theirs, head) or self._merged(theirs, head)
+        branch = build_branch(found.spec, backbone.config, found.parameters)
+        reference.check_answers(checkpoint, branch, backbone, encodings, expected)
+        return found
+
+    def _adapted(self, base: _Base) -> "PeftModel":
+        """Peft's model with the stored tensors, which must be exactly the adapter's own."""
+        config = peft_config.peft_config(self.checkpoint, self.fields)
+        with needs_extra("training"):
+            import peft  # noqa: PLC0415 - takes seconds
+        library, stored = cast("Any", peft), self.stored
+        with self.checkpoint.refused_by("peft", "adapt the backbone"), reference.quiet():
+            adapted = cast("PeftModel", library.get_peft_model(base.model, config).eval())
+        with self.checkpoint.refused_by("peft", "name its tensors"), reference.quiet():
+            own = cast("dict[str, Tensor]", library.get_peft_model_state_dict(adapted))
+        expected = {name: tuple(it.shape) for name, it in own.items()}
+        for name, shape in base.random.items():
+            # The head must come from the checkpoint, whether the configuration says so or not.
+            expected.setdefault(PREFIX + name, shape)
+        if kind_of(adapted) in SHAPED_BY_TRAINING:
+            expected |= {name: tuple(it.shape) for name, it in stored.items() if name in expected}
+        self._check_pooler(base, expected)
+        self.checkpoint.check_tensors(stored, expected)
+        with self.checkpoint.refused_by("peft", "load its tensors"), reference.quiet():
+            library.set_peft_model_state_dict(adapted, dict(stored))
+        return adapted
+
+    def _check_pooler(self, base: _Base, expected: Mapping[str, tuple[int, ...]]) -> None:
+        dense = self.names.family.dense
+        pooler = f"{dense}.weight"
+        is_needed = pooler in base.random and PREFIX + pooler in expected
+        if is_needed and self.backbone.pooler is None and PREFIX + pooler not in self.stored:
+            raise self.checkpoint.foreign(
+                self.backbone,
+                f"the head reads {dense} of its base, and this backbone has no such "
+                "layer (an adapter keeps the layer if modules_to_save names it)",
+            )
+
+    def _native(
+        self,
+        native: tuple[Method, dict[str, Tensor]] | None,
+        theirs: Mapping[str, Tensor],
+        head: HeadSpec,
+    ) -> _Found | None:
+        """The adapter as LoRA or IA3 here, if that gives the weights that peft merges."""
+        if native is None or self.method not in peft_config.NATIVE:
+            return None
+        backbone, (method, own) = self.backbone, native
+        spec = BranchSpec(method=method, head=head)
+        of_head = {name: theirs[name].clone() for name in head_shapes(head, backbone.config)}
+        parameters = {**own, **of_head}
+        ours = merged_weights(build_branch(spec, backbone.config, parameters), backbone)
+        for name in encoder_shapes(backbone.config):
+            frozen = backbone.floating(name)
+            is_changed = frozen is None or not torch.equal(
+                ours[name], frozen.to("cpu", torch.float32)
+            )
+            room = MERGE_TOLERANCE * float(theirs[name].abs().max()) if is_changed else 0.0
+            if not float((ours[name] - theirs[name]).abs().max()) <= room:
+                return None
+        found = f"{peft_config.NATIVE[self.method]} folder"
+        return _Found(spec=spec, parameters=parameters, found=found)
+
+    def _merged(self, theirs: Mapping[str, Tensor], head: HeadSpec) -> _Found:
+        """The merged weights from the lowest changed layer up, with their cost."""
+        config = self.backbone.config
+        spec = BranchSpec(method=find_divergence(theirs, self.backbone).method(), head=head)
+        parameters = {name: theirs[name].clone() for name in parameter_shapes(spec, config)}
+        size = sum(it.nbytes for name, it in parameters.items() if not name.startswith("head."))
+        layers = {name.split(".")[1] for name in parameters if name.startswith("layers.")}
+        has_embeddings = any(it.startswith("embeddings.") for it in parameters)
+        method = {**peft_config.NATIVE, **peft_config.MERGED}[self.method]
+        found = (
+            f"{method} folder, merged: {len(layers)} of {config.num_layers} layers"
+            f"{' and the embeddings' if has_embeddings else ''} its own, {size / 1e6:.0f} MB"
+        )
+        return _Found(spec=spec, parameters=parameters, found=found)
+
+
+def _unwrap(model: Any) -> None:  # noqa: ANN401 - a model of transformers
+    """Put modules that are stored whole in their places; peft itself unwraps linear maps alone."""
+    from peft.utils import ModulesToSaveWrapper  # noqa: PLC0415 - takes seconds
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, ModulesToSaveWrapper):
+            model.set_submodule(name, module.modules_to_save[ADAPTER])

@@ -1,0 +1,238 @@
+"""Export of a task version, or of an encoder as a backbone, as a model folder of transformers.
+
+Each export raises `unsupported_export` for what the format cannot express, `folder_in_use` for a
+folder that holds something, and `UnsupportedBackboneError` for a quantized backbone.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from pydantic import JsonValue
+from safetensors.torch import (
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+)
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from nunatak_contract.enums import HeadKind, Pooling
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.heads import HeadRecord
+from nunatak_exchange import transformers_layout as layout
+from nunatak_exchange.checkpoint import CONFIG, new_folder, write_json
+from nunatak_exchange.checks import check_exact
+from nunatak_exchange.cross_encoder import activation_fields
+from nunatak_model import Backbone, BackboneConfig, Branch
+from nunatak_model.architectures import ARCHITECTURES, architecture_of, decoder, encoder_shapes
+from nunatak_model.branch import HEAD_PREFIX
+from nunatak_model.checkpoint import WEIGHTS
+from nunatak_model.config import QKV
+from nunatak_model.layer import BottleneckLayer, ChangedMaps
+from nunatak_model.tokenizer_settings import TOKENIZER, TOKENIZER_CONFIG
+from nunatak_model.weights import Linear
+from nunatak_versions.loading import LoadedTask
+
+MASKS: Final = ("[MASK]", "<mask>")
+KEEP_IT = "write it with --format hub, which keeps every method and head"
+
+
+def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Path) -> None:
+    """Write the folder that `load_backbone`, and `AutoModel` of transformers, load.
+
+    The tokenizer, the pooling and the initial dense layer of heads come from `base`.
+
+    Args:
+        parameters: all weights of the encoder under our names; written in float32.
+        base: the backbone with the same shape.
+        folder: a new or empty folder to write to.
+    """
+    check_exportable(base)
+    own = {name: parameters[name].detach().float() for name in encoder_shapes(base.config)}
+    weights = layout.bare_to_stored(own, base.config)
+    if base.pooler is not None:
+        weights |= _linear(architecture_of(base.config).HEAD_SOURCES["head.dense"], base.pooler)
+    config: dict[str, JsonValue] = {
+        "architectures": [f"{layout.FAMILIES[base.config.model_type].class_prefix}Model"],
+        **layout.config_fields(base, base.pooling),
+        "dtype": "float32",
+    }
+    if base.pooling is Pooling.MEAN:
+        config[layout.POOLING] = "mean"
+    with new_folder(folder) as made:
+        write_model(made, config, weights, base, max_length=base.config.max_tokens)
+
+
+def check_exportable(base: Backbone) -> None:
+    """Raise `unsupported_export` unless backbones of this architecture can be written."""
+    check_exact(base)
+    # A norm in the heads would be lost, because only the dense layer is written.
+    # Transformers' decoders have no field for the pooling, so the pooling would be lost, too.
+    written = [
+        name
+        for name in layout.FAMILIES
+        if name not in decoder.MODEL_TYPES and "head.norm" not in ARCHITECTURES[name].HEAD_SOURCES
+    ]
+    if base.config.model_type not in written:
+        raise NunatakError(
+            "unsupported_export",
+            reference=base.name,
+            part=f"it is a {base.config.model_type}",
+            advice=f"start from one of {', '.join(written)}",
+        )
+
+
+def _linear(name: str, linear: Linear) -> dict[str, Tensor]:
+    parts = {"weight": linear.weight, "bias": linear.bias}
+    return {
+        f"{name}.{part}": tensor.to(torch.float32)
+        for part, tensor in parts.items()
+        if tensor is not None
+    }
+
+
+def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
+    """Write the folder that `AutoModelFor...` and `AutoTokenizer` of transformers load.
+
+    The weights are the backbone's and the task's own, in float32; changes of maps are merged
+    into them. Ranking becomes sequence classification with one output, as cross-encoders are
+    stored.
+    """
+    check_exact(backbone)
+    if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
+        raise export_refusal(task, "no class of transformers has bottleneck adapters", KEEP_IT)
+    check_head(task, backbone, KEEP_IT)
+    head, names = task.manifest.head, layout.ClassLayout(backbone.config, task.manifest.head.kind)
+    weights = names.to_stored(merged_weights(task.branch, backbone), task.branch.spec.head)
+    config: dict[str, JsonValue] = {
+        "architectures": [names.class_name],
+        **layout.config_fields(backbone, head.pooling),
+        "dtype": "float32",
+        **meaning_fields(head),
+    }
+    with new_folder(folder) as made:
+        write_model(made, config, weights, backbone, max_length=task.manifest.max_length)
+
+
+def export_refusal(task: LoadedTask, part: str, advice: str) -> NunatakError:
+    """An error: the format cannot express a part of the task."""
+    return NunatakError(
+        "unsupported_export", reference=task.manifest.reference, part=part, advice=advice
+    )
+
+
+def check_head(task: LoadedTask, backbone: Backbone, advice: str) -> None:
+    """Raise `unsupported_export` unless a class of transformers computes the task's head."""
+    head = task.branch.spec.head
+    if not layout.has_class(head, backbone.config):
+        dense, bias = ("a" if it else "no" for it in (head.dense, head.bias))
+        found = f"{head.pooling} pooling and {dense} dense layer and {bias} bias"
+        raise export_refusal(task, f"no class of transformers has a head with {found}", advice)
+
+
+def merged_weights(branch: Branch, backbone: Backbone) -> dict[str, Tensor]:
+    """Return all weights of a task's full model, under our names, in float32."""
+    own = {
+        name: it
+        for name, it in branch.parameters.items()
+        if name in backbone.parameters or name.startswith(HEAD_PREFIX)
+    }
+    weights = {name: it.to(torch.float32) for name, it in {**backbone.parameters, **own}.items()}
+    for index, layer in branch.layers.items():
+        if isinstance(layer, ChangedMaps):
+            weights |= _changed(layer, f"layers.{index}", weights, backbone.config)
+    return weights
+
+
+def _changed(
+    layer: ChangedMaps, prefix: str, weights: Mapping[str, Tensor], config: BackboneConfig
+) -> dict[str, Tensor]:
+    # In float64, so that only the result is rounded.
+    merged = dict[str, Tensor]()
+    for target, change in (*layer.outputs.items(), *layer.inputs.items()):
+        part = "qkv" if target in QKV else target.value
+        for kind in ("weight", "bias"):
+            name = f"{prefix}.{part}.{kind}"
+            if name in weights and name not in merged:
+                merged[name] = weights[name].double()
+        weight, bias = merged[f"{prefix}.{part}.weight"], merged.get(f"{prefix}.{part}.bias")
+        if target in QKV:
+            widths, own = list(config.qkv_widths), QKV.index(target)
+            weight = torch.split(weight, widths)[own]
+            bias = None if bias is None else torch.split(bias, widths)[own]
+        change.merge(weight, bias)
+    return {name: tensor.float() for name, tensor in merged.items()}
+
+
+def meaning_fields(head: HeadRecord) -> dict[str, JsonValue]:
+    """The fields of `config.json` that say what the logits of a head mean."""
+    labels = head.labels or tuple(f"LABEL_{index}" for index in range(head.num_outputs))
+    fields: dict[str, JsonValue] = {
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+    }
+    if head.pooling is Pooling.LAST:
+        fields["pad_token_id"] = head.padding_id
+    if head.problem_type is not None:
+        fields["problem_type"] = head.problem_type.value
+    if head.kind is HeadKind.RANKING:
+        fields |= activation_fields(head.score)
+    return fields
+
+
+def write_model(
+    folder: Path,
+    config: Mapping[str, JsonValue],
+    weights: Mapping[str, Tensor],
+    backbone: Backbone,
+    *,
+    max_length: int,
+) -> None:
+    write_json(folder, CONFIG, config)
+    (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
+    tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)
+    write_json(folder, TOKENIZER_CONFIG, tokenizer)
+    save_file(
+        {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
+        folder / WEIGHTS,
+        metadata={"format": "pt"},
+    )
+
+
+def _tokenizer_config(
+    backbone: Backbone, padding_id: JsonValue, max_length: int
+) -> dict[str, JsonValue]:
+    tokenizer = Tokenizer.from_str(backbone.tokenizer.definition)
+    inputs: list[JsonValue] = ["input_ids", "attention_mask"]
+    if backbone.tokenizer.tells_texts_apart:
+        inputs.append("token_type_ids")
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length,
+        "model_input_names": inputs,
+        **_special_tokens(tokenizer, backbone, padding_id),
+    }
+
+
+def _special_tokens(
+    tokenizer: Tokenizer, backbone: Backbone, padding_id: JsonValue
+) -> dict[str, JsonValue]:
+    """The special tokens by transformers' names.
+
+    The pipelines of transformers spell an unknown token as the text does, so its name is needed.
+    Other tokens are named only if `tokenizer.json` has them, because a name adds a token to the
+    vocabulary.
+    """
+    tokenizer.no_truncation()
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    names = dict[str, str | None]()
+    if len(ends := tokenizer.encode("").tokens) == 2:
+        first, last = ends
+        names |= {"cls_token": first, "sep_token": last, "bos_token": first, "eos_token": last}
+    names["mask_token"] = next((mask for mask in MASKS if mask in added), None)
+    unknown = backbone.tokenizer.unknown_id
+    return {
+        **({"pad_token": tokenizer.id_to_token(padding_id)} if isinstance(padding_id, int) else {}),
+        **({} if unknown is None else {"unk_token": tokenizer.id_to_token(unknown)}),
+        **{name: token for name, token in names.items() if token in added},
+    }

@@ -1,0 +1,199 @@
+"""Import of a fine-tuned checkpoint of transformers as a branch on its original backbone.
+
+`find_divergence` compares tensors and finds the split depth: the first layer where the checkpoint
+differs from the backbone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from nunatak_contract.enums import HeadKind, RankingScore
+from nunatak_contract.methods import Full, HeadOnly, TopK
+from nunatak_exchange import checks, reference
+from nunatak_exchange import cross_encoder as cross_encoders
+from nunatak_exchange import transformers_layout as layout
+from nunatak_exchange.checkpoint import CONFIG, Checkpoint, Meaning
+from nunatak_model import (
+    Backbone,
+    BranchSpec,
+    build_branch,
+    dedicated_parameters,
+    parameter_shapes,
+)
+
+EMBEDDINGS, LAYERS = "embeddings", "layers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """The parts of an encoder that differ from the backbone in at least one bit."""
+
+    embeddings: bool
+    layers: tuple[int, ...]
+    """The differing layers, ascending."""
+    num_layers: int
+
+    def method(self) -> TopK | HeadOnly | Full:
+        """The method that owns the differing parts and all layers above them."""
+        if self.embeddings:
+            return Full()
+        if not self.layers:
+            return HeadOnly()
+        return TopK(num_layers=self.num_layers - self.layers[0])
+
+    def describe(self) -> str:
+        """The differing parts and the resulting method, in a few words."""
+        method = self.method()
+        match method:
+            case HeadOnly():
+                return f"no layer differs: head on all {self.num_layers} layers"
+            case TopK():
+                return f"{_layers(self.layers)}: top-{method.num_layers} of {self.num_layers}"
+            case Full():
+                return "the embeddings differ: a full copy"
+
+
+def find_divergence(encoder: Mapping[str, Tensor], backbone: Backbone) -> Divergence:
+    """Compare all tensors of an encoder with the backbone's; both are named as in the backbone."""
+    differing = [
+        name
+        for name, frozen in backbone.parameters.items()
+        if not torch.equal(encoder[name].to(torch.float32), frozen.cpu().to(torch.float32))
+    ]
+    layers = {int(name.split(".")[1]) for name in differing if name.startswith(f"{LAYERS}.")}
+    return Divergence(
+        embeddings=any(name.startswith(f"{EMBEDDINGS}.") for name in differing),
+        layers=tuple(sorted(layers)),
+        num_layers=backbone.config.num_layers,
+    )
+
+
+def _is_rounded(
+    encoder: Mapping[str, Tensor], found: Divergence, backbone: Backbone, dtype: torch.dtype
+) -> bool:
+    """Whether a part that differs would be the backbone's if the backbone were in this format."""
+    parts = {f"{LAYERS}.{layer}." for layer in found.layers}
+    parts |= {f"{EMBEDDINGS}."} if found.embeddings else set()
+    frozen = backbone.parameters
+    return any(
+        all(
+            torch.equal(encoder[name].to(dtype), frozen[name].cpu().to(dtype))
+            for name in frozen
+            if name.startswith(part)
+        )
+        for part in parts
+    )
+
+
+def _advice(rounded: torch.dtype | None) -> str:
+    if rounded is None:
+        return ""
+    name = str(rounded).removeprefix("torch.")
+    return (
+        f" (the folder stores {name}, and some of what differs is the backbone, rounded to {name}: "
+        "save the trained model in float32 and import it again, so that those parts are shared)"
+    )
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    """`layer 3 differs`, or `layers 0, 3-5 differ`."""
+    if len(numbers) == 1:
+        return f"layer {numbers[0]} differs"
+    # In a run of numbers, number and position grow alike.
+    groups = groupby(enumerate(numbers), lambda it: it[1] - it[0])
+    runs = [[number for _, number in run] for _, run in groups]
+    names = ("-".join(map(str, dict.fromkeys((run[0], run[-1])))) for run in runs)
+    return f"layers {', '.join(names)} differ"
+
+
+def import_transformers(
+    checkpoint: Checkpoint,
+    backbone: Backbone,
+    choices: checks.ImportChoices = checks.AS_THE_FOLDER_SAYS,
+) -> checks.ImportedTask:
+    """Keep the parts of a fine-tuned checkpoint that differ from the backbone in at least one bit.
+
+    The split depth is the first layer that differs. The classes are those for sequence
+    classification (one label, several, or regression), token classification and question
+    answering; the one logit of a cross-encoder becomes a ranking.
+    """
+    folder, meaning = (
+        checks.Import(checkpoint, backbone, choices),
+        checkpoint.parsed(CONFIG, Meaning),
+    )
+    class_name, kind = _head_class(checkpoint, meaning.architectures or ())
+    folder.check_shape()
+    folder.check_tokenizer()
+    stored = checkpoint.float_tensors()
+    cross_encoder = cross_encoders.read_cross_encoder(checkpoint, backbone)
+    names = layout.ClassLayout(backbone.config, kind)
+    num_outputs = names.num_outputs(stored)
+    if kind is HeadKind.SEQUENCE_CLASSIFICATION and cross_encoders.is_ranking(
+        checkpoint, cross_encoder, choices, num_outputs=num_outputs
+    ):
+        kind = HeadKind.RANKING
+    head = layout.head_spec(
+        kind,
+        folder.config,
+        num_outputs=num_outputs,
+        pooling=layout.read_pooling(checkpoint, backbone.config, meaning.classifier_pooling),
+    )
+    config = reference.config_of(
+        checkpoint, {**checkpoint.config, "num_labels": num_outputs, "id2label": None}
+    )
+    loaded = reference.load_model(
+        checkpoint, reference.class_named(checkpoint, class_name), config, stored
+    )
+    unread = loaded.unread - names.unread_names
+    checkpoint.check_names(missing=loaded.missing, unread=unread, misshapen=loaded.misshapen)
+    tensors = names.from_model(loaded.model.state_dict(), head)
+    found = find_divergence(tensors, backbone)
+    formats = {it.dtype for it in stored.values()} - {torch.float32}
+    rounded = next((it for it in formats if _is_rounded(tensors, found, backbone, it)), None)
+    spec = BranchSpec(method=found.method(), head=head)
+    parameters = {
+        name: tensors[name].to(torch.float32, copy=True)
+        for name in parameter_shapes(spec, backbone.config)
+    }
+    own = sum(tensor.numel() for tensor in parameters.values())
+    shared = 1 - own / dedicated_parameters(backbone.config, head)
+    encodings = reference.probe_encodings(backbone)
+    branch = build_branch(spec, backbone.config, parameters)
+    expected = reference.answers_of(loaded.model, encodings)
+    reference.check_answers(checkpoint, branch, backbone, encodings, expected)
+    # transformers does not store its default names.
+    named = meaning.id2label or {str(it): f"LABEL_{it}" for it in range(head.num_labels)}
+    return checks.ImportedTask(
+        spec=spec,
+        labels=folder.labels(head, named),
+        problem_type=folder.problem_type(head),
+        parameters=parameters,
+        max_length=cross_encoder.max_length,
+        score=cross_encoder.score if kind is HeadKind.RANKING else RankingScore.SIGMOID,
+        source=f"{class_name}, {found.describe()}; {shared:.0%} of the parameters stay shared"
+        f"{_advice(rounded)}",
+    )
+
+
+def _head_class(checkpoint: Checkpoint, named: Sequence[str]) -> tuple[str, HeadKind]:
+    """Return the one class that `config.json` names, and the kind of its head."""
+    if len(named) != 1:
+        raise checkpoint.refuse(
+            f"architectures in config.json names {', '.join(named) or 'no class'}",
+            "write there the one class of transformers that the model was trained as, such "
+            "as BertForSequenceClassification",
+        )
+    for family in layout.FAMILIES.values():
+        for suffix, kind in layout.CLASS_SUFFIXES.items():
+            if named[0] == family.class_prefix + suffix:
+                return named[0], kind
+    prefixes = dict.fromkeys(family.class_prefix for family in layout.FAMILIES.values())
+    raise checkpoint.refuse(
+        f"it is a {named[0]}",
+        f"expected a class of transformers called {', '.join(prefixes)} with "
+        f"{', '.join(layout.CLASS_SUFFIXES)} behind it; a class of one's own may compute otherwise",
+    )

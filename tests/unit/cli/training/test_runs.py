@@ -1,0 +1,161 @@
+"""Laws of files that list tasks."""
+
+from pathlib import Path
+
+import pytest
+
+from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
+from nunatak_cli.training.runs import TaskSettings, in_order, read_task_file, runs_of
+from nunatak_training.recipes import Recipe, default_recipe
+from nunatak_training.run_settings import read_settings
+
+YAML = """
+backbone: minilm
+shared: {epochs: 3, layers: 2, learning_rate: 1e-4}
+tasks:
+  tone: {data: tone.jsonl, layers: auto, promote: prod}
+  names: {data: ner, method: lora, rank: 4, epochs: 5, dev: dev.jsonl}
+"""
+TOML = """
+backbone = "minilm"
+shared = {epochs = 3, layers = 2, learning_rate = 1e-4}
+[tasks.tone]
+data = "tone.jsonl"
+layers = "auto"
+promote = "prod"
+[tasks.names]
+data = "ner"
+method = "lora"
+rank = 4
+epochs = 5
+dev = "dev.jsonl"
+"""
+
+
+def recipe_of(task: TaskSettings) -> Recipe:
+    settings = read_settings(task.named)
+    return default_recipe(settings.method, changes=settings.changes)
+
+
+def written(tmp_path: Path, text: str, name: str = "tasks.yaml") -> Path:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_yaml_and_toml_say_the_same(tmp_path: Path) -> None:
+    by_yaml = read_task_file(written(tmp_path, YAML)).tasks
+    by_toml = read_task_file(written(tmp_path, TOML, "tasks.toml")).tasks
+    fields = set(TaskSettings.model_fields)
+
+    assert by_yaml.keys() == by_toml.keys()
+    for one, other in zip(by_yaml.values(), by_toml.values(), strict=True):
+        assert one.model_dump(include=fields) == other.model_dump(include=fields)
+        assert recipe_of(one) == recipe_of(other)
+
+
+def test_a_task_says_more_than_what_all_share(tmp_path: Path) -> None:
+    tone, names = read_task_file(written(tmp_path, YAML)).tasks.values()
+
+    assert tone.promote == "prod"
+    assert tone.named == {"epochs": 3, "learning_rate": "1e-4", "layers": "auto"}
+    assert names.named == {"epochs": 5, "learning_rate": "1e-4", "method": "lora", "rank": 4}
+
+
+def test_a_task_that_counts_its_layers_has_no_share_to_keep(tmp_path: Path) -> None:
+    shared = "shared: {layers: auto, target: 0.9}\ntasks: {a: {data: a}, b: {data: b, layers: 2}}"
+
+    auto, counted = read_task_file(written(tmp_path, shared)).tasks.values()
+
+    assert auto.named == {"layers": "auto", "target": 0.9}
+    assert counted.named == {"layers": 2}
+
+
+def test_a_task_that_chooses_its_layers_keeps_the_shared_share_unless_it_has_its_own(
+    tmp_path: Path,
+) -> None:
+    shared = (
+        "shared: {layers: 2, target: 0.9}\n"
+        "tasks: {a: {data: a, layers: auto}, b: {data: b, layers: auto, target: 0.8}}"
+    )
+
+    one, other = read_task_file(written(tmp_path, shared)).tasks.values()
+
+    assert (one.named["layers"], one.named["target"], other.named["target"]) == ("auto", 0.9, 0.8)
+
+
+@pytest.mark.parametrize("said", ["tapt: {epochs: 2}", "tapt.epochs: 2"])
+def test_settings_reach_the_recipe_as_in_train(tmp_path: Path, said: str) -> None:
+    path = written(tmp_path, f"tasks: {{tone: {{data: a, {said}}}}}")
+
+    (run,) = runs_of(read_task_file(path), path)
+
+    assert run.settings.changes == read_settings({"tapt.epochs": 2}).changes
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("epoch: 3", "there is no setting 'epoch'; the nearest is 'epochs'"),
+        ("epochs: 0", "epochs: .*greater than"),
+        ("method: magic", "method must be one of topk"),
+        ("layers: 9", "topk layers must be in"),
+        ("regularizer.rate: 0.1", "needs regularizer.name"),
+        ("promote: ../prod", "alias"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused_with_its_task(
+    tmp_path: Path, said: str, problem: str
+) -> None:
+    path = written(tmp_path, f"tasks: {{a: {{data: a}}, b: {{data: b, {said}}}}}")
+
+    with raises("invalid_task_file", match=rf"tasks\.yaml: tasks\.b: .*{problem}"):
+        in_order(runs_of(read_task_file(path), path), path, tiny_backbone())
+
+
+def test_paths_are_relative_to_the_file_where_they_are_there(tmp_path: Path) -> None:
+    (tmp_path / "tone.jsonl").touch()
+    tone, names = read_task_file(written(tmp_path, YAML)).tasks.values()
+
+    assert tone.data == str(tmp_path / "tone.jsonl")
+    assert (names.data, names.dev) == ("ner", tmp_path / "dev.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("tasks: {tone: {data: a}}\nshard: {}", r"shard: Extra inputs"),
+        ("shared: {data: a}\ntasks: {tone: {data: a}}", r"shared\.data: each task"),
+        ("tasks: {tone: {layers: 2}}", r"tasks\.tone\.data: Field required"),
+        ("tasks: {tone: {data: a, kind: poem}}", r"tasks\.tone\.kind: .*'ranking'"),
+        ("tasks: {}", r"tasks: .*at least 1"),
+        ("- tone", r"file: expected settings by name"),
+        ("tasks: {tone: {data: a}, tone: {data: b}}", r"file: .*'tone' stands twice.*line 1"),
+        ("tasks: [", r"file: .*line 1"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, place: str) -> None:
+    with raises("invalid_task_file", match=rf"tasks\.yaml: {place}"):
+        read_task_file(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", ["tasks.txt", "absent.yaml"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    written(tmp_path, "tasks: {}", "tasks.txt")
+
+    with raises("invalid_task_file", match=name):
+        read_task_file(tmp_path / name)
+
+
+def test_values_of_the_command_take_the_place_of_those_of_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, YAML)
+    texts = {"shared.epochs": "5", "tasks.tone.layers": "1", "tasks.names.tapt.epochs": "2"}
+
+    tone, names = read_task_file(file, texts).tasks.values()
+
+    assert tone.named == {"epochs": 5, "learning_rate": "1e-4", "layers": 1}
+    assert names.named["tapt.epochs"] == 2
+    assert names.named["rank"] == 4
+    with raises("invalid_task_file", match="backbone has no settings"):
+        read_task_file(file, {"backbone.epochs": "5"})

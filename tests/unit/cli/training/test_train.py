@@ -1,0 +1,191 @@
+"""Laws of the options of `nunatak train`; training itself is tried end to end."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from doubles.examples import rows_of, toy_examples, write_jsonl
+from doubles.terminals import nunatak
+from nunatak_cli.options import DeviceName, row_format
+from nunatak_cli.training.runs import prepare_device
+from nunatak_training.kinds import TaskKind
+from nunatak_training.run_settings import all_settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--rank", "4"), "rank belongs to method lora, not to topk"),
+        (
+            ("--set", "epoch=4"),
+            "no setting 'epoch'; the nearest is 'epochs'. All: method,",
+        ),
+        (("--set", "epochs"), "--set expects NAME=VALUE, got 'epochs'"),
+        (("--set", "seed=1", "--set", "seed=2"), "--set names 'seed' twice"),
+        (("--learning-rate", "1", "--set", "learning_rate=1"), "--learning-rate and --set"),
+        (("--max-length", "8", "--set", "max_length=8"), "--max-length and --set max_length"),
+        (("--max-length", "3"), "max_length: Input should be greater than or equal to 4"),
+        (("--first-layer", "3"), "first_layer belongs to method bottleneck and lora and ia3, not"),
+        (("--method", "lora", "--first-layer", "-1"), "first_layer: Input should be greater"),
+        (("--on-long", "cut", "--set", "on_long=cut"), "--on-long and --set on_long"),
+        (("--epochs", "0"), "epochs: Input should be greater than or equal to 1"),
+        (("--layers", "1", "--frozen", "1"), "give one of them"),
+        (("--method", "magic"), "method must be one of topk, head"),
+        (("--kind", "poem"), "kind must be one of single-label, multi-label"),
+        (
+            ("--set", "regularizer.rate=0.1"),
+            "regularizer.rate belongs to a regularizer",
+        ),
+        (("--patience", "0"), "patience: Input should be greater than or equal to 1"),
+        (("--patience", "2", "--set", "patience=2"), "--patience and --set patience"),
+        (("--calibrate", "--set", "calibrate=true"), "--calibrate and --set calibrate"),
+        (("--set", "thresholds=f1"), "thresholds 'f1' needs calibrate true"),
+        (("--calibrate", "--set", "thresholds=f2"), "thresholds: Input should be 'f1'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_anything_is_read(
+    tmp_path: Path, arguments: tuple[str, ...], problem: str
+) -> None:
+    place = ("--registry", str(tmp_path / "registry"))
+
+    ran = nunatak("train", "--task", "tone", "--data", "x.jsonl", *place, *arguments)
+
+    assert ran.exit_code == 1
+    assert problem in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_lists_every_setting_with_what_it_may_be() -> None:
+    shown = nunatak("train", "--help").stdout
+    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+
+    assert {setting.name for setting in all_settings()} <= rows.keys()
+    assert all(kind in shown for kind in TaskKind)
+    assert "adamw | adam | sgd" in rows["optimizer"]
+    assert "8" in rows["rank"]
+    assert "most tokens that are read of a text" in rows["max_length"]
+
+
+@pytest.mark.parametrize("missing", ["--task", "--data"])
+def test_task_and_data_are_required(missing: str) -> None:
+    given = {"--task": "tone", "--data": "x.jsonl"}
+    del given[missing]
+
+    assert nunatak("train", *(part for pair in given.items() for part in pair)).exit_code == 2
+
+
+def test_broken_data_is_one_line_with_its_place(tmp_path: Path) -> None:
+    data = tmp_path / "broken.jsonl"
+    data.write_text('{"text": "a"}\n', encoding="utf-8")
+
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", str(data)),
+        *("--registry", str(tmp_path / "registry"), "--create"),
+    )
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [")
+    assert "broken.jsonl" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+def test_malformed_alias_fails_before_any_work(tmp_path: Path) -> None:
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", "absent.jsonl", "--promote", "../prod"),
+        *("--registry", str(tmp_path / "registry"), "--create"),
+    )
+
+    assert ran.stderr.startswith("error [invalid_name]: ")
+
+
+def test_senseless_regularizer_is_refused_with_the_reason(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "toy.jsonl", rows_of(toy_examples(40)))
+
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", str(data), "--method", "head"),
+        *(
+            "--set",
+            "regularizer.name=graddrop",
+            "--registry",
+            str(tmp_path / "registry"),
+            "--create",
+        ),
+    )
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_recipe]: ")
+    assert "method head tunes none" in ran.stderr
+
+
+def test_a_cuda_device_that_does_not_exist_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", "absent.jsonl", "--device", "cuda"),
+        *("--registry", str(tmp_path / "registry"), "--create"),
+    )
+
+    assert ran.exit_code == 1
+    assert ran.stderr.startswith("error [invalid_option]: --device cuda: ")
+    assert "--device cpu" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["train", "train-all"])
+def test_only_cpu_and_cuda_are_devices(command: str) -> None:
+    assert nunatak(command, "--device", "gpu").exit_code == 2
+
+
+@pytest.mark.parametrize(("given", "expected"), [(3, 3), (None, 1)])
+def test_so_many_threads_compute_as_were_named_or_are_free(
+    monkeypatch: pytest.MonkeyPatch, given: int | None, expected: int
+) -> None:
+    chosen = list[int]()
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
+
+    prepare_device(DeviceName.CPU, given)
+
+    assert chosen == [expected]
+
+
+@pytest.mark.parametrize("delimiter", ["", "::", "\n", '"'])
+def test_a_delimiter_is_one_character(tmp_path: Path, delimiter: str) -> None:
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", "absent.csv", "--delimiter", delimiter),
+        *("--registry", str(tmp_path / "registry"), "--create"),
+    )
+
+    assert ran.exit_code == 1
+    assert "--delimiter expects one character" in ran.stderr
+
+
+@pytest.mark.parametrize("delimiter", ["tab", "\\t", "\t"])
+def test_a_tab_has_a_name(delimiter: str) -> None:
+    assert row_format(delimiter=delimiter).delimiter == "\t"
+
+
+def test_strict_shows_the_warnings_and_trains_nothing(tmp_path: Path) -> None:
+    rows = [{"body": it.text, "class": f"{it.label} "} for it in toy_examples(40)]
+    data = tmp_path / "toy.csv"
+    lines = ["body;class", *(f"{row['body']};{row['class']}" for row in rows)]
+    data.write_text("\n".join(lines), encoding="utf-8")
+
+    ran = nunatak(
+        *("train", "--task", "tone", "--data", str(data), "--method", "head", "--strict"),
+        *("--text-column", "body", "--label-column", "class"),
+        *("--registry", str(tmp_path / "registry"), "--create"),
+    )
+
+    assert ran.exit_code == 1
+    assert "warnings about the data of tone" in ran.stderr
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith("error [suspicious_data]: toy.csv: white space around labels: 2 labels")
+    assert last.endswith("Correct the examples, or train without --strict")

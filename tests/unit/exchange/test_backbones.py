@@ -1,0 +1,332 @@
+"""Added backbones: the folder that serving opens, and the checkpoints that are refused."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import (
+    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+)
+
+from doubles.adapter_folders import edit_json
+from doubles.backbones import Family, save_tiny_backbone
+from doubles.hostile_files import HOSTILE_CONFIGS, HOSTILE_TOKENIZERS, document, entry
+from doubles.hubs import running_hub
+from doubles.refusals import raises
+from nunatak_contract.enums import Pooling
+from nunatak_contract.errors import NunatakError
+from nunatak_exchange import HuggingFaceHub
+from nunatak_exchange.backbones import (
+    AddedBackbone,
+    add_backbone,
+    list_backbones,
+    read_backbone,
+    verify_backbone,
+)
+from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.reference import (
+    answers_of,
+    check_answers,
+    config_of,
+    encoder_class,
+    load_model,
+    probe_encodings,
+    vector_branch,
+)
+from nunatak_model import load_backbone
+from nunatak_model.checkpoint import added_backbones
+
+FAMILIES: tuple[Family, ...] = ("bert", "roberta", "modernbert")
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert added_backbones().is_relative_to(tmp_path)
+    return added_backbones()
+
+
+def add(place: Path, name: str | None = None) -> AddedBackbone:
+    return add_backbone(str(place), name=name, hub=HuggingFaceHub())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_that_serving_can_open_keeps_its_digest(tmp_path: Path, family: Family) -> None:
+    folder = save_tiny_backbone(tmp_path / "base", family=family, pooling=Pooling.MEAN)
+    # A class of its own would rebuild the tokenizer from a vocabulary that this one does not have.
+    inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if family == "bert" else [])]
+    settings = {"tokenizer_class": "TokenizersBackend", "model_input_names": inputs}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    before = load_backbone(folder)
+
+    added = add(folder, "mine")
+    served = load_backbone("mine")
+
+    assert added.digest == before.digest == served.digest
+    assert (served.name, served.pooling) == ("mine", Pooling.MEAN)
+    assert served.pooler is not None
+    assert before.pooler is not None
+    assert torch.equal(served.pooler.weight, before.pooler.weight)
+    assert added.difference <= 1e-4
+
+
+def test_the_folder_holds_no_more_than_serving_reads(tmp_path: Path, store: Path) -> None:
+    folder = save_tiny_backbone(tmp_path / "base", pooling=Pooling.MEAN)
+    (folder / "modeling_own.py").write_text("raise SystemExit")
+    edit_json(folder / "config.json", {"auto_map": {"AutoModel": "modeling_own.Own"}})
+    tensors = load_file(folder / "model.safetensors")
+    kept = {f"bert.{name}": it for name, it in tensors.items()}
+    save_file({**kept, "cls.predictions.bias": torch.zeros(3)}, folder / "model.safetensors")
+
+    add(folder)
+
+    made = store / "base"
+    files = {str(it.relative_to(made)) for it in made.rglob("*") if it.is_file()}
+    assert files == {
+        *("config.json", "tokenizer.json", "model.safetensors", "backbone.json"),
+        "1_Pooling/config.json",
+    }
+    assert load_file(made / "model.safetensors").keys() == tensors.keys()
+    assert "auto_map" not in json.loads((made / "config.json").read_text())
+
+
+def test_shards_and_half_precision_keep_the_digest(tmp_path: Path) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    tensors = {name: it.half() for name, it in load_file(folder / "model.safetensors").items()}
+    (folder / "model.safetensors").unlink()
+    shards = {"model-1.safetensors": list(tensors)[::2], "model-2.safetensors": list(tensors)[1::2]}
+    for file, names in shards.items():
+        save_file({name: tensors[name] for name in names}, folder / file)
+    index = {"weight_map": {name: file for file, names in shards.items() for name in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    assert add(folder).digest == load_backbone(folder).digest == load_backbone("base").digest
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_tensors_of_the_old_format_become_safetensors(tmp_path: Path, *, is_zip: bool) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    before = load_backbone(folder).digest
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=is_zip)
+
+    assert add(folder).digest == before
+
+
+class Hostile:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("a pickle ran",)
+
+
+@pytest.mark.parametrize("content", [{"x": Hostile()}, {"x": 3}, [torch.zeros(1)], "text"])
+def test_a_pickle_of_more_than_tensors_is_refused_and_never_runs(
+    tmp_path: Path, content: object, capsys: pytest.CaptureFixture[str], store: Path
+) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+
+    with raises("unsupported_import", match="only plain tensors"):
+        add(folder)
+
+    assert capsys.readouterr().out == ""
+    assert not (store / "base").exists()
+
+
+def test_vectors_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    tensors = load_file(folder / "model.safetensors")
+    name = "encoder.layer.1.attention.self.query.weight"
+    save_file({**tensors, name: tensors[name] * float("nan")}, folder / "model.safetensors")
+
+    with raises("unsupported_import", match="differ from the answers in its own library by nan"):
+        add(folder)
+
+
+@pytest.mark.parametrize(
+    ("family", "setting"),
+    [
+        ("bert", {"layer_norm_eps": 1e-2}),
+        ("bert", {"hidden_act": "relu"}),
+        ("bert", {"num_attention_heads": 2}),
+        ("roberta", {"pad_token_id": 0}),
+        ("modernbert", {"local_attention": 4}),
+        ("modernbert", {"global_attn_every_n_layers": 3}),
+    ],
+)
+def test_the_comparison_sees_every_setting_that_a_reader_may_miss(
+    tmp_path: Path, family: Family, setting: dict[str, Any]
+) -> None:
+    """Guards the comparison: the same weights with one other setting must not pass."""
+    folder = save_tiny_backbone(tmp_path / "base", family=family)
+    backbone = load_backbone(folder)
+    raw = {**json.loads((folder / "config.json").read_text()), **setting}
+    checkpoint = Checkpoint(folder)
+    config = config_of(checkpoint, raw)
+    tensors = load_file(folder / "model.safetensors")
+    model = load_model(checkpoint, encoder_class(config), config, tensors).model
+    encodings = probe_encodings(backbone)
+
+    with raises("unsupported_import", match="differ from the answers in its own library"):
+        check_answers(
+            Checkpoint(folder),
+            vector_branch(backbone),
+            backbone,
+            encodings,
+            answers_of(model, encodings),
+        )
+
+
+REFUSALS: dict[str, tuple[dict[str, object], str]] = {
+    "architecture": ({"model_type": "funnel"}, "model_type must be one of"),
+    "own-code": ({"model_type": "acme", "auto_map": {"AutoModel": "x.Y"}}, "model_type must be"),
+    "decoder": ({"is_decoder": True}, "is_decoder=True"),
+    "positions": ({"position_embedding_type": "relative_key"}, "relative_key"),
+    "activation": ({"hidden_act": "mish"}, "hidden_act must be one of"),
+    "quantized": ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_variant_that_is_not_available_is_refused_by_name(
+    tmp_path: Path, store: Path, name: str
+) -> None:
+    changes, message = REFUSALS[name]
+    folder = save_tiny_backbone(tmp_path / "base")
+    edit_json(folder / "config.json", changes)
+
+    with raises("unsupported_import", match=message):
+        add(folder)
+
+    assert not (store / "base").exists()
+
+
+@pytest.mark.parametrize("name", HOSTILE_CONFIGS)
+def test_a_size_that_no_model_has_is_refused_before_anything_is_made(
+    tmp_path: Path, store: Path, name: str
+) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    edit_json(folder / "config.json", HOSTILE_CONFIGS[name])
+
+    refuse(folder, store)
+
+
+@pytest.mark.parametrize("name", HOSTILE_TOKENIZERS)
+def test_a_tokenizer_without_bounds_is_refused(
+    tmp_path: Path, store: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    edit_json(folder / "tokenizer.json", HOSTILE_TOKENIZERS[name])
+
+    refuse(folder, store)
+
+    assert "panicked" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+)
+def test_a_link_to_itself_is_refused(tmp_path: Path, store: Path, name: str) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(name)
+
+    refuse(folder, store)
+
+
+def test_names_of_many_tensors_are_not_read(tmp_path: Path, store: Path) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    names = {f"{number:x}": entry(0, 0, (0,)) for number in range(50_000)}
+    (folder / "model.safetensors").write_bytes(document(names, 0))
+
+    refuse(folder, store)
+
+
+def refuse(folder: Path, store: Path) -> None:
+    begin = time.process_time(), psutil.Process().memory_info().rss
+
+    with pytest.raises(NunatakError) as refused:
+        add(folder)
+
+    assert refused.value.code in {"unsupported_import", "invalid_folder", "corrupt_file"}
+    assert time.process_time() - begin[0] < 30
+    assert psutil.Process().memory_info().rss - begin[1] < 2**30
+    assert not (store / "base").exists()
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["encoder.layer.1.output.dense.weight"]
+    save_file(tensors, folder / "model.safetensors")
+
+    with raises("tensor_mismatch", match=r"encoder\.layer\.1\.output\.dense\.weight"):
+        add(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, file: str) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    (folder / file).rename(tmp_path / file)
+    (folder / file).symlink_to(tmp_path / file)
+
+    with raises("escaping_file", match=file):
+        add(folder)
+
+
+@pytest.mark.parametrize("name", ["", "minilm", "../up", "a/b", ".hidden", "a+int8", "x" * 97])
+def test_a_name_that_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+
+    with raises("invalid_option", match="--name"):
+        add(folder, name or "?")
+
+
+def test_a_name_is_given_once(tmp_path: Path) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    add(folder)
+
+    with raises("folder_in_use"):
+        add(folder)
+
+
+def test_the_list_shows_what_was_added_and_verify_sees_damage(tmp_path: Path, store: Path) -> None:
+    assert list_backbones() == []
+    one = add(save_tiny_backbone(tmp_path / "one"))
+    two = add(save_tiny_backbone(tmp_path / "two", seed=2))
+
+    assert list_backbones() == [one, two]
+    assert read_backbone("one") == one
+    assert (verify_backbone("one"), verify_backbone("two")) == (None, None)
+
+    tensors = load_file(store / "two" / "model.safetensors")
+    name = next(iter(tensors))
+    save_file({**tensors, name: tensors[name] + 1}, store / "two" / "model.safetensors")
+    assert "the digest" in cast("str", verify_backbone("two"))
+    (store / "one" / "config.json").write_text("{")
+    assert "config.json" in cast("str", verify_backbone("one"))
+    with raises("backbone_not_found", match="backbone list"):
+        verify_backbone("three")
+
+
+def test_a_repository_of_the_hub_is_added_with_its_commit(tmp_path: Path) -> None:
+    folder = save_tiny_backbone(tmp_path / "base")
+    tensors = load_file(folder / "model.safetensors")
+    with running_hub() as hub:
+        files = {it.name: it.read_bytes() for it in folder.iterdir()}
+        del files["model.safetensors"]
+        torch.save(tensors, tmp_path / "weights")
+        files["pytorch_model.bin"] = (tmp_path / "weights").read_bytes()
+        hub.repositories["owner/name"] = files
+
+        added = add_backbone("owner/name", name=None, hub=HuggingFaceHub(endpoint=hub.address))
+
+    assert added.name == "name"
+    assert added.source.startswith("owner/name@")
+    assert load_backbone("name").digest == load_backbone(folder).digest

@@ -1,0 +1,138 @@
+"""Folders of any kind as drafts."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from doubles.checkpoints import save_checkpoint
+from doubles.published import TwinFactory
+from doubles.refusals import raises
+from nunatak_contract.enums import HeadKind, ImportFormat
+from nunatak_contract.errors import InvalidNameError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import TopK
+from nunatak_exchange import (
+    ImportChoices,
+    ImportedTask,
+    draft_imported,
+    import_folder,
+    kind_of,
+)
+from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_exchange.reference import PROBE_INPUTS
+from nunatak_versions import VersionDraft, load_task
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def factory(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
+    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
+
+
+def drafted(factory: TwinFactory, imported: ImportedTask, *, task: str = "tone") -> VersionDraft:
+    return draft_imported(
+        task, imported, factory.backbone, origin="tuned", created_at=NOW, note="for the desk"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        pytest.param({"config.json": {}}, ImportFormat.TRANSFORMERS, id="transformers"),
+        pytest.param(
+            {"adapter_config.json": {"peft_type": "LORA"}, "config.json": {}},
+            ImportFormat.PEFT,
+            id="peft",
+        ),
+        pytest.param(
+            {"adapter_config.json": {"config": {"reduction_factor": 16}}},
+            ImportFormat.ADAPTERHUB,
+            id="adapterhub",
+        ),
+    ],
+)
+def test_the_kind_of_a_folder_is_told_by_its_files(
+    tmp_path: Path, files: dict[str, dict[str, object]], kind: ImportFormat
+) -> None:
+    for name, fields in files.items():
+        (tmp_path / name).write_text(json.dumps(fields))
+
+    assert kind_of(Checkpoint(tmp_path)) is kind
+
+
+def test_folders_of_no_known_kind_are_refused(tmp_path: Path) -> None:
+    with raises("invalid_folder", match="neither"):
+        kind_of(Checkpoint(tmp_path))
+    with raises("invalid_folder", match="no such folder"):
+        kind_of(Checkpoint(tmp_path / "nowhere"))
+
+
+def test_tasks_of_our_own_are_pulled_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+
+    with raises("unsupported_import", match="nunatak task pull"):
+        kind_of(Checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("kind", HeadKind)
+def test_every_kind_of_head_becomes_a_version_that_loads(
+    factory: TwinFactory, tmp_path: Path, kind: HeadKind
+) -> None:
+    save_checkpoint(factory, tmp_path, method=TopK(num_layers=1), kind=kind)
+
+    draft = drafted(factory, import_folder(Checkpoint(tmp_path), factory.backbone))
+
+    manifest = TaskManifest(**draft.manifest.model_dump(), version=1)
+    loaded = load_task(manifest, draft.blobs["parameters"], factory.backbone)
+    assert loaded.branch.split_depth == 3
+    assert manifest.probe.inputs == PROBE_INPUTS
+    assert (manifest.max_length, manifest.metrics, manifest.data) == (40, (), None)
+    assert manifest.note.startswith("imported from tuned: Bert")
+    assert manifest.note.endswith("; for the desk")
+
+
+def test_what_the_folder_does_not_say_is_as_long_as_the_backbone_reads(
+    factory: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(factory, tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+
+    draft = drafted(factory, import_folder(Checkpoint(tmp_path), factory.backbone))
+
+    assert draft.manifest.max_length == factory.backbone.config.max_tokens
+
+
+def test_labels_that_no_head_can_have_are_refused(factory: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(factory, tmp_path)
+    unnamed = ImportChoices(labels=("a", "b", ""))
+    blank = import_folder(Checkpoint(tmp_path), factory.backbone, choices=unnamed)
+
+    with raises("invalid_folder", match="labels and head do not fit"):
+        drafted(factory, blank)
+
+
+def test_a_malformed_name_is_refused(factory: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(factory, tmp_path)
+
+    with pytest.raises(InvalidNameError):
+        drafted(factory, import_folder(Checkpoint(tmp_path), factory.backbone), task="../x")
+
+
+def test_all_checks_of_a_folder_see_the_same_settings(tmp_path: Path) -> None:
+    """A file that changes between two checks must not pass one of them and serve the other."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.config == {"model_type": "bert"}
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    assert checkpoint.json("config.json") == checkpoint.config == {"model_type": "bert"}
+
+
+def test_a_file_beyond_a_smaller_limit_is_refused_although_it_was_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.read("config.json")
+    with raises("corrupt_file", match="at most 1 are read"):
+        checkpoint.read("config.json", limit=1)

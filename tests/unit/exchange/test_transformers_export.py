@@ -1,0 +1,236 @@
+"""Task versions as folders that transformers loads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+from doubles.backbones import ANSWERING, DECODERS, FAMILIES, Family, tiny_backbone
+from doubles.checkpoints import TEXTS, encodings, loaded_task, published_logits
+from doubles.published import Twin, TwinFactory
+from doubles.refusals import raises
+from doubles.tasks import MAX_LENGTH
+from nunatak_contract.enums import HeadKind, LinearMap, Pooling, ProblemType
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
+from nunatak_exchange import export_backbone, export_transformers, import_transformers
+from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_model import BranchSpec, HeadSpec, build_branch, initial_parameters, load_backbone
+
+TOKENIZERS: Any = AutoTokenizer
+AUTO_MODEL: Any = AutoModel
+AUTO_CLASSES: dict[HeadKind, Any] = {
+    HeadKind.SEQUENCE_CLASSIFICATION: AutoModelForSequenceClassification,
+    HeadKind.RANKING: AutoModelForSequenceClassification,
+    HeadKind.TOKEN_CLASSIFICATION: AutoModelForTokenClassification,
+    HeadKind.QUESTION_ANSWERING: AutoModelForQuestionAnswering,
+}
+METHODS: tuple[Method, ...] = (
+    HeadOnly(),
+    TopK(num_layers=2),
+    Lora(rank=3, alpha=5.0, targets=tuple(LinearMap), first_layer=1),
+    Ia3(),
+    Ia3(scaled_outputs=tuple(LinearMap), scaled_inputs=(), first_layer=1),
+    Full(),
+)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def factory(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> TwinFactory:
+    family: Family = request.param
+    return TwinFactory(tmp_path_factory.mktemp(family), family=family)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
+    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
+
+
+def skip_without_class(factory: TwinFactory, kind: HeadKind) -> None:
+    if kind is HeadKind.QUESTION_ANSWERING and factory.family not in ANSWERING:
+        pytest.skip("transformers has no such class")
+
+
+def exported(
+    factory: TwinFactory, twin: Twin, folder: Path, problem_type: ProblemType | None = None
+) -> Path:
+    task = loaded_task(factory.backbone, twin.branch, problem_type=problem_type)
+    export_transformers(task, folder, factory.backbone)
+    return folder
+
+
+@pytest.mark.each
+@pytest.mark.parametrize("kind", HeadKind)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind.value)
+def test_transformers_answers_as_the_task_did(
+    factory: TwinFactory, tmp_path: Path, method: Method, kind: HeadKind
+) -> None:
+    skip_without_class(factory, kind)
+    twin = factory.twin(method, kind=kind)
+
+    model = AUTO_CLASSES[kind].from_pretrained(exported(factory, twin, tmp_path / "out")).eval()
+
+    for encoding in encodings(factory.backbone):
+        torch.testing.assert_close(
+            published_logits(model, encoding), twin.expected(encoding), atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.each
+@pytest.mark.parametrize("method", [HeadOnly(), TopK(num_layers=2), Full()])
+@pytest.mark.parametrize("kind", HeadKind)
+def test_an_exported_version_comes_back_as_it_was(
+    factory: TwinFactory, tmp_path: Path, method: Method, kind: HeadKind
+) -> None:
+    skip_without_class(factory, kind)
+    twin = factory.twin(method, kind=kind)
+
+    imported = import_transformers(
+        Checkpoint(exported(factory, twin, tmp_path / "out")), factory.backbone
+    )
+
+    assert imported.spec == twin.branch.spec
+    assert imported.max_length == MAX_LENGTH
+    for name, tensor in twin.branch.parameters.items():
+        assert torch.equal(imported.parameters[name], tensor), name
+
+
+@pytest.mark.parametrize("pooling", [None, Pooling.MEAN])
+def test_an_exported_backbone_is_the_same_backbone(
+    factory: TwinFactory, tmp_path: Path, pooling: Pooling | None
+) -> None:
+    base = tiny_backbone(family=factory.family, pooling=pooling)
+    if factory.family in {*DECODERS, "modernbert"}:
+        with raises("unsupported_export", match="start from one of bert,"):
+            export_backbone(base.parameters, base, tmp_path / "out")
+        return
+
+    export_backbone(base.parameters, base, tmp_path / "out")
+
+    found = load_backbone(tmp_path / "out")
+    assert (found.digest, found.pooling) == (base.digest, base.pooling)
+    assert (found.pooler is None) == (base.pooler is None)
+    if found.pooler is not None and base.pooler is not None:
+        assert torch.equal(found.pooler.weight, base.pooler.weight)
+    _, report = AUTO_MODEL.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not [name for name in report["missing_keys"] if not name.startswith("pooler.")]
+
+
+def test_low_rank_updates_come_back_as_the_layers_they_change(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    twin = bert.twin(Lora(rank=2, first_layer=2, alpha=16.0, targets=QUERY_AND_VALUE))
+
+    imported = import_transformers(
+        Checkpoint(exported(bert, twin, tmp_path / "out")), bert.backbone
+    )
+
+    assert imported.spec.method == TopK(num_layers=2)
+
+
+@pytest.mark.parametrize("problem_type", ProblemType)
+def test_labels_and_problem_type_are_written(
+    bert: TwinFactory, tmp_path: Path, problem_type: ProblemType
+) -> None:
+    num_labels = 1 if problem_type is ProblemType.REGRESSION else 3
+    twin = bert.twin(TopK(num_layers=1), num_labels=num_labels)
+
+    folder = exported(bert, twin, tmp_path / "out", problem_type)
+
+    config = AUTO_CLASSES[HeadKind.SEQUENCE_CLASSIFICATION].from_pretrained(folder).config
+    assert config.problem_type == problem_type.value
+    assert config.id2label == {index: f"label {index}" for index in range(num_labels)}
+
+
+def test_the_tokenizer_gives_the_same_token_ids(factory: TwinFactory, tmp_path: Path) -> None:
+    folder = exported(factory, factory.twin(HeadOnly()), tmp_path / "out")
+
+    tokenizer = TOKENIZERS.from_pretrained(folder)
+
+    for text, encoding in zip(TEXTS, encodings(factory.backbone), strict=True):
+        pair = (text,) if isinstance(text, str) else text
+        assert tuple(tokenizer(*pair, truncation=True)["input_ids"]) == encoding.token_ids
+    batch = tokenizer(["a", "a longer one"], padding=True)
+    assert batch["input_ids"][0][-1] == factory.backbone.config.padding_id
+    assert tokenizer.model_max_length == MAX_LENGTH
+    expects_types = factory.backbone.config.num_token_types > 1
+    assert ("token_type_ids" in batch) == expects_types
+
+
+@pytest.mark.parametrize(
+    ("method", "head", "part"),
+    [
+        pytest.param(
+            Bottleneck(size=4),
+            HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=True),
+            "bottleneck adapters",
+            id="bottleneck",
+        ),
+        pytest.param(
+            HeadOnly(),
+            HeadSpec(num_labels=2, pooling=Pooling.MEAN, dense=False),
+            "mean pooling and no dense layer",
+            id="mean-pooling",
+        ),
+        pytest.param(
+            HeadOnly(),
+            HeadSpec(num_labels=2, pooling=Pooling.FIRST, dense=False),
+            "first pooling and no dense layer",
+            id="no-dense-layer",
+        ),
+    ],
+)
+def test_what_no_class_computes_is_refused_with_the_alternative(
+    tmp_path: Path, method: Method, head: HeadSpec, part: str
+) -> None:
+    backbone = tiny_backbone()
+    spec = BranchSpec(method=method, head=head)
+    generator = torch.Generator().manual_seed(0)
+    parameters = initial_parameters(spec, backbone, generator=generator)
+    branch = build_branch(spec, backbone.config, parameters)
+
+    with raises("unsupported_export", match=part) as caught:
+        export_transformers(loaded_task(backbone, branch), tmp_path / "out", backbone)
+
+    assert "--format hub" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_holds_something_is_left_alone(bert: TwinFactory, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+
+    with raises("folder_in_use"):
+        exported(bert, bert.twin(HeadOnly()), tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_an_empty_folder_is_filled(bert: TwinFactory, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+
+    exported(bert, bert.twin(HeadOnly()), target)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert json.loads((target / "config.json").read_bytes())["architectures"] == [
+        "BertForSequenceClassification"
+    ]

@@ -1,0 +1,495 @@
+"""Fine-tuned checkpoints, written by transformers, as branches."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import (
+    load_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+    save_file,  # pyright: ignore[reportUnknownVariableType] - its paths have partial types
+)
+from torch import Tensor
+
+from doubles.adapter_folders import edit_json
+from doubles.backbones import ANSWERING, Family, save_tiny_backbone
+from doubles.checkpoints import branch_of, encodings, logits, save_checkpoint
+from doubles.hostile_files import HOSTILE_TOKENIZERS
+from doubles.published import TwinFactory
+from doubles.refusals import raises
+from nunatak_contract.enums import HeadKind, LogitUse, ProblemType
+from nunatak_contract.methods import Full, HeadOnly, Method, TopK
+from nunatak_exchange import ImportChoices, import_transformers
+from nunatak_exchange.checkpoint import Checkpoint
+from nunatak_model import load_backbone
+
+KINDS = (
+    HeadKind.SEQUENCE_CLASSIFICATION,
+    HeadKind.TOKEN_CLASSIFICATION,
+    HeadKind.QUESTION_ANSWERING,
+)
+METHODS: tuple[Method, ...] = (HeadOnly(), TopK(num_layers=1), TopK(num_layers=3), Full())
+
+
+@pytest.fixture(scope="module", params=ANSWERING)
+def factory(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> TwinFactory:
+    family: Family = request.param
+    return TwinFactory(tmp_path_factory.mktemp(family), family=family)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> TwinFactory:
+    return TwinFactory(tmp_path_factory.mktemp("bert"), family="bert")
+
+
+@pytest.mark.each
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind.value)
+def test_the_split_depth_is_found_and_the_answers_stay(
+    factory: TwinFactory, tmp_path: Path, method: Method, kind: HeadKind
+) -> None:
+    twin = save_checkpoint(factory, tmp_path, method=method, kind=kind)
+
+    imported = import_transformers(Checkpoint(tmp_path), factory.backbone)
+
+    assert imported.spec == twin.branch.spec
+    branch = branch_of(imported, factory.backbone)
+    for encoding in encodings(factory.backbone):
+        answered = logits(factory.backbone, branch, encoding)
+        torch.testing.assert_close(answered, twin.expected(encoding), atol=1e-5, rtol=0)
+
+
+def test_only_what_differs_is_kept(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=2))
+
+    parameters = import_transformers(Checkpoint(tmp_path), bert.backbone).parameters
+
+    assert {name.split(".")[1] for name in parameters if name.startswith("layers.")} == {"2", "3"}
+    assert not any(name.startswith("embeddings.") for name in parameters)
+
+
+@pytest.mark.parametrize(
+    ("method", "found"),
+    [
+        pytest.param(HeadOnly(), "no layer differs: head on all 4 layers", id="head"),
+        pytest.param(TopK(num_layers=1), "layer 3 differs: top-1 of 4", id="one"),
+        pytest.param(TopK(num_layers=2), "layers 2-3 differ: top-2 of 4", id="range"),
+        pytest.param(Full(), "the embeddings differ: a full copy", id="full"),
+    ],
+)
+def test_the_source_says_what_was_found(
+    bert: TwinFactory, tmp_path: Path, method: Method, found: str
+) -> None:
+    save_checkpoint(bert, tmp_path, method=method)
+
+    source = import_transformers(Checkpoint(tmp_path), bert.backbone).source
+
+    assert source.startswith(f"BertForSequenceClassification, {found}; ")
+    assert source.endswith("% of the parameters stay shared")
+
+
+def test_layers_above_a_changed_one_belong_to_the_branch_even_if_equal(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(bert, tmp_path)
+    change(tmp_path, "bert.encoder.layer.1.output.LayerNorm.bias", lambda tensor: tensor + 1e-6)
+
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone)
+
+    assert imported.spec.method == TopK(num_layers=3)
+    assert "layer 1 differs: top-3 of 4" in imported.source
+
+
+@pytest.mark.parametrize(
+    ("num_labels", "stored", "expected"),
+    [
+        pytest.param(3, None, ProblemType.SINGLE_LABEL, id="single"),
+        pytest.param(3, ProblemType.MULTI_LABEL, ProblemType.MULTI_LABEL, id="multi"),
+        pytest.param(1, None, ProblemType.MULTI_LABEL, id="one-logit-is-of-a-label"),
+        pytest.param(1, ProblemType.REGRESSION, ProblemType.REGRESSION, id="number"),
+        pytest.param(1, ProblemType.MULTI_LABEL, ProblemType.MULTI_LABEL, id="one-of-multi"),
+    ],
+)
+def test_the_problem_type_is_read_as_transformers_reads_it(
+    bert: TwinFactory,
+    tmp_path: Path,
+    num_labels: int,
+    stored: ProblemType | None,
+    expected: ProblemType,
+) -> None:
+    save_checkpoint(bert, tmp_path, num_labels=num_labels, problem_type=stored)
+
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone)
+
+    assert imported.problem_type is expected
+    assert imported.labels == tuple(f"label {index}" for index in range(num_labels))
+
+
+def test_labels_may_be_replaced(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path)
+
+    imported = import_transformers(
+        Checkpoint(tmp_path), bert.backbone, ImportChoices(labels=("a", "b", "c"))
+    )
+
+    assert imported.labels == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"0": 1, "1": 2, "2": 3},
+        {"0": "a", "1": None, "2": "c"},
+        {"0": "a", "1": True, "2": "c"},
+        {"0": "a", "1": ["b"], "2": "c"},
+        {"0": "a", "2": "c", "3": "d"},
+        {"1": "a", "2": "b", "3": "c"},
+        {"a": "0", "b": "1", "c": "2"},
+        {"0": "a", "1": "b"},
+    ],
+)
+def test_a_label_map_that_names_no_text_for_a_logit_is_refused_unless_the_caller_names_labels(
+    bert: TwinFactory, tmp_path: Path, stored: dict[str, object]
+) -> None:
+    save_checkpoint(bert, tmp_path, num_labels=3)
+    edit(tmp_path / "config.json", id2label=stored)
+
+    with raises("unknown_labels", match="--labels a,b,c"):
+        import_transformers(Checkpoint(tmp_path), bert.backbone)
+
+    named = ImportChoices(labels=("a", "b", "c"))
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone, named).labels == ("a", "b", "c")
+
+
+def test_labels_that_transformers_leaves_out_have_its_names(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(bert, tmp_path, num_labels=2)
+    edit(tmp_path / "config.json", id2label=None, label2id=None)
+
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone).labels == ("LABEL_0", "LABEL_1")
+
+
+def test_the_one_output_of_a_cross_encoder_is_a_ranking(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path, num_labels=1)
+    edit(tmp_path / "config.json", sentence_transformers={"version": "4.0.1"})
+
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone)
+
+    assert imported.spec.head.kind is HeadKind.RANKING
+    assert (imported.labels, imported.problem_type) == ((), None)
+
+
+def test_the_longest_input_matches_the_tokenizer(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path)
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone).max_length == 40
+
+    edit(tmp_path / "tokenizer_config.json", model_max_length=10**30)
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone).max_length is None
+
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert import_transformers(Checkpoint(tmp_path), bert.backbone).max_length is None
+
+
+def test_shards_and_names_of_old_checkpoints_are_read(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    whole = import_transformers(Checkpoint(tmp_path), bert.backbone)
+    stored = load_file(tmp_path / "model.safetensors")
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): it for name, it in stored.items()}
+    old["bert.embeddings.position_ids"] = torch.arange(8)
+    (tmp_path / "model.safetensors").unlink()
+    shards = {"a.safetensors": list(old)[::2], "b.safetensors": list(old)[1::2]}
+    for file, names in shards.items():
+        save_file({name: old[name] for name in names}, tmp_path / file)
+    index = {"weight_map": {name: file for file, names in shards.items() for name in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    again = import_transformers(Checkpoint(tmp_path), bert.backbone)
+
+    assert again.spec == whole.spec
+    assert all(torch.equal(again.parameters[name], it) for name, it in whole.parameters.items())
+
+
+def test_a_pooler_that_no_head_reads_is_left_out(bert: TwinFactory, tmp_path: Path) -> None:
+    save_checkpoint(bert, tmp_path, kind=HeadKind.TOKEN_CLASSIFICATION)
+    add(tmp_path, "bert.pooler.dense.weight", torch.zeros(32, 32))
+
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone)
+
+    assert set(imported.parameters) == {"head.output.weight", "head.output.bias"}
+
+
+def edit(path: Path, **changes: object) -> None:
+    """Change fields of a JSON file; `...` removes one."""
+    fields = {**json.loads(path.read_bytes()), **changes}
+    path.write_text(json.dumps({name: it for name, it in fields.items() if it is not ...}))
+
+
+def change(folder: Path, name: str, made: Callable[[Tensor], Tensor]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, name: made(tensors[name])}, folder / "model.safetensors")
+
+
+def add(folder: Path, name: str, tensor: Tensor) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, name: tensor}, folder / "model.safetensors")
+
+
+def remove(folder: Path, name: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+
+
+def swap_words(path: Path) -> None:
+    definition = json.loads(path.read_bytes())
+    words = definition["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    path.write_text(json.dumps(definition))
+
+
+def index_elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    index = {"weight_map": {"classifier.bias": "../outside.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+Damage = Callable[[Path], object]
+REFUSALS: dict[str, tuple[Damage, str, str]] = {
+    "no-config": (lambda it: (it / "config.json").unlink(), "invalid_folder", "config.json"),
+    "config-is-no-json": (
+        lambda it: (it / "config.json").write_text("{"),
+        "corrupt_file",
+        "config.json does not read",
+    ),
+    "config-is-a-list": (
+        lambda it: (it / "config.json").write_text("[]"),
+        "corrupt_file",
+        "config.json does not read",
+    ),
+    "nested-too-deeply": (
+        lambda it: (it / "config.json").write_text("[" * 100_000),
+        "corrupt_file",
+        "config.json does not read",
+    ),
+    "no-class": (
+        lambda it: edit(it / "config.json", architectures=None),
+        "unsupported_import",
+        "names no class; write there the one class",
+    ),
+    "two-classes": (
+        lambda it: edit(it / "config.json", architectures=["BertModel", "BertForMaskedLM"]),
+        "unsupported_import",
+        "names BertModel, BertForMaskedLM; write there the one class",
+    ),
+    "own-class": (
+        lambda it: edit(it / "config.json", architectures=["MyBertForSequenceClassification"]),
+        "unsupported_import",
+        "a class of one's own may compute otherwise",
+    ),
+    "several-numbers": (
+        lambda it: edit(it / "config.json", problem_type="regression"),
+        "unsupported_import",
+        "it is a regression to 3 numbers; a regression task gives one number",
+    ),
+    "another-class": (
+        lambda it: edit(it / "config.json", architectures=["BertForMaskedLM"]),
+        "unsupported_import",
+        "it is a BertForMaskedLM",
+    ),
+    "another-architecture": (
+        lambda it: edit(it / "config.json", model_type="albert"),
+        "unsupported_import",
+        "'albert'",
+    ),
+    "missing-field": (
+        lambda it: edit(it / "config.json", hidden_size=...),
+        "foreign_backbone",
+        "its hidden_width is 768, the backbone's is 32",
+    ),
+    "unknown-problem": (
+        lambda it: edit(it / "config.json", problem_type="poetry"),
+        "unsupported_import",
+        "problem_type in config.json is 'poetry'; expected one of single_label_classification, ",
+    ),
+    "another-depth": (
+        lambda it: edit(it / "config.json", num_hidden_layers=5),
+        "foreign_backbone",
+        "its num_layers is 5, the backbone's is 4",
+    ),
+    "no-tokenizer": (
+        lambda it: (it / "tokenizer.json").unlink(),
+        "invalid_folder",
+        "tokenizer.json",
+    ),
+    "broken-tokenizer": (
+        lambda it: (it / "tokenizer.json").write_text("{}"),
+        "corrupt_file",
+        "is no tokenizer",
+    ),
+    "another-vocabulary": (
+        lambda it: swap_words(it / "tokenizer.json"),
+        "foreign_backbone",
+        "its tokenizer differs in: vocabulary",
+    ),
+    "another-normalizer": (
+        lambda it: edit(it / "tokenizer.json", normalizer=None),
+        "foreign_backbone",
+        "its tokenizer differs in: normalizer",
+    ),
+    "no-weights": (
+        lambda it: (it / "model.safetensors").unlink(),
+        "invalid_folder",
+        "no file model.safetensors",
+    ),
+    "pickled": (
+        lambda it: (it / "model.safetensors").rename(it / "pytorch_model.bin"),
+        "pickled_weights",
+        "save_pretrained",
+    ),
+    "truncated": (
+        lambda it: (it / "model.safetensors").write_bytes(
+            (it / "model.safetensors").read_bytes()[:-8]
+        ),
+        "corrupt_file",
+        "no safetensors",
+    ),
+    "missing-tensor": (
+        lambda it: remove(it, "classifier.bias"),
+        "tensor_mismatch",
+        "1 missing (classifier.bias)",
+    ),
+    "unread-tensor": (
+        lambda it: add(it, "cls.predictions.bias", torch.zeros(3)),
+        "tensor_mismatch",
+        "1 that nothing reads (cls.predictions.bias)",
+    ),
+    "misshapen-tensor": (
+        lambda it: change(it, "classifier.weight", lambda tensor: tensor[:, :-1].contiguous()),
+        "tensor_mismatch",
+        "expected [3, 32]",
+    ),
+    "other-numbers": (
+        lambda it: change(it, "classifier.weight", lambda tensor: tensor.to(torch.float64)),
+        "unsupported_import",
+        "torch.float64",
+    ),
+    "billionth-token": (
+        lambda it: edit_json(it / "tokenizer.json", {"model.vocab.a": 10**9}),
+        "unsupported_import",
+        "at most 16777216 as token ids",
+    ),
+    "replaced-by-a-megabyte": (
+        lambda it: edit_json(it / "tokenizer.json", HOSTILE_TOKENIZERS["replaced-by-a-megabyte"]),
+        "unsupported_import",
+        "characters that its normalizers make of one",
+    ),
+    "label-twice": (
+        lambda it: edit(it / "config.json", id2label={"0": "a", "1": "b", "2": "a"}),
+        "unknown_labels",
+        "different texts",
+    ),
+    "shard-elsewhere": (index_elsewhere, "escaping_file", "a link out of the folder"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_imported_is_refused_by_name(
+    bert: TwinFactory, tmp_path: Path, name: str
+) -> None:
+    damage, code, message = REFUSALS[name]
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    damage(tmp_path)
+
+    with raises(code) as caught:
+        import_transformers(Checkpoint(tmp_path), bert.backbone)
+
+    assert message in str(caught.value)
+
+
+def test_another_backbone_of_the_same_shape_shares_nothing(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(bert, tmp_path / "tuned", method=TopK(num_layers=1))
+    other = load_backbone(save_tiny_backbone(tmp_path / "other", seed=7))
+
+    assert isinstance(import_transformers(Checkpoint(tmp_path / "tuned"), other).spec.method, Full)
+
+
+@pytest.mark.parametrize("labels", [("a", "b"), ("a", "b", "c", "d"), ("a", "b", "a")])
+def test_labels_that_do_not_fit_the_head_are_refused(
+    bert: TwinFactory, tmp_path: Path, labels: tuple[str, ...]
+) -> None:
+    save_checkpoint(bert, tmp_path)
+
+    with raises("unknown_labels"):
+        import_transformers(Checkpoint(tmp_path), bert.backbone, ImportChoices(labels=labels))
+
+
+@pytest.mark.parametrize("kind", [HeadKind.QUESTION_ANSWERING, HeadKind.RANKING])
+def test_labels_for_a_head_that_has_none_are_refused(
+    bert: TwinFactory, tmp_path: Path, kind: HeadKind
+) -> None:
+    save_checkpoint(bert, tmp_path, kind=kind)
+    use = LogitUse.RANKING if kind is HeadKind.RANKING else None
+
+    with raises("unsupported_import", match="leave out --labels"):
+        import_transformers(
+            Checkpoint(tmp_path), bert.backbone, ImportChoices(labels=("a",), logit_use=use)
+        )
+
+
+def test_a_problem_that_is_not_known_is_what_the_caller_says(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(bert, tmp_path)
+    edit(tmp_path / "config.json", problem_type="poetry")
+    choices = ImportChoices(problem_type=ProblemType.MULTI_LABEL)
+
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone, choices)
+
+    assert imported.problem_type is ProblemType.MULTI_LABEL
+
+
+def test_a_file_left_over_from_shards_is_not_read(bert: TwinFactory, tmp_path: Path) -> None:
+    """transformers reads the one file first, and leaves the index of an earlier save."""
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    index = {"weight_map": {"bert.pooler.dense.bias": "model-00001-of-00004.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    imported = import_transformers(Checkpoint(tmp_path), bert.backbone)
+    own = load_backbone(tmp_path)
+
+    assert imported.spec.method == TopK(num_layers=1)
+    assert isinstance(import_transformers(Checkpoint(tmp_path), own).spec.method, HeadOnly)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_layers_that_differ_by_rounding_alone_are_told(
+    bert: TwinFactory, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    save_checkpoint(bert, tmp_path, method=TopK(num_layers=1))
+    exact = import_transformers(Checkpoint(tmp_path), bert.backbone)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: it.to(dtype) for name, it in tensors.items()}, tmp_path / "model.safetensors")
+
+    rounded = import_transformers(Checkpoint(tmp_path), bert.backbone)
+
+    name = str(dtype).removeprefix("torch.")
+    assert f"the folder stores {name}" in rounded.source
+    assert "save the trained model in float32" in rounded.source
+    assert "stores" not in exact.source
+    assert (exact.spec.method, rounded.spec.method) == (TopK(num_layers=1), Full())
+
+
+def test_a_checkpoint_that_changed_every_layer_is_not_told_to_be_rounded(
+    bert: TwinFactory, tmp_path: Path
+) -> None:
+    save_checkpoint(bert, tmp_path, method=Full())
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({name: it.half() for name, it in tensors.items()}, tmp_path / "model.safetensors")
+
+    assert "stores" not in import_transformers(Checkpoint(tmp_path), bert.backbone).source

@@ -1,0 +1,117 @@
+"""Parameters that change nothing are refused, for every method; any change is enough."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from doubles.refusals import raises
+from doubles.tasks import CREATED_AT, LABELS, PROBE_INPUTS, random_parameters, spec_of, tiny_task
+from nunatak_contract.manifest import TaskManifest
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
+from nunatak_model import Backbone, tensors_from_bytes, tensors_to_bytes
+from nunatak_versions import Provenance, VersionDraft, draft_task, head_record, load_task
+
+METHODS = [
+    TopK(num_layers=2),
+    Bottleneck(size=4, first_layer=2),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
+    Full(),
+]
+
+
+def without_effect(name: str, tensor: Tensor, backbone: Backbone) -> Tensor:
+    if name in backbone.parameters:
+        return backbone.parameters[name].clone()
+    if ".ia3." in name:
+        return torch.ones_like(tensor)
+    is_added = name.endswith((".up", ".up.weight", ".up.bias"))
+    return torch.zeros_like(tensor) if is_added else tensor
+
+
+def idle_parameters(method: Method, backbone: Backbone) -> dict[str, Tensor]:
+    spec = spec_of(backbone, method, num_labels=len(LABELS))
+    parameters = random_parameters(spec, backbone, seed=0)
+    return {name: without_effect(name, each, backbone) for name, each in parameters.items()}
+
+
+def draft(method: Method, parameters: dict[str, Tensor], backbone: Backbone) -> VersionDraft:
+    return draft_task(
+        "tone",
+        method=method,
+        head=head_record(spec_of(backbone, method, num_labels=len(LABELS)).head, LABELS),
+        parameters=parameters,
+        backbone=backbone,
+        max_length=32,
+        probe_inputs=PROBE_INPUTS,
+        provenance=Provenance(created_at=CREATED_AT),
+    )
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
+def test_parameters_without_effect_are_not_drafted(backbone: Backbone, method: Method) -> None:
+    with raises("no_effect", match=f"{method.kind} parameters change no layer"):
+        draft(method, idle_parameters(method, backbone), backbone)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
+def test_parameters_without_effect_are_not_loaded(backbone: Backbone, method: Method) -> None:
+    manifest, _ = tiny_task(backbone, method=method)
+    numbered = TaskManifest.model_validate({**manifest.model_dump(), "version": 1})
+    data = tensors_to_bytes(idle_parameters(method, backbone))
+
+    with raises("no_effect") as caught:
+        load_task(numbered, data, backbone)
+
+    assert caught.value.fields["reference"] == "tone/1"
+
+
+def test_lora_without_a_lower_half_has_no_effect(backbone: Backbone) -> None:
+    manifest, blobs = tiny_task(backbone, method=Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE))
+    tensors = tensors_from_bytes(blobs["parameters"])
+    emptied = {
+        name: torch.zeros_like(each) if name.endswith(".down") else each
+        for name, each in tensors.items()
+    }
+
+    with raises("no_effect"):
+        draft(Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), emptied, backbone)
+    assert manifest.task == "tone"
+
+
+def nudge(parameters: dict[str, Tensor], matches: Callable[[str], bool]) -> dict[str, Tensor]:
+    name = next(name for name in reversed(list(parameters)) if matches(name))
+    return {**parameters, name: parameters[name] + 0.25}
+
+
+@pytest.mark.parametrize(
+    ("method", "ending"),
+    [
+        (TopK(num_layers=2), "output_norm.bias"),
+        (Bottleneck(size=4, first_layer=2), "output_norm.weight"),
+        (Bottleneck(size=4, first_layer=2), "up.bias"),
+        (Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE), ".up"),
+        (Ia3(), "key.output"),
+        (Ia3(), "feedforward_out.input"),
+        (Full(), "layers.0.output_norm.bias"),
+    ],
+)
+def test_one_changed_tensor_is_an_effect(backbone: Backbone, method: Method, ending: str) -> None:
+    changed = nudge(idle_parameters(method, backbone), lambda name: name.endswith(ending))
+
+    assert draft(method, changed, backbone).manifest.task == "tone"
+
+
+def test_a_head_alone_need_not_change_layers(backbone: Backbone) -> None:
+    assert draft(HeadOnly(), idle_parameters(HeadOnly(), backbone), backbone).blobs

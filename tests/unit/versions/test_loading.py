@@ -1,0 +1,221 @@
+import pytest
+import torch
+
+from doubles.backbones import tiny_backbone
+from doubles.refusals import raises
+from doubles.serving_kernels import banks_of, with_gpu_kernels
+from doubles.tasks import tiny_task
+from nunatak_contract.enums import HeadKind, TensorDtype
+from nunatak_contract.evidence import ProbeRecord
+from nunatak_contract.manifest import TaskDraft, TaskManifest
+from nunatak_contract.methods import (
+    QUERY_AND_VALUE,
+    Bottleneck,
+    Full,
+    HeadOnly,
+    Ia3,
+    Lora,
+    Method,
+    TopK,
+)
+from nunatak_model import Backbone, quantize_backbone, tensors_from_bytes, tensors_to_bytes
+from nunatak_versions import load_task, probe_tolerance
+
+METHODS = [
+    TopK(num_layers=2),
+    HeadOnly(),
+    Bottleneck(size=4),
+    Lora(rank=2, alpha=16.0, targets=QUERY_AND_VALUE),
+    Ia3(),
+    Full(),
+]
+
+
+def numbered(draft: TaskDraft, **changes: object) -> TaskManifest:
+    return TaskManifest.model_validate({**draft.model_dump(), "version": 1, **changes})
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.kind)
+def test_every_method_loads_and_passes_its_probe(backbone: Backbone, method: Method) -> None:
+    draft, blobs = tiny_task(backbone, method=method)
+
+    task = load_task(numbered(draft), blobs["parameters"], backbone)
+
+    assert task.manifest.reference == "tone/1"
+    assert task.branch.split_depth == draft.split_depth
+    assert task.num_bytes == task.branch.num_bytes > 0
+
+
+@pytest.mark.parametrize("method", METHODS[:-1], ids=lambda method: method.kind)
+def test_a_version_loads_into_slots_and_leaves_them_empty(
+    backbone: Backbone, method: Method
+) -> None:
+    draft, blobs = tiny_task(backbone, method=method)
+    served = with_gpu_kernels(backbone)
+
+    task = load_task(numbered(draft), blobs["parameters"], served)
+
+    stored = load_task(numbered(draft), blobs["parameters"], backbone).branch
+    assert task.branch.head_parameters == stored.head_parameters
+    assert task.branch.branch_parameters == stored.branch_parameters
+    assert banks_of(served).num_bytes() >= task.num_bytes
+    del task
+    assert banks_of(served).num_bytes() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", HeadKind)
+def test_every_kind_of_head_loads_and_passes_its_probe(kind: HeadKind, dtype: torch.dtype) -> None:
+    draft, blobs = tiny_task(tiny_backbone(), kind=kind)
+
+    task = load_task(numbered(draft), blobs["parameters"], tiny_backbone(dtype=dtype))
+
+    assert task.branch.spec.head.kind is kind
+    assert task.manifest.head.num_outputs == task.branch.spec.head.num_labels
+
+
+def test_a_token_probe_of_another_length_fails(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone, kind=HeadKind.QUESTION_ANSWERING)
+    probe = draft.probe.model_copy(update={"logits": (((0.0, 1.0),),) * 2})
+
+    with raises("probe_failed", match="18 x 2 logits, 1 x 2 were recorded"):
+        load_task(numbered(draft, probe=probe.model_dump()), blobs["parameters"], backbone)
+
+
+def test_a_version_serves_in_the_format_of_the_backbone() -> None:
+    backbone = tiny_backbone()
+    half = tiny_backbone(dtype=torch.bfloat16)
+    draft, blobs = tiny_task(backbone, method=HeadOnly())
+
+    full_size = load_task(numbered(draft), blobs["parameters"], backbone)
+    half_size = load_task(numbered(draft), blobs["parameters"], half)
+
+    assert half.digest == backbone.digest
+    assert half_size.num_bytes * 2 == full_size.num_bytes
+
+
+@pytest.mark.parametrize("part", ["backbone", "tokenizer"])
+def test_another_backbone_or_tokenizer_is_refused(backbone: Backbone, part: str) -> None:
+    draft, blobs = tiny_task(backbone)
+    other = "0" * 64
+    changes: dict[str, object] = (
+        {"tokenizer_digest": other}
+        if part == "tokenizer"
+        else {"backbone": draft.backbone.model_copy(update={"digest": other}).model_dump()}
+    )
+
+    with raises("backbone_mismatch", match=part):
+        load_task(numbered(draft, **changes), blobs["parameters"], backbone)
+
+
+def test_parameters_of_another_set_are_refused(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    tensors = tensors_from_bytes(blobs["parameters"])
+    name = next(iter(tensors))
+    renamed = {("x" + key if key == name else key): value for key, value in tensors.items()}
+
+    with raises("parameter_mismatch", match="missing"):
+        load_task(numbered(draft), tensors_to_bytes(renamed), backbone)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_parameters_that_are_not_finite_are_refused(backbone: Backbone, value: float) -> None:
+    draft, blobs = tiny_task(backbone)
+    tensors = tensors_from_bytes(blobs["parameters"])
+    next(iter(tensors.values())).view(-1)[0] = value
+
+    with raises("non_finite_parameter"):
+        load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
+
+
+def test_parameters_that_do_not_fit_the_format_of_the_backbone_are_refused() -> None:
+    draft, blobs = tiny_task(tiny_backbone())
+    tensors = tensors_from_bytes(blobs["parameters"])
+    next(iter(tensors.values())).view(-1)[0] = 1e6
+
+    with raises("non_finite_parameter"):
+        load_task(numbered(draft), tensors_to_bytes(tensors), tiny_backbone(dtype=torch.float16))
+
+
+def test_a_dtype_other_than_declared_is_refused(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+
+    with raises("unservable_task", match="float32"):
+        load_task(numbered(draft, dtype=TensorDtype.FLOAT16), blobs["parameters"], backbone)
+
+
+def test_a_wrong_split_depth_is_refused(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+
+    with raises("unservable_task", match="splits at layer 3"):
+        load_task(numbered(draft, split_depth=1), blobs["parameters"], backbone)
+
+
+def test_more_tokens_than_the_backbone_reads_are_refused(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    too_many = backbone.config.max_tokens + 1
+
+    with raises("unservable_task", match="at most"):
+        load_task(numbered(draft, max_length=too_many), blobs["parameters"], backbone)
+
+
+def test_permuted_labels_fail_the_probe(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    tensors = tensors_from_bytes(blobs["parameters"])
+    for name in ("head.output.weight", "head.output.bias"):
+        tensors[name] = tensors[name].roll(1, dims=0).contiguous()
+
+    with raises("probe_failed", match="differ"):
+        load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
+
+
+def test_a_version_that_was_proven_is_not_probed_again_but_in_slots(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    other = draft.probe.model_copy(update={"logits": ((9.0, 9.0, 9.0),) * 2})
+    manifest = numbered(draft, probe=other.model_dump())
+
+    load_task(manifest, blobs["parameters"], backbone, is_validated=True)
+
+    with raises("probe_failed"):
+        load_task(manifest, blobs["parameters"], with_gpu_kernels(backbone), is_validated=True)
+
+
+def test_what_the_bytes_of_a_proven_version_say_is_checked(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    tensors = tensors_from_bytes(blobs["parameters"])
+    next(iter(tensors.values())).view(-1)[0] = float("nan")
+
+    with raises("non_finite_parameter"):
+        load_task(numbered(draft), tensors_to_bytes(tensors), backbone, is_validated=True)
+
+
+def test_a_probe_for_another_number_of_labels_fails(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone)
+    probe = ProbeRecord(inputs=("hello",), logits=((1.0, 2.0),))
+
+    with raises("probe_failed", match="3 logits, 2 were recorded"):
+        load_task(numbered(draft, probe=probe.model_dump()), blobs["parameters"], backbone)
+
+
+def test_a_version_that_overflows_fails_its_probe(backbone: Backbone) -> None:
+    draft, blobs = tiny_task(backbone, method=HeadOnly())
+    tensors = {
+        name: torch.full_like(tensor, torch.finfo(torch.float32).max)
+        for name, tensor in tensors_from_bytes(blobs["parameters"]).items()
+    }
+
+    with raises("probe_failed"):
+        load_task(numbered(draft), tensors_to_bytes(tensors), backbone)
+
+
+def test_float32_allows_what_was_recorded_and_other_formats_a_share_of_the_largest_logit() -> None:
+    plain = tiny_backbone(num_layers=1)
+    bfloat16, float16 = (
+        tiny_backbone(num_layers=1, dtype=dtype) for dtype in (torch.bfloat16, torch.float16)
+    )
+
+    assert probe_tolerance(1e-4, (5.0, -1.0), plain) == 1e-4
+    assert probe_tolerance(1e-4, (4.0, -400.0), plain) == pytest.approx(4e-3)
+    assert probe_tolerance(1e-4, (0.5, -1.0), bfloat16) == pytest.approx(0.1)
+    assert probe_tolerance(1e-4, (5.0, -10.0), float16) == pytest.approx(0.2)
+    assert probe_tolerance(1e-4, (5.0, -10.0), quantize_backbone(plain)) == pytest.approx(0.2)

@@ -1,0 +1,97 @@
+"""Drafting: trained parameters become a manifest and blobs that the registry can publish."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+
+from pydantic import BaseModel
+from torch import Tensor
+
+from nunatak_contract.enums import OnLong, Reads, TensorDtype
+from nunatak_contract.evidence import (
+    CalibrationRecord,
+    ConfusionRecord,
+    DataRecord,
+    MetricRecord,
+    RecipeRecord,
+)
+from nunatak_contract.heads import HeadRecord
+from nunatak_contract.manifest import BackboneRecord, BlobRecord, ParameterCounts, TaskDraft
+from nunatak_contract.methods import Method
+from nunatak_model import Backbone, TextInput, build_branch, tensors_from_bytes, tensors_to_bytes
+from nunatak_versions.loading import check_effect
+from nunatak_versions.probing import record_probe
+from nunatak_versions.records import branch_spec
+
+PARAMETERS_ROLE = "parameters"
+
+
+class Provenance(BaseModel, frozen=True):
+    """The known origin of a task version."""
+
+    created_at: datetime
+    data: DataRecord | None = None
+    recipe: RecipeRecord | None = None
+    metrics: tuple[MetricRecord, ...] = ()
+    test_metrics: tuple[MetricRecord, ...] = ()
+    confusion: ConfusionRecord | None = None
+    calibration: CalibrationRecord | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionDraft:
+    """A manifest without a version, and its blobs: `registry.publish(*draft)`."""
+
+    manifest: TaskDraft
+    blobs: Mapping[str, bytes]
+
+
+def draft_task(  # noqa: PLR0913 - a version has this many parts
+    task: str,
+    *,
+    method: Method,
+    head: HeadRecord,
+    reads: Reads | None = None,
+    on_long: OnLong | None = None,
+    parameters: Mapping[str, Tensor],
+    backbone: Backbone,
+    max_length: int,
+    probe_inputs: Sequence[TextInput],
+    provenance: Provenance,
+) -> VersionDraft:
+    """Describe and serialise a task version of float32 parameters.
+
+    The parameter counts and the probe are computed from the serialised bytes, which a server reads.
+    """
+    data = tensors_to_bytes(parameters)
+    branch = build_branch(branch_spec(head, method), backbone.config, tensors_from_bytes(data))
+    check_effect(task, branch, backbone)
+    manifest = TaskDraft(
+        task=task,
+        head=head,
+        method=method,
+        split_depth=branch.split_depth,
+        backbone=BackboneRecord(
+            name=backbone.name,
+            digest=backbone.digest,
+            num_layers=backbone.config.num_layers,
+            hidden_width=backbone.config.hidden_width,
+            num_parameters=backbone.num_parameters,
+        ),
+        tokenizer_digest=backbone.tokenizer.digest,
+        max_length=max_length,
+        reads=reads,
+        on_long=on_long,
+        dtype=TensorDtype.FLOAT32,
+        parameter_counts=ParameterCounts(
+            branch=branch.branch_parameters, head=branch.head_parameters
+        ),
+        blobs=(
+            BlobRecord(role=PARAMETERS_ROLE, sha256=sha256(data).hexdigest(), size_bytes=len(data)),
+        ),
+        probe=record_probe(branch, backbone, probe_inputs, max_length=max_length),
+        **dict(provenance),
+    )
+    return VersionDraft(manifest=manifest, blobs={PARAMETERS_ROLE: data})

@@ -1,0 +1,128 @@
+"""Loading: a manifest and verified bytes become a task version that may be served.
+
+Loading fails closed: a version that does not fit exactly is refused before any caller sees it.
+
+`check_effect` refuses a branch that changes nothing. An adapter with renamed keys, an adapter that
+was never trained, or copied layers would load without an error and answer like the bare backbone.
+No later check would notice.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.manifest import TaskManifest
+from nunatak_model import (
+    Backbone,
+    Branch,
+    TrunkStates,
+    build_branch,
+    convert_branch,
+    tensors_from_bytes,
+)
+from nunatak_versions.probing import run_probe
+from nunatak_versions.records import branch_spec
+
+
+def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
+    """Refuse a branch whose method changes layers but whose parameters change none.
+
+    The check reads the parameters up to the first difference.
+    """
+    if not branch.layers:
+        return
+    owned = branch.parameters.items()
+    if not any(layer.has_additions for layer in branch.layers.values()) and not any(
+        backbone.equals(name, tensor) is False for name, tensor in owned
+    ):
+        raise NunatakError("no_effect", reference=reference, method=branch.spec.method.kind.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTask:
+    """One immutable task version in memory."""
+
+    manifest: TaskManifest
+    branch: Branch
+    num_bytes: int
+
+
+def load_task(
+    manifest: TaskManifest,
+    data: bytes,
+    backbone: Backbone,
+    *,
+    is_validated: bool = False,
+    trunk: TrunkStates | None = None,
+    pause: Callable[[], None] = lambda: None,
+) -> LoadedTask:
+    """Build a task version on `backbone` from its parameters, and prove its answers by the probe.
+
+    The answers depend on manifest, parameters and backbone alone. `is_validated` says that this
+    process has loaded the same three before; then only the checks of the bytes run again. A version
+    in slots is proven every time, because other versions used the slots before.
+
+    `trunk` may hold trunk states of the probe's inputs from earlier loads. `pause` is called
+    between the parts of the work, for a caller that must not keep a core busy for long.
+
+    Raises:
+        NunatakError: `backbone_mismatch`, the version was trained on another backbone or tokenizer.
+        NunatakError: `unservable_task`, manifest, parameters and backbone contradict each other.
+        NunatakError: `no_effect`, the parameters change nothing.
+        NunatakError: `probe_failed`, the version does not reproduce its recorded logits.
+        NunatakError: the tensors do not fit method and head, or are not finite.
+    """
+    _check_backbone(manifest, backbone)
+    spec = branch_spec(manifest.head, manifest.method)
+    parameters = tensors_from_bytes(data)
+    _check_dtype(manifest, parameters)
+    stored = build_branch(spec, backbone.config, parameters)
+    if stored.split_depth != manifest.split_depth:
+        raise _unservable(
+            manifest,
+            f"its method splits at layer {stored.split_depth}, its manifest says "
+            f"{manifest.split_depth}",
+        )
+    needed = stored.num_frozen_layers_read(backbone.config) or 0
+    if needed > len(backbone.layers):
+        raise NunatakError("layer_not_held", index=needed - 1)
+    pause()
+    branch = convert_branch(stored, backbone)
+    pause()
+    if not is_validated or branch.slots is not None:
+        check_effect(manifest.reference, stored, backbone)
+        run_probe(manifest, branch, backbone, trunk=trunk)
+    return LoadedTask(manifest=manifest, branch=branch, num_bytes=branch.num_bytes)
+
+
+def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
+    reference = manifest.reference
+    if manifest.backbone.digest != backbone.digest:
+        wanted = f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})"
+        served = f"{backbone.name} ({backbone.digest[:12]})"
+        raise NunatakError(
+            "backbone_mismatch", reference=reference, part="backbone", wanted=wanted, served=served
+        )
+    if manifest.tokenizer_digest != backbone.tokenizer.digest:
+        wanted, served = manifest.tokenizer_digest[:12], backbone.tokenizer.digest[:12]
+        raise NunatakError(
+            "backbone_mismatch", reference=reference, part="tokenizer", wanted=wanted, served=served
+        )
+    if manifest.max_length > backbone.config.max_tokens:
+        most = f"its backbone at most {backbone.config.max_tokens}"
+        raise _unservable(manifest, f"it reads up to {manifest.max_length} tokens, {most}")
+
+
+def _check_dtype(manifest: TaskManifest, parameters: Mapping[str, Tensor]) -> None:
+    expected: torch.dtype = getattr(torch, manifest.dtype)
+    for name, tensor in parameters.items():
+        if tensor.dtype is not expected:
+            found = f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}"
+            raise _unservable(manifest, found)
+
+
+def _unservable(manifest: TaskManifest, reason: str) -> NunatakError:
+    return NunatakError("unservable_task", reference=manifest.reference, reason=reason)
