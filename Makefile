@@ -19,7 +19,7 @@ ELSA ?= .bench/elsa/registry
 ANALYSES := rsa landscape
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ops screenshot test test-slow check format client bench race gpu real papers elsa torture abuse report figures configuration serve clean clean-results
+.PHONY: help install demo ops screenshot test test-slow check format client openapi docs release bench race gpu real papers elsa torture abuse report figures configuration serve clean clean-results
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -71,6 +71,15 @@ check: $(VENV)/.dev  ## formatting, lint, types and layers
 format: $(VENV)/.dev  ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+openapi: $(VENV)/.dev  ## write docs/openapi.json from the server
+	$(BIN)/python -m release.openapi
+
+docs: $(VENV)/.dev  ## build the documents as a site in build/docs/site; refuse dead links
+	$(BIN)/python -m release.site
+
+release: $(VENV)/.dev  ## build the files of a release into dist, install and try them; needs g++, npm, curl
+	$(BIN)/python -m release.build
 
 client: $(VENV)/.dev  ## make the blocking client from the asyncio client
 	$(BIN)/python tests/policy/blocking_client.py
