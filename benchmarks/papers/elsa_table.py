@@ -43,6 +43,8 @@ class ElsaTable:
     majority: Mapping[str, float]
     """The score of the best constant answer of each task."""
     num_dev: Mapping[str, int]
+    num_steps: int
+    """Optimizer steps of the shortest run."""
     scores: Mapping[tuple[str, int | None], Mapping[int, float]]
 
     @property
@@ -85,12 +87,20 @@ class ElsaTable:
 
     def average(self, frozen: int, *, without: str | None = None) -> Estimate:
         """Return the mean of `relative` over the learned tasks, with its interval over seeds."""
-        tasks = [task for task in self.learned if task != without]
-        by_seed = [
-            mean(self.scores[task, frozen][seed] / self.scores[task, FULL][seed] for task in tasks)
-            for seed in self._seeds(tasks, frozen)
-        ]
-        return estimate(by_seed)
+        kept = self.kept(frozen).values()
+        return estimate([mean(it for task, it in one.items() if task != without) for one in kept])
+
+    def kept(self, frozen: int) -> dict[int, dict[str, float]]:
+        """The share that each learned task keeps, by the seeds that all of them have."""
+        tasks = self.learned
+        seeds = [set(self.scores[task, depth]) for task in tasks for depth in (frozen, FULL)]
+        return {
+            seed: {
+                task: self.scores[task, frozen][seed] / self.scores[task, FULL][seed]
+                for task in tasks
+            }
+            for seed in sorted(set[int].intersection(*seeds))
+        }
 
     def operating_point(self) -> int | None:
         """The largest number of frozen layers that keeps 95 % on average (second version)."""
@@ -138,11 +148,6 @@ class ElsaTable:
         one = f"{mean(scores):.3f}"
         return one if len(scores) == 1 else f"{one} ± {deviation(scores):.3f}"
 
-    def _seeds(self, tasks: Sequence[str], frozen: int) -> list[int]:
-        """The seeds that every task has, at this depth and of full fine-tuning."""
-        seeds = [set(self.scores[task, depth]) for task in tasks for depth in (frozen, FULL)]
-        return sorted(set[int].intersection(*seeds))
-
 
 def elsa_tables(runs: Sequence[PaperRun]) -> dict[str, ElsaTable]:
     """Return a table for each setting of the runs, such as `1000 examples, bfloat16`."""
@@ -177,6 +182,7 @@ def elsa_table(runs: Sequence[PaperRun]) -> ElsaTable:
         metrics={run.run.task: run.finished.metric for run in runs},
         majority={run.run.task: run.majority or 0.0 for run in runs},
         num_dev={run.run.task: run.run.data.num_dev for run in runs},
+        num_steps=min(run.finished.epochs[-1].step or 0 for run in runs),
         scores=scores,
     )
 

@@ -21,6 +21,10 @@ class Estimate:
     low: float | None
     high: float | None
     num_values: int
+    of: str = ""
+    """What the mean is over, besides seeds."""
+    num_steps: int | None = None
+    """Optimizer steps of the shortest run; None where no claim asks for them."""
 
     def text(self, shape: str = "{:.3f}") -> str:
         """The mean with its interval, or with the remark that there is one seed."""

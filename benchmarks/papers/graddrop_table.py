@@ -9,6 +9,7 @@ from statistics import mean
 from matplotlib.figure import Figure
 
 from nunatak_contract.cards import markdown_table
+from nunatak_training.recipes import Schedule
 from nunatak_training.sweeps import Cell, RunRecord, cells_of
 from nunatak_training.sweeps.reporting import (
     legend_below,
@@ -18,20 +19,26 @@ from nunatak_training.sweeps.reporting import (
 )
 from nunatak_training.sweeps.tables import COLUMNS, deviation
 
-TASK, VARIANT = (tuple(COLUMNS).index(name) for name in ("task", "regularizer"))
+TASK, REGULARIZER = (tuple(COLUMNS).index(name) for name in ("task", "regularizer"))
 SFT = "dropout 0.2"
 """The sweep's name for standard fine-tuning with dropout at the rate of GradDrop."""
+
+
+def variant_of(cell: Cell) -> str:
+    """The regularizer, and the schedule if the learning rate does not fall."""
+    is_constant = cell.runs[0].recipe.schedule is Schedule.CONSTANT
+    return cell.axes[REGULARIZER] + (", constant rate" if is_constant else "")
 
 
 def graddrop_cells(records: Sequence[RunRecord]) -> list[Cell]:
     """Return the settings with scores, standard fine-tuning first."""
     cells = [cell for cell in cells_of(records) if cell.scores]
-    return sorted(cells, key=lambda cell: (cell.axes[VARIANT] != SFT, cell.axes[VARIANT]))
+    return sorted(cells, key=lambda cell: (variant_of(cell) != SFT, variant_of(cell)))
 
 
 def graddrop_markdown(cells: Sequence[Cell]) -> str:
     """Return a row per variant: mean and deviation per task, and the average next to SFT's."""
-    by_key = {(cell.axes[VARIANT], cell.axes[TASK]): cell for cell in cells}
+    by_key = {(variant_of(cell), cell.axes[TASK]): cell for cell in cells}
     tasks = sorted({task for _, task in by_key})
     variants = list(dict.fromkeys(variant for variant, _ in by_key))
     complete = [it for it in variants if all((it, task) in by_key for task in tasks)]
@@ -57,11 +64,11 @@ def draw_curves(cells: Sequence[Cell]) -> Figure:
     for axes, (task, members) in panels:
         for cell in members:
             points = mean_curve(cell)
-            is_sft = cell.axes[VARIANT] == SFT
+            is_sft = variant_of(cell) == SFT
             (line,) = axes.plot(
                 [epoch for epoch, _ in points],
                 [score for _, score in points],
-                label="SFT" if is_sft else cell.axes[VARIANT],
+                label="SFT" if is_sft else variant_of(cell),
                 lw=2.5 if is_sft else 1.2,
                 ms=5,
             )

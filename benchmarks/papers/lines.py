@@ -10,10 +10,11 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from benchmarks.harness.recording import FIGURES
+from benchmarks.papers.scoring import score
 from nunatak_contract.errors import NunatakError
 from nunatak_training.data import ExampleSet, TaggedWords, TaskData
 from nunatak_training.kinds import Metric, TaskKind
-from nunatak_training.scoring.counts import LABEL_METRICS, score
+from nunatak_training.scoring.counts import LABEL_METRICS
 from nunatak_training.sweeps import Finished, RunRecord
 
 LINES = FIGURES.parent / "papers"

@@ -23,17 +23,28 @@ from benchmarks.harness.recording import hardware
 from benchmarks.papers.lines import LINES, PaperRun, append_line, majority_score, read_lines
 from nunatak_model import Backbone, load_backbone
 from nunatak_registry import Registry
-from nunatak_training.data import ExampleSet, load_task_data, load_test_set
+from nunatak_training.data import ExampleSet, load_task_data
+from nunatak_training.data.sources import load_test_rows
 from nunatak_training.fitting import TrainedTask, evaluate
 from nunatak_training.kinds import Metric
 from nunatak_training.publishing import publish
-from nunatak_training.sweeps import Finished, Run, RunContext, cut_data, plan_runs, read_grid
+from nunatak_training.sweeps import (
+    Failed,
+    Finished,
+    Run,
+    RunContext,
+    cut_data,
+    plan_runs,
+    read_grid,
+)
 from nunatak_training.sweeps.planning import CutData
 from nunatak_training.sweeps.results import Source
 from nunatak_training.sweeps.tables import num_frozen, run_text
 
 HERE = Path(__file__).parent
 PLAN = HERE / "plan.yaml"
+DIVERGED = "training_diverged"
+"""The one failure that is a result."""
 TRANSFER_CAP = 500
 """Most examples of each other language."""
 
@@ -67,7 +78,7 @@ class PaperContext(RunContext):
 
     def __init__(self, models: Path, seed: int, *, checkpoints: Path | None) -> None:
         super().__init__(checkpoints=checkpoints)
-        self._models = models
+        self.backbone = lru_cache(maxsize=1)(partial(backbone_below, models))
         self.data = lru_cache(maxsize=2)(partial(drawn, seed=seed))
         self.last: TrainedTask | None = None
 
@@ -76,9 +87,11 @@ class PaperContext(RunContext):
         self.last = super().fit(run)
         return self.last
 
-    def _load_backbone(self, name: str) -> Backbone:
-        own = self._models / name
-        return load_backbone(str(own) if own.is_dir() else name, device=self.device)
+
+def backbone_below(models: Path, name: str) -> Backbone:
+    """Load a backbone from a folder of backbones, or by its name if the folder has none."""
+    own = models / name
+    return load_backbone(str(own) if own.is_dir() else name)
 
 
 def drawn(source: Source, *, seed: int) -> CutData:
@@ -157,6 +170,9 @@ def go_on(
 def finished_run(run: Run, context: PaperContext, data: Path) -> PaperRun:
     """Train and score a run, also on other languages."""
     record = context.run(run)
+    if isinstance(record.outcome, Failed) and record.outcome.code != DIVERGED:
+        # A full disk, say, is no result, and a line would keep the run from being tried again.
+        raise SystemExit(f"{run_text(run.description)}: {record.outcome.message}")
     cut = context.data(run.origin.source)
     majority, transfer = None, dict[str, float]()
     if isinstance(record.outcome, Finished) and context.last is not None:
@@ -181,8 +197,10 @@ def transferred(
     found = dict[str, float]()
     for folder in others:
         if folder.name != name:
-            whole = load_test_set(folder / "dev.jsonl.gz", trained.data)
-            part = ExampleSet(examples=whole.examples[:TRANSFER_CAP])
+            rows = load_test_rows(
+                folder / "dev.jsonl.gz", kind=trained.data.kind, labels=trained.data.labels
+            )
+            part = ExampleSet(examples=tuple(it.example for it in rows[:TRANSFER_CAP]))
             found[folder.name] = evaluate(trained, part, backbone).values[metric]
     return found
 

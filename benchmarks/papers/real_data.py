@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness.recording import FIGURES, Sheet, figures_parser, hardware
+from benchmarks.papers.scoring import score
 from nunatak_client import Client
 from nunatak_contract.cards import markdown_table
 from nunatak_contract.methods import QUERY_AND_VALUE, Bottleneck, HeadOnly, Lora, Method, TopK
@@ -24,7 +25,6 @@ from nunatak_registry import Registry
 from nunatak_training.kinds import Metric
 from nunatak_training.report import ProgressBar
 from nunatak_training.run_settings import RunSettings
-from nunatak_training.scoring.counts import score
 from nunatak_training.train import TrainOutcome, TrainSettings, train
 
 TEXTS_PER_REQUEST = 4

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import linear_regression
 
@@ -12,6 +12,8 @@ from nunatak_client import Client
 
 TEXT = "Where is my parcel, and who can tell me more about it?"
 WITHOUT_CACHE = ("--trunk-cache-bytes", "0")
+CountOf = Callable[[Started], int]
+"""Counts the bytes of a running system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,25 +34,34 @@ def footprint(
 
 
 def pss_bytes(
-    system: System, deployment: Deployment, counts: Sequence[int], *, settling_s: float
+    system: System,
+    deployment: Deployment,
+    counts: Sequence[int],
+    *,
+    settling_s: float,
+    count_of: CountOf = Started.pss,
 ) -> list[int]:
-    """Return the PSS at each of `counts` tasks, after one request to each task.
+    """Return the PSS, or another count, at each of `counts` tasks, after one request to each task.
 
     Our server loads its tasks one after another. A baseline is started again for each count.
     """
     if system.is_ours:
-        return _of_one_server(deployment, counts, settling_s)
-    return [_of_a_start(system, deployment, count, settling_s) for count in counts]
+        return _of_one_server(deployment, counts, settling_s, count_of)
+    return [_of_a_start(system, deployment, count, settling_s, count_of) for count in counts]
 
 
-def runtime_bytes(system: System, tiny: Deployment, *, settling_s: float) -> int:
-    """Return the PSS of a system almost without weights: interpreter, libraries, threads."""
+def runtime_bytes(
+    system: System, tiny: Deployment, *, settling_s: float, count_of: CountOf = Started.pss
+) -> int:
+    """Return the bytes of a system almost without weights: interpreter, libraries, threads."""
     weights = (tiny.backbone / "model.safetensors").stat().st_size
     with running(system, tiny) as started:
-        return _asked(started, tiny.tasks, settling_s) - weights
+        return _asked(started, tiny.tasks, settling_s, count_of) - weights
 
 
-def _of_one_server(deployment: Deployment, counts: Sequence[int], settling_s: float) -> list[int]:
+def _of_one_server(
+    deployment: Deployment, counts: Sequence[int], settling_s: float, count_of: CountOf
+) -> list[int]:
     points = list[int]()
     with running(System.NUNATAK, deployment) as started:
         (address,) = set(started.addresses.values())
@@ -60,19 +71,21 @@ def _of_one_server(deployment: Deployment, counts: Sequence[int], settling_s: fl
                 tasks = deployment.tasks[done:count]
                 for task in tasks:
                     client.preload(task)
-                points.append(_asked(started, tasks, settling_s))
+                points.append(_asked(started, tasks, settling_s, count_of))
                 done = count
     return points
 
 
-def _of_a_start(system: System, deployment: Deployment, count: int, settling_s: float) -> int:
+def _of_a_start(
+    system: System, deployment: Deployment, count: int, settling_s: float, count_of: CountOf
+) -> int:
     first = deployment.first(count)
     with running(system, first) as started:
-        return _asked(started, first.tasks, settling_s)
+        return _asked(started, first.tasks, settling_s, count_of)
 
 
-def _asked(started: Started, tasks: Sequence[str], settling_s: float) -> int:
-    """Ask each task once, and return the PSS of all processes of the system."""
+def _asked(started: Started, tasks: Sequence[str], settling_s: float, count_of: CountOf) -> int:
+    """Ask each task once, and return the bytes of the system."""
 
     async def ask() -> None:
         async with client_of(started) as client:
@@ -82,5 +95,4 @@ def _asked(started: Started, tasks: Sequence[str], settling_s: float) -> int:
     asyncio.run(ask())
     # Our server returns memory freed by loads some seconds later. Every system gets this time.
     time.sleep(settling_s)
-    pss, _, _ = started.memory()
-    return pss
+    return count_of(started)

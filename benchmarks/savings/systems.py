@@ -120,6 +120,19 @@ class Started:
             sum(it.uss for it in full),
         )
 
+    def pss(self) -> int:
+        """Return the PSS of all processes of the system."""
+        return self.memory()[0]
+
+    def alone(self) -> int:
+        """Return the PSS as if the system's one process had the machine to itself.
+
+        Pages of libraries count whole, however many other processes map the same libraries. Their
+        part of the PSS would change whenever an unrelated process starts or ends.
+        """
+        maps = [it for pid in self.pids for it in psutil.Process(pid).memory_maps(grouped=True)]
+        return sum(it.rss if ".so" in Path(it.path).name else it.pss for it in maps)
+
 
 class StartError(Exception):
     """A system ended, or printed nothing, before it was ready."""

@@ -1,8 +1,9 @@
 """The loss along the line through the parameters before and after training.
 
 He et al. 2021 (arXiv:2106.03164), sec. 5 and figure 6, after Li et al. 2018: f(a) =
-L(t0 + a (t1 - t0)) for 20 values of a in [-2, 2]. The model before training is at a = 0, and the
-trained model at a = 1. A wide basin around 1 is typical of a model that generalises.
+L(t0 + a (t1 - t0)) for 20 values of a in [-2, 2], and also at 0 and 1, which are not among the 20.
+The model before training is at a = 0, and the trained model at a = 1. A wide basin around 1 is
+typical of a model that generalises.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,9 +40,9 @@ def line_losses(
     *,
     num_points: int = NUM_POINTS,
 ) -> tuple[LinePoint, ...]:
-    """Evaluate `loss_of` at evenly spaced points of the line from `FIRST` to `LAST`."""
+    """Evaluate `loss_of` at evenly spaced points from `FIRST` to `LAST`, and at both models."""
     step = (LAST - FIRST) / (num_points - 1)
-    alphas = [FIRST + step * point for point in range(num_points)]
+    alphas = sorted({0.0, 1.0, *(FIRST + step * point for point in range(num_points))})
     return tuple(
         LinePoint(
             alpha=alpha,

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from benchmarks.papers.analysis.findings import Findings
 from benchmarks.papers.analysis.landscape import landscape
 from benchmarks.papers.analysis.lines import draw_lines
-from benchmarks.papers.analysis.rsa import NUM_TOKENS, layer_similarities
+from benchmarks.papers.analysis.rsa import NUM_TOKENS, layer_similarities, sampled_tokens
 from nunatak_model import Backbone, Encoding, build_branch
 from nunatak_training.fitting import TrainedTask
 from nunatak_training.sweeps.planning import Run
@@ -37,9 +37,10 @@ def analyze_rsa(
         branch = build_branch(trained.spec, backbone.config, trained.parameters)
         inputs = _aligned(trained, backbone, num_tokens=num_tokens)
         found = layer_similarities(backbone, branch, inputs, num_tokens=num_tokens)
-        rows += [
-            (run_text(run.description), layer, value) for layer, value in enumerate(found, start=1)
-        ]
+        # Short texts give fewer tokens than asked for, which the table must say.
+        drawn = len(sampled_tokens(inputs, num_tokens=num_tokens, seed=0))
+        name = f"{run_text(run.description)}, {drawn} tokens"
+        rows += [(name, layer, value) for layer, value in enumerate(found, start=1)]
     return Findings(
         name="rsa",
         header=("run", "layer", "similarity"),

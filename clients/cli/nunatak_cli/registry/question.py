@@ -13,6 +13,7 @@ from nunatak_cli.options import JsonOption, RegistryOption, group
 from nunatak_cli.output import console, print_json, print_outcome
 from nunatak_cli.registry.policy import content_of
 from nunatak_cli.registry.registries import existing_registry, published_line
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_contract.questions import QuestionCard
@@ -79,7 +80,10 @@ def check(file: FileArgument, *, registry: RegistryOption = None) -> None:
 def _read(path: Path) -> "QuestionCard":
     from nunatak_contract.questions import QuestionCard
 
-    with named_place("invalid_question_file", path):
+    def invalid(place: str, problem: str) -> NunatakError:
+        return NunatakError("invalid_question_file", path=path, place=place, problem=problem)
+
+    with named_place(invalid):
         return QuestionCard.model_validate(content_of(path))
 
 

@@ -26,5 +26,5 @@ def test_rsa_has_a_row_for_every_layer_of_every_run(runs: tuple[Run, ...]) -> No
     assert [row[2] for row in found.rows[:3]] == pytest.approx([1.0, 1.0, 1.0])
 
 
-def test_landscape_has_twenty_rows_a_run(runs: tuple[Run, ...]) -> None:
-    assert len(analyze_landscape(runs, RunContext()).rows) == 40
+def test_landscape_has_twenty_two_rows_a_run(runs: tuple[Run, ...]) -> None:
+    assert len(analyze_landscape(runs, RunContext()).rows) == 44

@@ -1,0 +1,266 @@
+"""The figures that the page of the papers names, each from the lines of runs."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.papers.elsa_page import MEMORY, Memory, best_table, named
+from benchmarks.papers.elsa_table import LEFT_OUT, TASK_TARGET, ElsaTable, elsa_tables
+from benchmarks.papers.estimate import Estimate, estimate
+from benchmarks.papers.lines import PaperRun, read_lines
+from nunatak_training.sweeps import Finished
+from nunatak_training.sweeps.tables import num_frozen, regularizer_label
+
+Lines = Mapping[str, Sequence[PaperRun]]
+"""Finished runs by the name of their file."""
+Figures = dict[str, Estimate]
+SENTENCES = {"ud_ewt_pos": "pos", "wikiann_en": "ner", "conll2003_en": "conll", "xnli_en": "xnli"}
+"""The names of the sets of zero-shot transfer in figures."""
+LEAST_RESOURCED = ("hi", "sw", "th", "ur")
+"""The languages of the sets with the fewest texts in the pretraining of XLM-R and its kin."""
+ADAPTERS = "adapters"
+SFT, SFT_WITHOUT_DROPOUT = "dropout 0.2", "dropout 0"
+By = Mapping[str, Mapping[int, float]]
+"""Scores by method and seed."""
+
+
+def read_all(folder: Path) -> Lines:
+    """Read the finished runs of every file of a folder."""
+    found = dict[str, Sequence[PaperRun]]()
+    for file in sorted(folder.glob("*.jsonl")):
+        if file.stem != MEMORY:
+            found[file.stem] = [it for it in read_lines(file) if isinstance(it.outcome, Finished)]
+    return found
+
+
+def read_memory(folder: Path) -> Memory | None:
+    """Return the newest measurement of memory; None if there is none."""
+    file = folder / f"{MEMORY}.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return Memory.model_validate_json(lines[-1]) if lines else None
+
+
+def figures_of(lines: Lines, memory: Memory | None) -> Figures:
+    """Return all figures that the lines give."""
+    return {
+        **elsa_figures("mpnet", lines.get("elsa-mpnet", ())),
+        **elsa_figures("minilm", lines.get("elsa-minilm", ())),
+        **memory_figures(memory),
+        **adapter_figures(lines.get("adapter", ())),
+        **graddrop_figures(lines.get("graddrop", ())),
+        **zeroshot_figures(lines.get("zeroshot", ())),
+    }
+
+
+def elsa_figures(model: str, runs: Sequence[PaperRun]) -> Figures:
+    """Return the quality kept at each depth, and what the papers say about its course."""
+    best = best_table(elsa_tables(runs))
+    if best is None:
+        return {}
+    table, prefix, found = best[1], f"elsa.{model}", Figures()
+    for frozen in table.depths:
+        over = f"mean of {named(table.learned)}, {table.num_steps} steps"
+        average = replace(table.average(frozen), of=over)
+        found[f"{prefix}.relative.n{frozen}"] = average
+        kept = [list(shares.values()) for shares in table.kept(frozen).values()]
+        found[f"{prefix}.tasks90.n{frozen}"] = estimate(
+            [mean(it >= TASK_TARGET for it in shares) for shares in kept]
+        )
+    points = [point_of(table, seed) for seed in seeds_of(table)]
+    found[f"{prefix}.point90"] = estimate(points)
+    lowest, middle, top = table.depths[0], table.depths[len(table.depths) // 2], table.num_layers
+    if {top - 1, top} <= set(table.depths) and lowest < top - 1:
+        steps = [steepness(table, seed, lowest) for seed in seeds_of(table)]
+        found[f"{prefix}.steepness"] = estimate(steps)
+    if LEFT_OUT in table.learned and len(table.learned) > 1:
+        behind = [
+            mean(it for task, it in shares.items() if task != LEFT_OUT) - shares[LEFT_OUT]
+            for shares in table.kept(middle).values()
+        ]
+        found[f"{prefix}.cola_behind"] = estimate(behind)
+    return {name: replace(it, num_steps=table.num_steps) for name, it in found.items()}
+
+
+def seeds_of(table: ElsaTable) -> list[int]:
+    """The seeds that every learned task has at every depth."""
+    return sorted(set[int].intersection(*(set(table.kept(it)) for it in table.depths)))
+
+
+def point_of(table: ElsaTable, seed: int) -> float:
+    """The most frozen layers at which each task but CoLA keeps 90 % with a seed; 0: none."""
+    kept = {frozen: table.kept(frozen)[seed] for frozen in table.depths}
+    fitting = [
+        frozen
+        for frozen, shares in kept.items()
+        if all(it >= TASK_TARGET for task, it in shares.items() if task != LEFT_OUT)
+    ]
+    return float(max(fitting, default=0))
+
+
+def steepness(table: ElsaTable, seed: int, lowest: int) -> float:
+    """The gain of the first own layer minus the mean gain of each further own layer."""
+    top = table.num_layers
+    none, one, many = (mean(table.kept(it)[seed].values()) for it in (top, top - 1, lowest))
+    return (one - none) - (many - one) / (top - 1 - lowest)
+
+
+def memory_figures(memory: Memory | None) -> Figures:
+    """Return the saved shares and their largest distance from the formula."""
+    if memory is None:
+        return {}
+    found, distances = Figures(), list[float]()
+    for own in memory.ours:
+        name = f"elsa.mpnet.saved.n{memory.num_layers - own}"
+        found[f"{name}.pss"] = estimate([memory.saved_private(own)])
+        found[f"{name}.formula"] = estimate([memory.formula(own)])
+        distances.append(abs(memory.saved_private(own) - memory.formula(own)))
+    found["elsa.mpnet.saved.distance"] = estimate([max(distances)])
+    return found
+
+
+def adapter_figures(runs: Sequence[PaperRun]) -> Figures:
+    """Return the gain of adapters over full fine-tuning at 1k examples, as the mean over tasks.
+
+    Rate and, in `adapters.gain1k`, width are those with the best dev score; scores are of test.
+    """
+    plain = [it for it in runs if it.run.sweep == "adapter"]
+    families, methods = (_by_finished_task(plain, name_of) for name_of in (family_of, method_of))
+    pairs = {"adapters.gain1k": (families, ADAPTERS, "full")}
+    for method in sorted({name for it in methods for name in it} - {"full"}):
+        pairs[f"adapters.gain1k.{method.replace(' ', '')}"] = (methods, method, "full")
+    pairs["adapters.width"] = (methods, "bottleneck 256", "bottleneck 64")
+    found = Figures()
+    for name, (tasks, first, second) in pairs.items():
+        gains = paired([(it[first], it[second]) for it in tasks if {first, second} <= set(it)])
+        if gains:
+            found[name] = estimate(gains)
+    return found
+
+
+def _by_finished_task(
+    runs: Sequence[PaperRun], name_of: Callable[[PaperRun], str]
+) -> list[dict[str, dict[int, float]]]:
+    """The scores of each task that has runs of every method."""
+    wanted = {name_of(it) for it in runs}
+    found = [
+        at_best_rate([it for it in runs if it.run.task == task], tested, name_of)
+        for task in sorted({it.run.task for it in runs})
+    ]
+    return [it for it in found if set(it) == wanted]
+
+
+def graddrop_figures(runs: Sequence[PaperRun]) -> Figures:
+    """Return the gain of each variant over both controls with the same schedule."""
+    by_task = defaultdict[str, dict[str, dict[int, float]]](lambda: defaultdict(dict))
+    for it in runs:
+        constant = ", constant" if it.run.recipe.schedule == "constant" else ""
+        name = f"{regularizer_label(it.run.recipe)}{constant}"
+        by_task[it.run.task][name][it.run.recipe.seed] = it.finished.score
+    return _gains_over_controls("graddrop.gain", list(by_task.values()))
+
+
+def _gains_over_controls(prefix: str, tasks: Sequence[By]) -> Figures:
+    found = Figures()
+    variants = set[str].intersection(*(set(it) for it in tasks)) if tasks else set[str]()
+    for variant in sorted(variants - {SFT, SFT_WITHOUT_DROPOUT, f"{SFT}, constant"}):
+        own = f"{SFT}, constant" if variant.endswith(", constant") else SFT
+        for control, label in ((own, "dropout"), (SFT_WITHOUT_DROPOUT, "nodropout")):
+            if control in variants and (label == "dropout" or own == SFT):
+                gains = paired([(it[variant], it[control]) for it in tasks])
+                if gains:
+                    name = variant.partition(" ")[0].rstrip(",")
+                    ending = ".constant" if own != SFT else ""
+                    found[f"{prefix}.{name}{ending}.{label}"] = estimate(gains)
+    return found
+
+
+def zeroshot_figures(runs: Sequence[PaperRun]) -> Figures:
+    """Return the mean score over other languages of each method, and the gains."""
+    found = Figures()
+    for task, short in SENTENCES.items():
+        ours = [it for it in runs if it.run.task == task and it.transfer]
+        tuned = [it for it in ours if it.run.sweep == "zeroshot"]
+        scores = at_best_rate(tuned, transferred, method_of)
+        for method, by_seed in scores.items():
+            name = f"zeroshot.{short}.{method.replace(' ', '')}"
+            found[name] = estimate(list(by_seed.values()))
+        families = at_best_rate(tuned, transferred, family_of)
+        if {ADAPTERS, "full"} <= set(families):
+            gains = paired([(families[ADAPTERS], families["full"])])
+            if gains:
+                found[f"zeroshot.{short}.gain"] = estimate(gains)
+        dropped = [it for it in ours if it.run.sweep == "zeroshot-graddrop"]
+        poor = [it for it in dropped if poor_languages(it)]
+        for place, them, score_of in (
+            ("", dropped, transferred),
+            (".least", poor, least_resourced),
+        ):
+            by_variant = defaultdict[str, dict[int, float]](dict)
+            for it in them:
+                by_variant[regularizer_label(it.run.recipe)][it.run.recipe.seed] = score_of(it)
+            if by_variant:
+                found |= _gains_over_controls(f"zeroshot.{short}{place}", [by_variant])
+    return found
+
+
+def transferred(run: PaperRun) -> float:
+    """The mean score of a run over all other languages."""
+    return mean(run.transfer.values())
+
+
+def least_resourced(run: PaperRun) -> float:
+    """The mean score of a run over the least resourced languages."""
+    return mean(run.transfer[it] for it in poor_languages(run))
+
+
+def poor_languages(run: PaperRun) -> list[str]:
+    """The sets of a run that are in the least resourced languages."""
+    return [it for it in run.transfer if set(it.split("_")) & set(LEAST_RESOURCED)]
+
+
+def method_of(run: PaperRun) -> str:
+    """The method with its size: `full`, `bottleneck 64`, `frozen 9`."""
+    frozen, method = num_frozen(run.run), run.run.recipe.method
+    if frozen is not None:
+        return f"frozen {frozen}"
+    return f"{method.kind}" + ("" if method.width is None else f" {method.width}")
+
+
+def family_of(run: PaperRun) -> str:
+    """The method without the width of adapters, which the dev examples then choose."""
+    return ADAPTERS if run.run.recipe.method.kind == "bottleneck" else method_of(run)
+
+
+def tested(run: PaperRun) -> float:
+    """The score of a run on the examples that chose nothing."""
+    return run.finished.score
+
+
+def at_best_rate(
+    runs: Sequence[PaperRun],
+    score_of: Callable[[PaperRun], float],
+    name_of: Callable[[PaperRun], str],
+) -> dict[str, dict[int, float]]:
+    """Return the scores by method and seed, of the setting with the best mean score on dev."""
+    groups = defaultdict[tuple[str, str, float], list[PaperRun]](list)
+    for it in runs:
+        groups[name_of(it), method_of(it), it.run.recipe.learning_rate].append(it)
+    chosen: dict[str, list[PaperRun]] = {}
+    for (method, _, _), them in groups.items():
+        chosen[method] = max(chosen.get(method, them), them, key=_dev_score)
+    return {
+        method: {it.run.recipe.seed: score_of(it) for it in them} for method, them in chosen.items()
+    }
+
+
+def paired(pairs: Sequence[tuple[Mapping[int, float], Mapping[int, float]]]) -> list[float]:
+    """Return the mean difference over pairs for each seed that all of them have."""
+    seeds = [set(side) for pair in pairs for side in pair]
+    shared = sorted(set[int].intersection(*seeds)) if seeds else []
+    return [mean(first[seed] - second[seed] for first, second in pairs) for seed in shared]
+
+
+def _dev_score(runs: Sequence[PaperRun]) -> float:
+    return mean(it.finished.scores[it.finished.metric] for it in runs)
