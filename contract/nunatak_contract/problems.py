@@ -385,7 +385,7 @@ COMMAND: Mapping[str, Reason] = {
     "invalid_task_file": Reason("{path}: {place}: {problem}; docs/training.md shows the format"),
     "invalid_policy_file": Reason("{path}: {place}: {problem}; docs/verdicts.md shows the format"),
     "invalid_question_file": Reason(
-        "{path}: {place}: {problem}; docs/decisions.md shows the format"
+        "{path}: {place}: {problem}; docs/questions.md shows the format"
     ),
     "server_start_failed": Reason(
         "the server ended with code {exit_code} before it was ready; {where}"

@@ -63,4 +63,4 @@ def test_a_wrong_card_is_refused_with_its_place(
 
     assert ran.exit_code == 1
     assert said in ran.stderr
-    assert "docs/decisions.md" in " ".join(ran.stderr.split())
+    assert "docs/questions.md" in " ".join(ran.stderr.split())
