@@ -66,6 +66,11 @@ BEYOND_NEIGHBOURS_SCHEMAS = re.compile(
     r"|the request names no task"
     # A question for a task that reads texts.
     r"|input \d+ is a \w+, and this [\w ]+ task reads "
+    # Fields of a question that depend on its type, its names, and texts that are joined.
+    r"|question \d+: "
+    r"|questions must have different names"
+    r"|JSON may have at most "
+    r"|input 1 (?:is empty|contains) "
 )
 """The same for other servers' protocols, whose errors have no code, or codes of their own."""
 NOT_AN_INTEGER = "Input should be a valid integer"
@@ -94,6 +99,11 @@ def refusal_in(content: object) -> Refusal:
         case {"code": str(code), **rest}:
             faults = tuple(item["message"] for item in rest.get("errors", ()))
             return Refusal(code=code, faults=faults)
+        case {"detail": [{"msg": str(text), "type": str(code)}, *others]}:
+            faults = (text, *(it["msg"] for it in others))
+            return Refusal(code=code, text=text, faults=faults)
+        case {"detail": {"code": str(code), "message": str(text)}}:
+            return Refusal(code=code, text=text)
         case {"error": {"code": str(code), "message": str(text)}}:
             return Refusal(code=code, text=text, faults=faults_in(text))
         case {"error": {"message": str(text)}}:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 ANALYSIS = (ROOT / "docs" / "analysis.md").read_text(encoding="utf-8")
-GROUPS = {"backbone", "policy", "task", "memory", "sweep", "cache", "key", "loadtest"}
+GROUPS = {"backbone", "policy", "question", "task", "memory", "sweep", "cache", "key", "loadtest"}
 INTERCHANGE = (ROOT / "docs" / "interchange.md").read_text(encoding="utf-8")
 BACKBONES = (ROOT / "docs" / "backbones.md").read_text(encoding="utf-8")
 VERDICTS = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, JsonValue, StrictStr
 
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import JsonText
-from nunatak_contract.requests import Message
+from nunatak_contract.requests import Message, Text
 from nunatak_server.compat.decisions import (
     MAX_QUESTIONS,
     NAMES,
@@ -47,7 +47,7 @@ class SystemOneRequest(Message):
     model_config = ConfigDict(extra="ignore")
 
     model: str
-    state: JsonText
+    state: Text | dict[str, JsonValue] | list[JsonValue]
     questions: Annotated[
         dict[Annotated[StrictStr, Field(min_length=1)], SystemOneQuestion],
         Field(min_length=1, max_length=MAX_QUESTIONS),

@@ -65,6 +65,8 @@ ACCESS = access_by_route()
 # The tasks have names of one length, so that equal answers also have equal lengths.
 OF_NO_TASK = {
     "/v1/embeddings",
+    "/v1/systemone",
+    "/v1/decisions",
     "/tei/backbone",
     "/tei/backbone/embed",
     "/hf/backbone",
@@ -72,7 +74,7 @@ OF_NO_TASK = {
     "/srun/v1/bundle",
     "/srun/v1/embeddings",
 }
-"""Routes for the backbone, and the route that answers for each task separately."""
+"""Routes for the backbone and for questions, and the route that answers each task separately."""
 POLICY_BODIES: dict[str, dict[str, Any]] = {
     "/v1/verdicts/{policy}": QUERY,
     "/v1/verdicts/{policy}/beta/litellm_basic_guardrail_api": litellm("where is it?"),

@@ -27,6 +27,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "trunk_cache_bytes": "Memory",
     "max_queued_requests": "The queue",
     "registry_poll_ms": "Versions",
+    "decisions_unknown": "Questions",
     "tokenizer_threads": "Threads",
     "keep_alive_s": "Connections and shutdown",
     "log_format": "Logs",

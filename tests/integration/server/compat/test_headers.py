@@ -14,6 +14,7 @@ from doubles.compat import DOCUMENTS, OTHER, TASKS, TEXT, Ask, litellm, portkey
 from doubles.policies import make_policy, make_rule, when
 from doubles.serving import make_settings, running_client
 from doubles.tasks import publish_tiny_task
+from nunatak_contract.questions import QuestionCard
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 from nunatak_server.http.access import PREDICT
@@ -33,7 +34,7 @@ OF_BACKBONE = {
     "/tei/backbone/embed",
     "/hf/backbone",
 }
-SEVERAL = {"/srun/v1/bundle"}
+SEVERAL = {"/srun/v1/bundle", "/v1/systemone", "/v1/decisions"}
 """Routes whose answer has no header for the one version that answered."""
 OF_POLICY = {path for path in COMPUTING if "{policy}" in path} | {"/v1/moderations"}
 PORTKEY = "/v1/verdicts/{policy}/portkey"
@@ -46,6 +47,7 @@ BY_NAME = [
     if path not in OF_BACKBONE | SEVERAL | OF_POLICY and "{version}" not in path
 ]
 BY_VERSION = [path for path in COMPUTING if "{version}" in path]
+ASKED = {"type": "noul", "instructions": "Is it urgent?"}
 KEYS = [f"user-{number}" for number in range(16)]
 
 
@@ -71,6 +73,12 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
         LITELLM: litellm(text),
         PORTKEY: portkey(text),
         "/srun/v1/rerank": ranking,
+        "/v1/systemone": {"model": "nunatak", "state": text, "questions": {"q": ASKED}},
+        "/v1/decisions": {
+            "model": "nunatak",
+            "input": text,
+            "questions": [{**ASKED, "type": "predicate"}],
+        },
         "/srun/v1/bundle": {"tasks": [{"id": "a", "rerank": ranking}]},
         **dict.fromkeys(("/score", "/v1/score"), scoring),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), ranking),
@@ -86,9 +94,11 @@ def body_about(text: str, path: str, backbone: Backbone) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def guard(registry: Registry) -> None:
-    """Publish a policy that asks a task, and never blocks."""
+    """Publish a policy that asks a task and never blocks, and a question that the task answers."""
     rule = make_rule(when("topic", "urgent", threshold=1.0))
     registry.policies.put(make_policy(rule, name="guard"))
+    card = {"task": "topic", "question": ASKED, "labels": {"urgent": True, "calm": False}}
+    registry.questions.put(QuestionCard.model_validate({"name": "urgent", **card}))
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +233,9 @@ def test_an_unknown_priority_is_refused_in_the_neighbours_shape(
         refused = await client.post(address_of(path), json=body, headers={"x-priority": value})
 
         assert refused.status_code == 422
+        if path == "/v1/systemone":
+            assert refused.json()["detail"][0]["loc"] == ["header", "x-priority"]
+            return
         error = refused.json()["error"]
         text = error if isinstance(error, str) else error["message"]
         assert text.startswith("the request does not follow its schema: header.x-priority: ")
