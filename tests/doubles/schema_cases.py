@@ -102,8 +102,6 @@ def refusal_in(content: object) -> Refusal:
         case {"detail": [{"msg": str(text), "type": str(code)}, *others]}:
             faults = (text, *(it["msg"] for it in others))
             return Refusal(code=code, text=text, faults=faults)
-        case {"detail": {"code": str(code), "message": str(text)}}:
-            return Refusal(code=code, text=text)
         case {"error": {"code": str(code), "message": str(text)}}:
             return Refusal(code=code, text=text, faults=faults_in(text))
         case {"error": {"message": str(text)}}:

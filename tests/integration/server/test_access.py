@@ -40,6 +40,8 @@ NEIGHBOURS = (
     "/srun/",
     "/v2",
     "/v1/embeddings",
+    "/v1/systemone",
+    "/v1/decisions",
     "/v1/models",
     "/classify",
     "/score",

@@ -50,6 +50,9 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
                 assert answer.json()["version"] == version
             await client.post("/v1/predict", json={"inputs": "a", "tasks": ["tone", "tone/2"]})
             assert (await client.post("/v1/verdicts/guard", json={"inputs": "a"})).is_success
+            asked = {"q": {"type": "noul", "instructions": "Who?"}}
+            body = {"model": "nunatak", "state": "a", "questions": asked}
+            assert (await client.post("/v1/systemone", json=body)).status_code == 404
             for role in ("canary", "shadow"):
                 body = {"version": 2, "share": 1.0 if role == "shadow" else 0.01}
                 path = f"/v1/tasks/intent/aliases/prod/{role}"
