@@ -24,7 +24,7 @@ ANALYSES := rsa landscape
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
-install: $(VENV)/.dev  ## install the project and everything needed to develop it
+install: $(VENV)/.dev $(VENV)/.ops  ## install the project and everything needed to develop it
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,7 +36,17 @@ $(VENV)/.dev: $(VENV)/.runtime
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/.runtime  ## train four tasks, serve them from one backbone, ask them, show what is saved
+# A server without them is slower and gives the same answers, so their absence stops nothing.
+$(VENV)/.ops: $(VENV)/.runtime $(wildcard kernels/*.toml kernels/*.py kernels/nunatak_ops/*.py kernels/src/*)
+	@if ! command -v "$${CXX:-g++}" >/dev/null; then \
+	  echo "no C++ compiler: torch's operations serve, slower than those of nunatak-ops (docs/install.md)"; \
+	elif $(MAKE) --no-print-directory ops; then \
+	  touch $@; \
+	else \
+	  echo "nunatak-ops could not be built: torch's operations serve, slower (docs/install.md)"; \
+	fi
+
+demo: $(VENV)/.runtime $(VENV)/.ops  ## train four tasks, serve them from one backbone, ask them, show what is saved
 	$(BIN)/python demo/gateway.py
 
 ops: $(VENV)/.runtime  ## build and install the native operators for CPUs; needs g++

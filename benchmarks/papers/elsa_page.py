@@ -49,6 +49,8 @@ Asked = str | tuple[str, str]
 """An input of a task: a text or a pair of texts."""
 BACKBONE, SWEEP = "all-mpnet-base-v2", "elsa-mpnet"
 OWN = (0, 1, 3, 6)
+SHOWN_OWN = 3
+"""The own layers of a fourth of the model, the paper's point."""
 TASKS = ("sst2", "cola", "stsb", "mrpc", "rte", "qnli", "trec", "ag_news")
 COPIES = (1, 2, 4, 8)
 """Numbers of full copies; the memory between them is a straight line."""
@@ -364,7 +366,7 @@ def page_text(memory: Memory | None, table: tuple[str, ElsaTable] | None) -> str
 
 def summary(memory: Memory | None, table: tuple[str, ElsaTable] | None) -> str:
     """Return one sentence with the numbers at three own layers; each part only if measured."""
-    own, said = 3, list[str]()
+    own, said = SHOWN_OWN, list[str]()
     if memory is not None and own in memory.ours:
         count = memory.num_tasks
         said.append(
@@ -479,8 +481,21 @@ def draw_memory(axes: Axes, memory: Memory) -> None:
             axes.plot(tasks, predicted, ls="--", lw=1, color="black", label="formula")
         values = [it / 1e9 for it in copies.values()]
         axes.plot(list(copies), values, ls="", marker=mark, ms=6, color="black", label=label)
+    draw_gap(axes, memory)
     axes.set(xlabel="tasks in memory", ylabel="GB of the process (PSS)", xlim=(0.5, count + 0.5))
     axes.set_ylim(bottom=0)
+
+
+def draw_gap(axes: Axes, memory: Memory) -> None:
+    """Draw the arrow from full copies down to the tasks with the shown number of own layers."""
+    if SHOWN_OWN not in memory.ours:
+        return
+    count = memory.num_tasks
+    ours, copies = memory.ours[SHOWN_OWN][count - 1] / 1e9, memory.private[count] / 1e9
+    axes.annotate("", (count, ours), xytext=(count, copies), arrowprops={"arrowstyle": "->"})
+    share, formula = memory.saved_private(SHOWN_OWN), memory.formula(SHOWN_OWN)
+    said = f"saved {share:.1%}\n(formula {formula:.1%})"
+    axes.annotate(said, (count - 0.15, (ours + copies) / 2), ha="right", va="center")
 
 
 def draw_quality(axes: Axes, memory: Memory | None, table: ElsaTable | None) -> None:
@@ -529,6 +544,12 @@ def draw_point(
     bars = None if low is None or high is None else [[kept.mean - low], [high - kept.mean]]
     colour = colours.get(own, "black")
     axes.errorbar([across], [kept.mean], yerr=bars, fmt="o", ms=6, capsize=3, color=colour)
+    if LEFT_OUT in table.learned and len(table.learned) > 1:
+        others = table.average(frozen, without=LEFT_OUT).mean
+        label = f"without {LEFT_OUT}" if frozen == table.depths[0] else None
+        axes.plot(
+            [across], [others], marker="o", ms=6, mfc="none", ls="", color=colour, label=label
+        )
     where = (across, kept.mean)
     axes.annotate(f"N = {frozen}", where, xytext=(5, 5), textcoords="offset points")
 

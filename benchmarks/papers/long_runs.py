@@ -28,13 +28,23 @@ from nunatak_training.data.sources import load_test_rows
 from nunatak_training.fitting import TrainedTask, evaluate
 from nunatak_training.kinds import Metric
 from nunatak_training.publishing import publish
-from nunatak_training.sweeps import Finished, Run, RunContext, cut_data, plan_runs, read_grid
+from nunatak_training.sweeps import (
+    Failed,
+    Finished,
+    Run,
+    RunContext,
+    cut_data,
+    plan_runs,
+    read_grid,
+)
 from nunatak_training.sweeps.planning import CutData
 from nunatak_training.sweeps.results import Source
 from nunatak_training.sweeps.tables import num_frozen, run_text
 
 HERE = Path(__file__).parent
 PLAN = HERE / "plan.yaml"
+DIVERGED = "training_diverged"
+"""The one failure that is a result."""
 TRANSFER_CAP = 500
 """Most examples of each other language."""
 
@@ -160,6 +170,9 @@ def go_on(
 def finished_run(run: Run, context: PaperContext, data: Path) -> PaperRun:
     """Train and score a run, also on other languages."""
     record = context.run(run)
+    if isinstance(record.outcome, Failed) and record.outcome.code != DIVERGED:
+        # A full disk, say, is no result, and a line would keep the run from being tried again.
+        raise SystemExit(f"{run_text(run.description)}: {record.outcome.message}")
     cut = context.data(run.origin.source)
     majority, transfer = None, dict[str, float]()
     if isinstance(record.outcome, Finished) and context.last is not None:

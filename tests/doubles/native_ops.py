@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nunatak_model.ops.native import PACKAGE
-
+PACKAGE = "nunatak_ops"
 SOURCES = Path(__file__).parents[2] / "kernels"
 
 
@@ -21,13 +20,18 @@ SOURCES = Path(__file__).parents[2] / "kernels"
 def native_operators() -> Generator[None]:
     """Make the operators importable; skip the test where no C++ compiler can build them."""
     folder = _built()
+    sys.modules.pop(PACKAGE, None)
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
-        # Other tests must not find the package.
         sys.path.remove(str(folder))
-        sys.modules.pop(PACKAGE, None)
+        hide()
+
+
+def hide() -> None:
+    """Make the package look absent in this process, also where `make install` has built it."""
+    sys.modules[PACKAGE] = None  # pyright: ignore[reportArgumentType] - the import system reads None
 
 
 def _built() -> Path:

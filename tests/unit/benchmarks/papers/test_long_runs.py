@@ -74,6 +74,15 @@ def test_a_line_has_what_the_tables_need_and_no_place_of_this_machine(folder: Pa
     assert "node" not in first.environment
 
 
+def test_a_failure_that_is_no_result_leaves_no_line(folder: Path) -> None:
+    entry = Entry(sweep="toy", lines="toy", set={"seeds": [0], "overrides": {"metric": "spearman"}})
+    runs = go_on([entry], data=folder, models=folder, lines=folder / "lines")
+
+    with pytest.raises(SystemExit, match="spearman"):
+        next(runs)
+    assert read_lines(folder / "lines" / "toy.jsonl") == ()
+
+
 def test_versions_that_share_layers_are_published(folder: Path) -> None:
     done(folder, 0)
 

@@ -178,9 +178,9 @@ def test_variants_stand_by_their_average_and_constant_rates_apart(folder: Path) 
     ]  # fmt: skip
 
 
-@pytest.fixture(name="figures", scope="module")
-def make_figures(folder: Path) -> Figures:
-    """Figures of made-up runs of every sweep of the plan."""
+@pytest.fixture(name="made_up", scope="module")
+def make_up(folder: Path) -> dict[str, list[PaperRun]]:
+    """Made-up runs of every sweep of the plan."""
     full: JsonValue = [{"kind": "full"}]
     adapters: JsonValue = [{"kind": "full"}, {"kind": "bottleneck", "size": [8, 16]}]
     variants: JsonValue = [
@@ -207,19 +207,37 @@ def make_figures(folder: Path) -> Figures:
         return found
 
     save_tiny_backbone(folder / "deep", num_layers=12)
-    return figures_of(
-        {
-            "elsa-mpnet": elsa_lines(folder, methods=DEEP, backbone="deep"),
-            "elsa-minilm": elsa_lines(folder),
-            "adapter": lines(name="adapter", methods=adapters),
-            "graddrop": lines(name="graddrop", methods=full, regularizers=constant),
-            "zeroshot": [
-                *lines(name="zeroshot", tasks=tasks, methods=adapters),
-                *lines(name="zeroshot-graddrop", tasks=tasks, methods=full, regularizers=variants),
-            ],
-        },
-        MEMORY,
-    )
+    return {
+        "elsa-mpnet": elsa_lines(folder, methods=DEEP, backbone="deep"),
+        "elsa-minilm": elsa_lines(folder),
+        "adapter": lines(name="adapter", methods=adapters),
+        "graddrop": lines(name="graddrop", methods=full, regularizers=constant),
+        "zeroshot": [
+            *lines(name="zeroshot", tasks=tasks, methods=adapters),
+            *lines(name="zeroshot-graddrop", tasks=tasks, methods=full, regularizers=variants),
+        ],
+        "robustness": lines(name="robustness", methods=adapters, learning_rates=[1e-4, 1e-3]),
+    }
+
+
+@pytest.fixture(name="figures", scope="module")
+def make_figures(made_up: dict[str, list[PaperRun]]) -> Figures:
+    return figures_of(made_up, MEMORY)
+
+
+def test_the_page_has_every_part_that_has_lines(
+    made_up: dict[str, list[PaperRun]], tmp_path: Path
+) -> None:
+    for name, lines in made_up.items():
+        for line in lines:
+            append_line(tmp_path / f"{name}.jsonl", line)
+
+    text, drawings = page_of(tmp_path)
+
+    assert ": not run\n" not in text
+    assert len(drawings) == 5
+    assert "| method | rate | English | mean of others | de | hi |" in text
+    assert page_of(tmp_path)[0] == text
 
 
 def test_every_figure_of_a_claim_is_one_that_lines_can_give(figures: Figures) -> None:
