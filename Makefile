@@ -19,12 +19,12 @@ ELSA ?= .bench/elsa/registry
 ANALYSES := rsa landscape
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ops screenshot test test-slow check format client bench race gpu real papers elsa torture abuse report figures configuration serve clean clean-results
+.PHONY: help install demo ops screenshot test test-slow check format client openapi docs release bench race gpu real papers elsa torture abuse report figures configuration serve clean clean-results
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
 
-install: $(VENV)/.dev  ## install the project and everything needed to develop it
+install: $(VENV)/.dev $(VENV)/.ops  ## install the project and everything needed to develop it
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -36,12 +36,22 @@ $(VENV)/.dev: $(VENV)/.runtime
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/.runtime  ## train four tasks, serve them from one backbone, ask them, show what is saved
+# A server without them is slower and gives the same answers, so their absence stops nothing.
+$(VENV)/.ops: $(VENV)/.runtime $(wildcard kernels/*.toml kernels/*.py kernels/nunatak_ops/*.py kernels/src/*)
+	@if ! command -v "$${CXX:-g++}" >/dev/null; then \
+	  echo "no C++ compiler: torch's operations serve, slower than those of nunatak-ops (docs/install.md)"; \
+	elif $(MAKE) --no-print-directory ops; then \
+	  touch $@; \
+	else \
+	  echo "nunatak-ops could not be built: torch's operations serve, slower (docs/install.md)"; \
+	fi
+
+demo: $(VENV)/.runtime $(VENV)/.ops  ## train four tasks, serve them from one backbone, ask them, show what is saved
 	$(BIN)/python demo/gateway.py
 
 ops: $(VENV)/.runtime  ## build and install the native operators for CPUs; needs g++
 	$(BIN)/pip install --quiet --constraint constraints.txt 'setuptools>=77'
-	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./ops
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps ./kernels
 
 screenshot: $(VENV)/.dev  ## take the README's picture of the web page; after `make demo`, needs Chromium
 	$(BIN)/python demo/screenshot.py
@@ -61,6 +71,15 @@ check: $(VENV)/.dev  ## formatting, lint, types and layers
 format: $(VENV)/.dev  ## format the sources
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+openapi: $(VENV)/.dev  ## write docs/openapi.json from the server
+	$(BIN)/python -m release.openapi
+
+docs: $(VENV)/.dev  ## build the documents as a site in build/docs/site; refuse dead links
+	$(BIN)/python -m release.site
+
+release: $(VENV)/.dev  ## build the files of a release into dist, install and try them; needs g++, npm, curl
+	$(BIN)/python -m release.build
 
 client: $(VENV)/.dev  ## make the blocking client from the asyncio client
 	$(BIN)/python tests/policy/blocking_client.py

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import jaxtyping
 import pytest
 
+from doubles import native_ops
 from doubles.postgres import PostgresServer, find_binaries, private_postgres
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ COPIES = ("distilbert", "electra", "gte", "llama")
 # For tiny models, the synchronisation of a second thread costs more than the thread saves. torch
 # reads the variable at its first import, here and in the processes of tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Tests of the native operators build their own. All other tests run torch's operations.
+native_ops.hide()
 
 
 def _modules_with_shapes() -> list[str]:

@@ -1,26 +1,22 @@
 """AdapterHub's `adapters`: bottleneck tasks in one batch, by `BatchSplit` or `Parallel`.
 
 `worker.py` starts this program in an environment with the versions that `adapters` requires, and
-with a folder that holds a job. The program reads one JSON object per line, and answers
-`{"do": "answer", "case": ...}` with `{"logits": [[...]]}`, and `{"do": "time", "case": ...}` with
-`{"seconds": ...}`. It waits between requests, so that processes take turns.
+with a folder that holds a job.
 """
 # pyright: basic, reportMissingImports=false
 # The libraries of this process are not installed where the project is checked.
 
 import json
-import os
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import adapters
 import torch
 from adapters import AdapterSetup, BnConfig
 from adapters.composition import BatchSplit, Parallel
+from protocol import serve
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertModel
@@ -31,8 +27,6 @@ Batches = list[list[int]]
 """The numbers of the texts of each batch; each text runs with the task of the same number."""
 Run = Callable[[], Tensor]
 
-REPEATS = 3
-"""Runs per round. The median of the runs counts, as in races within one process."""
 PARTS = {"attention_adapter": "attention.output", "feedforward_adapter": "output"}
 SIDES = {"down": "adapter_down.0", "up": "adapter_up"}
 
@@ -141,35 +135,6 @@ def padded(texts: list[list[int]]) -> dict[str, Tensor]:
     lengths = torch.tensor([len(text) for text in texts])
     mask = (torch.arange(longest) < lengths.unsqueeze(1)).long()
     return {"input_ids": ids} if mask.all() else {"input_ids": ids, "attention_mask": mask}
-
-
-def serve(runs: Mapping[str, Run]) -> None:
-    """Answer requests until the input ends."""
-    # Libraries print to standard output, but only answers may reach the other process.
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    _reply(replies, {"ready": True})
-    for line in sys.stdin:
-        request = json.loads(line)
-        case = request["case"]
-        if request["do"] == "time":
-            _reply(replies, {"seconds": _seconds(runs[case])})
-        else:
-            _reply(replies, {"logits": runs[case]().float().tolist()})
-
-
-def _reply(replies: TextIO, message: dict[str, object]) -> None:
-    replies.write(json.dumps(message) + "\n")
-    replies.flush()
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    samples = list[float]()
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        run()
-        samples.append(time.perf_counter() - started)
-    return statistics.median(samples)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Fan-out: one text for many tasks, in one mixed forward and with one dedicated model per task.
 
 The backbone has the shape of BERT base and random weights; speed does not depend on their values.
-The rivals at 8 tasks are transformers, and for bottleneck tasks the `Parallel` block of `adapters`,
-which shares its trunk too.
+The rivals at 8 tasks are transformers, onnxruntime in float32 and in 8-bit integers, and for
+bottleneck tasks the `Parallel` block of `adapters`, which shares its trunk too.
 """
 
 import tempfile
@@ -15,10 +15,19 @@ import torch
 from torch import Tensor
 from transformers import BertModel
 
-from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder
+from benchmarks.forward.rivals import answer_alone, dedicated_model, load_encoder, own_weights
 from benchmarks.forward.worker import running
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
-from benchmarks.harness.rounds import System, interleave, local, race, ratios, tolerance
+from benchmarks.harness.rounds import (
+    INT8_TOLERANCE,
+    System,
+    Times,
+    interleave,
+    local,
+    race,
+    ratios,
+    tolerance,
+)
 from benchmarks.harness.shapes import Shape, backbone_folder
 from benchmarks.harness.workload import (
     HEAD,
@@ -30,6 +39,7 @@ from benchmarks.harness.workload import (
     random_encodings,
     random_task,
     served_forms,
+    served_integers,
     served_task,
     tensors_by_task,
 )
@@ -40,6 +50,8 @@ NUM_LAYERS, TOP_LAYERS, NUM_TASKS, NUM_TOKENS = 12, 3, 8, 32
 BOTTLENECK = Bottleneck(size=64, first_layer=NUM_LAYERS - TOP_LAYERS)
 CURVE_TASKS, CURVE_LAYERS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 4, 5, 6)
 CURVE_ROUNDS = 3
+INTEGER_TOKENS = (15, 32, 128)
+INTEGER_GOALS = {("int8", "onnxruntime.int8"): ">= 2.5", ("int8", "transformers.fp32"): ">= 9"}
 GOALS = {"": ">= 2.7", NATIVE: ">= 6"}
 TIMES_FASTER = "times faster than dedicated forwards"
 
@@ -54,9 +66,14 @@ class Asked(Setting):
 
 def main() -> None:
     """Measure and record."""
-    _, sheet = open_sheet(figures_parser(__doc__, rounds=15))
+    parser = figures_parser(__doc__, rounds=15)
+    parser.add_argument("--part", choices=("integers",), help="absent: all")
+    options, sheet = open_sheet(parser)
     with tempfile.TemporaryDirectory() as name:
         folder = backbone_folder(Shape.BERT_BASE, Path(name))
+        race_integers(sheet, folder)
+        if options.part is not None:
+            return
         settings = [read_setting(folder, name, dtype=dtype) for name, dtype in dtypes().items()]
         race_eight_tasks(sheet, settings)
         race_bottlenecks(sheet, folder, settings[0])
@@ -83,6 +100,57 @@ def race_eight_tasks(sheet: Sheet, settings: Sequence[Asked]) -> None:
             samples = ratios(times, setting.label("transformers"), ours)
             sheet.record(identifier, samples, unit=TIMES_FASTER, goal=GOALS[form])
     sheet.record_times(prefix, times)
+
+
+def race_integers(sheet: Sheet, folder: Path) -> None:
+    """Compare the mixed forward, also in integers, with dedicated models of other runtimes."""
+    exact = read_setting(folder, "fp32", dtype=torch.float32)
+    best = list(exact.forms)[-1]
+    exact = replace(exact, forms={"": exact.forms[best]})
+    rounded = replace(exact, name="int8", forms={"": served_integers(folder)})
+    (task,) = top_tasks(exact.backbone, TOP_LAYERS, 1)
+    weight, bias = task.head
+    tensors = {**own_weights(exact.encoder, task), "head.weight": weight, "head.bias": bias}
+    texts = {
+        length: random_encodings([length], vocabulary=exact.backbone.config.vocab_size)[0]
+        for length in INTEGER_TOKENS
+    }
+    job = {
+        "backbone": str(folder),
+        "times": NUM_TASKS,
+        "texts": {length: text.token_ids for length, text in texts.items()},
+    }
+    method = TopK(num_layers=TOP_LAYERS)
+    with running(job, tensors, peer="onnxruntime") as worker:
+        for length, text in texts.items():
+            asked = [replace(it, encoding=text) for it in (exact, rounded)]
+            systems = local_systems(asked[0]) + [
+                local(asked[1].label("nunatak"), answer, tolerance=INT8_TOLERANCE)
+                for answer in mixed_forms(asked[1], method).values()
+            ]
+            for name in ("fp32", "int8"):
+                case = f"onnxruntime.{name}.{length}"
+                systems.append(worker.system(case, tolerance=tolerance(name)))
+            record_integers(sheet, length, race(systems, rounds=sheet.rounds))
+
+
+def record_integers(sheet: Sheet, length: int, times: Times) -> None:
+    """Record our speed over that of each rival on a text of `length` tokens."""
+    prefix = f"forward.fanout.t{NUM_TASKS}.k{TOP_LAYERS}.len{length}"
+    rivals = {
+        "transformers.fp32": "transformers.fp32",
+        "onnxruntime.fp32": f"onnxruntime.fp32.{length}",
+        "onnxruntime.int8": f"onnxruntime.int8.{length}",
+    }
+    for numbers in ("fp32", "int8"):
+        for name, system in rivals.items():
+            sheet.record(
+                f"{prefix}.{numbers}.vs.{name}",
+                ratios(times, system, f"nunatak.{numbers}"),
+                unit=f"times faster than {name}, 8 dedicated models",
+                goal=INTEGER_GOALS.get((numbers, name)),
+            )
+    sheet.record_times(prefix, {it.removesuffix(f".{length}"): times[it] for it in times})
 
 
 def local_systems(setting: Asked) -> list[System]:

@@ -2,7 +2,8 @@
 
 The benchmark runs 32 texts of log-normal lengths for one head, for 32 LoRA tasks and for four tasks
 with two own layers. The backbones are MiniLM, and BERT base's shape with random weights and half as
-many texts. All number formats run in turns.
+many texts. All number formats run in turns. So do the four products of a layer of BERT base alone,
+with their activation.
 """
 
 import tempfile
@@ -16,11 +17,20 @@ from benchmarks.forward.ragged import NUM_ROWS
 from benchmarks.harness.recording import Sheet, figures_parser, open_sheet
 from benchmarks.harness.rounds import interleave, ratios, seconds
 from benchmarks.harness.shapes import Shape, backbone_folder
-from benchmarks.harness.workload import dtypes, lognormal_lengths, random_encodings, served_backbone
+from benchmarks.harness.workload import (
+    dtypes,
+    lognormal_lengths,
+    random_encodings,
+    served_backbone,
+    served_integers,
+)
 from nunatak_contract.methods import QUERY_AND_VALUE, HeadOnly, Lora, Method, TopK
-from nunatak_model import DEFAULT_BACKBONE, INT8_SUFFIX
+from nunatak_model import DEFAULT_BACKBONE, Backbone
+from nunatak_model.ops.linear import apply_linear
 
 INT8 = "int8"
+LAYER_TOKENS = {32: ">= 2.9", 256: ">= 3.2", 1024: ">= 3.3"}
+"""Numbers of tokens, and the goal of the speed-up at each."""
 MIXES: dict[str, tuple[Method, int]] = {
     "head": (HeadOnly(), 1),
     "lora32": (Lora(rank=8, alpha=16.0, targets=QUERY_AND_VALUE), NUM_ROWS),
@@ -31,17 +41,54 @@ MIXES: dict[str, tuple[Method, int]] = {
 
 def main() -> None:
     """Measure and record."""
-    _, sheet = open_sheet(figures_parser(__doc__, rounds=11))
-    measure(sheet, "minilm", DEFAULT_BACKBONE, NUM_ROWS)
+    parser = figures_parser(__doc__, rounds=11)
+    parser.add_argument("--part", choices=("layer", "minilm", "bert_base"), help="absent: all")
+    options, sheet = open_sheet(parser)
+    if options.part in {None, "minilm"}:
+        measure(sheet, "minilm", DEFAULT_BACKBONE, NUM_ROWS)
     with tempfile.TemporaryDirectory() as folder:
         bert = backbone_folder(Shape.BERT_BASE, Path(folder))
-        measure(sheet, "bert_base", str(bert), NUM_ROWS // 2)
+        if options.part in {None, "layer"}:
+            measure_layer(sheet, str(bert))
+        if options.part in {None, "bert_base"}:
+            measure(sheet, "bert_base", str(bert), NUM_ROWS // 2)
+
+
+def measure_layer(sheet: Sheet, source: str) -> None:
+    """Record the speed-up of a layer's products over those of fp32, by the number of tokens."""
+    backbones = {
+        "fp32": served_backbone(source, dtype=torch.float32),
+        INT8: served_integers(source),
+    }
+    for num_tokens, goal in LAYER_TOKENS.items():
+        runs = {
+            name: partial(seconds, partial(run_products, it, num_tokens), 9)
+            for name, it in backbones.items()
+        }
+        with torch.inference_mode():
+            times = interleave(runs, sheet.rounds)
+        sheet.record(
+            f"forward.int8.layer.speedup.t{num_tokens}",
+            ratios(times, "fp32", INT8),
+            unit="times faster than the products of fp32",
+            goal=goal,
+        )
+
+
+def run_products(backbone: Backbone, num_tokens: int) -> None:
+    """Run the four products of the lowest layer, and the activation of one."""
+    layer, activation = backbone.layers[0], backbone.config.activation
+    hidden = torch.randn(num_tokens, backbone.config.hidden_width)
+    apply_linear(hidden, layer.qkv)
+    apply_linear(hidden, layer.attention_output)
+    inner = apply_linear(hidden, layer.feedforward_in, activation=activation)
+    apply_linear(inner, layer.feedforward_out)
 
 
 def measure(sheet: Sheet, shape: str, source: str, num_texts: int) -> None:
     """Record the speed-up of integers over each floating-point format."""
     backbones = {name: served_backbone(source, dtype=dtype) for name, dtype in dtypes().items()}
-    backbones[INT8] = served_backbone(f"{source}{INT8_SUFFIX}", dtype=torch.float32)
+    backbones[INT8] = served_integers(source)
     vocabulary = backbones[INT8].config.vocab_size
     encodings = random_encodings(lognormal_lengths(num_texts), vocabulary=vocabulary)
     for mix, (method, num_tasks) in MIXES.items():

@@ -1,7 +1,7 @@
-"""The library `adapters` in its own virtual environment, because its packages clash with ours.
+"""Peers in their own virtual environments: we lack their packages, or theirs clash with ours.
 
-The peer runs as a process that answers one request at a time (`adapters_worker.py`), so that it can
-take turns with the systems of this process.
+A peer runs as a process that answers one request at a time (`protocol.py`), so that it can take
+turns with the systems of this process.
 """
 
 import json
@@ -20,13 +20,27 @@ from torch import Tensor
 
 from benchmarks.harness.environments import interpreter
 from benchmarks.harness.rounds import FP32_TOLERANCE, System
+from benchmarks.savings.systems import System as PeerSystem
+from benchmarks.savings.systems import interpreter_of
 
-SCRIPT = Path(__file__).with_name("adapters_worker.py")
 PACKAGES = (
     f"torch=={version('torch').partition('+')[0]}",
     "adapters==1.3.0",
     "transformers==4.57.6",
 )
+
+
+def adapters_python() -> Path:
+    """Return the Python that has the library `adapters`."""
+    return interpreter("adapters", PACKAGES)
+
+
+def onnxruntime_python() -> Path:
+    """Return the Python that has onnxruntime, and our packages."""
+    return interpreter_of(PeerSystem.ONNXRUNTIME)
+
+
+PEERS = {"adapters": adapters_python, "onnxruntime": onnxruntime_python}
 
 
 class WorkerError(Exception):
@@ -66,19 +80,21 @@ class Worker:
 
 
 @contextmanager
-def running(job: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Generator[Worker]:
-    """Start the peer on a job; it has as many threads as this process.
+def running(
+    job: Mapping[str, Any], tensors: Mapping[str, Tensor], *, peer: str = "adapters"
+) -> Generator[Worker]:
+    """Start a peer of `PEERS` on a job; it has as many threads as this process.
 
     Raises:
         WorkerError: the peer could not build its models.
     """
-    python = interpreter("adapters", PACKAGES)
+    python, script = PEERS[peer](), Path(__file__).with_name(f"{peer}_worker.py")
     with tempfile.TemporaryDirectory() as folder:
         settings = {"num_threads": torch.get_num_threads(), **job}
         (Path(folder) / "job.json").write_text(json.dumps(settings))
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         (Path(folder) / "tensors.safetensors").write_bytes(save(contiguous))
-        command = [str(python), str(SCRIPT), folder]
+        command = [str(python), str(script), folder]
         process = subprocess.Popen(  # noqa: S603 - our own script
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

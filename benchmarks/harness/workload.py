@@ -19,6 +19,7 @@ from nunatak_contract.enums import Pooling
 from nunatak_contract.methods import Method
 from nunatak_model import (
     DEFAULT_BACKBONE,
+    INT8_SUFFIX,
     Backbone,
     Branch,
     BranchSpec,
@@ -31,6 +32,7 @@ from nunatak_model import (
     initial_parameters,
     load_backbone,
     pack_backbone,
+    stored_parameters,
 )
 from nunatak_model.backbone import without_fast_kernels
 
@@ -136,7 +138,8 @@ def random_task(backbone: Backbone, method: Method, *, seed: int) -> Task:
 
 def served_task(spec: BranchSpec, parameters: Mapping[str, Tensor], backbone: Backbone) -> Task:
     """Return a task with these parameters, ready to run on this backbone."""
-    branch = build_branch(spec, backbone.config, parameters)
+    stored = stored_parameters(spec, parameters, backbone)
+    branch = build_branch(spec, backbone.config, stored)
     return Task(parameters=parameters, branch=convert_branch(branch, backbone))
 
 
@@ -159,6 +162,11 @@ def served_forms(
     else:
         print("nunatak-ops is not installed; figures of native operators are left out")
     return forms
+
+
+def served_integers(source: str | Path = DEFAULT_BACKBONE) -> Backbone:
+    """Return the encoder in 8-bit integers, as a server of the default install holds it."""
+    return pack_backbone(load_backbone(f"{source}{INT8_SUFFIX}"))
 
 
 def _deviation(name: str, tensor: Tensor, *, is_copy: bool) -> float:

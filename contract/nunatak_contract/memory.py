@@ -2,7 +2,7 @@
 
 from pydantic import AliasChoices, AliasGenerator, ConfigDict
 
-from nunatak_contract.wire import Result
+from nunatak_contract.record import Result
 
 
 class _Counts(Result):

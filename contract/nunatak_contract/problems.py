@@ -184,6 +184,11 @@ TRAINING: Mapping[str, Reason] = {
         "lower the learning rate, or raise warmup_share"
     ),
     "target_missed": Reason("full fine-tuning scores {full_score:.4f}, {found}"),
+    "score_lost": Reason(
+        "{reference} scores {before:.4f} in {metric} on {data}, and {after:.4f} on {backbone}; "
+        "more than {tolerance:g} points are lost. Train the task on {backbone}, or raise "
+        "--tolerance"
+    ),
     "unpublishable": Reason(
         "a version cannot be published with {place}: {problem}; change it before training"
     ),

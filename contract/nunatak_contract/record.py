@@ -1,7 +1,87 @@
-"""The base of all records."""
+"""The bases of all records and of all answers, and the types of their fields."""
 
-from pydantic import BaseModel
+from datetime import datetime
+from typing import Annotated, Final, TypeVar, cast
+
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 
 class Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of everything stored: frozen, without unknown fields, without NaN."""
+
+
+MAX_REPR_CHARS: Final = 2_000
+"""Most characters of a result that Python shows."""
+
+
+class Result(BaseModel):
+    """Base of every answer."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        from_attributes=True,
+        json_schema_extra={"additionalProperties": False},
+    )
+
+    def __repr__(self) -> str:
+        """Return the beginning of a long text, because answers come into logs and notebooks."""
+        return _bounded(super().__repr__())
+
+    def __str__(self) -> str:
+        """Return the beginning of a long text."""
+        return _bounded(super().__str__())
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= MAX_REPR_CHARS:
+        return text
+    return f"{text[:MAX_REPR_CHARS]}... ({len(text):,} characters)"
+
+
+def found_at(name: str, *path: str) -> AliasChoices:
+    """Return where the value of a field is: under its name, or else at a path of attributes."""
+    return AliasChoices(name, AliasPath(*path))
+
+
+Moment = Annotated[
+    datetime,
+    PlainSerializer(datetime.isoformat, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""A time with its offset, such as `2026-11-26T12:00:00+00:00`."""
+
+
+class _OneOrEach(BeforeValidator):
+    """Takes the value of one input, or a list with a value for each input."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        listed = handler(schema)
+        return {"anyOf": [listed["items"], listed]}
+
+
+def _as_each(sent: object) -> object:
+    match sent:
+        case list() | tuple():
+            return cast("object", sent)
+        case _:
+            return (sent,)
+
+
+T = TypeVar("T")
+EachInput = Annotated[tuple[T, ...], _OneOrEach(_as_each)]
+"""One value for each input: in JSON the value alone if one input was sent that is in no list."""

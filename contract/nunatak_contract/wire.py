@@ -9,22 +9,9 @@ Server and command make many of these from the attributes of other objects, by `
 """
 
 from datetime import datetime
-from typing import Annotated, Final, Literal, TypeVar, cast
+from typing import Annotated, Final, Literal
 
-from pydantic import (
-    AliasChoices,
-    AliasPath,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    JsonValue,
-    PlainSerializer,
-    WithJsonSchema,
-)
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import ConfigDict, Field, JsonValue
 
 from nunatak_contract.enums import (
     CandidateRole,
@@ -35,6 +22,7 @@ from nunatak_contract.enums import (
     VerdictAction,
 )
 from nunatak_contract.policies import Policy
+from nunatak_contract.record import EachInput, Moment, Result, found_at
 
 QUEUE_HEADER: Final = "x-queue-ms"
 TOKENIZE_HEADER: Final = "x-tokenize-ms"
@@ -46,48 +34,6 @@ DEADLINE_HEADER: Final = "x-deadline-ms"
 ROUTING_KEY_HEADER: Final = "x-routing-key"
 LINES_TYPE: Final = "application/x-ndjson"
 """Media type of an answer whose lines are objects, one for each task."""
-
-MAX_REPR_CHARS: Final = 2_000
-"""Most characters of a result that Python shows."""
-
-
-class Result(BaseModel):
-    """Base of every answer."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="ignore",
-        allow_inf_nan=False,
-        from_attributes=True,
-        json_schema_extra={"additionalProperties": False},
-    )
-
-    def __repr__(self) -> str:
-        """Return the beginning of a long text, because answers come into logs and notebooks."""
-        return _bounded(super().__repr__())
-
-    def __str__(self) -> str:
-        """Return the beginning of a long text."""
-        return _bounded(super().__str__())
-
-
-def _bounded(text: str) -> str:
-    if len(text) <= MAX_REPR_CHARS:
-        return text
-    return f"{text[:MAX_REPR_CHARS]}... ({len(text):,} characters)"
-
-
-def found_at(name: str, *path: str) -> AliasChoices:
-    """Return where the value of a field is: under its name, or else at a path of attributes."""
-    return AliasChoices(name, AliasPath(*path))
-
-
-Moment = Annotated[
-    datetime,
-    PlainSerializer(datetime.isoformat, return_type=str, when_used="json"),
-    WithJsonSchema({"type": "string", "format": "date-time"}),
-]
-"""A time with its offset, such as `2026-11-26T12:00:00+00:00`."""
 
 
 class Score(Result):
@@ -148,29 +94,6 @@ Output = (
 
 PredictedValue = str | tuple[str, ...] | float
 """What a task predicts for one input: its label, all labels that apply, or its value."""
-
-
-class _OneOrEach(BeforeValidator):
-    """Takes the value of one input, or a list with a value for each input."""
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        listed = handler(schema)
-        return {"anyOf": [listed["items"], listed]}
-
-
-def _as_each(sent: object) -> object:
-    match sent:
-        case list() | tuple():
-            return cast("object", sent)
-        case _:
-            return (sent,)
-
-
-T = TypeVar("T")
-EachInput = Annotated[tuple[T, ...], _OneOrEach(_as_each)]
-"""One value for each input: in JSON the value alone if one input was sent that is in no list."""
 
 
 class InputFacts(Result):

@@ -8,6 +8,7 @@ from nunatak_model.backbone import (
     keep_lowest_layers,
     pack_backbone,
     quantize_backbone,
+    quantized_digest,
     without_fast_kernels,
 )
 from nunatak_model.branch import (
@@ -18,6 +19,7 @@ from nunatak_model.branch import (
     embedding_branch,
     initial_parameters,
     parameter_shapes,
+    stored_parameters,
 )
 from nunatak_model.checkpoint import load_backbone, read_config
 from nunatak_model.config import BackboneConfig
@@ -33,6 +35,7 @@ from nunatak_model.ops.device import (
     on_device,
     on_own_thread,
 )
+from nunatak_model.ops.int8 import floating_parameters
 from nunatak_model.savings import (
     ModelSize,
     dedicated_parameters,
@@ -85,6 +88,7 @@ __all__ = [
     "default_head",
     "embedding_branch",
     "encoder_parameters",
+    "floating_parameters",
     "forward",
     "has_cuda",
     "initial_parameters",
@@ -98,8 +102,10 @@ __all__ = [
     "parameter_shapes",
     "parameters_saved",
     "quantize_backbone",
+    "quantized_digest",
     "read_config",
     "run_trunk",
+    "stored_parameters",
     "tensors_from_bytes",
     "tensors_to_bytes",
     "trunk_source",

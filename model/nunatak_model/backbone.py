@@ -11,7 +11,7 @@ from nunatak_contract.enums import Pooling
 from nunatak_model.config import BackboneConfig
 from nunatak_model.errors import UnsupportedBackboneError
 from nunatak_model.ops.choice import PLAIN_OPS, Ops, ops_for, proven_ops
-from nunatak_model.ops.int8 import SCALE, quantized, restored
+from nunatak_model.ops.int8 import SCALE, quantized, restored, scale_of
 from nunatak_model.ops.linear import can_pack, packed, plain
 from nunatak_model.text.tokenizer import TextTokenizer
 from nunatak_model.weights import EmbeddingWeights, LayerWeights, Linear, Norm, layer_from
@@ -139,7 +139,7 @@ class Backbone:
         tensor = self.parameters.get(name)
         if tensor is None or tensor.is_floating_point():
             return None if tensor is None else plain(tensor)
-        return restored(tensor, self.parameters[f"{name.removesuffix('weight')}{SCALE}"])
+        return restored(tensor, self.parameters[scale_of(name)])
 
 
 def quantize_backbone(backbone: Backbone) -> Backbone:
@@ -157,14 +157,18 @@ def quantize_backbone(backbone: Backbone) -> Backbone:
             f"{backbone.device}; serve it as it is"
         )
     parameters = quantized(backbone.parameters)
-    digest = hashlib.sha256(f"{backbone.digest} {QUANTIZATION}".encode()).hexdigest()
     return replace(
         backbone,
         name=f"{backbone.name}{INT8_SUFFIX}",
-        digest=digest,
+        digest=quantized_digest(backbone.digest),
         parameters=parameters,
         layers=tuple(layer_from(parameters, index) for index in range(len(backbone.layers))),
     )
+
+
+def quantized_digest(digest: str) -> str:
+    """The digest of the quantized form of the backbone with this digest."""
+    return hashlib.sha256(f"{digest} {QUANTIZATION}".encode()).hexdigest()
 
 
 def keep_lowest_layers(backbone: Backbone, num_layers: int) -> Backbone:
@@ -208,14 +212,15 @@ def pack_backbone(backbone: Backbone) -> Backbone:
         NunatakError: `invalid_settings`, an operation has stopped the device.
     """
     device, dtype = backbone.device, backbone.dtype
-    ops = ops_for(backbone.config, dtype=dtype, device=device)
+    ops = ops_for(backbone.config, dtype=dtype, device=device, is_quantized=backbone.is_quantized)
     layer = backbone.layers[0]
-    linear = (layer.qkv, layer.attention_output, layer.feedforward_in, layer.feedforward_out)
-    maps = [(it.weight.shape[0], it.weight.shape[1]) for it in linear]
-    ops = proven_ops(ops, backbone.config, maps=maps, dtype=dtype, device=device)
-    if not can_pack(dtype, device):
+    maps = (layer.qkv, layer.attention_output, layer.feedforward_in, layer.feedforward_out)
+    ops = proven_ops(
+        ops, backbone.config, maps=[it.widths for it in maps], dtype=dtype, device=device
+    )
+    if not can_pack(dtype, device) and ops.integers is None:
         return replace(backbone, ops=ops)
-    parameters = packed(backbone.parameters)
+    parameters = packed(backbone.parameters, ops.integers)
     return replace(
         backbone,
         parameters=parameters,
@@ -226,5 +231,8 @@ def pack_backbone(backbone: Backbone) -> Backbone:
 
 
 def without_fast_kernels(backbone: Backbone) -> Backbone:
-    """The same backbone, with torch's own operations alone. Its branches can stay as they are."""
+    """The same backbone, with torch's own operations on what is not packed.
+
+    Its branches can stay as they are.
+    """
     return replace(backbone, ops=PLAIN_OPS)

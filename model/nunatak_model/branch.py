@@ -24,6 +24,7 @@ from nunatak_model.heads import Head, HeadSpec, head_from, head_shapes, initial_
 from nunatak_model.layer import LayerOverride, OwnLayer
 from nunatak_model.methods import maths_of
 from nunatak_model.ops.grouped import ALIGNMENT_BYTES, Slot, SlotBanks, rounded_up
+from nunatak_model.ops.int8 import SCALE, is_layer_map, quantized, scale_of
 from nunatak_model.ops.linear import packed
 from nunatak_model.ops.native import NO_TASK_KERNELS, by_columns
 from nunatak_model.weights import EmbeddingWeights, Shapes, embeddings_from
@@ -111,18 +112,39 @@ def initial_parameters(
     }
 
 
+def stored_parameters(
+    spec: BranchSpec, parameters: Mapping[str, Tensor], backbone: Backbone
+) -> dict[str, Tensor]:
+    """The parameters as versions on this backbone store them.
+
+    On a quantized backbone, the linear maps of own layers are in 8-bit integers too.
+    """
+    owns_layers = maths_of(spec.method).owns_layers
+    return quantized(parameters) if owns_layers and backbone.is_quantized else dict(parameters)
+
+
 def build_branch(
     spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]
 ) -> Branch:
     """Arrange named tensors as a branch. The branch shares the memory of the tensors.
 
+    The linear maps of own layers may be in 8-bit integers with scales (see `stored_parameters`).
+
     Raises:
         NunatakError: `invalid_method`, the method does not fit the backbone.
         NunatakError: `parameter_mismatch`, the tensors do not match `parameter_shapes`, or are not
-            all of one floating-point dtype.
+            all of one floating-point dtype, or integers with their scales.
         NunatakError: `non_finite_parameter`, a tensor holds NaN or infinity.
     """
-    _check_parameters(parameters, parameter_shapes(spec, config))
+    shapes = parameter_shapes(spec, config)
+    if maths_of(spec.method).owns_layers:
+        integers = [name for name, it in parameters.items() if it.dtype is torch.int8]
+        shapes |= {
+            scale_of(name): shapes[name][:1]
+            for name in integers
+            if name in shapes and is_layer_map(name, shapes[name])
+        }
+    _check_parameters(parameters, shapes)
     return _arrange(spec, config, parameters)
 
 
@@ -137,7 +159,7 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     if backbone.ops.banks is not None and branch.split_depth is not None:
         return _in_slots(branch, backbone, backbone.ops.banks)
     parameters = {
-        name: tensor.to(device=backbone.device, dtype=backbone.dtype)
+        name: tensor.to(device=backbone.device, dtype=_served_dtype(name, tensor, backbone.dtype))
         for name, tensor in branch.parameters.items()
     }
     # Unchanged tensors were checked when the branch was built.
@@ -147,7 +169,8 @@ def convert_branch(branch: Branch, backbone: Backbone) -> Branch:
     # The native operators read narrow factors by columns. All other large maps are packed.
     columns = by_columns(parameters) if backbone.ops.tasks != NO_TASK_KERNELS else {}
     if backbone.is_packed:
-        parameters = packed({name: it for name, it in parameters.items() if name not in columns})
+        plain = {name: it for name, it in parameters.items() if name not in columns}
+        parameters = packed(plain, backbone.ops.integers)
     parameters |= columns
     return _arrange(branch.spec, backbone.config, parameters)
 
@@ -190,7 +213,7 @@ def _in_slots(branch: Branch, backbone: Backbone, banks: SlotBanks) -> Branch:
 
 def _arrange(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, Tensor]) -> Branch:
     split_depth = spec.split_depth(config)
-    counts = {name: tensor.numel() for name, tensor in parameters.items()}
+    counts = {name: it.numel() for name, it in parameters.items() if not name.endswith(SCALE)}
     of_head = sum(count for name, count in counts.items() if name.startswith(HEAD_PREFIX))
     return Branch(
         spec=spec,
@@ -212,25 +235,31 @@ def _layers(spec: BranchSpec, config: BackboneConfig, parameters: Mapping[str, T
     }
 
 
+def _served_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The number format of a parameter on a backbone of `dtype`; quantized maps keep theirs."""
+    return dtype if tensor.is_floating_point() and not name.endswith(SCALE) else tensor.dtype
+
+
 def _check_parameters(parameters: Mapping[str, Tensor], shapes: Shapes) -> None:
-    dtypes = {tensor.dtype for tensor in parameters.values()}
+    scales = {name for name in shapes if name.endswith(SCALE)}
+    integers = {name for name in shapes if scale_of(name) in scales}
+    dtypes = {it.dtype for name, it in parameters.items() if name not in scales | integers}
     expected = next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
-    wrong = [
-        f"{name} is {tensor.dtype} {list(tensor.shape)}, expected {expected} {list(shapes[name])}"
-        for name, tensor in parameters.items()
-        if name in shapes
-        and (
-            tuple(tensor.shape) != shapes[name]
-            or tensor.dtype is not expected
-            or not tensor.is_floating_point()
-        )
-    ]
+    wrong = list[str]()
+    for name in parameters.keys() & shapes.keys():
+        tensor, dtype = parameters[name], torch.float32 if name in scales else expected
+        is_number = name in integers or (tensor.dtype is dtype and tensor.is_floating_point())
+        if not is_number or tuple(tensor.shape) != shapes[name]:
+            wrong.append(
+                f"{name} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} "
+                f"{list(shapes[name])}"
+            )
     missing, unused = shapes.keys() - parameters.keys(), parameters.keys() - shapes.keys()
     if missing or unused or wrong:
         found = {
             "missing": sorted(missing),
             "unused": sorted(unused),
-            "of another shape or dtype": wrong,
+            "of another shape or dtype": sorted(wrong),
         }
         raise NunatakError("parameter_mismatch", found=mismatch_of(found))
     _check_finite(parameters)

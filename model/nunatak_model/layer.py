@@ -221,7 +221,7 @@ def mixed_qkv(
 def _qkv_widths(qkv: Float[Tensor, "tokens qkv_width"], layer: MixedLayer) -> tuple[int, int, int]:
     """Widths of query, key and value. Keys and values may have fewer heads than queries."""
     # The output map reads one value for each value of the query.
-    query = layer.frozen.attention_output.weight.shape[-1]
+    _, query = layer.frozen.attention_output.widths
     shared = (qkv.shape[1] - query) // 2
     return query, shared, shared
 

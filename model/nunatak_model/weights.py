@@ -8,7 +8,7 @@ Parameters of many tasks, stacked for grouped kernels, have an axis `slots` in f
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Shaped, UInt8
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -23,12 +23,22 @@ RELATIVE, RELATIVE_NORM = "embeddings.relative", "embeddings.relative_norm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
-    """`y = x @ weight.T + bias`; some architectures have no bias."""
+    """`y = x @ weight.T + bias`; some architectures have no bias.
 
-    weight: Shaped[Tensor, "*slots out in"]
+    The integers of a quantized weight may be packed (see `ops.int8`).
+    """
+
+    weight: UInt8[Tensor, "blocks groups 16 4"] | Shaped[Tensor, "*slots out in"]
     bias: Float[Tensor, "*slots out"] | None
     scale: Float[Tensor, " out"] | None = None
     """The value of one integer step of a quantized weight; None for other weights."""
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The widths of output and input."""
+        if self.scale is not None and self.weight.ndim == 4:
+            return len(self.scale), self.weight.shape[1] * self.weight.shape[3]
+        return self.weight.shape[-2], self.weight.shape[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

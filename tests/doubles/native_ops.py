@@ -12,22 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from nunatak_model.ops.native import PACKAGE
-
-SOURCES = Path(__file__).parents[2] / "ops"
+PACKAGE = "nunatak_ops"
+SOURCES = Path(__file__).parents[2] / "kernels"
 
 
 @contextmanager
 def native_operators() -> Generator[None]:
     """Make the operators importable; skip the test where no C++ compiler can build them."""
     folder = _built()
+    sys.modules.pop(PACKAGE, None)
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
-        # Other tests must not find the package.
         sys.path.remove(str(folder))
-        sys.modules.pop(PACKAGE, None)
+        hide()
+
+
+def hide() -> None:
+    """Make the package look absent in this process, also where `make install` has built it."""
+    sys.modules[PACKAGE] = None  # pyright: ignore[reportArgumentType] - the import system reads None
 
 
 def _built() -> Path:
@@ -43,9 +47,9 @@ def _built() -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as name:
             work = Path(name)
             shutil.copytree(
-                SOURCES, work / "ops", ignore=shutil.ignore_patterns("build", "*.egg-info")
+                SOURCES, work / "kernels", ignore=shutil.ignore_patterns("build", "*.egg-info")
             )
-            _install(work / "ops", work / "site")
+            _install(work / "kernels", work / "site")
             # A rename is atomic, so no other test process finds half a build.
             try:
                 (work / "site").rename(folder)

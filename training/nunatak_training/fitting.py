@@ -26,6 +26,7 @@ from nunatak_model import (
     forward,
     initial_parameters,
     maths_of,
+    stored_parameters,
 )
 from nunatak_training.data import ExampleSet, TaskData
 from nunatak_training.errors import InvalidRecipeError
@@ -152,7 +153,7 @@ def fit_task(
         report=report,
         checkpoint=checkpoint,
     )
-    finished = objective.finished(fitted.parameters)
+    finished = stored_parameters(spec, objective.finished(fitted.parameters), backbone)
     logits = fitted.dev_logits
     if logits is None or any(finished[name] is not it for name, it in fitted.parameters.items()):
         logits = predict(branch_logits(backbone, spec, finished, trunk), dev.encodings)

@@ -1,6 +1,12 @@
 """Task versions: from manifest and bytes to a branch that may be served, and back."""
 
-from nunatak_versions.drafting import PARAMETERS_ROLE, Provenance, VersionDraft, draft_task
+from nunatak_versions.drafting import (
+    PARAMETERS_ROLE,
+    Provenance,
+    VersionDraft,
+    draft_quantized,
+    draft_task,
+)
 from nunatak_versions.loading import LoadedTask, load_task
 from nunatak_versions.probing import probe_tolerance
 from nunatak_versions.records import branch_spec, head_record
@@ -11,6 +17,7 @@ __all__ = [
     "Provenance",
     "VersionDraft",
     "branch_spec",
+    "draft_quantized",
     "draft_task",
     "head_record",
     "load_task",

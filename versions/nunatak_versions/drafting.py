@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import sha256
 
 from pydantic import BaseModel
 from torch import Tensor
 
 from nunatak_contract.enums import OnLong, Reads, TensorDtype
+from nunatak_contract.errors import NunatakError
 from nunatak_contract.evidence import (
     CalibrationRecord,
     ConfusionRecord,
@@ -17,9 +18,23 @@ from nunatak_contract.evidence import (
     RecipeRecord,
 )
 from nunatak_contract.heads import HeadRecord
-from nunatak_contract.manifest import BackboneRecord, BlobRecord, ParameterCounts, TaskDraft
+from nunatak_contract.manifest import (
+    BackboneRecord,
+    BlobRecord,
+    ParameterCounts,
+    TaskDraft,
+    TaskManifest,
+)
 from nunatak_contract.methods import Method
-from nunatak_model import Backbone, TextInput, build_branch, tensors_from_bytes, tensors_to_bytes
+from nunatak_model import (
+    Backbone,
+    TextInput,
+    build_branch,
+    quantized_digest,
+    stored_parameters,
+    tensors_from_bytes,
+    tensors_to_bytes,
+)
 from nunatak_versions.loading import check_effect
 from nunatak_versions.probing import record_probe
 from nunatak_versions.records import branch_spec
@@ -95,3 +110,40 @@ def draft_task(  # noqa: PLR0913 - a version has this many parts
         **dict(provenance),
     )
     return VersionDraft(manifest=manifest, blobs={PARAMETERS_ROLE: data})
+
+
+def draft_quantized(manifest: TaskManifest, data: bytes, backbone: Backbone) -> VersionDraft:
+    """The same task on the quantized form of its backbone, without the scores of the original.
+
+    Raises:
+        NunatakError: `backbone_mismatch`, the backbone is not the quantized form of the version's.
+        NunatakError: the parameters do not fit method and head, or are not finite.
+    """
+    if backbone.digest != quantized_digest(manifest.backbone.digest):
+        wanted = f"{manifest.backbone.name} ({manifest.backbone.digest[:12]})"
+        raise NunatakError(
+            "backbone_mismatch",
+            reference=manifest.reference,
+            part="backbone",
+            wanted=wanted,
+            served=backbone.name,
+        )
+    spec = branch_spec(manifest.head, manifest.method)
+    floats = {name: it.float() for name, it in tensors_from_bytes(data).items()}
+    return draft_task(
+        manifest.task,
+        method=manifest.method,
+        head=manifest.head,
+        reads=manifest.reads,
+        on_long=manifest.on_long,
+        parameters=stored_parameters(spec, floats, backbone),
+        backbone=backbone,
+        max_length=manifest.max_length,
+        probe_inputs=manifest.probe.inputs,
+        provenance=Provenance(
+            created_at=datetime.now(UTC),
+            data=manifest.data,
+            recipe=manifest.recipe,
+            note=manifest.note,
+        ),
+    )

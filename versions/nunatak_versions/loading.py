@@ -21,6 +21,7 @@ from nunatak_model import (
     TrunkStates,
     build_branch,
     convert_branch,
+    floating_parameters,
     tensors_from_bytes,
 )
 from nunatak_versions.probing import run_probe
@@ -34,7 +35,7 @@ def check_effect(reference: str, branch: Branch, backbone: Backbone) -> None:
     """
     if not branch.layers:
         return
-    owned = branch.parameters.items()
+    owned = floating_parameters(branch.parameters)
     if not any(layer.has_additions for layer in branch.layers.values()) and not any(
         backbone.equals(name, tensor) is False for name, tensor in owned
     ):
@@ -78,7 +79,7 @@ def load_task(
     _check_backbone(manifest, backbone)
     spec = branch_spec(manifest.head, manifest.method)
     parameters = tensors_from_bytes(data)
-    _check_dtype(manifest, parameters)
+    _check_dtype(manifest, parameters, backbone)
     stored = build_branch(spec, backbone.config, parameters)
     if stored.split_depth != manifest.split_depth:
         raise _unservable(
@@ -116,10 +117,14 @@ def _check_backbone(manifest: TaskManifest, backbone: Backbone) -> None:
         raise _unservable(manifest, f"it reads up to {manifest.max_length} tokens, {most}")
 
 
-def _check_dtype(manifest: TaskManifest, parameters: Mapping[str, Tensor]) -> None:
+def _check_dtype(
+    manifest: TaskManifest, parameters: Mapping[str, Tensor], backbone: Backbone
+) -> None:
     expected: torch.dtype = getattr(torch, manifest.dtype)
+    # Own layers in integers, and their scales.
+    others = {torch.int8, torch.float32} if backbone.is_quantized else set[torch.dtype]()
     for name, tensor in parameters.items():
-        if tensor.dtype is not expected:
+        if tensor.dtype is not expected and tensor.dtype not in others:
             found = f"parameter {name!r} is {tensor.dtype}, its manifest says {manifest.dtype}"
             raise _unservable(manifest, found)
 

@@ -11,9 +11,8 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import typer
 from pydantic import ValidationError
@@ -112,14 +111,13 @@ def print_failure(code: str, message: str) -> None:
 
 
 @contextmanager
-def named_place(code: str, path: Path) -> Generator[None]:
-    """Turn the error of a file's content into an error that names the file and the place."""
+def named_place(made: Callable[[str, str], NunatakError]) -> Generator[None]:
+    """Turn the error of a file's content into the one that is made of its place and problem."""
     try:
         yield
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"])) or "file"
-        problem = first["msg"].removeprefix("Value error, ")
-        raise NunatakError(code, path=path, place=place, problem=problem) from error
+        raise made(place, first["msg"].removeprefix("Value error, ")) from error
     except ValueError as error:
-        raise NunatakError(code, path=path, place="file", problem=str(error)) from error
+        raise made("file", str(error)) from error

@@ -1,4 +1,4 @@
-"""One function per route: arguments in, a complete call out. Both clients offer them as methods."""
+"""One function per route: arguments in, a complete call out. Shared by both clients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,21 +32,15 @@ from nunatak_client.replies import (
     read_result,
 )
 from nunatak_contract.enums import CandidateRole
-from nunatak_contract.memory import MemoryReport
-from nunatak_contract.names import DEFAULT_ALIAS
 from nunatak_contract.wire import (
     LINES_TYPE,
     ROUTING_KEY_HEADER,
     AliasChange,
     CandidateChange,
-    Eviction,
-    ResidencyReport,
-    ServerInfo,
     ShadowReport,
     TaskDetail,
     TaskListing,
     TaskSummary,
-    Unpinning,
 )
 
 AnswerT = TypeVar("AnswerT")
@@ -76,17 +70,6 @@ class Call(Generic[AnswerT]):
 
 
 def predict(task: str, inputs: Inputs, **options: Unpack[PredictOptions]) -> Call[Prediction]:
-    """Ask one task about one input or a list of inputs.
-
-    Args:
-        task: `name`, `name@alias` or `name/3`.
-        inputs: A text, a pair of texts as a tuple, a `Question`, a `Query`, or a list of these.
-        options: `top_k`: labels, documents or answers per input. Absent: all labels or documents,
-            one answer. `function_to_apply`: `softmax`, `sigmoid` or `none`. Absent: by the task's
-            kind. `parameters`: further options, for tasks that do not classify whole texts.
-            `deadline_s`: seconds for the whole call, with further attempts. `routing_key`: requests
-            of one key get one version while a canary runs.
-    """
     wire = wire_inputs(inputs)
     target = task_target(task)
     call = _asking(
@@ -98,7 +81,6 @@ def predict(task: str, inputs: Inputs, **options: Unpack[PredictOptions]) -> Cal
 def predict_many(
     inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOptions]
 ) -> Call[FanOut]:
-    """Ask several tasks about the same inputs; a task that fails does not fail the others."""
     if isinstance(tasks, str):
         raise InvalidInputError(f"tasks must be a list of task references, got {tasks!r}")
     wire = wire_inputs(inputs)
@@ -176,126 +158,61 @@ def stream(inputs: Inputs, tasks: Sequence[str], **options: Unpack[PredictOption
     )
 
 
-def tasks() -> Call[tuple[TaskSummary, ...]]:
-    """List the tasks of the server's registry."""
-    return Call(method="GET", path="/v1/tasks", read=lambda it: _read_as(TaskListing)(it).tasks)
-
-
-def task(reference: str) -> Call[TaskDetail]:
-    """Describe a task and the version that `reference` means."""
-    target = task_target(reference)
-    return replace(_show(target.path, TaskDetail), query=target.query)
-
-
-def promote(
-    task: str, alias: str, version: int, expected_version: int | None = None
-) -> Call[AliasChange]:
-    """Point `alias` at `version`, which the server loads and probes first.
-
-    Raises:
-        ConflictError: the alias does not point to `expected_version` (0: it must not exist yet).
-    """
-    path = _alias_path(task, alias)
-    return _change("PUT", path, AliasChange, expected_version, version=version)
-
-
-def rollback(task: str, alias: str, expected_version: int | None = None) -> Call[AliasChange]:
-    """Point `alias` back at the previous version."""
-    path = f"{_alias_path(task, alias)}/rollback"
-    return _change("POST", path, AliasChange, expected_version)
-
-
-def set_canary(
-    task: str,
+def set_candidate(
+    place: tuple[str, str, CandidateRole],
     version: int,
     share: float,
-    *,
-    alias: str = DEFAULT_ALIAS,
-    expected_version: int | None = None,
+    expected_version: int | None,
 ) -> Call[CandidateChange]:
-    """Let `version`, once loaded and probed, answer a share of the alias's requests.
-
-    Raises:
-        ConflictError: the canary is not `expected_version` (0: there must be none).
-    """
-    path = f"{_alias_path(task, alias)}/{CandidateRole.CANARY}"
-    return _change("PUT", path, CandidateChange, expected_version, version=version, share=share)
-
-
-def set_shadow(
-    task: str,
-    version: int,
-    share: float = 1.0,
-    *,
-    alias: str = DEFAULT_ALIAS,
-    expected_version: int | None = None,
-) -> Call[CandidateChange]:
-    """Run `version` unseen on a share of the alias's requests, to compare it."""
-    path = f"{_alias_path(task, alias)}/{CandidateRole.SHADOW}"
+    path = _alias_path(*place)
     return _change("PUT", path, CandidateChange, expected_version, version=version, share=share)
 
 
 def end_candidate(
-    task: str,
-    role: CandidateRole,
-    *,
-    alias: str = DEFAULT_ALIAS,
-    expected_version: int | None = None,
+    place: tuple[str, str, CandidateRole], expected_version: int | None
 ) -> Call[CandidateChange]:
-    """End the canary or the shadow of an alias."""
-    path = f"{_alias_path(task, alias)}/{role}/end"
-    return _change("POST", path, CandidateChange, expected_version)
+    return _change("POST", f"{_alias_path(*place)}/end", CandidateChange, expected_version)
 
 
-def shadow_report(task: str, *, alias: str = DEFAULT_ALIAS) -> Call[ShadowReport]:
-    """Report the results of an alias's shadow on this server."""
-    path = f"/v1/tasks/{path_segment('task name', task)}/shadow"
-    return replace(_show(path, ShadowReport), query={"alias": alias})
+def promote(name: str, alias: str, version: int, expected_version: int | None) -> Call[AliasChange]:
+    path = _alias_path(name, alias)
+    return _change("PUT", path, AliasChange, expected_version, version=version)
 
 
-def preload(reference: str) -> Call[ResidencyReport]:
-    """Load a task version into memory and check it."""
-    return _hold(reference, "preload", ResidencyReport)
+def rollback(name: str, alias: str, expected_version: int | None) -> Call[AliasChange]:
+    return _change("POST", f"{_alias_path(name, alias)}/rollback", AliasChange, expected_version)
 
 
-def pin(reference: str) -> Call[ResidencyReport]:
-    """Load the version that `reference` means now, and keep it in memory."""
-    return _hold(reference, "pin", ResidencyReport)
+def shadow_report(name: str, alias: str) -> Call[ShadowReport]:
+    path = f"/v1/tasks/{path_segment('task name', name)}/shadow"
+    return replace(show(path, ShadowReport), query={"alias": alias})
 
 
-def unpin(reference: str) -> Call[Unpinning]:
-    """Let the server evict a task again, or the one version `name/3`."""
-    return _hold(reference, "unpin", Unpinning)
+def tasks() -> Call[tuple[TaskSummary, ...]]:
+    return Call(method="GET", path="/v1/tasks", read=lambda it: _read_as(TaskListing)(it).tasks)
 
 
-def evict(reference: str) -> Call[Eviction]:
-    """Drop a task, or the one version `name/3`, from memory."""
-    return _hold(reference, "evict", Eviction)
+def task(reference: str) -> Call[TaskDetail]:
+    target = task_target(reference)
+    return replace(show(target.path, TaskDetail), query=target.query)
 
 
-def memory() -> Call[MemoryReport]:
-    """Report bytes in use, and the bytes of one full model per task."""
-    return _show("/v1/memory", MemoryReport)
-
-
-def info() -> Call[ServerInfo]:
-    """Report the facts about the server."""
-    return _show("/info", ServerInfo)
-
-
-def readiness() -> Call[bool]:
-    """Ask whether the server is ready. "Not ready" is an answer and no error."""
-    return Call(method="GET", path="/readyz", read=lambda _reply: True)
-
-
-def _hold(reference: str, how: str, kind: type[ResultT]) -> Call[ResultT]:
+def hold(
+    reference: str, how: Literal["preload", "pin", "unpin", "evict"], kind: type[ResultT]
+) -> Call[ResultT]:
+    """Change which versions of a task are in memory."""
     target = task_target(reference)
     path = f"{target.path}/{how}"
     return Call(method="POST", path=path, query=target.query, read=_read_as(kind))
 
 
-def _show(path: str, kind: type[ResultT]) -> Call[ResultT]:
+def show(path: str, kind: type[ResultT]) -> Call[ResultT]:
     return Call(method="GET", path=path, read=_read_as(kind))
+
+
+def readiness() -> Call[bool]:
+    """Ask whether the server is ready. "Not ready" is an answer and no error."""
+    return Call(method="GET", path="/readyz", read=lambda _reply: True)
 
 
 def _change(
@@ -314,5 +231,6 @@ def _read_as(kind: type[ResultT]) -> Callable[[Reply], ResultT]:
     return lambda reply: read_result(kind, read_object(reply))
 
 
-def _alias_path(task: str, alias: str) -> str:
-    return f"/v1/tasks/{path_segment('task name', task)}/aliases/{path_segment('alias', alias)}"
+def _alias_path(name: str, alias: str, role: CandidateRole | None = None) -> str:
+    path = f"/v1/tasks/{path_segment('task name', name)}/aliases/{path_segment('alias', alias)}"
+    return path if role is None else f"{path}/{role}"

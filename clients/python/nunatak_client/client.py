@@ -5,9 +5,8 @@ Change `async_client.py` instead, and run `make client`.
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import update_wrapper
 from types import TracebackType
-from typing import Generic, ParamSpec, Self, Unpack
+from typing import Self, Unpack
 
 import httpx
 
@@ -15,7 +14,7 @@ from nunatak_client import calls
 from nunatak_client.calls import AnswerT, Call
 from nunatak_client.errors import ConnectionFailedError, InvalidRequestError, UnavailableError
 from nunatak_client.payloads import Inputs, Parts, PredictOptions
-from nunatak_client.replies import FanOut, TaskResult
+from nunatak_client.replies import FanOut, Prediction, TaskResult
 from nunatak_client.transport import (
     DEFAULT_TIMEOUT_S,
     DEFAULT_URL,
@@ -28,26 +27,20 @@ from nunatak_client.transport import (
     to_reply,
     without_proxy,
 )
+from nunatak_contract.enums import CandidateRole
 from nunatak_contract.inputs import Input
-
-P = ParamSpec("P")
-
-
-class Method(Generic[P, AnswerT]):
-    """A call as a method of the client, with the arguments and the docstring of the call."""
-
-    def __init__(self, make: Callable[P, Call[AnswerT]]) -> None:
-        self._make = make
-        self.__doc__ = make.__doc__
-
-    def __get__(self, client: "Client | None", owner: type["Client"]) -> Callable[P, AnswerT]:
-        def ask(*arguments: P.args, **options: P.kwargs) -> AnswerT:
-            if client is None:
-                raise TypeError(f"{self._make.__name__} is a method of a client")
-            call = self._make(*arguments, **options)
-            return client._run(call)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-        return update_wrapper(ask, self._make)
+from nunatak_contract.memory import MemoryReport
+from nunatak_contract.wire import (
+    AliasChange,
+    CandidateChange,
+    Eviction,
+    ResidencyReport,
+    ServerInfo,
+    ShadowReport,
+    TaskDetail,
+    TaskSummary,
+    Unpinning,
+)
 
 
 class Client:
@@ -97,22 +90,34 @@ class Client:
         self._sleep = sleep
         self._clock = clock
 
-    predict = Method(calls.predict)
-    predict_many = Method(calls.predict_many)
-    tasks = Method(calls.tasks)
-    task = Method(calls.task)
-    promote = Method(calls.promote)
-    rollback = Method(calls.rollback)
-    set_canary = Method(calls.set_canary)
-    set_shadow = Method(calls.set_shadow)
-    end_candidate = Method(calls.end_candidate)
-    shadow_report = Method(calls.shadow_report)
-    preload = Method(calls.preload)
-    pin = Method(calls.pin)
-    unpin = Method(calls.unpin)
-    evict = Method(calls.evict)
-    memory = Method(calls.memory)
-    info = Method(calls.info)
+    def predict(
+        self,
+        task: str,
+        inputs: Inputs,
+        **options: Unpack[PredictOptions],
+    ) -> Prediction:
+        """Ask one task about one input or a list of inputs.
+
+        Args:
+            task: `name`, `name@alias` or `name/3`.
+            inputs: A text, a pair of texts as a tuple, a `Question`, a `Query`, or a list of these.
+            top_k: Labels, documents or answers per input. Absent: all labels or documents, one
+                answer.
+            function_to_apply: `softmax`, `sigmoid` or `none`. Absent: by the task's kind.
+            parameters: Further options, for tasks that do not classify whole texts.
+            deadline_s: Seconds for the whole call, with further attempts.
+            routing_key: Requests of one key get one version while a canary runs.
+        """
+        return self._run(calls.predict(task, inputs, **options))
+
+    def predict_many(
+        self,
+        inputs: Inputs,
+        tasks: Sequence[str],
+        **options: Unpack[PredictOptions],
+    ) -> FanOut:
+        """Ask several tasks about the same inputs; a task that fails does not fail the others."""
+        return self._run(calls.predict_many(inputs, tasks, **options))
 
     def predict_all(
         self,
@@ -179,6 +184,98 @@ class Client:
                     stream.refuse(reply)
                 delay_s = retry_s
             self._sleep(delay_s)
+
+    def tasks(self) -> tuple[TaskSummary, ...]:
+        """List the tasks of the server's registry."""
+        return self._run(calls.tasks())
+
+    def task(self, reference: str) -> TaskDetail:
+        """Describe a task and the version that `reference` means."""
+        return self._run(calls.task(reference))
+
+    def promote(
+        self, task: str, alias: str, version: int, expected_version: int | None = None
+    ) -> AliasChange:
+        """Point `alias` at `version`, which the server loads and probes first.
+
+        Raises:
+            ConflictError: the alias does not point to `expected_version` (0: it must not exist
+                yet).
+        """
+        return self._run(calls.promote(task, alias, version, expected_version))
+
+    def rollback(self, task: str, alias: str, expected_version: int | None = None) -> AliasChange:
+        """Point `alias` back at the previous version."""
+        return self._run(calls.rollback(task, alias, expected_version))
+
+    def set_canary(
+        self,
+        task: str,
+        version: int,
+        share: float,
+        *,
+        alias: str = "prod",
+        expected_version: int | None = None,
+    ) -> CandidateChange:
+        """Let `version`, once loaded and probed, answer a share of the alias's requests.
+
+        Raises:
+            ConflictError: the canary is not `expected_version` (0: there must be none).
+        """
+        place = (task, alias, CandidateRole.CANARY)
+        return self._run(calls.set_candidate(place, version, share, expected_version))
+
+    def set_shadow(
+        self,
+        task: str,
+        version: int,
+        share: float = 1.0,
+        *,
+        alias: str = "prod",
+        expected_version: int | None = None,
+    ) -> CandidateChange:
+        """Run `version` unseen on a share of the alias's requests, to compare it."""
+        place = (task, alias, CandidateRole.SHADOW)
+        return self._run(calls.set_candidate(place, version, share, expected_version))
+
+    def end_candidate(
+        self,
+        task: str,
+        role: CandidateRole,
+        *,
+        alias: str = "prod",
+        expected_version: int | None = None,
+    ) -> CandidateChange:
+        """End the canary or the shadow of an alias."""
+        return self._run(calls.end_candidate((task, alias, role), expected_version))
+
+    def shadow_report(self, task: str, *, alias: str = "prod") -> ShadowReport:
+        """Report the results of an alias's shadow on this server."""
+        return self._run(calls.shadow_report(task, alias))
+
+    def preload(self, reference: str) -> ResidencyReport:
+        """Load a task version into memory and check it."""
+        return self._run(calls.hold(reference, "preload", ResidencyReport))
+
+    def pin(self, reference: str) -> ResidencyReport:
+        """Load the version that `reference` means now, and keep it in memory."""
+        return self._run(calls.hold(reference, "pin", ResidencyReport))
+
+    def unpin(self, reference: str) -> Unpinning:
+        """Let the server evict a task again, or the one version `name/3`."""
+        return self._run(calls.hold(reference, "unpin", Unpinning))
+
+    def evict(self, reference: str) -> Eviction:
+        """Drop a task, or the one version `name/3`, from memory."""
+        return self._run(calls.hold(reference, "evict", Eviction))
+
+    def memory(self) -> MemoryReport:
+        """Report bytes in use, and the bytes of one full model per task."""
+        return self._run(calls.show("/v1/memory", MemoryReport))
+
+    def info(self) -> ServerInfo:
+        """Report the facts about the server."""
+        return self._run(calls.show("/info", ServerInfo))
 
     def is_ready(self) -> bool:
         """Whether the server answers predictions now. One attempt only."""

@@ -1,19 +1,4 @@
-"""Errors of the client; every class derives from `NunatakClientError`.
-
-- `InvalidInputError`: an argument that cannot be sent; nothing was sent.
-- `ConnectionFailedError`: no answer: refused, reset, unreachable or timed out.
-- `InvalidResponseError`: the answer does not follow the contract.
-- `WrongHeadError`: the answer of this kind of task does not have the wanted part.
-- `ApiError`: the server refused the request; `code` is its stable name for the reason.
-  - `AuthenticationError`, 401: no API key, or an invalid key.
-  - `PermissionDeniedError`, 403: the key does not allow the request.
-  - `InvalidRequestError`, 400, 405, 413, 415, 422: the request has an error.
-  - `NotFoundError`, 404: no such task, version or alias.
-  - `ConflictError`, 409: the state differs from the request's expectation.
-  - `OverloadedError`, 429: too many requests; see `retry_after_s`.
-  - `UnavailableError`, 503: not available now; see `retry_after_s`.
-  - `DeadlineExceededError`, 504: the deadline passed before the answer was ready.
-"""
+"""Errors of the client; every class derives from `NunatakClientError`."""
 
 from collections.abc import Mapping
 
@@ -83,35 +68,35 @@ class ApiError(NunatakClientError):
 
 
 class InvalidRequestError(ApiError):
-    """The request has an error; another attempt will not help."""
+    """400, 405, 413, 415, 422: the request has an error; another attempt will not help."""
 
 
 class AuthenticationError(ApiError):
-    """The server needs an API key, and got none or an invalid key."""
+    """401: the server needs an API key, and got none or an invalid key."""
 
 
 class PermissionDeniedError(ApiError):
-    """The API key is valid, but does not allow the request."""
+    """403: the API key is valid, but does not allow the request."""
 
 
 class NotFoundError(ApiError):
-    """No such task, version or alias."""
+    """404: no such task, version or alias."""
 
 
 class ConflictError(ApiError):
-    """The state of the server differs from the request's expectation; read the state again."""
+    """409: the state of the server differs from the request's expectation; read the state again."""
 
 
 class OverloadedError(ApiError):
-    """The server is overloaded; `retry_after_s` suggests the next attempt."""
+    """429: the server is overloaded; `retry_after_s` suggests the next attempt."""
 
 
 class UnavailableError(ApiError):
-    """The server, or this task, cannot answer now."""
+    """503: the server, or this task, cannot answer now."""
 
 
 class DeadlineExceededError(ApiError):
-    """The deadline passed before the answer was ready."""
+    """504: the deadline passed before the answer was ready."""
 
 
 _CLASS_OF_STATUS: Mapping[int, type[ApiError]] = {

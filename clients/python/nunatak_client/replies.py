@@ -13,6 +13,7 @@ from pydantic import AliasChoices, Field, JsonValue, TypeAdapter, ValidationErro
 
 from nunatak_client.errors import ApiError, InvalidResponseError, WrongHeadError, error_class
 from nunatak_contract.enums import HeadKind, ProblemType
+from nunatak_contract.record import Result
 from nunatak_contract.wire import (
     BATCH_SIZE_HEADER,
     COMPUTE_HEADER,
@@ -24,7 +25,6 @@ from nunatak_contract.wire import (
     PredictedValue,
     Problem,
     RankedDocument,
-    Result,
     Score,
     Span,
     Timings,

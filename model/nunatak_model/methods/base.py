@@ -7,7 +7,7 @@ overrides of `layer.py`, which the mixed forward runs.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ class MethodMaths(ABC, Generic[MethodT_co]):
     """The layers of a backbone under a method: one class for each member of `Method`."""
 
     method: MethodT_co
+    owns_layers: ClassVar[bool] = False
+    """Whether linear maps of layers are the task's own."""
 
     def check(self, config: BackboneConfig) -> None:
         """Raise `invalid_method` unless the settings fit this backbone; by default, they do."""

@@ -13,7 +13,7 @@ qkv_width = query, key and value of all heads, width = the query heads side by s
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TypeVar
@@ -45,7 +45,8 @@ from nunatak_model.ops.grouped import (
     kernel_groups,
     padded_groups,
 )
-from nunatak_model.ops.linear import activate, layer_norm
+from nunatak_model.ops.int8 import GROUP, PackIntegers, int8_product, packed_integers, quantized
+from nunatak_model.ops.linear import activate, apply_linear, layer_norm
 from nunatak_model.ops.low_rank import LoraUpdate
 from nunatak_model.ops.rows import SumRows, sum_by_index, sum_by_segment
 from nunatak_model.weights import Linear, Norm
@@ -90,6 +91,8 @@ class Ops:
     """Pages of slots, which the groups read; None if there are no groups."""
     tasks: native.TaskKernels = native.NO_TASK_KERNELS
     """Operators that serve all tasks of a layer without slots."""
+    integers: PackIntegers | None = None
+    """The layout of quantized weights for the native product; None for torch's product."""
 
     def fast_kernels(self) -> tuple[str, ...]:
         """The names of the kernels that stand in place of torch's own operations."""
@@ -103,6 +106,7 @@ class Ops:
             "native_low_rank": self.tasks.low_rank is not None,
             "native_adapters": self.tasks.adapters is not None,
             "native_norms": self.tasks.norms is not None,
+            "native_integers": self.integers is not None,
         }
         return tuple(name for name, is_chosen in chosen.items() if is_chosen)
 
@@ -111,12 +115,15 @@ PLAIN_OPS = Ops()
 """The operations that run on every device, also in training."""
 
 
-def ops_for(config: BackboneConfig, *, dtype: torch.dtype, device: torch.device) -> Ops:
+def ops_for(
+    config: BackboneConfig, *, dtype: torch.dtype, device: torch.device, is_quantized: bool = False
+) -> Ops:
     """The operations that should be the fastest for such a backbone on this device; unproven."""
     if device.type == "cpu" and dtype in native.NATIVE_DTYPES and native.has_native_operators():
         # Terms for pairs of tokens need attention by runs.
         attention = attention_by_runs if config.has_pair_terms else native.native_attention
-        return Ops(attention=attention, tasks=native.NATIVE_TASK_KERNELS)
+        integers = packed_integers if is_quantized else None
+        return Ops(attention=attention, tasks=native.NATIVE_TASK_KERNELS, integers=integers)
     if device.type != "cuda":
         return PLAIN_OPS
     if config.has_pair_terms:
@@ -179,6 +186,13 @@ def proven_ops(
         groups=groups,
         banks=None if groups is None else ops.banks,
         tasks=_proven_task_kernels(ops.tasks, config, dtype=dtype, device=device),
+        integers=ops.integers
+        and _first_proven(
+            {ops.integers: "the native product of integers"},
+            plain=None,
+            proof=partial(_multiplies_alike, maps=maps, dtype=dtype),
+            device=device,
+        ),
     )
 
 
@@ -390,6 +404,26 @@ def _normalises_alike(
         for tokens, (_, norm) in zip(spans, norms, strict=True)
     ]
     return _is_near(run(x, norms, EPSILON), torch.cat(parts), _tolerance(dtype))
+
+
+def _multiplies_alike(
+    pack: PackIntegers, *, maps: Sequence[tuple[int, int]], dtype: torch.dtype
+) -> bool:
+    cpu = torch.device("cpu")
+    for out, into in dict.fromkeys(it for it in maps if it[1] % GROUP == 0):
+        tensors = {"layers.0.weight": _random(out, into, device=cpu)}
+        weight, scale = quantized(tensors).values()
+        bias = _random(out, device=cpu, seed=2).to(dtype)
+        plain = Linear(weight=weight, bias=bias, scale=scale)
+        # Numbers of one sign give the largest sums.
+        x = _random(sum(TASK_TOKENS), into, device=cpu, seed=3).abs_().to(dtype)
+        for activation in (None, Activation.GELU):
+            expected = int8_product(x.float(), plain)
+            expected = expected if activation is None else activate(expected, activation)
+            seen = apply_linear(x, replace(plain, weight=pack(weight)), activation=activation)
+            if not _is_near(seen, expected, _tolerance(dtype)):
+                return False
+    return True
 
 
 def _task_tokens(

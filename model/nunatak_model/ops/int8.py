@@ -1,4 +1,4 @@
-"""Frozen linear maps in 8-bit integers, with a scale for each output and for each token.
+"""Linear maps in 8-bit integers, with a scale for each output and for each token.
 
 The absolute maximum of an output's weights, and of a token's inputs, becomes 127. This is symmetric
 quantization with "dynamic" scales of tokens. Dettmers et al. 2022 (arXiv:2208.07339), sec. 2.1,
@@ -12,38 +12,80 @@ Axes: tokens = packed tokens, in, out = widths of the map.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportIncompatibleMethodOverride=false
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int8
+from jaxtyping import Float, Int, Int8, UInt8
 from torch import Tensor
+from torch.nn import functional
 
 from nunatak_model.weights import Linear
 
 LARGEST = 127
 SCALE = "weight_scale"
 """Suffix of the tensor that belongs to `weight`."""
+BLOCK, GROUP = 16, 4
+"""Outputs and inputs that lie together in a packed weight."""
+PackIntegers = Callable[[Tensor], Tensor]
+"""Lays out the integers of a weight [out, in] for a product."""
+EXACT_INPUTS = 1024
+"""Products of so many integers are summed exactly in float32: 127**2 * 1024 < 2**24."""
 
 
 def quantized(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same tensors, with the weights of the layers' linear maps as integers with scales."""
     found = dict[str, Tensor]()
     for name, tensor in parameters.items():
-        prefix, _, kind = name.rpartition(".")
-        if name.startswith("layers.") and kind == "weight" and tensor.ndim == 2:
+        if is_layer_map(name, tensor.shape) and tensor.is_floating_point():
             weight = tensor.float()
-            scale = _scale(weight)
-            found[name] = _rounded(weight, scale)
-            found[f"{prefix}.{SCALE}"] = scale.squeeze(1)
+            scale = _largest(weight).div_(LARGEST).clamp_min_(torch.finfo().tiny)
+            found[name] = (weight / scale).round_().to(torch.int8)
+            found[scale_of(name)] = scale.squeeze(1)
         else:
             found[name] = tensor
     return found
 
 
-def restored(weight: Int8[Tensor, "out in"], scale: Float[Tensor, " out"]) -> Tensor:
+def is_layer_map(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor is the weight of a layer's linear map."""
+    return name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
+
+
+def scale_of(weight: str) -> str:
+    """The name of the scale of a quantized weight."""
+    return f"{weight.removesuffix('weight')}{SCALE}"
+
+
+def floating_parameters(parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The same tensors in floating point: integers times their scales."""
+    for name, tensor in parameters.items():
+        if not tensor.is_floating_point():
+            yield name, restored(tensor, parameters[scale_of(name)])
+        elif not name.endswith(SCALE):
+            yield name, tensor
+
+
+def restored(
+    weight: Int8[Tensor, "out in"] | UInt8[Tensor, "blocks groups 16 4"],
+    scale: Float[Tensor, " out"],
+) -> Float[Tensor, "out in"]:
     """The weight that the integers stand for, in float32."""
-    return weight.float() * scale.unsqueeze(1)
+    if weight.dtype is torch.uint8:
+        weight = (weight ^ 128).view(torch.int8).transpose(1, 2).flatten(2).flatten(0, 1)
+    return weight[: len(scale)].float() * scale.unsqueeze(1)
+
+
+def packed_integers(weight: Int8[Tensor, "out in"]) -> UInt8[Tensor, "blocks groups 16 4"]:
+    """The weight as the native product reads it: blocks of outputs, and 128 added to each number.
+
+    Semantics:
+        packed[b, g, o, i] = weight[16 * b + o, 4 * g + i] + 128
+    """
+    rows = functional.pad(weight, (0, 0, 0, -len(weight) % BLOCK))
+    blocks = rows.view(-1, BLOCK, rows.shape[1] // GROUP, GROUP).transpose(1, 2).contiguous()
+    return blocks.view(torch.uint8) ^ 128
 
 
 def int8_product(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor, "tokens out"]:
@@ -60,22 +102,37 @@ def int8_product(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor,
 def _product(x: Float[Tensor, "tokens in"], linear: Linear) -> Float[Tensor, "tokens out"]:
     if linear.scale is None:
         raise TypeError("an int8 product needs a quantized map")
-    scale = _scale(x)
-    sums = torch.ops.aten._int_mm(_rounded(x, scale), linear.weight.t())  # noqa: SLF001 - no public name
-    y = torch.mul(sums, linear.scale)
+    largest = _largest(x).clamp_min_(LARGEST * torch.finfo().tiny)
+    # A number divided by a tensor would be the rounded reciprocal times the number.
+    inverse = torch.full_like(largest, LARGEST).div_(largest)
+    sums = _sums((x * inverse).round_().to(torch.int8), linear.weight)
+    y, scale = torch.mul(sums, linear.scale), largest.div_(LARGEST)
     y = y.mul_(scale) if linear.bias is None else torch.addcmul(linear.bias.float(), y, scale)
     return y.to(x.dtype)
 
 
-def _scale(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows 1"]:
-    # Any scale is right for a row of zeros.
-    return x.abs().amax(1, keepdim=True).float().div_(LARGEST).clamp_min_(torch.finfo().tiny)
+def _largest(x: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows 1"]:
+    return x.abs().amax(1, keepdim=True).float()
 
 
-def _rounded(
-    x: Float[Tensor, "rows columns"], scale: Float[Tensor, "rows 1"]
-) -> Int8[Tensor, "rows columns"]:
-    return (x / scale).round_().to(torch.int8)
+def _sums(
+    x: Int8[Tensor, "tokens in"], weight: Int8[Tensor, "out in"]
+) -> Int[Tensor, "tokens out"]:
+    if has_exact_product():
+        return torch.ops.aten._int_mm(x, weight.t())  # noqa: SLF001 - no public name
+    sums = torch.zeros(len(x), len(weight), dtype=torch.int32)
+    parts = (torch.split(it, EXACT_INPUTS, dim=1) for it in (x, weight))
+    for own, columns in zip(*parts, strict=True):
+        sums += functional.linear(own.float(), columns.float()).int()
+    return sums
+
+
+@cache
+def has_exact_product() -> bool:
+    """Whether torch's integer product is exact here. It saturates at 16 bits without VNNI."""
+    x = torch.full((BLOCK, 64), LARGEST, dtype=torch.int8)
+    sums = torch.ops.aten._int_mm(x, x.t())  # noqa: SLF001 - no public name
+    return bool((sums == 64 * LARGEST**2).all())
 
 
 class _Product(torch.autograd.Function):

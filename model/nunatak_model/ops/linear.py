@@ -2,9 +2,9 @@
 
 A linear map is plain, packed, grouped (`ops.grouped`) or in 8-bit integers (`ops.int8`).
 
-A packed weight lies in the blocked layout of oneDNN, the CPU's matrix kernels. Products need not
-rearrange a packed weight. Packing keeps the numbers and the bytes, but cannot have gradients:
-packing is for serving.
+A packed weight lies in the blocked layout of oneDNN, the CPU's matrix kernels, or of the native
+product of integers. Products need not rearrange a packed weight. Packing keeps the numbers and the
+bytes, but cannot have gradients: packing is for serving.
 
 Axes: tokens = packed tokens, in, out = widths of the map, width = hidden width, or the width
 of one head.
@@ -19,11 +19,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from nunatak_contract.enums import Activation
+from nunatak_model.ops import native
 from nunatak_model.ops.grouped import SlotGroups, grouped_layer_norm, grouped_linear
-from nunatak_model.ops.int8 import int8_product
+from nunatak_model.ops.int8 import GROUP, PackIntegers, int8_product
 from nunatak_model.weights import Linear, Norm
 
-MIN_PACKED_ELEMENTS = {torch.float32: 2**17, torch.bfloat16: 2**14}
+MIN_PACKED_ELEMENTS = {
+    torch.float32: native.MAX_FACTOR_ELEMENTS,
+    torch.bfloat16: 2**14,
+}
 """Smaller weights stay plain, because the call of oneDNN costs more than their product.
 
 Measured on Zen 4. bfloat16 products use oneDNN in both layouts, so packing pays for smaller
@@ -44,6 +48,8 @@ def apply_linear(
         for token in tokens:
             y[token] = activation(x[token] @ weight.T + bias)
     """
+    if linear.weight.dtype is torch.uint8:
+        return native.integer_linear(x, linear, activation)
     if groups is None:
         y = _product(x, linear)
     else:
@@ -143,12 +149,20 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
             return False
 
 
-def packed(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors, with the weights of the layers' large linear maps packed."""
-    return {
-        name: _pack(tensor) if _is_large_linear(name, tensor) else tensor
-        for name, tensor in parameters.items()
-    }
+def packed(
+    parameters: Mapping[str, Tensor], pack_integers: PackIntegers | None = None
+) -> dict[str, Tensor]:
+    """The same tensors, with the weights of the layers' large linear maps packed.
+
+    Integers are packed by `pack_integers`, if there is a native product that reads them.
+    """
+
+    def in_layout(name: str, tensor: Tensor) -> Tensor:
+        if tensor.dtype is torch.int8 and pack_integers and tensor.shape[1] % GROUP == 0:
+            return pack_integers(tensor)
+        return _pack(tensor) if _is_large_linear(name, tensor) else tensor
+
+    return {name: in_layout(name, tensor) for name, tensor in parameters.items()}
 
 
 def _product(x: Tensor, linear: Linear) -> Tensor:
@@ -169,7 +183,7 @@ def _is_large_linear(name: str, tensor: Tensor) -> bool:
         name.startswith("layers.")
         and name.endswith(".weight")
         and tensor.ndim == 2
-        and tensor.is_floating_point()
+        and can_pack(tensor.dtype, tensor.device)
         and tensor.numel() >= MIN_PACKED_ELEMENTS[tensor.dtype]
     )
 

@@ -28,7 +28,6 @@ from nunatak_model.ops.attention import (
     attention_by_runs,
     varlen_attention,
 )
-from nunatak_model.ops.linear import MIN_PACKED_ELEMENTS
 from nunatak_model.ops.low_rank import LoraUpdate
 from nunatak_model.weights import Linear, Norm
 
@@ -46,7 +45,7 @@ ACTIVATIONS = (
     Activation.LEAKY_RELU,
 )
 """The activations in the operators' order."""
-MAX_FACTOR_ELEMENTS = MIN_PACKED_ELEMENTS[torch.float32]
+MAX_FACTOR_ELEMENTS = 2**17
 """Larger maps are packed, because their products are large enough for torch's kernels."""
 
 logger = logging.getLogger(__name__)
@@ -92,6 +91,18 @@ def _attend(
         )
     scale = query.shape[2] ** -0.5
     return torch.ops.nunatak_ops.attention(query, key, value, bounds, *window, scale)
+
+
+def integer_linear(
+    x: Float[Tensor, "tokens in"], linear: Linear, activation: Activation | None
+) -> Float[Tensor, "tokens out"]:
+    """Run a map of packed integers (see `ops.int8`) and an activation."""
+    if x.requires_grad:
+        raise ValueError(
+            "the native product has no gradients; train on a backbone that is not packed"
+        )
+    number = ACTIVATIONS.index(activation)
+    return torch.ops.nunatak_ops.integer_linear(x, linear.weight, linear.scale, linear.bias, number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 Layout: 8 bytes little-endian header length, a JSON header, then the tensors' bytes without gaps.
 Blobs come from publishers and may be hostile, so the rules here are narrower than the format's.
-Headers are small, tensors are few and of floats, and every byte after the header belongs to one
-tensor.
+Headers are small, tensors are few, of floats or of 8-bit integers, and every byte after the header
+belongs to one tensor.
 
 The safetensors library does not keep these rules. `safetensors.deserialize` reads bytes in memory
 without a framework. But this function copies every tensor (a blob of 1 GB takes 2 GB), keeps the
@@ -31,6 +31,7 @@ MAX_HEADER_BYTES = 256 * 1024
 MAX_TENSORS = 4096
 MAX_RANK = 4
 MAX_NAME_LENGTH = 256
+NUM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}
 
 _PREFIX_BYTES = 8
 _METADATA = "__metadata__"
@@ -41,14 +42,14 @@ class TensorEntry(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    dtype: Literal["F32", "F16", "BF16"]
+    dtype: Literal["F32", "F16", "BF16", "I8"]
     shape: Annotated[list[PositiveInt], Field(max_length=MAX_RANK)]
     data_offsets: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
 
     @property
     def num_bytes(self) -> int:
         """The number of bytes of the shape in this format."""
-        return math.prod(self.shape) * (4 if self.dtype == "F32" else 2)
+        return math.prod(self.shape) * NUM_BYTES[self.dtype]
 
 
 _NAME = Field(min_length=1, max_length=MAX_NAME_LENGTH, pattern=r"^[ -~]+$")

@@ -8,7 +8,6 @@ itself reads the arguments of every other endpoint.
 
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from types import NoneType, UnionType
 from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
@@ -101,7 +100,7 @@ class _Arguments:
         self._query = _parameters(dependant.query_params, "query")
         headers = _parameters(dependant.header_params, "header")
         self._headers = [(each, each.alias.lower().encode()) for each in headers]
-        self._body = [_Parameter.of(field, ("body",)) for field in dependant.body_params]
+        self._body = [_Parameter(field, "body") for field in dependant.body_params]
 
     async def read(self, request: Request) -> dict[str, Any]:
         """Return the arguments by name.
@@ -141,40 +140,29 @@ class _Arguments:
         return values, errors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Parameter:
     """One parameter, and its location in messages."""
 
-    name: str
-    alias: str
-    location: tuple[str, ...]
-    is_required: bool
-    default: Any
-    validate: Callable[..., tuple[Any, Errors]]
-
-    @classmethod
-    def of(cls, field: Any, location: tuple[str, ...]) -> "_Parameter":  # noqa: ANN401 - the framework's own field
-        return cls(
-            name=field.name,
-            alias=field.alias,
-            location=location,
-            is_required=field.field_info.is_required(),
-            default=field.get_default(),
-            validate=field.validate,
-        )
+    def __init__(self, field: Any, *location: str) -> None:  # noqa: ANN401 - the framework's own field
+        self.name: str = field.name
+        self.alias: str = field.alias
+        self._location = location
+        self._is_required: bool = field.field_info.is_required()
+        self._default: Any = field.get_default()
+        self._validate: Callable[..., tuple[Any, Errors]] = field.validate
 
     def read(self, value: object, values: dict[str, Any], errors: Errors) -> None:
         if value is not ABSENT:
-            values[self.name], found = self.validate(value, values, loc=self.location)
+            values[self.name], found = self._validate(value, values, loc=self._location)
             errors += found
-        elif self.is_required:
-            errors.append({**MISSING, "loc": self.location})
+        elif self._is_required:
+            errors.append({**MISSING, "loc": self._location})
         else:
-            values[self.name] = self.default
+            values[self.name] = self._default
 
 
 def _parameters(fields: Sequence[Any], place: str) -> list[_Parameter]:
-    return [_Parameter.of(field, (place, field.alias)) for field in fields]
+    return [_Parameter(field, place, field.alias) for field in fields]
 
 
 def _is_plain(endpoint: Callable[..., Any], dependant: Dependant) -> bool:

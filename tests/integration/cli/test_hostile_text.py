@@ -41,6 +41,7 @@ from nunatak_versions import load_task
 LABELS = (MARKUP, "[link=https:evil]", "[/]")
 PRINTS_NONE = {
     ("loadtest", "scenarios"): "prints what the package itself brings",
+    ("savings",): "prints numbers alone",
     ("loadtest", "locustfile"): "prints a path of the package itself",
 }
 

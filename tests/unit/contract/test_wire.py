@@ -17,7 +17,8 @@ from nunatak_client import (
 )
 from nunatak_client.payloads import predict_body, wire_inputs
 from nunatak_contract import requests
-from nunatak_contract.wire import MAX_REPR_CHARS, AliasChange, Problem, Result, Score
+from nunatak_contract.record import MAX_REPR_CHARS, Result
+from nunatak_contract.wire import AliasChange, Problem, Score
 
 CHANGE: dict[str, JsonValue] = {
     "task": "tone",

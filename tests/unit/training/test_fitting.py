@@ -1,6 +1,9 @@
+from collections.abc import Mapping
+
 import pytest
 import torch
 from pydantic import JsonValue
+from torch import Tensor
 
 from doubles.backbones import tiny_backbone
 from doubles.examples import toy_data
@@ -18,13 +21,16 @@ from nunatak_contract.methods import (
 )
 from nunatak_model import (
     Backbone,
+    BranchSpec,
     TrunkCache,
     initial_parameters,
     parameter_shapes,
+    quantize_backbone,
+    stored_parameters,
     tensors_to_bytes,
 )
 from nunatak_training.errors import InvalidRecipeError
-from nunatak_training.fitting import TrainedTask, branch_logits, branch_spec, fit_task
+from nunatak_training.fitting import TrainedTask, branch_logits, branch_spec, evaluate, fit_task
 from nunatak_training.kinds import Metric
 from nunatak_training.recipes import Recipe, default_recipe
 from nunatak_training.report import Report
@@ -90,6 +96,36 @@ def test_exactly_the_declared_parameters_are_trained(method: Method, backbone: B
     assert not any(torch.equal(result.parameters[name], initial[name]) for name in initial)
     shapes = {name: tuple(tensor.shape) for name, tensor in result.parameters.items()}
     assert shapes == parameter_shapes(result.spec, backbone.config)
+
+
+@pytest.mark.parametrize("method", [TopK(num_layers=2), Full()], ids=lambda method: method.kind)
+def test_own_layers_are_quantized_and_scored_as_they_are_served(method: Method) -> None:
+    backbone = quantize_backbone(tiny_backbone(num_layers=3, pooling=Pooling.MEAN))
+
+    result = trained(method, backbone)
+
+    weight = result.parameters["layers.2.qkv.weight"]
+    assert weight.dtype is torch.int8
+    assert "layers.2.qkv.weight_scale" in result.parameters
+    assert result.scores[Metric.ACCURACY] >= 0.85
+    assert result.scores == evaluate(result, result.data.dev, backbone).values
+    assert set(result.parameters) > set(parameter_shapes(result.spec, backbone.config))
+
+
+def test_dev_scores_of_own_layers_come_from_the_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone = quantize_backbone(tiny_backbone(num_layers=3, pooling=Pooling.MEAN))
+
+    def spoiled(
+        spec: BranchSpec, parameters: Mapping[str, Tensor], backbone: Backbone
+    ) -> Mapping[str, Tensor]:
+        found = dict(stored_parameters(spec, parameters, backbone))
+        return {**found, "head.output.weight": torch.zeros_like(found["head.output.weight"])}
+
+    monkeypatch.setattr("nunatak_training.fitting.stored_parameters", spoiled)
+
+    result = trained(TopK(num_layers=2), backbone)
+
+    assert result.scores[Metric.ACCURACY] == 0.5
 
 
 @pytest.mark.parametrize("method", METHODS)

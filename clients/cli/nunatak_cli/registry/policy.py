@@ -13,7 +13,7 @@ from nunatak_cli.failures import named_place
 from nunatak_cli.options import JsonOption, RegistryOption, group
 from nunatak_cli.output import console, print_json, print_outcome
 from nunatak_cli.registry.registries import existing_registry, published_line
-from nunatak_contract.errors import needs_extra
+from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
     from nunatak_contract.policies import Policy
@@ -113,10 +113,12 @@ def rollback(
 
 
 def read_policy(path: Path) -> "Policy":
-    """Return the policy in a file."""
     from nunatak_contract.policies import Policy
 
-    with named_place("invalid_policy_file", path):
+    def invalid(place: str, problem: str) -> NunatakError:
+        return NunatakError("invalid_policy_file", path=path, place=place, problem=problem)
+
+    with named_place(invalid):
         return Policy.model_validate(_content(path))
 
 

@@ -91,7 +91,6 @@ def wait_for_replicas(registry: "Registry", seconds: float) -> str:
 
 
 def _replicas_table(listing: "ReplicaListing") -> Table:
-    """Return one row per replica."""
     table = Table("replica", "address", "release", "seen", "serves", "lease", "load", "memory")
     for it in listing.replicas:
         load = it.load

@@ -79,7 +79,6 @@ def _changed(what: str, task: str, versions: tuple[int, ...]) -> str:
 
 
 def _report_table(report: "MemoryReport") -> Table:
-    """Return one row per task version in memory."""
     table = Table("version", "method", "bytes", "pinned")
     for task in report.tasks:
         pinned = "yes" if task.pinned else ""

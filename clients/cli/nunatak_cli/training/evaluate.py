@@ -112,7 +112,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
         delimiter=delimiter,
     )
     with open_predictor(server, registry=registry, backbone=backbone) as predictor:
-        scored = _score(reference, data, predictor, spelt)
+        scored = score_version(reference, data, predictor, spelt)
     tell_rejected(spelt)
     if wrong is not None:
         rows = [_wrong_row(*row, spelt) for row in _wrong(scored)]
@@ -121,7 +121,7 @@ def evaluate(  # noqa: PLR0913 - one parameter per option is how typer works
     print_outcome(_scored_json(scored), *_report(scored, data), as_json=as_json)
 
 
-def _score(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -> Scored:
+def score_version(reference: str, data: Path, predictor: Predictor, spelt: RowFormat) -> Scored:
     from nunatak_training.data import ExampleSet
     from nunatak_training.data.sources import load_test_rows
     from nunatak_training.kinds import TaskKind

@@ -208,12 +208,14 @@ def read_task_file(path: Path, texts: Mapping[str, str] | None = None) -> TaskFi
 
     The shared settings are merged into each task. Paths are relative to the folder of the file.
     """
-    with named_place("invalid_task_file", path):
+
+    def invalid(place: str, problem: str) -> NunatakError:
+        return NunatakError("invalid_task_file", path=path, place=place, problem=problem)
+
+    with named_place(invalid):
         file = TaskFile.model_validate(read_mapping(path, texts))
     for name in TaskSettings.model_fields.keys() & file.shared.named.keys():
-        raise NunatakError(
-            "invalid_task_file", path=path, place=f"shared.{name}", problem="each task has its own"
-        )
+        raise invalid(f"shared.{name}", "each task has its own")
     tasks = {name: _merged(file.shared, task, path.parent) for name, task in file.tasks.items()}
     return file.model_copy(update={"tasks": tasks})
 

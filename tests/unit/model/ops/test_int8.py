@@ -31,6 +31,7 @@ from nunatak_model import (
     run_trunk,
     without_fast_kernels,
 )
+from nunatak_model.ops import int8
 from nunatak_model.ops.int8 import int8_product, quantized, restored
 from nunatak_model.weights import Linear, linear_from
 
@@ -74,6 +75,22 @@ def test_integers_stand_for_the_weight_to_half_a_step() -> None:
     error = (restored(linear.weight, linear.scale) - weight).abs()
     assert (error <= 0.5001 * linear.scale.unsqueeze(1)).all()
     assert torch.equal(linear.weight.abs().amax(1), torch.full((OUT,), 127, dtype=torch.int8))
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_sums_are_exact_on_cpus_whose_products_saturate(
+    is_exact: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if is_exact and not int8.has_exact_product():
+        pytest.skip("the products of this CPU saturate")
+    monkeypatch.setattr(int8, "has_exact_product", lambda: is_exact)
+    weight = torch.full((OUT, 3 * 1024 + 16), 127, dtype=torch.int8)
+    x = torch.full((3, weight.shape[1]), -1.0)
+
+    found = int8_product(x, Linear(weight=weight, bias=None, scale=torch.full((OUT,), 1 / 127)))
+
+    torch.testing.assert_close(found, torch.full((3, OUT), -float(weight.shape[1])))
 
 
 @given(others=st.integers(0, 40), place=st.integers(0, 40), scale=st.sampled_from([1e-6, 1.0, 1e6]))

@@ -4,6 +4,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -30,10 +31,13 @@ from nunatak_model import (
     default_head,
     forward,
     pack_backbone,
+    quantize_backbone,
+    run_trunk,
 )
 from nunatak_model.backbone import without_fast_kernels
 from nunatak_model.ops.attention import RunAttention, attention_by_runs
-from nunatak_model.ops.linear import activate
+from nunatak_model.ops.int8 import int8_product, packed_integers, quantized
+from nunatak_model.ops.linear import activate, apply_linear
 from nunatak_model.ops.native import (
     ACTIVATIONS,
     LONGEST_ROW,
@@ -41,6 +45,7 @@ from nunatak_model.ops.native import (
     laid_by_columns,
     native_attention,
 )
+from nunatak_model.weights import Linear, linear_from
 
 pytestmark = pytest.mark.timeout(600)
 CPU = torch.device("cpu")
@@ -61,11 +66,13 @@ def _native() -> Generator[None]:
         yield
 
 
-@pytest.fixture(params=[0, 1, 2], ids=["portable", "avx2", "avx512"])
+LEVELS = ("portable", "avx2", "avx2-vnni", "avx512", "avx512-vnni", "amx")
+
+
+@pytest.fixture(params=range(len(LEVELS)), ids=LEVELS)
 def level(request: pytest.FixtureRequest) -> int:
-    best = torch.ops.nunatak_ops.best_level()
-    if request.param > best:
-        pytest.skip(f"the best level of this CPU is {best}")
+    if request.param not in torch.ops.nunatak_ops.levels():
+        pytest.skip("this CPU has no such level")
     return request.param
 
 
@@ -282,6 +289,139 @@ def branch(method: Method, backbone: Backbone, *, seed: int) -> Branch:
 
 def distance(seen: list[Tensor], expected: list[Tensor]) -> float:
     return float((torch.stack(seen).float() - torch.stack(expected).float()).abs().max())
+
+
+def integer_map(out: int, into: int, *, bias: bool = True) -> Linear:
+    tensors = {"layers.0.qkv.weight": draw(out, into, dtype=torch.float32, seed=into)}
+    if bias:
+        tensors["layers.0.qkv.bias"] = draw(out, dtype=torch.float32, seed=out)
+    return linear_from(quantized(tensors), "layers.0.qkv")
+
+
+def integer_linear(x: Tensor, linear: Linear, activation: int = 0, level: int = -1) -> Tensor:
+    bias = None if linear.bias is None else linear.bias.to(x.dtype)
+    weight = packed_integers(linear.weight)
+    return torch.ops.nunatak_ops.integer_linear(x, weight, linear.scale, bias, activation, level)
+
+
+@EXAMPLES
+@given(
+    st.integers(0, 140),
+    st.integers(1, 40).map(lambda it: 4 * it) | st.sampled_from([64, 192, 768]),
+    st.integers(1, 140),
+    st.sampled_from(range(len(ACTIVATIONS))),
+    DTYPES,
+)
+def test_products_of_integers_are_torchs_for_every_number_of_tokens_and_width(
+    level: int, tokens: int, into: int, out: int, activation: int, dtype: torch.dtype
+) -> None:
+    linear = integer_map(out, into, bias=out % 2 == 0)
+    # Rows of very different sizes, in memory that has more columns.
+    x = draw(tokens, into + 4, dtype=torch.float32) * draw(tokens, 1, dtype=torch.float32).exp()
+    x = x.to(dtype)[:, :into]
+
+    seen = integer_linear(x, linear, activation, level)
+
+    if linear.bias is not None:
+        linear = replace(linear, bias=linear.bias.to(dtype).float())
+    expected = int8_product(x.float(), linear)
+    named = ACTIVATIONS[activation]
+    assert_near(seen, expected if named is None else activate(expected, named), dtype)
+    assert seen.dtype is dtype
+
+
+@pytest.mark.parametrize("into", [64, 100, 3072])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sums_of_integers_are_exact(level: int, into: int, sign: int) -> None:
+    weight = torch.full((33, into), 127, dtype=torch.int8)
+    linear = Linear(weight=weight, bias=None, scale=torch.ones(33))
+    x = torch.full((18, into), sign * 127.0)
+
+    seen = integer_linear(x, linear, level=level)
+
+    assert torch.equal(seen, torch.full((18, 33), sign * 127.0**2 * into))
+
+
+def test_bits_of_a_row_of_integers_depend_on_no_other_row(level: int) -> None:
+    linear, x = integer_map(70, 192), draw(50, 192, dtype=torch.float32)
+
+    together = integer_linear(x, linear, ACTIVATIONS.index(Activation.GELU), level)
+
+    for at in (0, 5, 17, 49):
+        alone = integer_linear(x[at : at + 1], linear, ACTIVATIONS.index(Activation.GELU), level)
+        assert torch.equal(alone[0], together[at])
+
+
+def test_a_row_that_is_no_number_stays_none_and_spoils_no_other(level: int) -> None:
+    linear, x = integer_map(20, 64), draw(3, 64, dtype=torch.float32)
+    expected = integer_linear(x, linear, level=level)
+    x[1, 5] = torch.nan
+
+    seen = integer_linear(x, linear, level=level)
+
+    assert seen[1].isnan().all()
+    assert torch.equal(seen[::2], expected[::2])
+
+
+def test_wrong_products_of_integers_are_refused() -> None:
+    linear, x = integer_map(20, 64), draw(3, 64, dtype=torch.float32)
+
+    for wrong in (x[:, :60], x.double(), x.t()):
+        with pytest.raises(RuntimeError, match="must"):
+            integer_linear(wrong, linear)
+    with pytest.raises(RuntimeError, match="no activation 9"):
+        integer_linear(x, linear, 9)
+    with pytest.raises(RuntimeError, match="no level 17"):
+        integer_linear(x, linear, level=17)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3", "deberta-v2", "mpnet"])
+def test_a_quantized_backbone_gets_the_answers_of_torchs_product(
+    family: Family, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = quantize_backbone(tiny_backbone(family=family, dtype=dtype))
+    served = pack_backbone(plain)
+    encoding = Encoding(token_ids=tuple(range(5, 40)), type_ids=(0,) * 35)
+
+    seen, expected = (
+        run_trunk(it, [encoding], depth=4).hidden[encoding].float() for it in (served, plain)
+    )
+
+    error = (seen - expected).square().sum().sqrt() / expected.square().sum().sqrt()
+    assert error < (0.05 if dtype is torch.bfloat16 else 0.005)
+    assert "native_integers" in served.fast_kernels
+    for name in plain.parameters:
+        frozen, restored = plain.floating(name), served.floating(name)
+        assert frozen is not None
+        assert restored is not None
+        assert torch.equal(frozen, restored)
+    assert caplog.records == []
+
+
+def test_a_wrong_product_of_integers_is_replaced_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoil(*arguments: object) -> Tensor:
+        return right(*arguments) * 1.001
+
+    right = torch.ops.nunatak_ops.integer_linear
+    monkeypatch.setattr(torch.ops.nunatak_ops, "integer_linear", spoil)
+
+    served = pack_backbone(quantize_backbone(tiny_backbone()))
+
+    assert "native_integers" not in served.fast_kernels
+    assert served.layers[0].qkv.weight.dtype is torch.int8
+    (warning,) = [it.getMessage() for it in caplog.records if it.levelno == logging.WARNING]
+    assert "the native product of integers gives other results" in warning
+
+
+def test_the_native_product_of_integers_refuses_gradients() -> None:
+    linear = integer_map(20, 64)
+    served = replace(linear, weight=packed_integers(linear.weight))
+
+    with pytest.raises(ValueError, match="no gradients"):
+        apply_linear(torch.randn(5, 64, requires_grad=True), served)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -79,7 +79,7 @@ def test_bad_file_is_refused(data: bytes) -> None:
         ("header-over-the-cap", "at most 262144 bytes"),
         ("too-many-tensors", "at most 4096 items"),
         ("rank-5", "'a.shape': .* at most 4 items"),
-        ("integer-dtype", "'F32', 'F16' or 'BF16'"),
+        ("integer-dtype", "'F32', 'F16', 'BF16' or 'I8'"),
         ("long-name", "at most 256 characters"),
         ("hole-between", "'b'.* must lie at bytes \\[4, 8\\]"),
     ],

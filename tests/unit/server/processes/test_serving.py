@@ -34,7 +34,11 @@ def test_the_interpreter_is_tuned_before_the_address_is_announced(
         done.append("rare")
 
     monkeypatch.setattr(gc, "set_threshold", set_threshold)
-    monkeypatch.setattr(sys, "setswitchinterval", lambda _seconds: done.append("short turns"))
+
+    def set_switch_interval(_: float) -> None:
+        done.append("short turns")
+
+    monkeypatch.setattr(sys, "setswitchinterval", set_switch_interval)
 
     begin("http://127.0.0.1:1", max_requests=4, announce=done.append)
 

@@ -3,7 +3,8 @@
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
-SOURCES = ("operators", "level_portable", "level_avx2", "level_avx512")
+LEVELS = ("portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni")
+SOURCES = ("operators", *(f"level_{name}" for name in LEVELS))
 STABLE_SINCE = "0x020B000000000000"
 """torch 2.11, the oldest version on which the build runs."""
 
@@ -12,7 +13,7 @@ setup(
         CppExtension(
             "nunatak_ops.native",
             [f"src/{name}.cpp" for name in SOURCES],
-            depends=["src/work.h", "src/kernels.h"],
+            depends=["src/work.h", "src/kernels.h", "src/integers.h"],
             extra_compile_args=[
                 "-O3",
                 "-g0",

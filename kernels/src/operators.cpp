@@ -5,8 +5,15 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <atomic>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,32 +26,50 @@ using Integers = std::vector<int64_t>;
 
 namespace {
 
+constexpr int64_t PANEL_TOKENS = 128;             // that share a panel of a weight of integers
 constexpr int64_t KEY_QUERIES = 4 * MAX_QUERIES;  // queries that share a copy of their keys
 
-enum Level : int64_t { PORTABLE, AVX2, AVX512 };
+enum Level : int64_t { PORTABLE, AVX2, AVX2_VNNI, AVX512, AVX512_VNNI, AMX };
 
-int64_t best_level() {
 #if defined(__x86_64__)
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return AVX512;
-  if (has_avx2) return AVX2;
+// Whether the CPU has tiles of integers, and the system lets this process use them.
+bool has_tiles() {
+#if defined(__linux__)
+  constexpr int REQUEST_PERMISSION = 0x1023, TILES = 18;  // arch_prctl(2)
+  return __builtin_cpu_supports("amx-int8") && !syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILES);
+#else
+  return false;
 #endif
-  return PORTABLE;
+}
+#endif
+
+// The levels that this CPU has; the last one is the best.
+Integers levels() {
+  Integers found{PORTABLE};
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return found;
+  found.push_back(AVX2);
+  if (__builtin_cpu_supports("avxvnni")) found.push_back(AVX2_VNNI);
+  if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+      !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+    return found;
+  found.push_back(AVX512);
+  if (!__builtin_cpu_supports("avx512vnni")) return found;
+  found.push_back(AVX512_VNNI);
+  if (has_tiles()) found.push_back(AMX);
+#endif
+  return found;
 }
 
 const Kernels& kernels_of(int64_t level) {
-  static const int64_t best = best_level();
-  STD_TORCH_CHECK(level >= -1 && level <= best, "expected a level from -1 to ", best,
-                  ", the best of this CPU, got ", level);
+  static const Integers known = levels();
+  const int64_t wanted = level < 0 ? known.back() : level;
+  STD_TORCH_CHECK(std::find(known.begin(), known.end(), wanted) != known.end(),
+                  "this CPU has no level ", level);
 #if defined(__x86_64__)
-  switch (level < 0 ? best : level) {
-    case AVX512:
-      return AVX512_KERNELS;
-    case AVX2:
-      return AVX2_KERNELS;
-  }
+  static const Kernels* const kernels[] = {&PORTABLE_KERNELS, &AVX2_KERNELS,        &AVX2_VNNI_KERNELS,
+                                           &AVX512_KERNELS,   &AVX512_VNNI_KERNELS, &AMX_KERNELS};
+  return *kernels[wanted];
 #endif
   return PORTABLE_KERNELS;
 }
@@ -269,10 +294,65 @@ Tensor layer_norms(Tensor x, Tensors gains, Tensors offsets, Integers ends, doub
   return y;
 }
 
+// y = activation(x @ weight.T + bias), with each token of x in 8-bit integers of its own scale.
+// x [tokens, in], weight uint8 [blocks, in / 4, BLOCK, 4], scale [out] float32, bias [out].
+Tensor integer_linear(Tensor x, Tensor weight, Tensor scale, std::optional<Tensor> bias,
+                      int64_t activation, int64_t level) {
+  check("x", x, 2, x);
+  const int64_t tokens = x.size(0), in = x.size(1), out = scale.numel();
+  const int64_t blocks = (out + BLOCK - 1) / BLOCK;
+  STD_TORCH_CHECK(weight.is_cpu() && weight.scalar_type() == ScalarType::Byte && weight.dim() == 4 &&
+                      weight.is_contiguous() && weight.size(0) == blocks &&
+                      4 * weight.size(1) == in && weight.size(2) == BLOCK && weight.size(3) == 4,
+                  "the weight must have blocks of integers for ", out, " outputs of ", in, " inputs");
+  STD_TORCH_CHECK(scale.is_cpu() && scale.scalar_type() == ScalarType::Float && scale.is_contiguous(),
+                  "the scale must be float32 on the CPU");
+  STD_TORCH_CHECK(IDENTITY <= activation && activation <= LEAKY_RELU, "no activation ", activation);
+  if (bias) check_shape("bias", *bias, {out}, x);
+  Tensor y = torch::stable::new_empty(x, {tokens, out});
+  const int64_t rows = (tokens + MAX_ROWS - 1) / MAX_ROWS * MAX_ROWS;
+  const auto integers = std::make_unique_for_overwrite<int8_t[]>(rows * in);
+  const auto scales = std::make_unique_for_overwrite<float[]>(tokens);
+  const auto offsets = std::make_unique_for_overwrite<int32_t[]>(tokens);
+  std::vector<Quantisation> rounded;
+  for (int64_t token = 0; token < tokens; token += MAX_ROWS)
+    rounded.push_back({
+        .x = at(x, token * x.stride(0)),
+        .integers = integers.get() + token * in,
+        .scales = scales.get() + token,
+        .offsets = offsets.get() + token,
+        .x_stride = x.stride(0),
+        .tokens = std::min(MAX_ROWS, tokens - token),
+        .width = in,
+        .is_half = is_half(x),
+    });
+  run_all(rounded, kernels_of(level).quantise);
+  std::vector<IntegerProduct> products;
+  for (int64_t token = 0; token < tokens; token += PANEL_TOKENS)
+    for (int64_t column = 0; column < out; column += PANEL)
+      products.push_back({
+          .integers = integers.get() + token * in,
+          .scales = scales.get() + token,
+          .offsets = offsets.get() + token,
+          .weight = (const uint8_t*)weight.const_data_ptr() + column * in,
+          .scale = (const float*)scale.const_data_ptr() + column,
+          .bias = bias ? at(*bias, column) : nullptr,
+          .y = (void*)at(y, token * out + column),
+          .y_stride = out,
+          .tokens = std::min(PANEL_TOKENS, tokens - token),
+          .in = in,
+          .out = std::min(PANEL, out - column),
+          .activation = (int)activation,
+          .is_half = is_half(x),
+      });
+  run_all(products, kernels_of(level).multiply_integers);
+  return y;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(nunatak_ops, library) {
-  library.def("best_level() -> int");
+  library.def("levels() -> int[]");
   library.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor bounds, int left, int right, "
       "float scale, int level=-1) -> Tensor");
@@ -285,10 +365,13 @@ STABLE_TORCH_LIBRARY(nunatak_ops, library) {
   library.def(
       "layer_norms(Tensor x, Tensor[] gains, Tensor[] offsets, int[] ends, float epsilon, "
       "int level=-1) -> Tensor");
+  library.def(
+      "integer_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int activation, "
+      "int level=-1) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nunatak_ops, CompositeExplicitAutograd, library) {
-  library.impl("best_level", TORCH_BOX(&best_level));
+  library.impl("levels", TORCH_BOX(&levels));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nunatak_ops, CPU, library) {
@@ -296,4 +379,5 @@ STABLE_TORCH_LIBRARY_IMPL(nunatak_ops, CPU, library) {
   library.impl("low_rank_", TORCH_BOX(&low_rank_));
   library.impl("adapters_", TORCH_BOX(&adapters_));
   library.impl("layer_norms", TORCH_BOX(&layer_norms));
+  library.impl("integer_linear", TORCH_BOX(&integer_linear));
 }

@@ -1,7 +1,7 @@
 """Native CPU operators of Nunatak, as `torch.ops.nunatak_ops`.
 
-The import loads them. `src/operators.cpp` gives their shapes, and `src/kernels.h` their loops. The
-argument `level` is for tests: 0 portable, 1 AVX2, 2 AVX-512, and -1 the best of this CPU.
+The import loads them. `src/operators.cpp` gives their shapes, `kernels.h` and `integers.h` their
+loops. The argument `level` is for tests: one of `levels()`, as in `enum Level`, or -1: the best.
 """
 
 from pathlib import Path

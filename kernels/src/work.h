@@ -42,11 +42,40 @@ struct LayerNorm {
   bool is_half;
 };
 
+// Integers [tokens, width] for some tokens: the largest number of a token becomes 127.
+struct Quantisation {
+  const void* x;
+  int8_t* integers;
+  float* scales;      // [tokens], the value of one step
+  int32_t* offsets;   // [tokens], 128 times the sum of the token's integers
+  int64_t x_stride, tokens, width;
+  bool is_half;
+};
+
+// y[token, out] = activation(scale * scales[token] * (integers @ weight.T) + bias), for some tokens
+// and some outputs. The weight lies in blocks [in / 4, BLOCK, 4], each number plus 128. So a product
+// of bytes with and without a sign is `offsets[token]` too large.
+struct IntegerProduct {
+  const int8_t* integers;  // [tokens, in]
+  const float* scales;
+  const int32_t* offsets;
+  const uint8_t* weight;
+  const float* scale;  // [out]
+  const void* bias;    // [out], or null
+  void* y;
+  int64_t y_stride, tokens, in, out;
+  int activation;
+  bool is_half;
+};
+
 enum Activation { IDENTITY, GELU, GELU_TANH, RELU, TANH, SILU, LEAKY_RELU };
 
 constexpr int64_t MAX_TOKENS = 24;  // of an `Update`: pieces of all cores, and rows of two tiles
 constexpr int64_t MAX_LANES = 16;   // of a vector, at any level
 constexpr int64_t MAX_QUERIES = 48;  // that share their scores in memory
+constexpr int64_t BLOCK = 16;         // outputs that lie together in a weight of integers
+constexpr int64_t PANEL = 4 * BLOCK;  // outputs of an `IntegerProduct`
+constexpr int64_t MAX_ROWS = 32;      // tokens whose sums of integers are in memory at once
 
 inline int64_t padded(int64_t width) { return (width + MAX_LANES - 1) / MAX_LANES * MAX_LANES; }
 
@@ -59,15 +88,20 @@ inline int64_t scratch_of(const Update& it) {
   return MAX_TOKENS * (padded(it.in) + padded(it.rank) + padded(it.out));
 }
 inline int64_t scratch_of(const LayerNorm& it) { return padded(it.width); }
+inline int64_t scratch_of(const Quantisation& it) { return padded(it.width); }
+inline int64_t scratch_of(const IntegerProduct&) { return MAX_ROWS * PANEL; }
 
 // The kernels of one level: the same code, compiled for other vectors.
 struct Kernels {
   void (*attend)(const Attention&, float* scratch);
   void (*update)(const Update&, float* scratch);
   void (*normalise)(const LayerNorm&, float* scratch);
+  void (*quantise)(const Quantisation&, float* scratch);
+  void (*multiply_integers)(const IntegerProduct&, float* scratch);
 };
 
 extern const Kernels PORTABLE_KERNELS;
 #if defined(__x86_64__)
-extern const Kernels AVX2_KERNELS, AVX512_KERNELS;
+extern const Kernels AVX2_KERNELS, AVX2_VNNI_KERNELS;
+extern const Kernels AVX512_KERNELS, AVX512_VNNI_KERNELS, AMX_KERNELS;
 #endif

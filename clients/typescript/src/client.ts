@@ -1,0 +1,238 @@
+/** The client of one server. */
+import { ConnectionFailedError, InvalidInputError, InvalidResponseError, errorOfResponse } from "./errors.js";
+import { Attempts, RetryPolicy } from "./retries.js";
+import type { Inputs, Parameters, Prediction, Priority, TaskResult, Verdict } from "./shapes.js";
+
+export interface ClientOptions {
+  /** The API key; in Node, absent: the value of `NUNATAK_API_KEY`, if set. */
+  apiKey?: string;
+  /** Milliseconds to wait for an answer, or for the next line of a stream, if a call sets no deadline. */
+  timeoutMs?: number;
+  /** Further attempts after a refused connection, or after a 429 or 503 with `Retry-After`. */
+  retries?: number | RetryPolicy;
+  /** Replaces the network. */
+  fetch?: typeof fetch;
+}
+
+export interface CallOptions {
+  /** Milliseconds for the whole call, with further attempts. */
+  deadlineMs?: number;
+  /** Ends the call; its reason is thrown. */
+  signal?: AbortSignal;
+}
+
+export interface PredictOptions extends CallOptions {
+  parameters?: Parameters;
+  /** Among the requests of the same caller. */
+  priority?: Priority;
+  /** Requests of one key get one version while a canary runs. */
+  routingKey?: string;
+}
+
+interface Call extends CallOptions {
+  path: string;
+  body: unknown;
+  headers?: Record<string, string>;
+}
+
+/** A response whose body may still arrive. `beat` starts the waiting time again; `end` stops it. */
+interface Open {
+  response: Response;
+  beat: () => void;
+  end: () => void;
+  failed: (error: unknown) => unknown;
+}
+
+const LINES_TYPE = "application/x-ndjson";
+
+export class Client {
+  private readonly url: string;
+  private readonly headers: Record<string, string>;
+  private readonly timeoutMs: number;
+  private readonly policy: RetryPolicy;
+  private readonly send: typeof fetch;
+
+  constructor(url = "http://127.0.0.1:8080", options: ClientOptions = {}) {
+    if (!/^https?:\/\/[^/]/.test(url)) {
+      throw new InvalidInputError(`server must be a URL such as http://127.0.0.1:8080, got '${url}'`);
+    }
+    const retries = options.retries ?? 2;
+    this.url = url.replace(/\/+$/, "");
+    this.headers = { "content-type": "application/json", ...keyHeaders(options.apiKey) };
+    this.timeoutMs = options.timeoutMs ?? 30_000;
+    this.policy = typeof retries === "number" ? new RetryPolicy(retries) : retries;
+    this.send = options.fetch ?? ((...request) => fetch(...request));
+  }
+
+  /** Ask one task (`name`, `name@alias` or `name/3`) about one input or a list of inputs. */
+  async predict<const I extends Inputs>(task: string, inputs: I, options: PredictOptions = {}): Promise<Prediction<I>> {
+    const [name = "", version] = task.split("/", 2);
+    const tail = version === undefined ? "" : `/${segment(version)}`;
+    const path = `/v1/tasks/${segment(name)}${tail}/predict`;
+    const answer = await this.ask<Prediction<I>>(call(path, { inputs }, options));
+    checkOutputs(inputs, answer.outputs);
+    return answer;
+  }
+
+  /** Ask several tasks about the same inputs; a task that fails does not fail the others. */
+  async predictMany<const I extends Inputs>(
+    inputs: I,
+    tasks: readonly string[],
+    options: PredictOptions = {},
+  ): Promise<TaskResult<I>[]> {
+    const asked = call("/v1/predict", { inputs, tasks }, options);
+    const { results } = await this.ask<{ results?: TaskResult<I>[] }>(asked);
+    checkTasks(tasks, results?.map((it) => it.reference) ?? []);
+    for (const result of results ?? []) if (!("error" in result)) checkOutputs(inputs, result.outputs);
+    return results ?? [];
+  }
+
+  /** Ask several tasks about the same inputs, and yield each task's result on arrival. */
+  async *stream<const I extends Inputs>(
+    inputs: I,
+    tasks: readonly string[],
+    options: PredictOptions = {},
+  ): AsyncGenerator<TaskResult<I>> {
+    const asked = call("/v1/predict", { inputs, tasks }, options);
+    const opened = await this.open({ ...asked, headers: { ...asked.headers, accept: LINES_TYPE } });
+    const answered: string[] = [];
+    try {
+      for await (const line of lines(opened)) {
+        const result = parse<TaskResult<I>>(line);
+        if (!("error" in result)) checkOutputs(inputs, result.outputs);
+        answered.push(result.reference);
+        yield result;
+      }
+    } finally {
+      opened.end();
+    }
+    checkTasks([...tasks].sort(), answered.sort());
+  }
+
+  /** Ask for the decision of a policy about one text or a list of texts. */
+  async judge(policy: string, inputs: string | readonly string[], options: CallOptions = {}): Promise<Verdict> {
+    return this.ask<Verdict>({ ...options, path: `/v1/verdicts/${segment(policy)}`, body: { inputs } });
+  }
+
+  private async ask<T>(asked: Call): Promise<T> {
+    const opened = await this.open(asked);
+    try {
+      const text = await opened.response.text().catch((error: unknown) => {
+        throw opened.failed(error);
+      });
+      return parse<T>(text);
+    } finally {
+      opened.end();
+    }
+  }
+
+  /** Send a request until an attempt is final; throw unless the response has the answer. */
+  private async open(asked: Call): Promise<Open> {
+    const attempts = new Attempts(this.policy, asked.deadlineMs, this.timeoutMs);
+    for (;;) {
+      const { headers, patienceMs } = attempts.next();
+      const late = new AbortController();
+      let timer: ReturnType<typeof setTimeout>;
+      const beat = (): void => {
+        clearTimeout(timer);
+        timer = setTimeout(() => late.abort(), patienceMs);
+      };
+      const end = (): void => clearTimeout(timer);
+      const failed = (error: unknown): unknown => {
+        if (asked.signal?.aborted) return asked.signal.reason;
+        const reason = late.signal.aborted ? "within the time; allow more with timeoutMs or deadlineMs" : String(error);
+        return new ConnectionFailedError(`no whole answer from ${this.url}: ${reason}`, error);
+      };
+      beat();
+      let response: Response;
+      try {
+        asked.signal?.throwIfAborted();
+        response = await this.send(this.url + asked.path, {
+          method: "POST",
+          headers: { ...this.headers, ...headers, ...asked.headers },
+          body: JSON.stringify(asked.body),
+          signal: AbortSignal.any([late.signal, ...(asked.signal ? [asked.signal] : [])]),
+        });
+      } catch (error) {
+        end();
+        if (asked.signal?.aborted || late.signal.aborted) throw failed(error);
+        await attempts.afterFailure(error, this.url);
+        continue;
+      }
+      if (response.ok) return { response, beat, end, failed };
+      try {
+        if (await attempts.afterResponse(response)) continue;
+        throw await errorOfResponse(response);
+      } finally {
+        end();
+      }
+    }
+  }
+}
+
+function call(path: string, body: object, options: PredictOptions): Call {
+  const { parameters, priority, routingKey, ...rest } = options;
+  const headers = {
+    ...(priority && { "x-priority": priority }),
+    ...(routingKey && { "x-routing-key": routingKey }),
+  };
+  return { ...rest, path, body: parameters ? { ...body, parameters } : body, headers };
+}
+
+async function* lines({ response, beat, failed }: Open): AsyncGenerator<string> {
+  const decoder = new TextDecoder();
+  const reader = response.body?.getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const chunk = await reader?.read().catch((error: unknown) => {
+        throw failed(error);
+      });
+      if (!chunk || chunk.done) break;
+      beat();
+      const parts = (rest + decoder.decode(chunk.value, { stream: true })).split("\n");
+      rest = parts.pop() ?? "";
+      yield* parts.filter(Boolean);
+    }
+  } finally {
+    // A stream that is left early must end the server's work.
+    await reader?.cancel().catch(() => undefined);
+  }
+  if (rest) yield rest;
+}
+
+function keyHeaders(apiKey: string | undefined): Record<string, string> {
+  const environment = (globalThis as { process?: { env?: Record<string, string | undefined> } }).process?.env;
+  const key = apiKey ?? environment?.["NUNATAK_API_KEY"] ?? "";
+  if (!key) return {};
+  // The message must not contain the key, because logs may contain the message.
+  if (!/^[!-~]+$/.test(key)) throw new InvalidInputError("an API key must be printable ASCII without spaces");
+  return { authorization: `Bearer ${key}` };
+}
+
+/** Quote one segment of a path, so that it stays one segment. */
+function segment(name: string): string {
+  if (/^\.*$/.test(name)) throw new InvalidInputError(`a name must be such as 'tone' or 'tone@prod', got '${name}'`);
+  return encodeURIComponent(name.toWellFormed()).replaceAll("%40", "@");
+}
+
+function parse<T>(text: string): T {
+  try {
+    const found: unknown = JSON.parse(text);
+    if (typeof found === "object" && found !== null) return found as T;
+  } catch {
+    // Reported below, like any other text.
+  }
+  throw new InvalidResponseError("expected a JSON object; is this a Nunatak server?");
+}
+
+function checkOutputs(inputs: Inputs, outputs: unknown): void {
+  const isWhole = Array.isArray(outputs) && (!Array.isArray(inputs) || outputs.length === inputs.length);
+  if (!isWhole) throw new InvalidResponseError("got outputs for another number of inputs; is this a Nunatak server?");
+}
+
+function checkTasks(tasks: readonly string[], answered: readonly string[]): void {
+  if (tasks.length !== answered.length || tasks.some((it, at) => it !== answered[at])) {
+    throw new InvalidResponseError(`asked for tasks [${tasks}], got answers for [${answered}]`);
+  }
+}

@@ -1,0 +1,208 @@
+// Products of 8-bit integers, once for each level, after `kernels.h`. The
+// includer defines VNNI and TILES where the CPU has products of bytes, and tiles of them.
+//
+// Sums of integers are exact in any order, so all levels and all forms of a tile give the same sums.
+namespace {
+
+typedef int16_t Words __attribute__((vector_size(4 * LANES)));
+typedef int32_t Number __attribute__((may_alias));
+
+inline Integers load_integers(const void* from) {
+  Integers it;
+  memcpy(&it, from, sizeof it);
+  return it;
+}
+
+template <class T>
+void quantise_as(const Quantisation& it, float* row) {
+  const int64_t width = it.width;
+  for (int64_t token = 0; token < it.tokens; ++token) {
+    int8_t* to = it.integers + token * width;
+    copy(row, (const T*)it.x + token * it.x_stride, width, 1.0f);
+    // Compared as integers, because NaN is then the largest, and the token's results become NaN.
+    Integers most = {}, sum = {};
+    for (int64_t j = 0; j < width; j += LANES) {
+      const Integers size = load_integers(row + j) & 0x7FFFFFFF;
+      most = size > most ? size : most;
+    }
+    int32_t bits = 0, total = 0;
+    for (int lane = 0; lane < LANES; ++lane) bits = most[lane] > bits ? most[lane] : bits;
+    float largest;
+    memcpy(&largest, &bits, sizeof largest);
+    largest = largest < 127.0f * __FLT_MIN__ ? 127.0f * __FLT_MIN__ : largest;
+    const float inverse = 127.0f / largest;
+    // A loop of its own, or a fused multiply-add would round other numbers on some levels.
+    copy(row, row, width, inverse);
+    for (int64_t j = 0; j < width; j += LANES) {
+      // The sum with 1.5 * 2**23 rounds to the nearest integer, ties to even, in the lowest bits.
+      const Integers integers = (Integers)(load(row + j) + 12582912.0f) - 0x4B400000;
+      sum += integers;
+      store(row + j, (Vector)integers);
+    }
+    for (int64_t j = 0; j < width; ++j) to[j] = ((const Number*)row)[j];
+    for (int lane = 0; lane < LANES; ++lane) total += sum[lane];
+    it.scales[token] = largest / 127.0f;
+    it.offsets[token] = 128 * total;
+  }
+}
+
+// The products of neighbouring words, added in pairs.
+inline Integers add_pairs(Words a, Words b) {
+#if LANES == 16
+  return (Integers)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif LANES == 8
+  return (Integers)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (Integers)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  const Integers first = ((Integers)a << 16 >> 16) * ((Integers)b << 16 >> 16);
+  return first + ((Integers)a >> 16) * ((Integers)b >> 16);
+#endif
+}
+
+// Adds, in each lane, the products of four bytes without a sign (a) and four bytes with a sign (b).
+inline Integers dot(Integers sums, Integers a, Integers b) {
+#if LANES == 16 && defined(VNNI)
+  return (Integers)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
+#elif LANES == 8 && defined(VNNI)
+  return (Integers)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
+#else
+  const Words even = (Words)(a & 0x00FF00FF), odd = (Words)((Bits)a >> 8 & 0x00FF00FFu);
+  return sums + add_pairs(even, (Words)b << 8 >> 8) + add_pairs(odd, (Words)b >> 8);
+#endif
+}
+
+// sums[i, j] = sum over k of x[i, k] * w[k, j], for ROWS tokens and the lanes j of VECTORS vectors.
+template <int ROWS, int VECTORS>
+inline void integer_tile(const int8_t* x, int64_t in, const uint8_t* w, int32_t* sums) {
+  constexpr int OF_BLOCK = BLOCK / LANES;
+  Integers own[ROWS][VECTORS] = {};
+  for (int64_t k = 0; k < in; k += 4) {
+    Integers columns[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; ++v)
+      columns[v] = load_integers(w + (v / OF_BLOCK * in + k) * BLOCK + v % OF_BLOCK * 4 * LANES);
+#pragma GCC unroll 6
+    for (int i = 0; i < ROWS; ++i) {
+      int32_t four;
+      memcpy(&four, x + i * in + k, sizeof four);
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) own[i][v] = dot(own[i][v], columns[v], Integers{} + four);
+    }
+  }
+  for (int i = 0; i < ROWS; ++i)
+    for (int v = 0; v < VECTORS; ++v)
+      memcpy(sums + i * PANEL + v * LANES, &own[i][v], sizeof own[i][v]);
+}
+
+template <int ROWS, int VECTORS>
+inline void integer_tile_of(int64_t rows, const int8_t* x, int64_t in, const uint8_t* w,
+                            int32_t* sums) {
+  if (rows == ROWS)
+    integer_tile<ROWS, VECTORS>(x, in, w, sums);
+  else if constexpr (ROWS > 1)
+    integer_tile_of<ROWS - 1, VECTORS>(rows, x, in, w, sums);
+}
+
+// Applies scales, bias and activation to the sums [rows, PANEL] of the tokens from `first`.
+template <class T>
+void finish(const IntegerProduct& it, int64_t first, int64_t rows, const int32_t* sums) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t token = first + i;
+    T* y = (T*)it.y + token * it.y_stride;
+    for (int64_t j = 0; j < it.out; j += LANES) {
+      const int64_t left = it.out - j;
+      const Integers exact = load_integers(sums + i * PANEL + j) - it.offsets[token];
+      Vector own = __builtin_convertvector(exact, Vector);
+      own *= load_upto(it.scale + j, left);
+      own *= it.scales[token];
+      if (it.bias) own += load_upto((const T*)it.bias + j, left);
+      own = activate(own, it.activation);
+      left >= LANES ? store(y + j, own) : store_first(y + j, own, left);
+    }
+  }
+}
+
+void finish(const IntegerProduct& it, int64_t first, int64_t rows, const int32_t* sums) {
+  it.is_half ? finish<Half>(it, first, rows, sums) : finish<float>(it, first, rows, sums);
+}
+
+void quantise(const Quantisation& it, float* scratch) {
+  it.is_half ? quantise_as<Half>(it, scratch) : quantise_as<float>(it, scratch);
+}
+
+void multiply_integers(const IntegerProduct& it, float* scratch) {
+  constexpr int ROWS = LANES == 16 ? 6 : 3, WIDE = 4, NARROW = BLOCK / LANES;
+  int32_t* sums = (int32_t*)scratch;
+  for (int64_t first = 0; first < it.tokens; first += ROWS) {
+    const int64_t rows = it.tokens - first < ROWS ? it.tokens - first : ROWS;
+    const int8_t* x = it.integers + first * it.in;
+    for (int64_t j = 0; j < it.out;) {
+      const bool is_wide = it.out - j > WIDE * LANES - BLOCK;
+      const uint8_t* w = it.weight + j * it.in;
+      is_wide ? integer_tile_of<ROWS, WIDE>(rows, x, it.in, w, sums + j)
+              : integer_tile_of<ROWS, NARROW>(rows, x, it.in, w, sums + j);
+      j += is_wide ? WIDE * LANES : BLOCK;
+    }
+    finish(it, first, rows, sums);
+  }
+}
+
+#if defined(TILES)
+struct TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// The same for 16 * A tokens and B blocks of outputs: sums in tiles 0 to 3, x in 4, 5, w in 6, 7.
+template <int A, int B>
+inline void amx_tile(const int8_t* x, int64_t in, const uint8_t* w, int32_t* sums) {
+  _tile_zero(0);
+  if (B > 1) _tile_zero(1);
+  if (A > 1) _tile_zero(2);
+  if (A > 1 && B > 1) _tile_zero(3);
+  for (int64_t k = 0; k < in; k += 64) {
+    _tile_loadd(4, x + k, in);
+    _tile_loadd(6, w + k * BLOCK, 64);
+    _tile_dpbsud(0, 4, 6);
+    if (B > 1) {
+      _tile_loadd(7, w + (in + k) * BLOCK, 64);
+      _tile_dpbsud(1, 4, 7);
+    }
+    if (A > 1) {
+      _tile_loadd(5, x + 16 * in + k, in);
+      _tile_dpbsud(2, 5, 6);
+    }
+    if (A > 1 && B > 1) _tile_dpbsud(3, 5, 7);
+  }
+  _tile_stored(0, sums, 4 * PANEL);
+  if (B > 1) _tile_stored(1, sums + BLOCK, 4 * PANEL);
+  if (A > 1) _tile_stored(2, sums + 16 * PANEL, 4 * PANEL);
+  if (A > 1 && B > 1) _tile_stored(3, sums + 16 * PANEL + BLOCK, 4 * PANEL);
+}
+
+// Reads up to 16 tokens after the last one, whose sums nobody reads.
+void multiply_tiles(const IntegerProduct& it, float* scratch) {
+  if (it.in % 64) return multiply_integers(it, scratch);
+  static constexpr TileConfig config;
+  int32_t* sums = (int32_t*)scratch;
+  _tile_loadconfig(&config);
+  for (int64_t first = 0; first < it.tokens; first += MAX_ROWS) {
+    const int64_t left = it.tokens - first, rows = left < MAX_ROWS ? left : MAX_ROWS;
+    const int8_t* x = it.integers + first * it.in;
+    for (int64_t j = 0; j < it.out; j += 2 * BLOCK) {
+      const uint8_t* w = it.weight + j * it.in;
+      const bool is_one = it.out - j <= BLOCK;
+      if (rows > 16)
+        is_one ? amx_tile<2, 1>(x, it.in, w, sums + j) : amx_tile<2, 2>(x, it.in, w, sums + j);
+      else
+        is_one ? amx_tile<1, 1>(x, it.in, w, sums + j) : amx_tile<1, 2>(x, it.in, w, sums + j);
+    }
+    finish(it, first, rows, sums);
+  }
+  _tile_release();
+}
+#endif
+
+}  // namespace

@@ -1,0 +1,90 @@
+"""Builds the documents as a site: `python -m release.site`, into `build/docs/site`.
+
+The sources are copied to the places that they have in the repository, so a link is true in both.
+Added are pages that are made: the routes and shapes of the OpenAPI document, and the notebook.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from release import openapi
+
+ROOT = Path(__file__).parents[1]
+CONFIGURATION = "zensical.toml"
+NOTEBOOK = Path("docs/first-task.ipynb")
+
+
+def copy_sources(folder: Path) -> None:
+    """Write the configuration and the pages into a folder, in place of those there."""
+    pages = folder / "pages"
+    shutil.rmtree(folder, ignore_errors=True)
+    for source in ("docs", "examples"):
+        shutil.copytree(ROOT / source, pages / source)
+    for source in (*ROOT.glob("*.md"), ROOT / "LICENSE", ROOT / "clients/typescript/README.md"):
+        copied = pages / source.relative_to(ROOT)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copied)
+    shutil.copyfile(ROOT / "release" / CONFIGURATION, folder / CONFIGURATION)
+    made = json.loads(openapi.FILE.read_text(encoding="utf-8"))
+    for name, text in (
+        ("docs/reference/routes.md", openapi.routes_page(made)),
+        ("docs/reference/shapes.md", openapi.shapes_page(made)),
+        (str(NOTEBOOK.with_suffix(".md")), notebook_page()),
+    ):
+        (pages / name).write_text(text, encoding="utf-8")
+    for page in pages.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(text.replace(f"({NOTEBOOK.name})", f"({NOTEBOOK.stem}.md)"))
+
+
+def notebook_page() -> str:
+    """Return the notebook as Markdown."""
+    parts = list[str]()
+    for cell in json.loads((ROOT / NOTEBOOK).read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def misplaced(folder: Path) -> list[str]:
+    """Return pages that are not in the navigation, and entries twice or without a page."""
+    configuration = tomllib.loads((folder / CONFIGURATION).read_text(encoding="utf-8"))
+    entries = list(_targets(configuration["project"]["nav"]))
+    pages = folder / "pages"
+    found = {it.relative_to(pages).as_posix() for it in pages.rglob("*.md")}
+    return sorted(
+        found.symmetric_difference(entries) | {it for it in entries if entries.count(it) > 1}
+    )
+
+
+def build(folder: Path) -> int:
+    """Build the site of a folder; return 0, or another number at a dead link or anchor."""
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    return subprocess.run(command, cwd=folder, check=False).returncode  # noqa: S603 - our own
+
+
+def _targets(entry: Any) -> Iterator[str]:  # noqa: ANN401 - a tree of lists, tables and texts
+    if isinstance(entry, str):
+        yield entry
+        return
+    for it in entry.values() if hasattr(entry, "values") else entry:
+        yield from _targets(it)
+
+
+def main() -> None:
+    """Build the site of the repository."""
+    folder = ROOT / "build" / "docs"
+    copy_sources(folder)
+    if wrong := misplaced(folder):
+        sys.exit(f"{CONFIGURATION} must name every page once, but see: {', '.join(wrong)}")
+    sys.exit(build(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The files of a release, made and used outside of the checkout."""
+
+import json
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.version import Version
+
+from release import build, trial
+
+ROOT = build.ROOT
+TOOLS = ("npm", "g++", "curl", "sha256sum")
+MISSING = [it for it in TOOLS if shutil.which(it) is None]
+
+
+def test_all_packages_of_a_release_have_one_version() -> None:
+    project, operators = (
+        tomllib.loads((ROOT / it / "pyproject.toml").read_text())["project"] for it in (".", "kernels")
+    )
+    package = json.loads((ROOT / "clients" / "typescript" / "package.json").read_text())
+    lock = json.loads((ROOT / "clients" / "typescript" / "package-lock.json").read_text())
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "Chart.yaml").read_text())
+    files = (ROOT / "deploy" / "kubernetes" / "nunatak.yaml", ROOT / "docs" / "deployment.md")
+    images = [it for file in files for it in re.findall(r"nunatak:(\d\S+?)[\s`]", file.read_text())]
+
+    charts = [chart["version"], chart["appVersion"]]
+    versions = [operators["version"], package["version"], lock["version"], *charts, *images]
+    assert len(versions) > 6
+    assert {Version(it) for it in versions} == {Version(project["version"])}
+    assert package["version"] == lock["packages"][""]["version"]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release") / "dist"
+    build.make(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}")
+def test_a_release_is_installed_and_its_first_task_is_trained_served_and_asked(
+    dist: Path, tmp_path: Path
+) -> None:
+    build.install(dist, tmp_path / "environment")
+    build.describe(dist, tmp_path / "environment")
+    trial.walk(dist, tmp_path / "environment", tmp_path)
+
+    (bill,) = dist.glob("*.cdx.json")
+    named = {it["name"] for it in json.loads(bill.read_text())["components"]}
+    assert {"torch", "fastapi", "nunatak-ops"} <= named
+    assert "file://" not in bill.read_text()
+    summed = {line.split()[1] for line in (dist / trial.SUMS).read_text().splitlines()}
+    assert summed == {it.name for it in dist.iterdir()} - {trial.SUMS}
+    assert len(summed) == 6

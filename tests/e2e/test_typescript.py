@@ -1,0 +1,54 @@
+"""The TypeScript client, built and tested by npm against a real server."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from doubles.access import add_key
+from doubles.policies import make_policy, make_rule, when
+from doubles.serving import make_settings, running_server
+from doubles.tasks import publish_tiny_task
+from nunatak_contract.enums import HeadKind
+from nunatak_model import Backbone
+from nunatak_registry import Registry
+
+ROOT = Path(__file__).parents[2]
+NPM = shutil.which("npm")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(NPM is None, reason="no `npm` on the path (Node 20 or newer)")
+def test_the_typescript_client_builds_and_passes_its_tests(
+    tmp_path: Path, backbone: Backbone, registry: Registry
+) -> None:
+    package = tmp_path / "clients" / "typescript"
+    made = shutil.ignore_patterns("node_modules", "dist", "openapi.ts")
+    shutil.copytree(ROOT / "clients" / "typescript", package, ignore=made)
+    (tmp_path / "docs").mkdir()
+    shutil.copyfile(ROOT / "docs" / "openapi.json", tmp_path / "docs" / "openapi.json")
+    key = add_key(tmp_path / "keys.json", "typescript")["authorization"].removeprefix("Bearer ")
+    publish_tiny_task(registry, backbone)
+    publish_tiny_task(
+        registry, backbone, task="names", kind=HeadKind.TOKEN_CLASSIFICATION, labels=("O", "I-X")
+    )
+    registry.promote("tone", "prod", 1)
+    registry.policies.put(make_policy(make_rule(when("tone", "urgent"))))
+    settings = make_settings(api_keys_file=tmp_path / "keys.json")
+
+    with running_server(backbone, registry, settings) as url:
+        environment = {**os.environ, "NUNATAK_TEST_URL": url, "NUNATAK_API_KEY": key}
+        for command in ("ci", "run build", "run check", "test"):
+            finished = subprocess.run(  # noqa: S603 - npm, with our own package
+                [str(NPM), *command.split()],
+                cwd=package,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert (package / "dist" / "index.d.ts").is_file()

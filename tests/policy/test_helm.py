@@ -1,0 +1,128 @@
+"""The Helm chart: its objects are those of deploy/kubernetes, and the schemas accept them."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sqlalchemy import make_url
+
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs its schemas")
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "helm"
+PLAIN = ROOT / "deploy" / "kubernetes"
+HELM = shutil.which("helm")
+RELEASES = ("1.29", "1.37")
+ALL = {
+    "autoscaling.enabled": "true",
+    "networkPolicy.enabled": "true",
+    "networkPolicy.from[0].podSelector.matchLabels.app": "gateway",
+    "service.type": "LoadBalancer",
+    "serviceAccount": "nunatak",
+    "registry.s3.endpoint": "https://minio.example:9000",
+    "registry.s3.region": "eu-north-1",
+    "env.NUNATAK_PINS": "tone@prod",
+    "nodeSelector.disk": "fast",
+}
+
+pytestmark = pytest.mark.skipif(HELM is None, reason="no `helm` on the path")
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - our own arguments; no shell
+        [str(HELM), *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def rendered(**values: str) -> dict[str, dict[str, Any]]:
+    """The objects of a release called `nunatak`, by kind."""
+    given = [it for name, value in values.items() for it in ("--set", f"{name}={value}")]
+    made = helm("template", "nunatak", str(CHART), *given)
+    assert made.returncode == 0, made.stderr
+    return {it["kind"]: it for it in yaml.safe_load_all(made.stdout) if it}
+
+
+def plain(name: str) -> dict[str, dict[str, Any]]:
+    text = (PLAIN / name).read_text(encoding="utf-8")
+    return {it["kind"]: it for it in yaml.safe_load_all(text)}
+
+
+def environment(deployment: dict[str, Any]) -> dict[str, str]:
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return {it["name"]: it.get("value", "") for it in container["env"]}
+
+
+def test_the_chart_has_no_fault() -> None:
+    checked = helm("lint", "--strict", str(CHART))
+
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_the_default_objects_are_those_of_the_plain_files() -> None:
+    found, wanted = rendered(), plain("nunatak.yaml")
+    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+
+    assert container.pop("imagePullPolicy") == "IfNotPresent"
+    assert found["Service"]["spec"].pop("type") == "ClusterIP"
+    # The plain file has the registry in its secret, and the default backbone.
+    own = {"NUNATAK_REGISTRY", "NUNATAK_BACKBONE"}
+    container["env"] = [it for it in container["env"] if it["name"] not in own]
+    assert found == wanted
+
+
+def test_the_autoscaler_is_that_of_the_plain_file_and_sets_the_number_of_pods_alone() -> None:
+    found = rendered(**{"autoscaling.enabled": "true"})
+
+    assert found["HorizontalPodAutoscaler"] == plain("hpa.yaml")["HorizontalPodAutoscaler"]
+    assert "replicas" not in found["Deployment"]["spec"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("values", [{}, ALL], ids=["default", "all"])
+def test_kubernetes_accepts_each_object(values: dict[str, str], release: str) -> None:
+    objects = rendered(**values)
+
+    assert len(objects) == (5 if values else 3)
+    for found in objects.values():
+        kubernetes_validate.validate(found, release, strict=True)
+
+
+def test_the_registry_is_a_database_with_its_blobs_in_s3() -> None:
+    set_by = environment(rendered(**ALL)["Deployment"])
+    address = make_url(set_by["NUNATAK_REGISTRY"])
+
+    assert (address.drivername, address.port) == ("postgresql+psycopg", 5432)
+    assert address.query == {"blobs": "s3://bucket/tasks"}
+    assert address.password is None
+    assert set_by["AWS_ENDPOINT_URL"] == ALL["registry.s3.endpoint"]
+    assert set_by["NUNATAK_PINS"] == "tone@prod"
+    assert set_by["NUNATAK_TASK_MEMORY_BYTES"] == "2147483648"
+
+
+def test_a_pod_has_the_time_to_end() -> None:
+    spec = rendered(drainDelayS="20", graceS="60")["Deployment"]["spec"]["template"]["spec"]
+
+    assert spec["terminationGracePeriodSeconds"] > 80
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("replica", "3"),
+        ("replicas", "0"),
+        ("registry.postgresql.user", "a@b"),
+        ("registry.s3.prefix", "a&b"),
+        ("registry.secret", ""),
+        ("drainDelayS", "1"),
+        ("service.type", "Ingress"),
+        ("memory", "4"),
+    ],
+)
+def test_the_schema_refuses_values_that_no_server_can_use(value: str, text: str) -> None:
+    refused = helm("template", "nunatak", str(CHART), "--set", f"{value}={text}")
+
+    assert refused.returncode != 0
+    assert "schema" in refused.stderr
