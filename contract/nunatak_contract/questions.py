@@ -201,7 +201,7 @@ class QuestionCard(Record, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answering:
+class AnsweringHead:
     """What decides whether a head can answer a card."""
 
     kind: HeadKind
@@ -209,7 +209,7 @@ class Answering:
     labels: tuple[str, ...]
 
 
-def find_card_misfit(card: QuestionCard, head: HeadRecord | Answering) -> str | None:
+def find_card_misfit(card: QuestionCard, head: HeadRecord | AnsweringHead) -> str | None:
     """Return why the answers of a head cannot answer the question of a card; None if they can."""
     if head.kind is not HeadKind.SEQUENCE_CLASSIFICATION:
         return f"a question needs a task of sequence classification, got a {head.kind} task"

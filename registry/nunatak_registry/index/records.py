@@ -97,21 +97,35 @@ class DocumentKind(Generic[Document]):
     """A kind of document, with its table."""
 
     name: str
-    """The name in messages, and in the codes of errors."""
+    """The name in messages, and the field of `not_found_code`."""
+    invalid_code: str
+    not_found_code: str
     model: type[Document]
     row: type[DocumentRow]
 
     def invalid(self, problem: str) -> NunatakError:
         """Return the error of a document that cannot be published or read."""
-        return NunatakError(f"invalid_{self.name}", problem=problem)
+        return NunatakError(self.invalid_code, problem=problem)
 
     def not_found(self, reference: str) -> NunatakError:
         """Return the error of a document or version that nobody has published."""
-        return NunatakError(f"{self.name}_not_found", **{self.name: reference})
+        return NunatakError(self.not_found_code, **{self.name: reference})
 
 
-POLICIES: Final = DocumentKind(name="policy", model=Policy, row=PolicyRow)
-QUESTIONS: Final = DocumentKind(name="question", model=QuestionCard, row=QuestionRow)
+POLICIES: Final = DocumentKind(
+    name="policy",
+    invalid_code="invalid_policy",
+    not_found_code="policy_not_found",
+    model=Policy,
+    row=PolicyRow,
+)
+QUESTIONS: Final = DocumentKind(
+    name="question",
+    invalid_code="invalid_question",
+    not_found_code="question_not_found",
+    model=QuestionCard,
+    row=QuestionRow,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import JsonText, Question, text_of
 from nunatak_contract.requests import MAX_ITEMS, Message, Text, field_names
 from nunatak_server.compat.failures import router_of
-from nunatak_server.decisions.answers import Answer
+from nunatak_server.decisions.answers import QuestionAnswer
 from nunatak_server.decisions.decider import Decisions
 from nunatak_server.http.endpoints import Routed, runtime_of
 from nunatak_server.http.replies import read_headers, reply, timing_headers
@@ -210,7 +210,7 @@ def _json(part: JsonPart) -> str:
     return read_text(part.data if isinstance(part.data, dict) else [*part.data])
 
 
-def _answer(answer: Answer | NunatakError) -> dict[str, Any]:
+def _answer(answer: QuestionAnswer | NunatakError) -> dict[str, Any]:
     if isinstance(answer, NunatakError):
         reason = {"code": answer.code, "message": str(answer)}
         return {"type": "refusal", "x_source": None, "x_reason": reason}

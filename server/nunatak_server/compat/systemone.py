@@ -22,7 +22,7 @@ from nunatak_server.compat.decisions import (
     read_text,
 )
 from nunatak_server.compat.failures import router_of
-from nunatak_server.decisions.answers import Answer
+from nunatak_server.decisions.answers import QuestionAnswer
 from nunatak_server.http.endpoints import Routed
 from nunatak_server.http.replies import reply
 
@@ -93,7 +93,7 @@ async def systemone(request: Request, handling: Routed, body: SystemOneRequest) 
     return reply(fields, headers=headers_of(decisions))
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(answer: QuestionAnswer) -> dict[str, Any]:
     question, shares = answer.question, answer.probabilities
     match question.type:
         case "predicate":

@@ -16,7 +16,7 @@ from nunatak_server.predict.types import TaskPrediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class QuestionAnswer:
     """The answer to one question, with its source."""
 
     question: Question

@@ -17,12 +17,12 @@ from torch import Tensor
 from nunatak_contract.enums import UnknownQuestions
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.names import TaskReference
-from nunatak_contract.questions import Answering, Question, find_card_misfit, text_of
+from nunatak_contract.questions import AnsweringHead, Question, find_card_misfit, text_of
 from nunatak_model import Backbone
 from nunatak_registry import PublishedCard
 from nunatak_server.access.keys import TaskList
 from nunatak_server.catalog.facts import KnownFacts
-from nunatak_server.decisions.answers import Answer, probabilities_of
+from nunatak_server.decisions.answers import QuestionAnswer, probabilities_of
 from nunatak_server.errors import DeadlineExceededError
 from nunatak_server.outputs.scores import softmax
 from nunatak_server.predict.service import PredictionService
@@ -54,7 +54,7 @@ OPTIONS: Final = JudgedText()
 class Decisions:
     """An answer or a failure for each question of a request, in order."""
 
-    answers: tuple[Answer | NunatakError, ...]
+    answers: tuple[QuestionAnswer | NunatakError, ...]
     num_tokens: int
     is_cut: bool
     """Whether a task or the backbone has not read a part of the text."""
@@ -73,7 +73,7 @@ class DecisionMetrics:
         )
         self._cards = LabelValues()
 
-    def observe(self, card: PublishedCard | None, answer: Answer | NunatakError) -> None:
+    def observe(self, card: PublishedCard | None, answer: QuestionAnswer | NunatakError) -> None:
         """Count one question; without a card, the card is empty."""
         by = answer.code if isinstance(answer, NunatakError) else str(answer.source["kind"])
         name = "" if card is None else self._cards.of(card.document.name)
@@ -136,7 +136,7 @@ class Decider:
             self._liken(others if backbone else (), text, handling, backbone),
         )
         results = dict(zip(references, predicted.results, strict=True))
-        answers = list[Answer | NunatakError]()
+        answers = list[QuestionAnswer | NunatakError]()
         for place, (question, card) in enumerate(zip(questions, cards, strict=True)):
             if card is None:
                 answer = likened.answers.get(question.digest) or _unknown(place)
@@ -220,11 +220,11 @@ class Decider:
 
     def _compare(
         self, question: Question, outcomes: Tensor, vector: list[float], backbone: Backbone
-    ) -> Answer:
+    ) -> QuestionAnswer:
         """Answer by the likeness of the text to each outcome: softmax(cosine / temperature)."""
         likeness = outcomes @ torch.tensor(vector, dtype=torch.float64)
         logits = likeness / self._settings.decisions_temperature
-        return Answer(
+        return QuestionAnswer(
             question=question,
             probabilities=tuple(softmax([float(it) for it in logits])),
             source={"kind": "embeddings", "backbone": backbone.name},
@@ -235,7 +235,7 @@ class Decider:
 class Likened:
     """Answers by embeddings, by the digests of their questions."""
 
-    answers: Mapping[str, Answer] = field(default_factory=dict[str, Answer])
+    answers: Mapping[str, QuestionAnswer] = field(default_factory=dict[str, QuestionAnswer])
     num_tokens: int = 0
     is_cut: bool = False
 
@@ -263,13 +263,15 @@ def visible(card: PublishedCard | None, tasks: TaskList) -> PublishedCard | None
     return card
 
 
-def answer_of(card: PublishedCard, question: Question, result: TaskAnswer) -> Answer | NunatakError:
+def answer_of(
+    card: PublishedCard, question: Question, result: TaskAnswer
+) -> QuestionAnswer | NunatakError:
     """Return the answer of a task to the question of its card, or why there is none."""
     if card.document.question.digest != question.digest:
         raise AssertionError("the card of another question")
     if isinstance(result, TaskFailure):
         return result.error
-    head = Answering(
+    head = AnsweringHead(
         kind=result.head, problem_type=result.problem_type, labels=tuple(result.labels)
     )
     misfit = find_card_misfit(card.document, head)
@@ -290,7 +292,7 @@ def answer_of(card: PublishedCard, question: Question, result: TaskAnswer) -> An
         "card": card.reference,
     }
     ordered = tuple(probabilities[it] for it in question.outcomes)
-    return Answer(question=question, probabilities=ordered, source=source)
+    return QuestionAnswer(question=question, probabilities=ordered, source=source)
 
 
 def outcome_texts(question: Question) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from nunatak_contract.enums import HeadKind, ProblemType
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.questions import Question, QuestionCard
 from nunatak_registry import Published
-from nunatak_server.decisions.answers import Answer, probabilities_of, shared
+from nunatak_server.decisions.answers import QuestionAnswer, probabilities_of, shared
 from nunatak_server.decisions.decider import answer_of
 from nunatak_server.predict.types import TaskFailure, TaskPrediction
 
@@ -48,10 +48,12 @@ def scale(num_levels: int) -> Question:
 def test_confidence_is_that_of_the_reference(weights: list[float]) -> None:
     shares = shared(weights)
     options = {"type": "choice", "criteria": {str(it): None for it in range(len(shares))}}
-    choice = Answer(
+    choice = QuestionAnswer(
         question=Question.model_validate(options), probabilities=shares, source={"kind": "task"}
     )
-    score = Answer(question=scale(len(shares)), probabilities=shares, source={"kind": "task"})
+    score = QuestionAnswer(
+        question=scale(len(shares)), probabilities=shares, source={"kind": "task"}
+    )
 
     assert math.fsum(shares) == pytest.approx(1)
     assert choice.confidence == pytest.approx(choice_confidence(list(shares)), abs=1e-12)
@@ -66,7 +68,7 @@ def test_a_regression_is_the_expectation_of_its_levels(value: float, num_levels:
     )
 
     shares = probabilities_of(card, predicted(VALUE, x=value))
-    answer = Answer(question=card.question, probabilities=shares, source={"kind": "task"})
+    answer = QuestionAnswer(question=card.question, probabilities=shares, source={"kind": "task"})
 
     place = (min(max(value, -50), 50) + 50) / 100 * (num_levels - 1)
     assert answer.expectation == pytest.approx(place, abs=1e-9)
@@ -115,7 +117,7 @@ def test_a_question_is_answered_by_its_own_card_and_a_version_that_fits_or_not_a
         assert isinstance(answer, NunatakError)
         assert answer.code == "question_unanswerable"
     else:
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, QuestionAnswer)
         assert dict(zip(asked, answer.probabilities, strict=True)) == pytest.approx(scores)
         assert answer.source == {"kind": "task", "task": "tone/3", "card": "card/1"}
 
