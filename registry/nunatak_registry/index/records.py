@@ -1,5 +1,6 @@
 """Rows of versions, of policies and of question cards, and the documents in them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -97,34 +98,28 @@ class DocumentKind(Generic[Document]):
     """A kind of document, with its table."""
 
     name: str
-    """The name in messages, and the field of `not_found_code`."""
-    invalid_code: str
-    not_found_code: str
+    """The name in messages."""
     model: type[Document]
     row: type[DocumentRow]
-
-    def invalid(self, problem: str) -> NunatakError:
-        """Return the error of a document that cannot be published or read."""
-        return NunatakError(self.invalid_code, problem=problem)
-
-    def not_found(self, reference: str) -> NunatakError:
-        """Return the error of a document or version that nobody has published."""
-        return NunatakError(self.not_found_code, **{self.name: reference})
+    invalid: Callable[[str], NunatakError]
+    """Makes the error of a document that cannot be published or read, from the problem."""
+    not_found: Callable[[str], NunatakError]
+    """Makes the error of a document or version that nobody has published, from the reference."""
 
 
 POLICIES: Final = DocumentKind(
     name="policy",
-    invalid_code="invalid_policy",
-    not_found_code="policy_not_found",
     model=Policy,
     row=PolicyRow,
+    invalid=lambda problem: NunatakError("invalid_policy", problem=problem),
+    not_found=lambda reference: NunatakError("policy_not_found", policy=reference),
 )
 QUESTIONS: Final = DocumentKind(
     name="question",
-    invalid_code="invalid_question",
-    not_found_code="question_not_found",
     model=QuestionCard,
     row=QuestionRow,
+    invalid=lambda problem: NunatakError("invalid_question", problem=problem),
+    not_found=lambda reference: NunatakError("question_not_found", question=reference),
 )
 
 

@@ -16,7 +16,7 @@ from nunatak_contract.questions import Question, QuestionCard, find_card_misfit,
 TEXTS = st.text(min_size=1, max_size=3).filter(str.strip)
 JSON = st.recursive(TEXTS | st.none() | st.booleans() | st.integers(0, 2), st.lists, max_leaves=4)
 DESCRIPTIONS = st.none() | TEXTS | st.dictionaries(TEXTS, JSON, max_size=2)
-QUESTIONS = st.one_of(
+QUESTIONS: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries({"type": st.just("noul"), "instructions": TEXTS}),
     st.fixed_dictionaries(
         {"type": st.just("noul"), "criteria": st.fixed_dictionaries({"true": TEXTS})}

@@ -38,9 +38,12 @@ def test_a_card_is_checked_put_listed_and_shown(
 
     assert (put.exit_code, put.stdout) == (0, "published urgent/1\n")
     assert isinstance(again, dict)
-    assert isinstance(listed, dict)
     assert (again["version"], again["changed"]) == (1, False)
-    assert listed["questions"][0]["digest"] == again["digest"]
+    match listed:
+        case {"questions": [{"digest": digest, "card": {"name": "urgent"}}]}:
+            assert digest == again["digest"]
+        case other:
+            raise AssertionError(other)
     assert same.stdout.startswith("urgent/1 was there already")
     assert "Is it urgent?" in nunatak("question", "list", *place).stdout
 

@@ -1,6 +1,7 @@
 """Laws of answers to questions, and the law that no task answers another question."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ SINGLE, SEVERAL, VALUE = ProblemType.SINGLE_LABEL, ProblemType.MULTI_LABEL, Prob
 WEIGHTS = st.lists(st.floats(0, 1), min_size=2, max_size=10).filter(lambda it: sum(it) > 1e-6)
 
 
-def predicted(problem_type: ProblemType = SINGLE, **scores: float) -> TaskPrediction:
+def predicted(scores: Mapping[str, float], problem_type: ProblemType = SINGLE) -> TaskPrediction:
     return TaskPrediction(
         reference="tone",
         task="tone",
@@ -67,7 +68,7 @@ def test_a_regression_is_the_expectation_of_its_levels(value: float, num_levels:
         {"type": "score", "criteria": list(map(str, range(num_levels)))}, bounds=(-50, 50)
     )
 
-    shares = probabilities_of(card, predicted(VALUE, x=value))
+    shares = probabilities_of(card, predicted({"x": value}, VALUE))
     answer = QuestionAnswer(question=card.question, probabilities=shares, source={"kind": "task"})
 
     place = (min(max(value, -50), 50) + 50) / 100 * (num_levels - 1)
@@ -81,12 +82,14 @@ def test_labels_with_one_meaning_are_added_up_and_several_labels_share() -> None
     many = card_of(choice, labels={"x": "a", "y": "b", "z": "b"})
     yes_no = card_of({"type": "noul", "instructions": "?"}, labels={"x": True})
 
-    assert probabilities_of(many, predicted(x=0.5, y=0.2, z=0.3)) == pytest.approx((0.5, 0.5))
-    assert probabilities_of(card_of(choice), predicted(SEVERAL, a=0.9, b=0.3)) == pytest.approx(
-        (0.75, 0.25)
+    assert probabilities_of(many, predicted({"x": 0.5, "y": 0.2, "z": 0.3})) == pytest.approx(
+        (0.5, 0.5)
     )
-    assert probabilities_of(card_of(choice), predicted(SEVERAL, a=0.0, b=0.0)) == (0.5, 0.5)
-    assert probabilities_of(yes_no, predicted(SEVERAL, x=0.9, other=0.4)) == pytest.approx(
+    assert probabilities_of(
+        card_of(choice), predicted({"a": 0.9, "b": 0.3}, SEVERAL)
+    ) == pytest.approx((0.75, 0.25))
+    assert probabilities_of(card_of(choice), predicted({"a": 0.0, "b": 0.0}, SEVERAL)) == (0.5, 0.5)
+    assert probabilities_of(yes_no, predicted({"x": 0.9, "other": 0.4}, SEVERAL)) == pytest.approx(
         (0.1, 0.9)
     )
 
@@ -110,9 +113,9 @@ def test_a_question_is_answered_by_its_own_card_and_a_version_that_fits_or_not_a
 
     if set(asked) != set(bound):
         with pytest.raises(AssertionError):
-            answer_of(card, question, predicted(**scores))
+            answer_of(card, question, predicted(scores))
         return
-    answer = answer_of(card, question, predicted(**scores))
+    answer = answer_of(card, question, predicted(scores))
     if set(labels) != set(bound):
         assert isinstance(answer, NunatakError)
         assert answer.code == "question_unanswerable"
