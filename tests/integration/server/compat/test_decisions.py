@@ -1,8 +1,11 @@
 """Typed questions, by the protocols of System One and of OpenAI's decisions, with their clients."""
 
 import asyncio
+import contextlib
 import random
+from collections import Counter
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,12 +16,14 @@ from langchain_openai.decisions import Choice, OpenAIDecisions, Predicate, Score
 from typesafe_sdk import Noul as AskedNoul
 from typesafe_sdk import TypeSafeClient
 
+from doubles.access import add_key
 from doubles.backbones import tiny_backbone
 from doubles.compat import TEXT, native, post
 from doubles.serving import make_settings, running_client, running_server
 from doubles.tasks import publish_tiny_task
 from nunatak_contract.enums import Pooling, ProblemType, UnknownQuestions
-from nunatak_contract.questions import QuestionCard
+from nunatak_contract.errors import NunatakError
+from nunatak_contract.questions import Question, QuestionCard
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 
@@ -356,6 +361,72 @@ def test_a_version_that_does_not_fit_its_card_is_refused_until_it_does(
                 assert answers["q"]["x_source"]["task"] == "tone/1"
 
         asyncio.run(scenario())
+
+
+def test_under_changes_no_question_is_answered_by_the_card_or_labels_of_another(
+    tmp_path_factory: pytest.TempPathFactory, backbone: Backbone
+) -> None:
+    chance = random.Random(3)
+    questions = [{"type": "noul", "instructions": f"Question {it}?"} for it in range(3)]
+    labels = [("yes", "no"), ("no", "yes"), ("yes", "other")]
+    with Registry.open(tmp_path_factory.mktemp("changing")) as registry:
+        for task in ("one", "two"):
+            for seed, own in enumerate(labels):
+                publish_tiny_task(registry, backbone, task=task, labels=own, seed=seed)
+            registry.promote(task, "prod", 1)
+
+        def change() -> None:
+            """Move an alias, or bind another question to a task, if the registry allows it."""
+            task = chance.choice(["one", "two"])
+            if chance.random() < 0.5:
+                registry.promote(task, "prod", chance.randint(1, 3))
+                return
+            card = {"name": task, "task": f"{task}@prod", "question": chance.choice(questions)}
+            with contextlib.suppress(NunatakError):
+                registry.questions.put(QuestionCard.model_validate(card))
+
+        def outcome_of(asked: object, found: dict[str, Any]) -> str:
+            if "answers" not in found:
+                return found["detail"]["code"]
+            source = found["answers"]["q"]["x_source"]
+            name, version = source["card"].split("/")
+            card = registry.questions.get(name, int(version)).document
+            assert card.question == Question.model_validate(asked)
+            task, number = source["task"].split("/")
+            assert card.task == f"{task}@prod"
+            assert "other" not in labels[int(number) - 1]
+            return "answered"
+
+        async def scenario() -> None:
+            outcomes = Counter[str]()
+            async with running_client(backbone, registry, make_settings()) as client:
+                for _ in range(60):
+                    change()
+                    for asked in questions:
+                        sent = body({"q": asked})
+                        answer = await client.post("/v1/systemone", json=sent)
+                        outcomes[outcome_of(asked, answer.json())] += 1
+            assert outcomes.keys() == {"answered", "question_unknown", "question_unanswerable"}
+
+        asyncio.run(scenario())
+
+
+async def test_a_question_of_a_hidden_task_is_unknown(
+    tmp_path: Path, backbone: Backbone, registry: Registry
+) -> None:
+    keys = tmp_path / "keys.json"
+    headers = add_key(keys, "tenant", tasks=["u"])
+    settings = make_settings(api_keys_file=keys)
+    async with running_client(backbone, registry, settings) as client:
+        own = await client.post("/v1/systemone", json=body({"q": URGENT}), headers=headers)
+        other = await client.post("/v1/systemone", json=body({"q": TEAM}), headers=headers)
+        nobody = await client.post("/v1/systemone", json=body({"q": URGENT}))
+        listed = (await client.get("/v1/models", headers=headers)).json()["models"][0]
+
+    assert own.status_code == 200
+    assert (other.status_code, other.json()["detail"]["code"]) == (404, "question_unknown")
+    assert nobody.json()["detail"]["error_type"] == "authentication_error"
+    assert [it["card"] for it in listed["x_questions"]] == ["u/1"]
 
 
 @pytest.fixture(scope="module")
