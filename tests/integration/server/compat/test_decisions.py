@@ -363,52 +363,58 @@ def test_a_version_that_does_not_fit_its_card_is_refused_until_it_does(
         asyncio.run(scenario())
 
 
-def test_under_changes_no_question_is_answered_by_the_card_or_labels_of_another(
-    tmp_path_factory: pytest.TempPathFactory, backbone: Backbone
-) -> None:
-    chance = random.Random(3)
-    questions = [{"type": "noul", "instructions": f"Question {it}?"} for it in range(3)]
-    labels = [("yes", "no"), ("no", "yes"), ("yes", "other")]
-    with Registry.open(tmp_path_factory.mktemp("changing")) as registry:
+ASKED = [{"type": "noul", "instructions": f"Question {it}?"} for it in range(3)]
+LABELS = (("yes", "no"), ("no", "yes"), ("yes", "other"))
+
+
+@pytest.fixture
+def changing(tmp_path: Path, backbone: Backbone) -> Generator[Registry]:
+    """Two tasks with three versions each, of which the third fits no card."""
+    with Registry.open(tmp_path / "changing") as opened:
         for task in ("one", "two"):
-            for seed, own in enumerate(labels):
-                publish_tiny_task(registry, backbone, task=task, labels=own, seed=seed)
-            registry.promote(task, "prod", 1)
+            for seed, own in enumerate(LABELS):
+                publish_tiny_task(opened, backbone, task=task, labels=own, seed=seed)
+            opened.promote(task, "prod", 1)
+        yield opened
 
-        def change() -> None:
-            """Move an alias, or bind another question to a task, if the registry allows it."""
-            task = chance.choice(["one", "two"])
-            if chance.random() < 0.5:
-                registry.promote(task, "prod", chance.randint(1, 3))
-                return
-            card = {"name": task, "task": f"{task}@prod", "question": chance.choice(questions)}
-            with contextlib.suppress(NunatakError):
-                registry.questions.put(QuestionCard.model_validate(card))
 
-        def outcome_of(asked: object, found: dict[str, Any]) -> str:
-            if "answers" not in found:
-                return found["detail"]["code"]
-            source = found["answers"]["q"]["x_source"]
-            name, version = source["card"].split("/")
-            card = registry.questions.get(name, int(version)).document
-            assert card.question == Question.model_validate(asked)
-            task, number = source["task"].split("/")
-            assert card.task == f"{task}@prod"
-            assert "other" not in labels[int(number) - 1]
-            return "answered"
+def change(registry: Registry, chance: random.Random) -> None:
+    """Move an alias, or bind another question to a task, if the registry allows it."""
+    task = chance.choice(["one", "two"])
+    if chance.random() < 0.5:
+        registry.promote(task, "prod", chance.randint(1, 3))
+        return
+    card = {"name": task, "task": f"{task}@prod", "question": chance.choice(ASKED)}
+    with contextlib.suppress(NunatakError):
+        registry.questions.put(QuestionCard.model_validate(card))
 
-        async def scenario() -> None:
-            outcomes = Counter[str]()
-            async with running_client(backbone, registry, make_settings()) as client:
-                for _ in range(60):
-                    change()
-                    for asked in questions:
-                        sent = body({"q": asked})
-                        answer = await client.post("/v1/systemone", json=sent)
-                        outcomes[outcome_of(asked, answer.json())] += 1
-            assert outcomes.keys() == {"answered", "question_unknown", "question_unanswerable"}
 
-        asyncio.run(scenario())
+def outcome_of(registry: Registry, asked: object, found: dict[str, Any]) -> str:
+    """Return what became of a question, whose answer must come from its own card and labels."""
+    if "answers" not in found:
+        return found["detail"]["code"]
+    source = found["answers"]["q"]["x_source"]
+    name, version = source["card"].split("/")
+    card = registry.questions.get(name, int(version)).document
+    assert card.question == Question.model_validate(asked)
+    task, number = source["task"].split("/")
+    assert card.task == f"{task}@prod"
+    assert "other" not in LABELS[int(number) - 1]
+    return "answered"
+
+
+async def test_under_changes_no_question_is_answered_by_the_card_or_labels_of_another(
+    changing: Registry, backbone: Backbone
+) -> None:
+    chance, outcomes = random.Random(3), Counter[str]()
+    async with running_client(backbone, changing, make_settings()) as client:
+        for _ in range(60):
+            change(changing, chance)
+            for asked in ASKED:
+                answer = await client.post("/v1/systemone", json=body({"q": asked}))
+                outcomes[outcome_of(changing, asked, answer.json())] += 1
+
+    assert outcomes.keys() == {"answered", "question_unknown", "question_unanswerable"}
 
 
 async def test_a_question_of_a_hidden_task_is_unknown(
