@@ -64,7 +64,8 @@ def registry(tmp_path_factory: pytest.TempPathFactory, backbone: Backbone) -> Ge
             publish_tiny_task(
                 opened, backbone, task=name, labels=labels, problem_type=problem_type, seed=seed
             )
-            card = {"name": name, "task": name, "question": QUESTIONS[name], "labels": meanings}
+            card: dict[str, object] = {"name": name, "task": name, "labels": meanings}
+            card["question"] = QUESTIONS[name]
             if problem_type is VALUE:
                 card["bounds"] = (-8, 8)
             opened.questions.put(QuestionCard.model_validate(card))
@@ -477,4 +478,6 @@ def test_their_clients_read_every_answer(address: str) -> None:
         )
         assert made.answers[0].type == "predicate"
         with pytest.raises(openai.NotFoundError):
-            sdk.decisions.create(model="gpt", input=TEXT, questions=[theirs(URGENT)])
+            sdk.decisions.create(
+                model="gpt", input=TEXT, questions=[{"type": "predicate", "instructions": "Who?"}]
+            )
