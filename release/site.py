@@ -17,6 +17,8 @@ from release import openapi
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = "zensical.toml"
+RECORDS = "docs/decisions/0*.md"
+"""Stands in the navigation for all records of decisions."""
 NOTEBOOK = Path("docs/first-task.ipynb")
 
 
@@ -30,7 +32,10 @@ def copy_sources(folder: Path) -> None:
         copied = pages / source.relative_to(ROOT)
         copied.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copied)
-    shutil.copyfile(ROOT / "release" / CONFIGURATION, folder / CONFIGURATION)
+    records = sorted((pages / RECORDS).parent.glob(Path(RECORDS).name))
+    listed = ", ".join(f'"{it.relative_to(pages).as_posix()}"' for it in records)
+    text = (ROOT / "release" / CONFIGURATION).read_text(encoding="utf-8")
+    (folder / CONFIGURATION).write_text(text.replace(f'"{RECORDS}"', listed), encoding="utf-8")
     made = json.loads(openapi.FILE.read_text(encoding="utf-8"))
     for name, text in (
         ("docs/reference/routes.md", openapi.routes_page(made)),

@@ -1,7 +1,7 @@
 """The bases of all records and of all answers, and the types of their fields."""
 
 from datetime import datetime
-from typing import Annotated, Final, TypeVar, cast
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from pydantic import (
     AliasChoices,
@@ -14,7 +14,6 @@ from pydantic import (
     WithJsonSchema,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 
 class Record(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -68,7 +67,9 @@ class _OneOrEach(BeforeValidator):
     """Takes the value of one input, or a list with a value for each input."""
 
     def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+        self,
+        schema: Any,  # noqa: ANN401 - a type of pydantic's core
+        handler: GetJsonSchemaHandler,
     ) -> JsonSchemaValue:
         listed = handler(schema)
         return {"anyOf": [listed["items"], listed]}

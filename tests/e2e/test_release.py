@@ -19,7 +19,8 @@ MISSING = [it for it in TOOLS if shutil.which(it) is None]
 
 def test_all_packages_of_a_release_have_one_version() -> None:
     project, operators = (
-        tomllib.loads((ROOT / it / "pyproject.toml").read_text())["project"] for it in (".", "kernels")
+        tomllib.loads((ROOT / it / "pyproject.toml").read_text())["project"]
+        for it in (".", "kernels")
     )
     package = json.loads((ROOT / "clients" / "typescript" / "package.json").read_text())
     lock = json.loads((ROOT / "clients" / "typescript" / "package-lock.json").read_text())

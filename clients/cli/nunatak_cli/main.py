@@ -27,6 +27,7 @@ from nunatak_cli.serving.memory import memory_app
 from nunatak_cli.serving.savings import savings
 from nunatak_cli.serving.serve import ServeCommand, serve
 from nunatak_cli.training.cache import cache_app
+from nunatak_cli.training.convert import convert
 from nunatak_cli.training.doubts import doubts
 from nunatak_cli.training.evaluate import evaluate
 from nunatak_cli.training.multitask import MultitaskCommand, multitask
@@ -35,6 +36,7 @@ from nunatak_cli.training.train import TrainCommand, train, train_all
 
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version, then exit.")]
 EXAMPLE = "nunatak train --task tone --data tone.jsonl"
+CONVERTED = "tone@prod --backbone minilm+int8 --data dev.csv"
 TRAIN, ASK, SERVE, REGISTRY = "Train", "Ask", "Serve", "Registry"
 COMMANDS: Mapping[str, Sequence[tuple[Callable[..., None], type[TyperCommand] | None, str]]] = {
     TRAIN: (
@@ -85,6 +87,8 @@ def build_app() -> Program:
     for panel, commands in COMMANDS.items():
         for command, kind, line in commands:
             built.command(cls=kind, rich_help_panel=panel, epilog=example(line))(command)
+    # The command needs training, which stands above the other commands of the group.
+    task_app.command(epilog=example(f"nunatak task convert {CONVERTED}"))(convert)
     for panel, groups in GROUPS.items():
         for group in groups:
             built.add_typer(group, rich_help_panel=panel)

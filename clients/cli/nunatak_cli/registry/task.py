@@ -24,7 +24,6 @@ from nunatak_cli.options import (
 )
 from nunatak_cli.output import plain_table, print_outcome
 from nunatak_cli.registry import registries
-from nunatak_cli.registry.convert import convert
 from nunatak_cli.registry.exchange import export, import_, pull, push
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_cli.registry.rollout import canary, candidate_json, shadow
@@ -275,10 +274,6 @@ task_app = group(
             "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
         ),
         "export": (export, "nunatak task export tone@prod ./tone --format transformers"),
-        "convert": (
-            convert,
-            "nunatak task convert tone@prod --backbone minilm+int8 --data dev.csv",
-        ),
         "push": (push, "nunatak task push tone@prod owner/tone"),
         "pull": (pull, "nunatak task pull owner/tone --task tone --promote prod"),
         "delete": (delete, "nunatak task delete tone 1"),
