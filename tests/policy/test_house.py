@@ -20,12 +20,12 @@ CEILINGS = {
     "nunatak_model": (9714, 54),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (3943, 22),
-    "nunatak_server": (17602, 93),
+    "nunatak_server": (17604, 93),
     "nunatak_training": (9034, 47),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 59_918, 331
+MAX_LINES, MAX_FILES = 59_920, 331
 MIN_CODE_SHARE = 0.496
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3
