@@ -20,13 +20,13 @@ CEILINGS = {
     "nunatak_model": (9714, 54),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4106, 24),
-    "nunatak_server": (18450, 98),
+    "nunatak_server": (18452, 98),
     "nunatak_training": (9034, 47),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 61_320, 340
-MIN_CODE_SHARE = 0.496
+MAX_LINES, MAX_FILES = 61_322, 340
+MIN_CODE_SHARE = 0.497
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3
 

@@ -40,7 +40,7 @@ def fill(folder: Path, num_versions: int) -> None:
             task = f"task{number % NUM_TASKS}"
             named = draft.model_copy(update={"task": task, "note": f"version {number}"})
             manifest = number_draft(named, change.take_version(task))
-            change.add_version(manifest, named.content_digest(), PUBLISHED_AT)
+            change.add_version(manifest, PUBLISHED_AT)
     index.close()
 
 

@@ -45,7 +45,7 @@ class _Facts(Generic[Key, Fact]):
         max_known: int,
         note: Callable[[Key, Fact], None] = lambda _key, _fact: None,
     ) -> None:
-        """`note` gets each fact that is remembered."""
+        """`note` gets each fact that is found, also one that a change of the registry overtakes."""
         self._look_up = look_up
         self._note = note
         self._max_known = max_known
@@ -116,6 +116,9 @@ class _Facts(Generic[Key, Fact]):
             raise
         else:
             asked.set_result(found)
+            for key, it in found.items():
+                if not isinstance(it, NunatakError):
+                    self._note(key, it)
             # A result from before a change of the registry must not be kept after the change.
             if epoch == self._epoch:
                 self._keep(found)
@@ -130,7 +133,6 @@ class _Facts(Generic[Key, Fact]):
         for key, it in found.items():
             if not isinstance(it, NunatakError):
                 self._remember(key, it)
-                self._note(key, it)
             elif not isinstance(it, StoreUnavailableError):
                 self._refused[key] = it
 

@@ -248,6 +248,16 @@ def evaluate_cases(world: World) -> Iterator[Case]:
     yield ("evaluate", "tone", "--data", known, *here, "--json")
     yield ("evaluate", "tone", "--data", known, *here, "--wrong", str(world.new()))
     yield ("evaluate", "tone", "--data", str(world.folder / "labels.jsonl"), *here)
+    convert = (
+        "task",
+        "convert",
+        "tone",
+        *world.registry,
+        "--backbone",
+        f"{world.backbone[1]}+int8",
+    )
+    for data in (known, str(world.folder / "labels.jsonl"), str(world.new())):
+        yield (*convert, "--data", data)
     yield ("evaluate", "tone", "--data", str(world.new()), *here)
     for server in (world.answering, world.refusing):
         yield ("evaluate", "tone", "--data", known, "--server", server)
