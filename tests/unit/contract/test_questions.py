@@ -16,19 +16,24 @@ from nunatak_contract.questions import Question, QuestionCard, find_card_misfit,
 TEXTS = st.text(min_size=1, max_size=3).filter(str.strip)
 JSON = st.recursive(TEXTS | st.none() | st.booleans() | st.integers(0, 2), st.lists, max_leaves=4)
 DESCRIPTIONS = st.none() | TEXTS | st.dictionaries(TEXTS, JSON, max_size=2)
-QUESTIONS: st.SearchStrategy[dict[str, Any]] = st.one_of(
-    st.fixed_dictionaries({"type": st.just("noul"), "instructions": TEXTS}),
-    st.fixed_dictionaries(
-        {"type": st.just("noul"), "criteria": st.fixed_dictionaries({"true": TEXTS})}
-    ),
-    st.fixed_dictionaries(
+Strategies = dict[str, st.SearchStrategy[Any]]
+
+
+def documents(members: Strategies) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(members)
+
+
+QUESTIONS = st.one_of(
+    documents({"type": st.just("noul"), "instructions": TEXTS}),
+    documents({"type": st.just("noul"), "criteria": documents({"true": TEXTS})}),
+    documents(
         {
             "type": st.just("choice"),
             "instructions": st.none() | TEXTS,
             "criteria": st.dictionaries(TEXTS, DESCRIPTIONS, min_size=2, max_size=3),
         }
     ),
-    st.fixed_dictionaries(
+    documents(
         {
             "type": st.just("score"),
             "instructions": st.none() | TEXTS,

@@ -11,8 +11,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from jevcompat import runner
+from jevcompat import runner  # pyright: ignore[reportMissingTypeStubs]
 from langchain_openai.decisions import Choice, OpenAIDecisions, Predicate, Score
+from pydantic import SecretStr
 from typesafe_sdk import Noul as AskedNoul
 from typesafe_sdk import TypeSafeClient
 
@@ -27,19 +28,31 @@ from nunatak_contract.questions import Question, QuestionCard
 from nunatak_model import Backbone
 from nunatak_registry import Registry
 
-URGENT = {"type": "noul", "instructions": "Is it urgent?"}
-TEAM = {
+URGENT: dict[str, Any] = {"type": "noul", "instructions": "Is it urgent?"}
+TEAM: dict[str, Any] = {
     "type": "choice",
     "instructions": "Which team?",
     "criteria": {"bill": "Money", "tech": None},
 }
-ANGER = {"type": "score", "instructions": "How angry?", "criteria": ["Calm", "Cross", "Furious"]}
-STARS = {"type": "score", "instructions": "How many stars?", "criteria": ["0", "1", "2", "3"]}
-THREAT = {"type": "noul", "instructions": "A threat?", "criteria": {"true": "It threatens"}}
+ANGER: dict[str, Any] = {
+    "type": "score",
+    "instructions": "How angry?",
+    "criteria": ["Calm", "Cross", "Furious"],
+}
+STARS: dict[str, Any] = {
+    "type": "score",
+    "instructions": "How many stars?",
+    "criteria": ["0", "1", "2", "3"],
+}
+THREAT: dict[str, Any] = {
+    "type": "noul",
+    "instructions": "A threat?",
+    "criteria": {"true": "It threatens"},
+}
 QUESTIONS = {"u": URGENT, "team": TEAM, "anger": ANGER, "stars": STARS, "threat": THREAT}
 UNKNOWN = {"type": "noul", "instructions": "Is it urgent ?"}
 SINGLE, SEVERAL, VALUE = ProblemType.SINGLE_LABEL, ProblemType.MULTI_LABEL, ProblemType.REGRESSION
-TASKS = {
+TASKS: dict[str, tuple[tuple[str, ...], ProblemType, dict[str, Any]]] = {
     "u": (("calm", "urgent"), SINGLE, {"urgent": True, "calm": False}),
     "team": (
         ("cards", "invoices", "tech"),
@@ -454,11 +467,11 @@ def test_jevcompat_finds_nothing_wrong(address: str) -> None:
 @pytest.mark.filterwarnings("ignore:The class `OpenAIDecisions` is in beta")
 def test_their_clients_read_every_answer(address: str) -> None:
     with TypeSafeClient(api_key="none", base_url=address) as client:
-        answered = client.system_one(
+        answered = client.system_one(  # pyright: ignore[reportUnknownMemberType]
             state=TEXT, questions={"u": AskedNoul(instructions="Is it urgent?")}
         )
         assert 0 <= answered.nouls["u"].noul <= 1
-    chain = OpenAIDecisions(model="nunatak", base_url=f"{address}/v1", api_key="none")
+    chain = OpenAIDecisions(model="nunatak", base_url=f"{address}/v1", api_key=SecretStr("none"))
     decided = chain.invoke(
         {
             "input": TEXT,
