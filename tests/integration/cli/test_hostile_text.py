@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.core import TyperGroup
@@ -31,6 +32,7 @@ from nunatak_contract.evidence import (
 )
 from nunatak_contract.manifest import TaskDraft
 from nunatak_contract.policies import Policy
+from nunatak_contract.questions import QuestionCard
 from nunatak_exchange import export_transformers, write_hub_folder
 from nunatak_exchange.backbones import AddedBackbone
 from nunatak_model import load_backbone
@@ -101,6 +103,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
         task = load_task(manifest, blobs["parameters"], backbone)
         rule = make_rule(when("tone", MARKUP), message=MARKUP)
         registry.policies.put(make_policy(rule, name="guard"))
+        registry.questions.put(QuestionCard.model_validate(CARD))
         beat(registry, id=HOSTILE, address=HOSTILE, release=HOSTILE)
     write_policies(folder, make_policy(rule, name="other"))
     export_transformers(task, folder / f"sound {HOSTILE_FILE_NAME}", backbone)
@@ -110,6 +113,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
     config["id2label"] = {"0": HOSTILE, "1": "b", "2": "c"}
     (refused / "config.json").write_text(json.dumps(config))
     write_hub_folder(task.manifest, blobs, folder / f"pushed {HOSTILE_FILE_NAME}")
+    write_cards(folder)
     write_data(folder)
     write_sweep(folder)
     write_backbone(folder)
@@ -137,6 +141,23 @@ def write_policies(folder: Path, policy: Policy) -> None:
     (folder / f"policy {HOSTILE_FILE_NAME}.json").write_text(json.dumps(document))
     broken = {**document, HOSTILE: HOSTILE}
     (folder / f"broken {HOSTILE_FILE_NAME}.json").write_text(json.dumps(broken))
+
+
+CARD: dict[str, Any] = {
+    "name": "known",
+    "task": "tone@prod",
+    "question": {
+        "type": "choice",
+        "instructions": HOSTILE,
+        "criteria": dict.fromkeys(LABELS, HOSTILE),
+    },
+}
+
+
+def write_cards(folder: Path) -> None:
+    other = {**CARD, "name": "other", "question": {**CARD["question"], "instructions": MARKUP}}
+    for name, card in (("card", other), ("bad card", {**CARD, HOSTILE: HOSTILE})):
+        (folder / f"{name} {HOSTILE_FILE_NAME}.json").write_text(json.dumps(card))
 
 
 def write_sweep(folder: Path) -> None:
@@ -226,6 +247,16 @@ def policy_cases(world: World) -> Iterator[Case]:
             for name in ("history", "rollback"):
                 both = ("guard", HOSTILE)
                 yield from (("policy", name, it, *place, *options) for it in both)
+
+
+def question_cases(world: World) -> Iterator[Case]:
+    files = [str(world.folder / f"{it} {HOSTILE_FILE_NAME}.json") for it in ("card", "bad card")]
+    for place in (world.registry, ("--registry", str(world.new()))):
+        for options in ((), ("--json",)):
+            for name in ("put", "check"):
+                yield from (("question", name, it, *place, *options) for it in files)
+            yield ("question", "list", *place, *options)
+        yield from (("question", "show", it, *place) for it in ("known", HOSTILE))
 
 
 def cluster_cases(world: World) -> Iterator[Case]:
@@ -345,6 +376,7 @@ SOURCES: tuple[Callable[[World], Iterator[Case]], ...] = (
     predict_cases,
     predict_file_cases,
     policy_cases,
+    question_cases,
     cluster_cases,
     replica_cases,
     evaluate_cases,
