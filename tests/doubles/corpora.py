@@ -28,6 +28,7 @@ import signal
 import sys
 from pathlib import Path
 
+sys.modules["nunatak_ops"] = None  # hidden, as in the process of the tests
 from nunatak_cli.asking.corpus.job import CorpusJob, run_job
 from nunatak_registry import Registry
 from nunatak_server.predict import scoring
