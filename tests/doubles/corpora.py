@@ -28,7 +28,6 @@ import signal
 import sys
 from pathlib import Path
 
-sys.modules["nunatak_ops"] = None  # hidden, as in the process of the tests
 from nunatak_cli.asking.corpus.job import CorpusJob, run_job
 from nunatak_registry import Registry
 from nunatak_server.predict import scoring
@@ -49,7 +48,10 @@ def run(left):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
-    settings = ServerSettings(backbone=str(place / "backbone"), compute_threads=1)
+    settings = ServerSettings(
+        # Only the process of the tests hides the installed operators.
+        backbone=str(place / "backbone"), compute_threads=1, kernels="plain"
+    )
     job = CorpusJob(corpus=str(corpus), out=out, references=tasks, chunk_rows=chunk_rows)
     with Registry.open(place / "registry", create=False) as registry:
         run_job(job, registry, settings=settings)

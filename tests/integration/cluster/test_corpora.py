@@ -7,6 +7,7 @@ import pytest
 from doubles.corpora import CHUNK_ROWS, TASKS, make_corpus, make_place
 from doubles.terminals import nunatak
 from nunatak_cli.asking.corpus.job import CorpusJob, run_job
+from nunatak_contract.enums import Kernels
 from nunatak_contract.errors import NunatakError
 from nunatak_registry import Registry
 from nunatak_server.settings import ServerSettings
@@ -21,8 +22,12 @@ def make_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def score(place: Path, corpus: Path, out: Path, *, on: str | None, on_chunk: object = None) -> None:
+    # Only the process of the tests hides the installed operators.
     settings = ServerSettings(
-        registry=str(place / "registry"), backbone=str(place / "backbone"), compute_threads=1
+        registry=str(place / "registry"),
+        backbone=str(place / "backbone"),
+        compute_threads=1,
+        kernels=Kernels.PLAIN,
     )
     job = CorpusJob(
         corpus=str(corpus),
