@@ -218,7 +218,7 @@ class PolicyDetail(Result):
     version: int
     published_at: Moment
     by: str
-    policy: Policy
+    policy: Policy = Field(validation_alias=found_at("policy", "document"))
 
 
 class PolicyListing(Result):

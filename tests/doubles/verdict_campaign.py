@@ -172,7 +172,7 @@ class Campaign:
 
     def check(self, caller: str, found: Judgement, answers: Mapping[str, tuple[int, bool]]) -> None:
         """Compare one judgement with all verdicts that are possible after these answers."""
-        policy, tally = found.published.policy, self.tally
+        policy, tally = found.published.document, self.tally
         known = {task: says_yes for task, (_, says_yes) in answers.items()}
         expected = oracle(policy, known)
         tally.decisions += 1

@@ -79,11 +79,6 @@ class Published(Generic[Document]):
     """The user of the operating system who published the version."""
 
     @property
-    def policy(self) -> Document:
-        """The document."""
-        return self.document
-
-    @property
     def reference(self) -> str:
         """The name and the number."""
         return f"{self.document.name}/{self.version}"

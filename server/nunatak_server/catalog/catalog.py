@@ -238,7 +238,7 @@ class VisibleCatalog:
 
 
 def may_ask(published: PublishedPolicy, tasks: TaskList) -> bool:
-    return all(map(tasks.allows, published.policy.tasks))
+    return all(map(tasks.allows, published.document.tasks))
 
 
 def check_visible(task: str, tasks: TaskList) -> None:

@@ -166,7 +166,7 @@ async def judge_call(
     """
     asked = tuple({**content.texts, **dict.fromkeys(content.joined)})
     judgement = await runtime_of(request).judge.judge(policy, asked, handling=handling)
-    published = judgement.published.policy
+    published = judgement.published.document
     if published.mode is PolicyMode.DRY_RUN or judgement.action is VerdictAction.BLOCK:
         return judgement, {}
     unread = next((it for it in content.unread if it not in published.unjudged), None)

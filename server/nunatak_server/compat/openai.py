@@ -170,7 +170,7 @@ async def moderations(request: Request, handling: Routed, body: ModerationsReque
         body.model, texts, handling=handling, stops_early=False
     )
     published = judgement.published
-    is_dry = published.policy.mode is PolicyMode.DRY_RUN
+    is_dry = published.document.mode is PolicyMode.DRY_RUN
     fields = {
         "id": f"modr-{request_id_of(request.scope)}",
         "model": published.reference,

@@ -134,9 +134,9 @@ def verdict_fields(
         masked = [text if it.masked is None else it.masked for it, text in decisions]
         texts = masked[0] if isinstance(inputs, str) else masked
     return {
-        "policy": published.policy.name,
+        "policy": published.document.name,
         "version": published.version,
-        "mode": published.policy.mode,
+        "mode": published.document.mode,
         "action": judgement.action,
         "decided": judgement.decided,
         "by_failure": judgement.is_by_failure,

@@ -79,7 +79,7 @@ class Judgement:
     @property
     def action(self) -> VerdictAction:
         """What to do: the decision, but `allow` in a dry run."""
-        is_dry = self.published.policy.mode is PolicyMode.DRY_RUN
+        is_dry = self.published.document.mode is PolicyMode.DRY_RUN
         return VerdictAction.ALLOW if is_dry else self.decided
 
     @property
@@ -101,7 +101,7 @@ def reason_of(judgement: Judgement) -> str:
     """Return the reason of a decision for a person: the message, or the names of the rules."""
     if judgement.message is not None:
         return judgement.message
-    name = judgement.published.policy.name
+    name = judgement.published.document.name
     if judgement.is_by_failure:
         failed = ", ".join(it.reference for it in judgement.failures)
         return f"policy {name!r}: no answer from {failed}"
@@ -124,7 +124,7 @@ class VerdictMetrics:
 
     def observe(self, judgement: Judgement) -> None:
         """Count one verdict by its decision, also in a dry run."""
-        policy = judgement.published.policy
+        policy = judgement.published.document
         by = "failure" if judgement.is_by_failure else "rules"
         label = self._policies.of(policy.name)
         self.counter.labels(label, policy.mode.value, judgement.decided.value, by).inc()
@@ -163,7 +163,7 @@ class Judge:
         *,
         stops_early: bool,
     ) -> Judgement:
-        policy = published.policy
+        policy = published.document
         answers, times = dict[str, TaskPrediction | TaskFailure](), list[StageTimes]()
         if not texts:
             return _judged(published, answers, times, texts)
@@ -194,9 +194,9 @@ def _judged(
 ) -> Judgement:
     return Judgement(
         published=published,
-        decisions=decide(published.policy, answers, texts),
+        decisions=decide(published.document, answers, texts),
         answers=answers,
-        failures=failures_in(published.policy, answers),
+        failures=failures_in(published.document, answers),
         timings=_slowest(times),
     )
 

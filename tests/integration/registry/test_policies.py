@@ -28,10 +28,10 @@ def test_the_newest_version_of_a_policy_serves_and_older_ones_stay(stocked: Regi
     assert stocked.policies.put(FIRST).version == 1
     put = stocked.policies.put(SECOND, by="Ann")
 
-    assert (put.version, put.by, put.policy) == (2, "Ann", SECOND)
+    assert (put.version, put.by, put.document) == (2, "Ann", SECOND)
     assert stocked.policies.get("guard") == put
     first = stocked.policies.get("guard", 1)
-    assert (first.policy, first.by) == (FIRST, getpass.getuser())
+    assert (first.document, first.by) == (FIRST, getpass.getuser())
     assert stocked.policies.newest() == [put]
     assert stocked.policies.numbers() == {"guard": 2}
 
@@ -40,7 +40,7 @@ def test_a_policy_that_is_put_again_becomes_the_newest_version(stocked: Registry
     for policy in (FIRST, SECOND, FIRST):
         stocked.policies.put(policy)
 
-    assert (stocked.policies.get("guard").version, stocked.policies.get("guard").policy) == (
+    assert (stocked.policies.get("guard").version, stocked.policies.get("guard").document) == (
         3,
         FIRST,
     )
@@ -57,8 +57,8 @@ def test_a_rollback_publishes_the_version_before_or_the_named_one_again(
     first = stocked.policies.rollback("guard", 1)
     again = stocked.policies.rollback("guard", 5)
 
-    assert (before.version, before.policy, before.by) == (4, SECOND, "Ann")
-    assert (first.version, first.policy) == (5, FIRST)
+    assert (before.version, before.document, before.by) == (4, SECOND, "Ann")
+    assert (first.version, first.document) == (5, FIRST)
     assert again == first == stocked.policies.get("guard")
     assert [it.version for it in stocked.policies.history("guard")] == [5, 4, 3, 2, 1]
 

@@ -2,26 +2,26 @@
 
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from nunatak_cli.failures import named_place
 from nunatak_cli.options import JsonOption, RegistryOption, group
 from nunatak_cli.output import console, print_json, print_outcome
-from nunatak_cli.registry.registries import existing_registry, published_line
-from nunatak_contract.errors import NunatakError, needs_extra
+from nunatak_cli.registry.documents import (
+    FileArgument,
+    VersionOption,
+    print_published,
+    read_document,
+)
+from nunatak_cli.registry.registries import existing_registry
 
 if TYPE_CHECKING:
     from nunatak_contract.policies import Policy
     from nunatak_registry import PublishedPolicy
 
-FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The policy: FILE.json, FILE.yaml or FILE.toml.")
-]
 PolicyArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the policy.")]
 
 
@@ -33,7 +33,7 @@ def put(
     with existing_registry(registry) as opened:
         before = opened.policies.numbers().get(policy.name, 0)
         published = opened.policies.put(policy)
-    _print_published(published, is_new=published.version > before, as_json=as_json)
+    print_published(published, _policy_json(published), before=before, as_json=as_json)
 
 
 def list_policies(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
@@ -42,7 +42,7 @@ def list_policies(*, registry: RegistryOption = None, as_json: JsonOption = Fals
         policies = opened.policies.newest()
     table = Table("policy", "version", "mode", "on failure", "rules", "tasks", box=None)
     for it in policies:
-        policy = it.policy
+        policy = it.document
         cells = (policy.name, str(it.version), policy.mode.value, policy.on_failure.value)
         table.add_row(*cells, _rules_text(policy), ", ".join(policy.references))
     print_outcome(
@@ -56,16 +56,13 @@ def list_policies(*, registry: RegistryOption = None, as_json: JsonOption = Fals
 def show(
     name: PolicyArgument,
     *,
-    version: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of the version."),
-    ] = None,
+    version: VersionOption = None,
     registry: RegistryOption = None,
 ) -> None:
     """Print a policy as JSON, the newest version or an older one. `policy put` reads it again."""
     with existing_registry(registry) as opened:
         found = opened.policies.get(name, version)
-    print_json(found.policy.model_dump(mode="json"))
+    print_json(found.document.model_dump(mode="json"))
 
 
 def check(file: FileArgument, *, registry: RegistryOption = None) -> None:
@@ -85,7 +82,7 @@ def history(
     table = Table("version", "published", "by", "mode", "rules", box=None)
     for it in versions:
         at = it.published_at.isoformat(sep=" ", timespec="seconds")
-        table.add_row(str(it.version), at, it.by, it.policy.mode.value, _rules_text(it.policy))
+        table.add_row(str(it.version), at, it.by, it.document.mode.value, _rules_text(it.document))
     document = {"versions": [_policy_json(it) for it in versions]}
     print_outcome(document, table, as_json=as_json)
 
@@ -109,48 +106,17 @@ def rollback(
     with existing_registry(registry) as opened:
         before = opened.policies.get(name).version
         published = opened.policies.rollback(name, to)
-    _print_published(published, is_new=published.version > before, as_json=as_json)
+    print_published(published, _policy_json(published), before=before, as_json=as_json)
 
 
 def read_policy(path: Path) -> "Policy":
     from nunatak_contract.policies import Policy
 
-    def invalid(place: str, problem: str) -> NunatakError:
-        return NunatakError("invalid_policy_file", path=path, place=place, problem=problem)
-
-    with named_place(invalid):
-        return Policy.model_validate(content_of(path))
-
-
-def content_of(path: Path) -> object:
-    """Return what a file of JSON, YAML or TOML says."""
-    if path.suffix.lower() != ".json":
-        with needs_extra("training"):
-            from nunatak_training.settings import read_mapping
-        return read_mapping(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot be read: {error.strerror or error}") from error
-    return json.loads(text, object_pairs_hook=_without_doubles)
-
-
-def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    names = [name for name, _ in pairs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice!r} stands twice")
-    return dict(pairs)
+    return read_document(path, Policy, invalid="invalid_policy_file")
 
 
 def _rules_text(policy: "Policy") -> str:
     return ", ".join(f"{rule.name} ({rule.action})" for rule in policy.rules)
-
-
-def _print_published(published: "PublishedPolicy", *, is_new: bool, as_json: bool) -> None:
-    document = {**_policy_json(published), "changed": is_new}
-    line = published_line(published.reference, is_new=is_new)
-    print_outcome(document, line, as_json=as_json)
 
 
 def _policy_json(published: "PublishedPolicy") -> dict[str, object]:

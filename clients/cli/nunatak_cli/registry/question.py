@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from nunatak_cli.failures import named_place
 from nunatak_cli.options import JsonOption, RegistryOption, group
 from nunatak_cli.output import console, print_json, print_outcome
-from nunatak_cli.registry.policy import content_of
-from nunatak_cli.registry.registries import existing_registry, published_line
-from nunatak_contract.errors import NunatakError
+from nunatak_cli.registry.documents import (
+    FileArgument,
+    VersionOption,
+    print_published,
+    read_document,
+)
+from nunatak_cli.registry.registries import existing_registry
 
 if TYPE_CHECKING:
     from nunatak_contract.questions import QuestionCard
     from nunatak_registry import PublishedCard
-
-FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The card: FILE.json, FILE.yaml or FILE.toml.")
-]
 
 
 def put(
@@ -32,9 +31,7 @@ def put(
     with existing_registry(registry) as opened:
         before = opened.questions.numbers().get(card.name, 0)
         published = opened.questions.put(card)
-    is_new = published.version > before
-    line = published_line(published.reference, is_new=is_new)
-    print_outcome({**_card_json(published), "changed": is_new}, line, as_json=as_json)
+    print_published(published, _card_json(published), before=before, as_json=as_json)
 
 
 def list_cards(*, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
@@ -57,10 +54,7 @@ def list_cards(*, registry: RegistryOption = None, as_json: JsonOption = False) 
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the card.")],
     *,
-    version: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of the version."),
-    ] = None,
+    version: VersionOption = None,
     registry: RegistryOption = None,
 ) -> None:
     """Print a card as JSON, the newest version or an older one. `question put` reads it again."""
@@ -80,11 +74,7 @@ def check(file: FileArgument, *, registry: RegistryOption = None) -> None:
 def _read(path: Path) -> "QuestionCard":
     from nunatak_contract.questions import QuestionCard
 
-    def invalid(place: str, problem: str) -> NunatakError:
-        return NunatakError("invalid_question_file", path=path, place=place, problem=problem)
-
-    with named_place(invalid):
-        return QuestionCard.model_validate(content_of(path))
+    return read_document(path, QuestionCard, invalid="invalid_question_file")
 
 
 def _card_json(published: "PublishedCard") -> dict[str, object]:

@@ -47,7 +47,7 @@ def test_put_publishes_and_says_if_there_was_nothing_to_publish(
     assert (ran.exit_code, ran.stdout) == (0, "published guard/1\n")
     assert isinstance(again, dict)
     assert (again["version"], again["changed"]) == (1, False)
-    assert registry.policies.get("guard").policy.rules[0].conditions[0].threshold == 0.8
+    assert registry.policies.get("guard").document.rules[0].conditions[0].threshold == 0.8
 
 
 def test_yaml_and_json_say_the_same(
@@ -74,7 +74,7 @@ def test_an_older_version_is_shown_and_put_again(
     ran = nunatak("policy", "put", str(tmp_path / "old.json"), *place)
 
     assert ran.stdout == "published guard/3\n"
-    assert registry.policies.get("guard").policy == registry.policies.get("guard", 1).policy
+    assert registry.policies.get("guard").document == registry.policies.get("guard", 1).document
 
 
 def test_history_lists_the_versions_that_a_rollback_can_repeat(

@@ -190,7 +190,7 @@ async def test_a_dry_run_decides_and_allows(make: Make) -> None:
 
 def counted(judge: Judge, found: Judgement) -> float:
     """The counter of a judgement's decision."""
-    policy = found.published.policy
+    policy = found.published.document
     by = "failure" if found.is_by_failure else "rules"
     (family,) = judge.metrics.counter.collect()
     wanted = {"policy": policy.name, "mode": policy.mode.value, "action": found.decided.value}
