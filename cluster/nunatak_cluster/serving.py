@@ -22,7 +22,7 @@ from nunatak_cluster import scaling
 from nunatak_cluster.scaling import QUEUED_SECONDS, QueuedSeconds
 from nunatak_server.app import Application, create_app
 from nunatak_server.engine.backbones import load_on_own_thread
-from nunatak_server.processes.serving import collect_rarely
+from nunatak_server.processes.serving import tune_interpreter
 from nunatak_server.runtime import Runtime
 from nunatak_server.settings import ServerSettings, configure
 from nunatak_server.telemetry.logs import leave_out_places, log_everything
@@ -73,7 +73,7 @@ class Replica:
         backbones = load_on_own_thread(settings)
         settings = settings.for_device(backbones.default.device.type)
         settings.batch_limits(longest_row_tokens=backbones.max_tokens)
-        collect_rarely(max_requests=settings.max_queued_requests)
+        tune_interpreter(max_requests=settings.max_queued_requests)
         self._app = create_app(settings, backbones=backbones, tracing=find_tracing())
         return self._app
 

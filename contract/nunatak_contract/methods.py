@@ -64,9 +64,9 @@ class Bottleneck(_MethodRecord, frozen=True):
     kind: Literal[MethodKind.BOTTLENECK] = MethodKind.BOTTLENECK
     size: Annotated[int, Field(ge=1, le=65_536, description="width of the adapters")]
     first_layer: FirstLayer = 0
-    blocks: AdaptedBlocks = Field(default=AdaptedBlocks.BOTH, description="that have an adapter")
+    blocks: AdaptedBlocks = Field(default=AdaptedBlocks.BOTH, description="blocks with an adapter")
     reads: AdapterInput = Field(default=AdapterInput.BLOCK, description="what an adapter reads")
-    activation: Activation = Field(default=Activation.TANH, description="within an adapter")
+    activation: Activation = Field(default=Activation.TANH, description="activation of an adapter")
     norms: Norms = Field(default=Norms.OWN, description="layer norms after adapted blocks")
 
     @property
@@ -84,7 +84,7 @@ class Lora(_MethodRecord, frozen=True):
     """Low-rank updates of attention and feed-forward projections (Hu et al. 2021)."""
 
     kind: Literal[MethodKind.LORA] = MethodKind.LORA
-    rank: Annotated[int, Field(ge=1, le=65_536, description="of the updates")]
+    rank: Annotated[int, Field(ge=1, le=65_536, description="rank of the updates")]
     alpha: Annotated[FiniteFloat, Field(gt=0, description="scale of the updates, times rank")]
     targets: Annotated[
         tuple[LinearMap, ...],

@@ -10,7 +10,7 @@ CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (444, 5),
     "nunatak_exchange": (4009, 17),
-    "nunatak_cli": (6977, 42),
+    "nunatak_cli": (7018, 42),
     "nunatak": (423, 3),
     "nunatak_client": (2024, 8),
     "nunatak_cluster": (602, 7),
@@ -20,12 +20,12 @@ CEILINGS = {
     "nunatak_model": (9714, 54),
     "nunatak_ops": (12, 1),
     "nunatak_registry": (4101, 24),
-    "nunatak_server": (18452, 98),
-    "nunatak_training": (9034, 47),
+    "nunatak_server": (18457, 98),
+    "nunatak_training": (9035, 47),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 61_339, 341
+MAX_LINES, MAX_FILES = 61_386, 341
 MIN_CODE_SHARE = 0.497
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3

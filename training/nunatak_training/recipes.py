@@ -77,7 +77,7 @@ class AnnealedGradDropSettings(Settings):
     """Drops gradients at a rate that falls linearly to 0 in the last epoch (sec. III-C)."""
 
     name: Literal[RegularizerName.ANNEAL_GRADDROP, RegularizerName.ANNEAL_LAYER_GRADDROP]
-    rate: Rate = Field(default=0.9, description="in the first epoch")
+    rate: Rate = Field(default=0.9, description="masked share in the first epoch")
 
 
 class EpochGradDropSettings(Settings):
@@ -209,27 +209,28 @@ class Recipe(Settings):
     ]
     patience: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         default=None,
-        description="scored epochs without a better dev score end training; null: none, as with "
-        "named epochs",
+        description="scored epochs without a better dev score that end training; null: none, as "
+        "with named epochs",
         exclude_if=_is_none,
     )
     batch_size: Annotated[int, Field(ge=1, le=65_536, description="examples a step")]
-    learning_rate: LearningRate = Field(description="of the branch, or of a head alone")
+    learning_rate: LearningRate = Field(description="learning rate of own parameters")
     head_learning_rate: LearningRate | None = Field(
-        default=None, description="null: `learning_rate`"
+        default=None, description="learning rate of the head; null: `learning_rate`"
     )
     optimizer: Optimizer = Field(default=Optimizer.ADAMW, description="the optimizer")
     weight_decay: Share = Field(
-        default=0.01, description="of matrices; adam and sgd add it to the gradient"
+        default=0.01, description="decay of matrices; adam and sgd add it to the gradient"
     )
     schedule: Schedule = Field(
         default=Schedule.LINEAR, description="course of the learning rate after the warm-up"
     )
     warmup_share: Share = Field(
-        default=0.06, description="share of all steps; a linear rise from 0"
+        default=0.06, description="share of all steps in which the learning rate rises from 0"
     )
     dropout: Share = Field(
-        default=0.1, description="in own layers and head; 0 if the regularizer replaces dropout"
+        default=0.1,
+        description="dropout in own layers and head; 0 if a regularizer replaces it",
     )
     regularizer: RegularizerSettings = UnregularizedSettings()
     max_grad_norm: Annotated[

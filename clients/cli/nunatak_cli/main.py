@@ -14,13 +14,13 @@ from typer.core import TyperCommand
 from nunatak_cli.asking.predict import predict
 from nunatak_cli.asking.predict_file import predict_file
 from nunatak_cli.failures import FailureGroup, Program
-from nunatak_cli.options import example
+from nunatak_cli.options import example, group
 from nunatak_cli.output import print_text
+from nunatak_cli.registry import task
 from nunatak_cli.registry.backbone import backbone_app
 from nunatak_cli.registry.policy import policy_app
 from nunatak_cli.registry.question import question_app
 from nunatak_cli.registry.registries import registry_app, replicas
-from nunatak_cli.registry.task import task_app
 from nunatak_cli.serving.cluster import cluster_app
 from nunatak_cli.serving.key import key_app
 from nunatak_cli.serving.loadtest import loadtest_app
@@ -37,7 +37,6 @@ from nunatak_cli.training.train import TrainCommand, train, train_all
 
 VersionOption = Annotated[bool, typer.Option("--version", help="Print the version, then exit.")]
 EXAMPLE = "nunatak train --task tone --data tone.jsonl"
-CONVERTED = "tone@prod --backbone minilm+int8 --data dev.csv"
 TRAIN, ASK, SERVE, REGISTRY = "Train", "Ask", "Serve", "Registry"
 COMMANDS: Mapping[str, Sequence[tuple[Callable[..., None], type[TyperCommand] | None, str]]] = {
     TRAIN: (
@@ -66,10 +65,22 @@ COMMANDS: Mapping[str, Sequence[tuple[Callable[..., None], type[TyperCommand] | 
     ),
 }
 """The commands by the panel of `nunatak --help`, each with its class, if any, and an example."""
+TASK = group(
+    "task",
+    task.PURPOSE,
+    {
+        **task.COMMANDS,
+        "convert": (
+            convert,
+            "nunatak task convert tone@prod --backbone minilm+int8 --data dev.csv",
+        ),
+    },
+    shown="promote",
+)
 GROUPS = {
     TRAIN: (sweep_app, cache_app),
     SERVE: (cluster_app, key_app, memory_app, loadtest_app),
-    REGISTRY: (task_app, policy_app, question_app, registry_app, backbone_app),
+    REGISTRY: (TASK, policy_app, question_app, registry_app, backbone_app),
 }
 
 
@@ -88,11 +99,9 @@ def build_app() -> Program:
     for panel, commands in COMMANDS.items():
         for command, kind, line in commands:
             built.command(cls=kind, rich_help_panel=panel, epilog=example(line))(command)
-    # The command needs training, which stands above the other commands of the group.
-    task_app.command(epilog=example(f"nunatak task convert {CONVERTED}"))(convert)
     for panel, groups in GROUPS.items():
-        for group in groups:
-            built.add_typer(group, rich_help_panel=panel)
+        for it in groups:
+            built.add_typer(it, rich_help_panel=panel)
     return built
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from functools import cache
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -163,15 +164,7 @@ SetOption = Annotated[
         help="Any setting that `nunatak train --help` lists, such as dropout=0.2. Repeatable.",
     ),
 ]
-FileSetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="PATH=VALUE",
-        help="A value in place of the file's, in YAML: seeds=[0,1] or shared.epochs=3, by the "
-        "names of the file. Repeatable.",
-    ),
-]
+ServerOption = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 AliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias to move.")]
 UnprobedOption = Annotated[
     bool,
@@ -284,6 +277,16 @@ def check_names(option: str, named: Mapping[str, str], known: Mapping[str, str])
         )
 
 
+def file_set_option(example: str) -> Any:  # noqa: ANN401 - typer.Option has this type
+    """Return the description of `--set` for a command that reads a file of settings."""
+    return typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help=f"A value in place of the file's, in YAML: {example}, by the names of the file. "
+        "Repeatable.",
+    )
+
+
 def row_format(
     *,
     text: str | None = None,
@@ -349,12 +352,23 @@ class SettingsCommand(TyperCommand):
         """Return the command's own options, then those of the settings."""
         own: list[Any] = super().get_params(ctx)  # pyright: ignore[reportArgumentType]
         try:
-            return [*own, *self.setting_options()]
+            return [*own, *_setting_options(type(self))]
         except MissingExtraError:
             return own
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Parse the command line; only its help can do without the package of the settings."""
+        if not {*ctx.help_option_names} & {*args}:
+            _setting_options(type(self))
+        return super().parse_args(ctx, args)  # pyright: ignore[reportArgumentType]
 
     def invoke(self, ctx: typer.Context) -> object:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Run the command; the context holds the settings that were given."""
         own = {param.name for param in self.params}
         ctx.obj = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}
         return super().invoke(ctx)  # pyright: ignore[reportArgumentType]
+
+
+@cache
+def _setting_options(command: type[SettingsCommand]) -> tuple[Any, ...]:
+    return command.setting_options()

@@ -43,9 +43,9 @@ class _Facts(Generic[Key, Fact]):
         look_up: LookUp[Key, Fact],
         *,
         max_known: int,
-        note: Callable[[Key, Fact], None] = lambda _key, _fact: None,
+        note: Callable[[Key, Fact, int], None] = lambda _key, _fact, _epoch: None,
     ) -> None:
-        """`note` gets each fact that is found, also one that a change of the registry overtakes."""
+        """`note` gets each fact that is found, with the number of changes before its look-up."""
         self._look_up = look_up
         self._note = note
         self._max_known = max_known
@@ -102,7 +102,7 @@ class _Facts(Generic[Key, Fact]):
         self._asked.clear()
         self._aside = facts
         for key, fact in facts.items():
-            self._note(key, fact)
+            self._note(key, fact, self._epoch)
 
     async def _ask(self, keys: Collection[Key], caller: str) -> Found[Key, Fact]:
         epoch, asked = self._epoch, asyncio.get_running_loop().create_future()
@@ -118,7 +118,7 @@ class _Facts(Generic[Key, Fact]):
             asked.set_result(found)
             for key, it in found.items():
                 if not isinstance(it, NunatakError):
-                    self._note(key, it)
+                    self._note(key, it, epoch)
             # A result from before a change of the registry must not be kept after the change.
             if epoch == self._epoch:
                 self._keep(found)
@@ -172,7 +172,7 @@ class KnownFacts:
         self.names = self._names.get
         """The names of the tasks that are on a list."""
         self._on_move = on_move
-        self._last_meant: LRUCache[TaskReference, VersionKey] = LRUCache(max_known)
+        self._last_meant: LRUCache[TaskReference, tuple[int, VersionKey]] = LRUCache(max_known)
         self._renewing = asyncio.Lock()
         self._num_lapses = 0
 
@@ -206,8 +206,11 @@ class KnownFacts:
         for facts in (self._traffic, self._policies, self._cards, self._names):
             facts.replace({})
 
-    def _note_meaning(self, reference: TaskReference, traffic: Traffic) -> None:
+    def _note_meaning(self, reference: TaskReference, traffic: Traffic, epoch: int) -> None:
+        """Report a move; a look-up that began before the last one says nothing new."""
         version = key_of(traffic.manifest)
-        if self._last_meant.setdefault(reference, version) != version:
-            self._last_meant[reference] = version
-            self._on_move(reference.task)
+        last_epoch, last = self._last_meant.setdefault(reference, (epoch, version))
+        if epoch >= last_epoch:
+            self._last_meant[reference] = epoch, version
+            if last != version:
+                self._on_move(reference.task)

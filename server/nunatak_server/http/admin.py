@@ -142,7 +142,7 @@ def registry_kind(settings: ServerSettings) -> str:
     return scheme.partition("+")[0] if separator else "folder"
 
 
-@router.read_all("/v1/memory", answer=MemoryReport)
+@router.read_across_tasks("/v1/memory", answer=MemoryReport)
 async def memory(request: Request) -> Response:
     """Return the memory report, with the bytes of one full model per task for comparison."""
     runtime = runtime_of(request)
@@ -154,7 +154,7 @@ async def memory(request: Request) -> Response:
     return reply(memory_report(runtime, resident, ledger, process, activations))
 
 
-@router.read_all("/metrics", answer=None, response_class=Response)
+@router.read_across_tasks("/metrics", answer=None, response_class=Response)
 async def metrics(request: Request) -> Response:
     """Return all metrics of this process in the Prometheus text format.
 
@@ -167,7 +167,7 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type=CONTENT_TYPE)
 
 
-@router.read_all("/v1/replicas", answer=wire.ReplicaListing)
+@router.read_across_tasks("/v1/replicas", answer=wire.ReplicaListing)
 async def replicas(request: Request) -> Response:
     """Return the live replicas of the registry, as each described itself at its last beat."""
     runtime = runtime_of(request)
@@ -234,7 +234,7 @@ async def _preload(
 AliasQuery = Annotated[str, Query(description="the alias of the candidate")]
 
 
-@router.set("/v1/tasks/{task}/aliases/{alias}/{role}", answer=wire.CandidateChange)
+@router.assign("/v1/tasks/{task}/aliases/{alias}/{role}", answer=wire.CandidateChange)
 async def set_candidate(
     request: Request,
     task: str,
@@ -305,7 +305,7 @@ def _actor(request: Request) -> str:
     return caller.name if caller is ANYONE else f"key {caller.name}"
 
 
-@router.set("/v1/tasks/{task}/aliases/{alias}", answer=wire.AliasChange)
+@router.assign("/v1/tasks/{task}/aliases/{alias}", answer=wire.AliasChange)
 async def promote(
     request: Request,
     task: str,

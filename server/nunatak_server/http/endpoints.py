@@ -113,9 +113,9 @@ class Router(APIRouter):
 
     ask = partialmethod(_add, "POST", needs(Scope.PREDICT))
     read = partialmethod(_add, "GET", needs(Scope.READ))
-    read_all = partialmethod(_add, "GET", needs(Scope.READ, spans_tasks=True))
+    read_across_tasks = partialmethod(_add, "GET", needs(Scope.READ, spans_tasks=True))
     change = partialmethod(_add, "POST", needs(Scope.ADMIN))
-    set = partialmethod(_add, "PUT", needs(Scope.ADMIN))
+    assign = partialmethod(_add, "PUT", needs(Scope.ADMIN))
     show = partialmethod(_add, "GET", PUBLIC)
 
 

@@ -1,5 +1,6 @@
 """Routes of callers: predictions, verdicts and tasks."""
 
+import asyncio
 from typing import Annotated, Any, Final
 
 from fastapi import Header, Request, Response
@@ -119,7 +120,8 @@ async def list_tasks(request: Request) -> Response:
     runtime = runtime_of(request)
     resident = runtime.residency.resident()
     summaries = await catalog_of(request).tasks()
-    return reply({"tasks": summaries_of(summaries, resident)})
+    # There may be thousands of tasks, and the event loop belongs to all callers.
+    return reply({"tasks": await asyncio.to_thread(summaries_of, summaries, resident)})
 
 
 @router.read("/v1/tasks/{task}", answer=TaskResponse)

@@ -1,7 +1,7 @@
 """Serving: one process, one event loop and one engine thread, until a signal or a fatal error.
 
 `serve` is the entry point. `DrainingServer` is the uvicorn server, which refuses new requests at
-shutdown and gives requests in flight a grace time. `collect_rarely` makes garbage collection rare.
+shutdown and gives requests in flight a grace time. `tune_interpreter` prepares the process.
 """
 
 import asyncio
@@ -49,6 +49,17 @@ MIN_OBJECTS, MAX_OBJECTS = 100_000, 5_000_000
 not let cycles fill the memory."""
 GENERATIONS: Final = (4, 4)
 """Collections of one generation for each collection of the next."""
+
+
+SWITCH_INTERVAL_S: Final = 0.0005
+"""Longest wait of a thread for the interpreter's lock, if another thread computes. A forward pass
+takes the lock a few hundred times, and waits each time while the event loop works."""
+
+
+def tune_interpreter(*, max_requests: int) -> None:
+    """Tune the interpreter for a process that serves: rare collections, short turns of threads."""
+    collect_rarely(max_requests=max_requests)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def collect_rarely(*, max_requests: int) -> None:
@@ -342,14 +353,7 @@ def _log_configuration(configuration: Configuration) -> None:
         logger.warning("these variables are not settings of the server: %s", ", ".join(unread))
 
 
-SWITCH_INTERVAL_S: Final = 0.0005
-"""Longest wait of a thread for the interpreter's lock, if another thread computes. A forward pass
-takes the lock a few hundred times: at Python's 5 ms, a large request on the event loop delays the
-small batches of all others by up to a second."""
-
-
 def begin(address: str, *, max_requests: int, announce: Callable[[str], None]) -> None:
     """Tune the interpreter for a server, then announce that the server accepts requests."""
-    collect_rarely(max_requests=max_requests)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    tune_interpreter(max_requests=max_requests)
     announce(address)

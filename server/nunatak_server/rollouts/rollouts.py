@@ -78,10 +78,6 @@ class Chosen:
     """The answering version; None if the alias has no canary."""
     shadow: TaskManifest | None = None
 
-    @property
-    def manifests(self) -> tuple[TaskManifest, ...]:
-        return (self.manifest,) if self.shadow is None else (self.manifest, self.shadow)
-
 
 def choose(
     traffic: Traffic,

@@ -96,6 +96,21 @@ def test_help_of_train_lists_all_settings_without_its_extra() -> None:
     assert "tapt.learning_rate" in done.stdout
 
 
+@pytest.mark.parametrize("asked", ["train --task a --data x --epochs 3", "serve --port 1"])
+def test_a_setting_without_its_extra_is_a_missing_extra_and_no_typing_error(asked: str) -> None:
+    code = (
+        "import sys\nsys.modules.update(numpy=None, torch=None, pydantic_settings=None)\n"
+        f"from nunatak_cli.main import app\napp({asked.split()})"
+    )
+
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error [missing_extra]")
+
+
 @pytest.mark.parametrize("package", ["nunatak_client", "nunatak_registry"])
 def test_light_packages_never_import_torch(package: str) -> None:
     assert imported_by(f"import {package}").isdisjoint({"torch", "transformers", "fastapi"})

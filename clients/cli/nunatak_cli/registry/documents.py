@@ -3,7 +3,7 @@
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -27,13 +27,14 @@ VersionOption = Annotated[
 ]
 
 
-def read_document(path: Path, model: type[DocumentT], *, invalid: str) -> DocumentT:
-    """Read a document from a file of JSON, YAML or TOML; `invalid` is the code of its error."""
+def read_document(
+    path: Path, model: type[DocumentT], invalid: Callable[[str, str], NunatakError]
+) -> DocumentT:
+    """Read a document from a file of JSON, YAML or TOML.
 
-    def error(place: str, problem: str) -> NunatakError:
-        return NunatakError(invalid, path=path, place=place, problem=problem)
-
-    with named_place(error):
+    `invalid` makes the error of a document from the place of the problem and the problem.
+    """
+    with named_place(invalid):
         return model.model_validate(_content_of(path))
 
 

@@ -177,12 +177,18 @@ def export(
     target = folder.expanduser()
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
-        if wanted is ExportFormat.HUB:
+        match wanted:
+            case ExportFormat.HUB:
+                write = None
+            case ExportFormat.PEFT:
+                write = export_peft
+            case ExportFormat.TRANSFORMERS:
+                write = export_transformers
+        if write is None:
             write_hub_folder(manifest, _blobs(opened, manifest), target)
         else:
             loaded = load_backbone(backbone or DEFAULT_BACKBONE)
             version = load_task(manifest, opened.read_blob(manifest, PARAMETERS_ROLE), loaded)
-            write = export_peft if wanted is ExportFormat.PEFT else export_transformers
             write(version, target, loaded)
     document = {"reference": manifest.reference, "folder": str(folder), "format": wanted}
     line = f"wrote {manifest.reference} to {folder} ({wanted})"

@@ -17,6 +17,7 @@ from nunatak_cli.registry.documents import (
     read_document,
 )
 from nunatak_cli.registry.registries import existing_registry
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_contract.policies import Policy
@@ -112,7 +113,10 @@ def rollback(
 def read_policy(path: Path) -> "Policy":
     from nunatak_contract.policies import Policy
 
-    return read_document(path, Policy, invalid="invalid_policy_file")
+    def invalid(place: str, problem: str) -> NunatakError:
+        return NunatakError("invalid_policy_file", path=path, place=place, problem=problem)
+
+    return read_document(path, Policy, invalid)
 
 
 def _rules_text(policy: "Policy") -> str:

@@ -17,6 +17,7 @@ from nunatak_cli.registry.documents import (
     read_document,
 )
 from nunatak_cli.registry.registries import existing_registry
+from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
     from nunatak_contract.questions import QuestionCard
@@ -74,7 +75,10 @@ def check(file: FileArgument, *, registry: RegistryOption = None) -> None:
 def _read(path: Path) -> "QuestionCard":
     from nunatak_contract.questions import QuestionCard
 
-    return read_document(path, QuestionCard, invalid="invalid_question_file")
+    def invalid(place: str, problem: str) -> NunatakError:
+        return NunatakError("invalid_question_file", path=path, place=place, problem=problem)
+
+    return read_document(path, QuestionCard, invalid)
 
 
 def _card_json(published: "PublishedCard") -> dict[str, object]:

@@ -64,7 +64,7 @@ def copy(
     failed = [it.document for it in outcomes if it.error is not None]
     if as_json or not outcomes:
         copied = [it.document for it in outcomes if it.error is None]
-        empty = "the source has no tasks and no policies"
+        empty = "the source has no tasks, no policies and no question cards"
         print_outcome({"copied": copied, "failed": failed}, as_json=as_json, empty=empty)
     if failed:
         raise typer.Exit(1)

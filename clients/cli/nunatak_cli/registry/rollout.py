@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from nunatak_client import ShadowReport
     from nunatak_registry import CandidateEvent, CandidateRole
 
-AliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")]
-VersionOption = Annotated[
+CandidateAliasOption = Annotated[str, typer.Option(metavar="ALIAS", help="Alias of the candidate.")]
+CandidateVersionOption = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Number of the candidate version."),
 ]
-ExpectOption = Annotated[
+CandidateExpectOption = Annotated[
     int | None,
     typer.Option(
         metavar="N",
@@ -43,7 +43,7 @@ EndOption = Annotated[bool, typer.Option("--end", help="End the candidate.")]
 def canary(  # noqa: PLR0913 - one parameter per option is how typer works
     name: NameArgument,
     *,
-    version: VersionOption = None,
+    version: CandidateVersionOption = None,
     share: Annotated[
         float | None,
         typer.Option(
@@ -54,8 +54,8 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ] = None,
     end: EndOption = False,
-    alias: AliasOption = "prod",
-    expect: ExpectOption = None,
+    alias: CandidateAliasOption = "prod",
+    expect: CandidateExpectOption = None,
     backbone: BackboneOption = None,
     unprobed: UnprobedOption = False,
     registry: RegistryOption = None,
@@ -86,7 +86,7 @@ def canary(  # noqa: PLR0913 - one parameter per option is how typer works
 def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
     name: NameArgument,
     *,
-    version: VersionOption = None,
+    version: CandidateVersionOption = None,
     share: Annotated[
         float | None,
         typer.Option(
@@ -104,8 +104,8 @@ def shadow(  # noqa: PLR0913 - one parameter per option is how typer works
         str | None,
         typer.Option(metavar="URL", help="Address of a server."),
     ] = None,
-    alias: AliasOption = "prod",
-    expect: ExpectOption = None,
+    alias: CandidateAliasOption = "prod",
+    expect: CandidateExpectOption = None,
     backbone: BackboneOption = None,
     unprobed: UnprobedOption = False,
     registry: RegistryOption = None,

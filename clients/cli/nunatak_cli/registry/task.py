@@ -5,7 +5,7 @@ The files `task_*.py` hold the other commands of the group.
 
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +20,6 @@ from nunatak_cli.options import (
     NameArgument,
     RegistryOption,
     UnprobedOption,
-    group,
 )
 from nunatak_cli.output import plain_table, print_outcome
 from nunatak_cli.registry import registries
@@ -251,33 +250,30 @@ def _aliases(aliases: dict[str, int]) -> str:
     return ", ".join(f"{alias} = {version}" for alias, version in aliases.items()) or "-"
 
 
-task_app = group(
-    "task",
-    "Look at tasks and versions, move aliases, exchange, check, delete and clean.",
-    {
-        "list": (list_tasks, "nunatak task list"),
-        "show": (show, "nunatak task show tone@prod"),
-        "versions": (versions, "nunatak task versions tone"),
-        "diff": (diff, "nunatak task diff tone/1 tone@prod"),
-        "thresholds": (
-            thresholds,
-            "nunatak task thresholds tone@prod --label urgent --precision 0.95",
-        ),
-        "history": (history, "nunatak task history tone --alias prod"),
-        "promote": (promote, "nunatak task promote tone 3 --alias prod --expect 2 --wait"),
-        "rollback": (rollback, "nunatak task rollback tone --alias prod"),
-        "canary": (canary, "nunatak task canary tone --version 4 --share 0.1"),
-        "shadow": (shadow, "nunatak task shadow tone --version 5 --share 0.5"),
-        "verify": (verify, "nunatak task verify --probe"),
-        "import": (
-            import_,
-            "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
-        ),
-        "export": (export, "nunatak task export tone@prod ./tone --format transformers"),
-        "push": (push, "nunatak task push tone@prod owner/tone"),
-        "pull": (pull, "nunatak task pull owner/tone --task tone --promote prod"),
-        "delete": (delete, "nunatak task delete tone 1"),
-        "gc": (collect, "nunatak task gc --grace 86400"),
-    },
-    shown="promote",
-)
+PURPOSE = "Look at tasks and versions, move aliases, exchange, check, delete and clean."
+COMMANDS: Mapping[str, tuple[Callable[..., None], str]] = {
+    "list": (list_tasks, "nunatak task list"),
+    "show": (show, "nunatak task show tone@prod"),
+    "versions": (versions, "nunatak task versions tone"),
+    "diff": (diff, "nunatak task diff tone/1 tone@prod"),
+    "thresholds": (
+        thresholds,
+        "nunatak task thresholds tone@prod --label urgent --precision 0.95",
+    ),
+    "history": (history, "nunatak task history tone --alias prod"),
+    "promote": (promote, "nunatak task promote tone 3 --alias prod --expect 2 --wait"),
+    "rollback": (rollback, "nunatak task rollback tone --alias prod"),
+    "canary": (canary, "nunatak task canary tone --version 4 --share 0.1"),
+    "shadow": (shadow, "nunatak task shadow tone --version 5 --share 0.5"),
+    "verify": (verify, "nunatak task verify --probe"),
+    "import": (
+        import_,
+        "nunatak task import ./finetuned --task tone --backbone bert-base-uncased",
+    ),
+    "export": (export, "nunatak task export tone@prod ./tone --format transformers"),
+    "push": (push, "nunatak task push tone@prod owner/tone"),
+    "pull": (pull, "nunatak task pull owner/tone --task tone --promote prod"),
+    "delete": (delete, "nunatak task delete tone 1"),
+    "gc": (collect, "nunatak task gc --grace 86400"),
+}
+"""The commands of the group, each with an example; `task convert` stands with training."""

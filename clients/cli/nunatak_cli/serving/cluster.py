@@ -119,7 +119,8 @@ def status(*, on: ClusterOption = "ray", as_json: JsonOption = False) -> None:
     for it in found:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in it.replicas.items())
         table.add_row(it.name, it.status.lower(), counts, visible(it.message))
-    print_outcome({"applications": list(found)}, table, as_json=as_json)
+    empty = "no application runs on this cluster"
+    print_outcome({"applications": list(found)}, table, as_json=as_json, empty=empty)
     if not found or any(it.status != RUNNING for it in found):
         raise typer.Exit(1)
 

@@ -76,15 +76,15 @@ def create(
     ] = None,
 ) -> None:
     """Make a key and print it; the key is never shown again."""
-    from_now = datetime.now(UTC).replace(microsecond=0)
+    now = datetime.now(UTC).replace(microsecond=0)
     key = _create_key(
         file,
         name=name,
         scopes=[each.value for each in scope or (ScopeName.PREDICT,)],
         tasks=task or ["*"],
         weight=weight,
-        created_at=from_now,
-        expires_at=None if days is None else from_now + timedelta(days=days),
+        created_at=now,
+        expires_at=None if days is None else now + timedelta(days=days),
     )
     print_text(key + "\n")
     error_console().print(
@@ -101,7 +101,7 @@ def list_keys(*, file: FileOption, as_json: JsonOption = False) -> None:
     document = {
         "keys": [{**it.model_dump(mode="json"), "scopes": sorted(it.scopes)} for it in keys]
     }
-    print_outcome(document, _keys_table(keys), as_json=as_json)
+    print_outcome(document, _keys_table(keys), as_json=as_json, empty=f"no keys in {file}")
 
 
 def revoke(name: KeyNameArgument, *, file: FileOption) -> None:

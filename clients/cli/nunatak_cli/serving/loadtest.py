@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from nunatak_cli.options import JsonOption, group
+from nunatak_cli.options import JsonOption, ServerOption, group
 from nunatak_cli.output import error_console, print_outcome
 from nunatak_contract.errors import needs_extra
 from nunatak_loadtest.scenarios import SCENARIOS, scenario_named
 
 ScenarioArgument = Annotated[str, typer.Argument(metavar="SCENARIO", help="Name of a scenario.")]
-ServerOption = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 TasksOption = Annotated[
     list[str] | None,
     typer.Option(

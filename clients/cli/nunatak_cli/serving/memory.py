@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from nunatak_cli.options import JsonOption, ReferenceArgument, group
+from nunatak_cli.options import JsonOption, ReferenceArgument, ServerOption, group
 from nunatak_cli.output import console, print_outcome
 
 if TYPE_CHECKING:
     from nunatak_client import MemoryReport
 
-ServerOption = Annotated[str, typer.Option(metavar="URL", help="Address of the server.")]
 NameArgument = Annotated[
     str, typer.Argument(metavar="REF", help="name for all versions in memory, or name/version.")
 ]

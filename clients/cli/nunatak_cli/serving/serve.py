@@ -3,7 +3,6 @@
 # ruff: noqa: PLC0415 - the command imports the server when it runs, not for the help of others
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -35,7 +34,6 @@ SECTIONS: Final[Mapping[str, str]] = {
 """Title of each section of the settings, by the first setting of the section."""
 
 
-@cache
 def server_options() -> tuple[Any, ...]:
     with needs_extra("server"):
         from nunatak_server.settings import ServerSettings
@@ -60,7 +58,7 @@ def server_options() -> tuple[Any, ...]:
 class ServeCommand(SettingsCommand):
     """A command with an option for every setting of the server."""
 
-    setting_options = staticmethod(lambda: server_options())  # noqa: PLW0108 - a cache has a type
+    setting_options = staticmethod(server_options)
 
 
 def serve(

@@ -13,13 +13,13 @@ from rich.table import Table
 from nunatak_cli.options import (
     CalibrateOption,
     CreateOption,
-    FileSetOption,
     JsonOption,
     NewAliasOption,
     OnOption,
     RegistryOption,
     ThreadsOption,
     assignments,
+    file_set_option,
     group,
 )
 from nunatak_cli.output import console, error_console, print_outcome, print_text
@@ -46,7 +46,9 @@ def run(  # noqa: PLR0913 - one parameter per option is how typer works
             "stopped sweep: it skips runs that have a result.",
         ),
     ],
-    settings: FileSetOption = None,
+    settings: Annotated[
+        list[str] | None, file_set_option("seeds=[0,1], data_root=data/ or overrides.epochs=3")
+    ] = None,
     jobs: Annotated[
         int, typer.Option(min=1, metavar="N", help="Runs at the same time, without --on.")
     ] = 1,
@@ -160,7 +162,11 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
         if promote is not None:
             opened.promote(task, promote, found.manifest.version)
     metric, score = next(iter(found.metrics.items()))
-    in_sweep = best.outcome.scores[metric] if isinstance(best.outcome, Finished) else score
+    match best.outcome:
+        case Finished(scores=scores):
+            in_sweep = scores[metric]
+        case _:
+            raise AssertionError("the best run has not finished")
     lines = [
         f"dev {metric} {score:.4f}, in the sweep {in_sweep:.4f}",
         f"published {found.manifest.reference}",

@@ -1,6 +1,6 @@
 """`nunatak train` and `nunatak train-all`: their options.
 
-`training` and `training_all` do the work; they import torch.
+`runs` does the work; it imports torch.
 """
 
 # ruff: noqa: PLC0415 - a command imports torch when training starts
@@ -19,7 +19,6 @@ from nunatak_cli.options import (
     DelimiterOption,
     DeviceName,
     DeviceOption,
-    FileSetOption,
     JsonOption,
     KindOption,
     LabelColumnOption,
@@ -35,6 +34,7 @@ from nunatak_cli.options import (
     TextColumnOption,
     ThreadsOption,
     assignments,
+    file_set_option,
     labelled_format,
     made_options,
     settings_given,
@@ -194,7 +194,9 @@ def train_all(  # noqa: PLR0913 - one parameter per option is how typer works
         ),
     ],
     *,
-    settings: FileSetOption = None,
+    settings: Annotated[
+        list[str] | None, file_set_option("shared.epochs=3 or tasks.tone.layers=1")
+    ] = None,
     registry: RegistryOption = None,
     create: CreateOption = False,
     as_json: JsonOption = False,

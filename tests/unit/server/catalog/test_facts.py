@@ -286,3 +286,67 @@ async def test_a_policy_with_a_task_of_others_does_not_exist(store: FakeStore) -
             await facts.policy(name, "ann", tasks=TaskList(patterns=("attack",)))
         messages.append(str(caught.value).replace(name, "it"))
     assert messages[0] == messages[1]
+
+
+class HeldLookUps:
+    """Looks references up at once, and answers a caller once its gate is open."""
+
+    def __init__(self, store: FakeStore) -> None:
+        self.store = store
+        self.gates: dict[str | None, asyncio.Event] = {}
+
+    async def __call__(
+        self, references: Collection[TaskReference], caller: str | None
+    ) -> Found[TaskReference, Traffic]:
+        found = {it: await self.store.resolve(it) for it in references}
+        if gate := self.gates.get(caller):
+            await gate.wait()
+        return found
+
+
+def counted(look_up: HeldLookUps) -> tuple[KnownFacts, list[str]]:
+    """Facts, and the tasks whose moves they count."""
+    moves = list[str]()
+    facts = KnownFacts(
+        traffic=look_up,
+        policies=one_by_one(no_fact),
+        cards=one_by_one(no_fact),
+        names=one_by_one(no_fact),
+        on_move=moves.append,
+    )
+    return facts, moves
+
+
+async def test_a_look_up_that_comes_late_counts_no_move(store: FakeStore) -> None:
+    reference, look_up = store.add("tone", version=1), HeldLookUps(store)
+    facts, moves = counted(look_up)
+    look_up.gates["slow"] = asyncio.Event()
+    slow = asyncio.create_task(version_of(facts, reference, "slow"))
+    await settle()
+    await version_of(facts, reference)
+    store.add("tone", version=2)
+    await facts.renew()
+    assert moves == ["tone"]
+
+    look_up.gates["slow"].set()
+    assert await slow == 1
+    await version_of(facts, reference)
+    await facts.renew()
+
+    assert moves == ["tone"]
+
+
+async def test_a_move_is_counted_although_a_change_overtakes_the_look_up(store: FakeStore) -> None:
+    reference, look_up = store.add("tone", version=1), HeldLookUps(store)
+    facts, moves = counted(look_up)
+    look_up.gates["ann"] = asyncio.Event()
+    asked = asyncio.create_task(version_of(facts, reference))
+    await settle()
+    await facts.renew()
+    look_up.gates["ann"].set()
+    assert await asked == 1
+
+    store.add("tone", version=2)
+    await facts.renew()
+
+    assert (await version_of(facts, reference), moves) == (2, ["tone"])

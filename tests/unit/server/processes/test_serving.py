@@ -35,14 +35,14 @@ def test_the_interpreter_is_tuned_before_the_address_is_announced(
 
     monkeypatch.setattr(gc, "set_threshold", set_threshold)
 
-    def set_switch_interval(_: float) -> None:
-        done.append("short turns")
+    def set_switch_interval(seconds: float) -> None:
+        done.append(f"turns of {1000 * seconds:g} ms")
 
     monkeypatch.setattr(sys, "setswitchinterval", set_switch_interval)
 
     begin("http://127.0.0.1:1", max_requests=4, announce=done.append)
 
-    assert done == ["frozen", "rare", "short turns", "http://127.0.0.1:1"]
+    assert done == ["frozen", "rare", "turns of 0.5 ms", "http://127.0.0.1:1"]
 
 
 def test_settings_that_do_not_fit_the_backbone_are_refused_before_anything_is_served(

@@ -22,8 +22,6 @@ from nunatak_contract.inputs import Input
 from nunatak_rows import FileOfRows, FileRow, RowFormat, file_of_rows, read_rows, row_input
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from nunatak_server.predict.scoring import ReadInputs, ScoredInputs, Scorer
 
 CHUNK_ROWS: Final = 1024
@@ -164,7 +162,7 @@ def score_chunks(
 
 
 def answered_rows(
-    chunk: Chunk, scored: "ScoredInputs", columns: "Sequence[AnswerColumns]"
+    chunk: Chunk, scored: "ScoredInputs", columns: Sequence[AnswerColumns]
 ) -> list[AnsweredRow]:
     """Return the rows of a chunk with answers, in order."""
     return [
