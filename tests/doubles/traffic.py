@@ -4,7 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from doubles.drafts import DRAFT_BACKBONE
-from doubles.serving import FakeStore, ManualClock, make_facts, make_residency, make_settings
+from doubles.serving import (
+    FakeStore,
+    ManualClock,
+    RecordingObserver,
+    make_facts,
+    make_residency,
+    make_settings,
+)
 from nunatak_contract.manifest import TaskManifest
 from nunatak_contract.names import TaskReference
 from nunatak_model import Backbone
@@ -46,10 +53,12 @@ def make_traffic_bench(
     draw: Callable[[], float] = lambda: 0.0,
     clock: ManualClock | None = None,
     admission: Admission | None = None,
+    observer: RecordingObserver | None = None,
     room_for: int = 100,
 ) -> TrafficBench:
     """Return a ready service with these random draws, and room for some versions."""
-    facts, residency = make_facts(store), make_residency(store, room_for=room_for)
+    facts = make_facts(store)
+    residency = make_residency(store, observer=observer, room_for=room_for)
     readiness, metrics = Readiness(), Metrics()
     admission = admission or Admission(max_requests=10, max_tokens=1000, max_bytes=1000)
     turns = Turns()

@@ -17,7 +17,7 @@ from doubles.backbones import tiny_backbone
 from doubles.drafts import CREATED_AT
 from doubles.engines import Withdrawing
 from doubles.policies import make_policy, make_rule, when
-from doubles.serving import FakeStore, make_facts
+from doubles.serving import FakeStore, RecordingObserver, make_facts
 from doubles.tasks import random_parameters, spec_of
 from doubles.traffic import TrafficBench, make_traffic_bench
 from nunatak_contract.enums import Combine, OnFailure, VerdictAction
@@ -53,6 +53,7 @@ class Tally:
     blocks: int = 0
     promotions: int = 0
     evictions: int = 0
+    """Versions that left memory, by hand or for others that needed the room."""
 
 
 class DrawnEngine(Withdrawing):
@@ -100,8 +101,14 @@ class Campaign:
             DrawnEngine(self.chance, fault_share=fault_share),
         )
         admission = Admission(max_requests=100, max_tokens=100_000, max_bytes=100_000)
+        self.observer = RecordingObserver()
         self.bench: TrafficBench = make_traffic_bench(
-            backbone, self.store, self.engine, admission=admission, room_for=ROOM_FOR
+            backbone,
+            self.store,
+            self.engine,
+            admission=admission,
+            observer=self.observer,
+            room_for=ROOM_FOR,
         )
         self.versions = dict.fromkeys(TASKS, 0)
         self.policies = list[PublishedPolicy]()
@@ -149,12 +156,13 @@ class Campaign:
                 await self.judge(judge, f"caller-{number}")
 
         await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+        self.tally.evictions = len(self.observer.evicted)
         return self.tally
 
     def evict(self) -> None:
         """Drop a task from memory, unless it is in use."""
         with suppress(NunatakError):
-            self.tally.evictions += len(self.bench.residency.evict(self.chance.choice(TASKS)))
+            self.bench.residency.evict(self.chance.choice(TASKS))
 
     async def judge(self, judge: Judge, caller: str) -> None:
         """Judge one text, and compare the verdict with the oracle."""
