@@ -15,6 +15,7 @@ from nunatak_exchange.hub import (
 from nunatak_exchange.importing import draft_imported, import_folder, kind_of
 from nunatak_exchange.peft_export import export_peft
 from nunatak_exchange.peft_import import import_peft
+from nunatak_exchange.sentence_transformers_export import export_sentence_transformers
 from nunatak_exchange.transformers_export import (
     check_exportable,
     export_backbone,
@@ -33,6 +34,7 @@ __all__ = [
     "draft_pulled",
     "export_backbone",
     "export_peft",
+    "export_sentence_transformers",
     "export_transformers",
     "fetched",
     "import_adapterhub",

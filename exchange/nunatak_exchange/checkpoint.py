@@ -338,6 +338,6 @@ def new_folder(target: Path) -> Generator[Path]:
         raise
 
 
-def write_json(folder: Path, name: str, fields: Mapping[str, object]) -> None:
-    text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False)
+def write_json(folder: Path, name: str, document: object) -> None:
+    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
     (folder / name).write_text(text + "\n", encoding="utf-8")

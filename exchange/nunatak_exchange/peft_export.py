@@ -38,7 +38,7 @@ def export_peft(task: LoadedTask, folder: Path, backbone: Backbone) -> None:
     """
     check_exact(backbone)
     method = _method(task)
-    check_head(task, backbone, "train it on a backbone that pools so")
+    check_head(task, backbone, "write it with --format sentence-transformers")
     task_type = _task_type(task, backbone)
     held = layout.ClassLayout(backbone.config, task.branch.spec.head.kind)
     names = held.head_names

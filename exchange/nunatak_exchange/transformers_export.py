@@ -34,7 +34,7 @@ from nunatak_model.weights import Linear
 from nunatak_versions.loading import LoadedTask
 
 MASKS: Final = ("[MASK]", "<mask>")
-KEEP_IT = "write it with --format hub, which keeps every method and head"
+KEEP_IT = "with --format hub, which keeps every method and head"
 
 
 def export_backbone(parameters: Mapping[str, Tensor], base: Backbone, folder: Path) -> None:
@@ -99,9 +99,8 @@ def export_transformers(task: LoadedTask, folder: Path, backbone: Backbone) -> N
     stored.
     """
     check_exact(backbone)
-    if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
-        raise export_refusal(task, "no class of transformers has bottleneck adapters", KEEP_IT)
-    check_head(task, backbone, KEEP_IT)
+    check_no_bottleneck(task, "no class of transformers", f"write it {KEEP_IT}")
+    check_head(task, backbone, f"write it with --format sentence-transformers, or {KEEP_IT}")
     head, names = task.manifest.head, layout.ClassLayout(backbone.config, task.manifest.head.kind)
     weights = names.to_stored(merged_weights(task.branch, backbone), task.branch.spec.head)
     config: dict[str, JsonValue] = {
@@ -119,6 +118,12 @@ def export_refusal(task: LoadedTask, part: str, advice: str) -> NunatakError:
     return NunatakError(
         "unsupported_export", reference=task.manifest.reference, part=part, advice=advice
     )
+
+
+def check_no_bottleneck(task: LoadedTask, nothing: str, advice: str) -> None:
+    """Raise `unsupported_export` if the task has bottleneck adapters; `nothing` has them there."""
+    if any(isinstance(layer, BottleneckLayer) for layer in task.branch.layers.values()):
+        raise export_refusal(task, f"{nothing} has bottleneck adapters", advice)
 
 
 def check_head(task: LoadedTask, backbone: Backbone, advice: str) -> None:
@@ -192,6 +197,10 @@ def write_model(
     (folder / TOKENIZER).write_text(backbone.tokenizer.definition, encoding="utf-8")
     tokenizer = _tokenizer_config(backbone, config.get("pad_token_id"), max_length)
     write_json(folder, TOKENIZER_CONFIG, tokenizer)
+    write_weights(folder, weights)
+
+
+def write_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
     save_file(
         {name: tensor.cpu().contiguous() for name, tensor in weights.items()},
         folder / WEIGHTS,

@@ -200,6 +200,7 @@ class ExportFormat(StrEnum):
     """The format that `task export` writes."""
 
     TRANSFORMERS = "transformers"
+    SENTENCE_TRANSFORMERS = "sentence-transformers"
     PEFT = "peft"
     HUB = "hub"
 

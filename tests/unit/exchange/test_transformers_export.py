@@ -212,6 +212,7 @@ def test_what_no_class_computes_is_refused_with_the_alternative(
         export_transformers(loaded_task(backbone, branch), tmp_path / "out", backbone)
 
     assert "--format hub" in str(caught.value)
+    assert ("--format sentence-transformers" in str(caught.value)) == (method == HeadOnly())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -171,20 +171,23 @@ def export(
 ) -> None:
     """Write a version as a folder that other programs load."""
     with needs_extra("model"):
-        from nunatak_exchange import export_peft, export_transformers, write_hub_folder
+        from nunatak_exchange import (
+            export_peft,
+            export_sentence_transformers,
+            export_transformers,
+            write_hub_folder,
+        )
         from nunatak_model import DEFAULT_BACKBONE, load_backbone
         from nunatak_versions import PARAMETERS_ROLE, load_task
     target = folder.expanduser()
     with existing_registry(registry) as opened:
         manifest = opened.resolve(reference)
-        match wanted:
-            case ExportFormat.HUB:
-                write = None
-            case ExportFormat.PEFT:
-                write = export_peft
-            case ExportFormat.TRANSFORMERS:
-                write = export_transformers
-        if write is None:
+        writers = {
+            ExportFormat.TRANSFORMERS: export_transformers,
+            ExportFormat.SENTENCE_TRANSFORMERS: export_sentence_transformers,
+            ExportFormat.PEFT: export_peft,
+        }
+        if (write := writers.get(wanted)) is None:
             write_hub_folder(manifest, _blobs(opened, manifest), target)
         else:
             loaded = load_backbone(backbone or DEFAULT_BACKBONE)
