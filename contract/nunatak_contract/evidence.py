@@ -200,6 +200,13 @@ class ThresholdCurve(Record, frozen=True):
             for threshold, num_found, num_right in self.points
         )
 
+    def at(self, threshold: float) -> OperatingPoint | None:
+        """Return the lowest recorded point from a threshold up; None if there is none.
+
+        The threshold itself finds at least as many examples.
+        """
+        return next((it for it in self.operating_points[::-1] if it.threshold >= threshold), None)
+
     def best(self, *, precision: float = 0.0, recall: float = 0.0) -> OperatingPoint | None:
         """Return the point with the largest F1 of those that reach a precision and a recall.
 

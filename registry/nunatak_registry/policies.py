@@ -24,25 +24,28 @@ def check_policy(policy: Policy, head_of: HeadOf) -> None:
     """Return if the present task versions can decide every condition of a policy.
 
     Raises:
-        NunatakError: `invalid_policy`, a task cannot decide a condition, or does not exist.
+        NunatakError: `invalid_policy`, with everything that the tasks cannot decide.
     """
-    subject, heads = f"policy {policy.name!r}", dict[str, HeadRecord]()
+    heads, problems = dict[str, HeadRecord](), list[str]()
     for text in policy.references:
         try:
             heads[text] = head_of(text)
         except NunatakError as error:
-            raise POLICIES.invalid(f"{subject}: {error}") from error
+            problems.append(str(error))
     for rule in policy.rules:
-        for condition in rule.conditions:
+        known = [it for it in rule.conditions if it.task in heads]
+        for condition in known:
             problem = find_misfit(condition, heads[condition.task])
             if problem is not None:
-                where = f"rule {rule.name!r}, task {condition.task!r}"
-                raise POLICIES.invalid(f"{subject}: {where}: {problem}")
-        if rule.action is VerdictAction.MASK and not _can_mask(rule, heads):
-            raise POLICIES.invalid(
-                f"{subject}: rule {rule.name!r} masks, so it needs tasks of token classification: "
+                problems.append(f"rule {rule.name!r}, task {condition.task!r}: {problem}")
+        is_known = len(known) == len(rule.conditions)
+        if rule.action is VerdictAction.MASK and is_known and not _can_mask(rule, heads):
+            problems.append(
+                f"rule {rule.name!r} masks, so it needs tasks of token classification: "
                 "every task with combine any, at least one with combine all"
             )
+    if problems:
+        raise POLICIES.invalid(f"policy {policy.name!r}: {'; '.join(problems)}")
 
 
 def _can_mask(rule: Rule, heads: Mapping[str, HeadRecord]) -> bool:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from nunatak_cli.options import JsonOption, RegistryOption, group
-from nunatak_cli.output import console, print_json, print_outcome
+from nunatak_cli.output import print_json, print_outcome
 from nunatak_cli.registry.documents import (
     FileArgument,
     VersionOption,
@@ -17,10 +17,12 @@ from nunatak_cli.registry.documents import (
     read_document,
 )
 from nunatak_cli.registry.registries import existing_registry
+from nunatak_contract.enums import ProblemType
 from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
-    from nunatak_contract.policies import Policy
+    from nunatak_contract.manifest import TaskManifest
+    from nunatak_contract.policies import Condition, Policy
     from nunatak_registry import PublishedPolicy
 
 PolicyArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the policy.")]
@@ -66,12 +68,51 @@ def show(
     print_json(found.document.model_dump(mode="json"))
 
 
-def check(file: FileArgument, *, registry: RegistryOption = None) -> None:
-    """Check a policy against the tasks of the registry, without publishing it."""
+def check(
+    file: FileArgument, *, registry: RegistryOption = None, as_json: JsonOption = False
+) -> None:
+    """Check a policy against the tasks of the registry, without publishing it.
+
+    Says how many dev examples each label of a condition would have caught.
+    """
     policy = read_policy(file)
     with existing_registry(registry) as opened:
         opened.policies.check(policy)
-    console().print(f"{policy.name}: its tasks can decide every condition")
+        manifests = {it: opened.resolve(it) for it in policy.references}
+    rows = [
+        {"rule": rule.name, "task": manifests[it.task].reference, "label": label}
+        | {"threshold": it.threshold, **_caught(it, label, manifests[it.task])}
+        for rule in policy.rules
+        for it in rule.conditions
+        for label in it.labels
+    ]
+    table = Table("rule", "task", "label", "threshold", "dev examples", "caught", "right", box=None)
+    for row in rows:
+        table.add_row(*("-" if it is None else str(it) for it in row.values()))
+    line = f"{policy.name}: its tasks can decide every condition"
+    remark = "caught: at least so many. -: the version has no record; train it with --calibrate"
+    document = {"policy": policy.name, "conditions": rows}
+    print_outcome(document, line, table, remark, as_json=as_json)
+
+
+def _caught(condition: "Condition", label: str, manifest: "TaskManifest") -> dict[str, int | None]:
+    """Return what one label of a condition finds in the examples that chose the best epoch."""
+    head, calibration, confusion = manifest.head, manifest.calibration, manifest.confusion
+    threshold = condition.threshold
+    if threshold is None and head.problem_type is ProblemType.MULTI_LABEL:
+        threshold = head.threshold(label)
+    if threshold is not None and calibration is not None:
+        curve = next(it for it in calibration.curves if it.label == label)
+        point = curve.at(threshold)
+        found, right = (0, 0) if point is None else (point.num_found, point.num_right)
+        num_examples = calibration.dev.num_examples
+    elif threshold is None and confusion is not None and label in head.labels:
+        counts = confusion.counts
+        found = sum(count for (_, predicted), count in counts.items() if predicted == label)
+        right, num_examples = counts.get((label, label), 0), sum(counts.values())
+    else:
+        return dict.fromkeys(("num_examples", "num_found", "num_right"))
+    return {"num_examples": num_examples, "num_found": found, "num_right": right}
 
 
 def history(

@@ -2,24 +2,30 @@
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from doubles.drafts import make_draft
 from doubles.terminals import nunatak
+from nunatak_contract.evidence import (
+    CalibrationRecord,
+    ConfusionCell,
+    ConfusionRecord,
+    ReliabilityBin,
+    ReliabilityRecord,
+    ThresholdCurve,
+)
 from nunatak_contract.wire import PolicyListing
 from nunatak_registry import Registry
 
-DOCUMENT = {
-    "name": "guard",
-    "rules": [
-        {
-            "name": "attack",
-            "conditions": [{"task": "intent", "labels": ["yes"], "threshold": 0.8}],
-            "action": "block",
-            "message": "This text is an attack.",
-        }
-    ],
+RULE = {
+    "name": "attack",
+    "conditions": [{"task": "intent", "labels": ["yes"], "threshold": 0.8}],
+    "action": "block",
+    "message": "This text is an attack.",
 }
+DOCUMENT = {"name": "guard", "rules": [RULE]}
 YAML = """
 name: guard
 rules:
@@ -118,6 +124,62 @@ def test_check_publishes_nothing(registry: Registry, place: tuple[str, str], fil
     assert (ran.exit_code, registry.policies.numbers()) == (0, {})
 
 
+def test_check_counts_the_dev_examples_that_each_label_would_have_caught(
+    folder: Path, place: tuple[str, str], file: Path
+) -> None:
+    draft, blobs = make_draft(task="tone")
+    curve = ThresholdCurve(label="yes", num_expected=9, points=((0.9, 3, 3), (0.7, 10, 8)))
+    reliability = ReliabilityRecord(
+        data_digest="d" * 64,
+        num_examples=50,
+        error_before=0.1,
+        error_after=0.1,
+        bins_before=(ReliabilityBin(count=50, score=0.9, share_right=0.9),),
+        bins_after=(ReliabilityBin(count=50, score=0.9, share_right=0.9),),
+    )
+    other = ThresholdCurve(label="no", num_expected=0, points=())
+    calibration = CalibrationRecord(temperature=1.0, dev=reliability, curves=(other, curve))
+    cells = (
+        ConfusionCell(truth="no", predicted="yes", count=2),
+        ConfusionCell(truth="yes", predicted="yes", count=7),
+        ConfusionCell(truth="no", predicted="no", count=41),
+    )
+    evidence = {
+        "calibration": calibration,
+        "confusion": ConfusionRecord(data_digest="d" * 64, cells=cells),
+    }
+    with Registry.open(folder) as opened:
+        opened.publish(draft.model_copy(update=evidence), blobs)
+    conditions = [
+        *({"task": "tone", "labels": ["yes"], "threshold": it} for it in (0.95, 0.8, 0.7)),
+        {"task": "tone", "labels": ["yes"]},
+        {"task": "intent", "labels": ["yes"]},
+    ]
+    file.write_text(json.dumps({**DOCUMENT, "rules": [{**RULE, "conditions": conditions}]}))
+
+    found = nunatak("policy", "check", str(file), "--json", *place).json()
+    printed = nunatak("policy", "check", str(file), *place).stdout
+
+    conditions = cast("dict[str, list[dict[str, object]]]", found)["conditions"]
+    rows = [(it["num_examples"], it["num_found"], it["num_right"]) for it in conditions]
+    assert rows == [(50, 0, 0), (50, 3, 3), (50, 10, 8), (50, 9, 7), (None, None, None)]
+    assert "attack tone/1 yes 0.7 50 10 8" in " ".join(printed.split())
+
+
+def test_check_names_all_errors_at_once(place: tuple[str, str], file: Path) -> None:
+    conditions = [
+        {"task": "intent", "labels": ["yes"], "threshold": 95.0},
+        {"task": "intent", "labels": ["maybe"]},
+        {"task": "absent", "labels": ["yes"]},
+    ]
+    file.write_text(json.dumps({**DOCUMENT, "rules": [{**RULE, "conditions": conditions}]}))
+
+    ran = nunatak("policy", "check", str(file), *place)
+
+    for problem in ("95 percent is 0.95", "no label 'maybe'", "'absent'"):
+        assert problem in ran.stderr
+
+
 @pytest.mark.parametrize("command", ["put", "check"])
 def test_a_label_that_a_task_lacks_is_refused(
     place: tuple[str, str], file: Path, command: str
@@ -138,7 +200,7 @@ def test_a_label_that_a_task_lacks_is_refused(
         ("{", "file: Expecting property name"),
         ('{"name": "a", "name": "b", "rules": []}', "file: 'name' stands twice"),
         (json.dumps({**DOCUMENT, "on_error": "block"}), "on_error: Extra inputs"),
-        (json.dumps({**DOCUMENT, "rules": DOCUMENT["rules"] * 2}), "rules: each rule must have"),
+        (json.dumps({**DOCUMENT, "rules": [RULE, RULE]}), "rules: each rule must have"),
         (json.dumps(DOCUMENT).replace('"block"', '"allow"'), "action: a rule must flag, mask or"),
         (json.dumps(DOCUMENT).replace("0.8", '"0.8"'), "threshold: Input should be a valid number"),
         (json.dumps(DOCUMENT).replace("0.8", "NaN"), "threshold: Input should be a finite number"),
