@@ -18,6 +18,9 @@ needs-models = $(if $(MODELS),,$(error name the folder of backbones, as in `make
 ELSA ?= .bench/elsa/registry
 ANALYSES := rsa landscape
 
+# As the command does: threads of torch that wait let other programs have the cores.
+export GOMP_SPINCOUNT ?= 10000
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo ops screenshot test test-slow check format client openapi docs release bench race gpu real papers elsa torture abuse report figures configuration serve clean clean-results
 

@@ -203,7 +203,10 @@ class PolicyVerdict(Result):
     by_failure: bool = Field(
         description="whether `on_failure` has decided, because a task has no answer"
     )
-    message: str | None = Field(description="of the first rule with the decided action")
+    message: str | None = Field(
+        description="of the first rule with the decided action; by failure, which tasks gave no "
+        "answer (in time)"
+    )
     rules: tuple[AppliedRule, ...]
     texts: str | tuple[str, ...] | None = Field(
         description="all texts, with the found parts masked; null unless `decided` is `mask`"

@@ -37,7 +37,7 @@ from nunatak_server.catalog.following import (
 )
 from nunatak_server.decisions.decider import Decider
 from nunatak_server.engine.backbones import Backbones
-from nunatak_server.engine.compute import BatchCompute
+from nunatak_server.engine.compute import BatchCompute, Contention
 from nunatak_server.engine.engine import Engine
 from nunatak_server.engine.warm_up import warm_up_batches, warm_up_tasks
 from nunatak_server.errors import EngineFailedError
@@ -142,7 +142,7 @@ class Runtime:
             rules=TurnRules(weights=weights or {}, is_trunk_held=self._is_trunk_held),
             limits=batch_limits,
             time_model=BatchTimeModel(fixed_share=settings.batch_overhead),
-            observers=[it.observe_batch for it in (self.metrics, tracing) if it],
+            observers=[it.observe_batch for it in (Contention(), self.metrics, tracing) if it],
             on_fatal=self._fail,
             stopwatch=time.thread_time if backbone.device.type == "cpu" else time.monotonic,
         )

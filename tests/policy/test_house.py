@@ -9,23 +9,23 @@ MAX_LINES_OF_A_FILE = 500
 CEILINGS = {
     # package: most lines, most files
     "nunatak_versions": (444, 5),
-    "nunatak_exchange": (4009, 17),
-    "nunatak_cli": (7018, 42),
+    "nunatak_exchange": (4120, 18),
+    "nunatak_cli": (7067, 42),
     "nunatak": (423, 3),
     "nunatak_client": (2024, 8),
     "nunatak_cluster": (602, 7),
-    "nunatak_contract": (3560, 18),
+    "nunatak_contract": (3570, 18),
     "nunatak_rows": (790, 7),
     "nunatak_loadtest": (1197, 10),
     "nunatak_model": (9714, 54),
     "nunatak_ops": (12, 1),
-    "nunatak_registry": (4101, 24),
-    "nunatak_server": (18457, 98),
+    "nunatak_registry": (4104, 24),
+    "nunatak_server": (18512, 98),
     "nunatak_training": (9035, 47),
 }
 """They only go down. A change that raises one needs a record in docs/decisions that names what the
 lines buy."""
-MAX_LINES, MAX_FILES = 61_386, 341
+MAX_LINES, MAX_FILES = 61_614, 342
 MIN_CODE_SHARE = 0.497
 MAX_FILES_OF_ONE_PREDICT = 59
 MAX_SHARED_CLASS_NAMES = 3

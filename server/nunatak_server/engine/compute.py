@@ -6,6 +6,7 @@
   rows of the faulty version fail.
 - `outcome_of` turns the logits of a row into its answer or error.
 - `BatchReport` says what a batch held and how long it took. `BatchObserver` receives it.
+- `Contention` warns if batches wait for cores that other programs use.
 """
 
 import logging
@@ -46,6 +47,11 @@ LIBRARY_FAILURE: Final = re.compile(
 NO_DEVICE_MEMORY: Final = "CUDA error: out of memory"
 NO_MEMORY: Final = re.compile(r"_STATUS_ALLOC_FAILED|DefaultCPUAllocator: can't allocate memory")
 """Messages of libraries, and of torch on a CPU, for missing memory."""
+
+WATCHED_BATCHES: Final = 200
+"""Batches that are judged together, so that a short disturbance says nothing."""
+MUCH_WAITING: Final = 3.0
+"""Time over CPU time from which answers are late. The interpreter's lock alone stays below it."""
 
 
 def device_failure(error: Exception) -> EngineFailedError | OutOfMemoryError | None:
@@ -198,6 +204,8 @@ class BatchReport:
     started_at: float
     compute_s: float
     """The time of the batch, with the batches that preempted it."""
+    worked_s: float
+    """The part of this time by the engine's stopwatch: on a CPU, the thread's CPU time."""
 
 
 BatchObserver = Callable[[BatchReport], None]
@@ -205,7 +213,12 @@ BatchObserver = Callable[[BatchReport], None]
 
 
 def report_of(
-    plan: BatchPlan[PendingRow], *, number: int, started_at: float, compute_s: float
+    plan: BatchPlan[PendingRow],
+    *,
+    number: int,
+    started_at: float,
+    compute_s: float,
+    worked_s: float,
 ) -> BatchReport:
     num_on_trunk = sum(row.trunk_tokens > 0 for row in plan.batch)
     num_branch_rows = sum(row.branch_tokens > 0 for row in plan.batch)
@@ -221,7 +234,33 @@ def report_of(
         num_padding_saved=padded - plan.num_tokens,
         started_at=started_at,
         compute_s=compute_s,
+        worked_s=worked_s,
     )
+
+
+class Contention:
+    """Compares the time of batches with their CPU time, and warns once."""
+
+    def __init__(self) -> None:
+        self._num_batches, self._time_s, self._worked_s = 0, 0.0, 0.0
+        self._has_warned = False
+
+    def observe_batch(self, report: BatchReport) -> None:
+        self._num_batches += 1
+        self._time_s += report.compute_s
+        self._worked_s += report.worked_s
+        if self._num_batches < WATCHED_BATCHES:
+            return
+        if self._time_s > MUCH_WAITING * self._worked_s and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the last %d batches took %.1f times their CPU time, so other programs use the "
+                "same cores. Answers are late, and policies with a deadline fail. Set "
+                "NUNATAK_COMPUTE_THREADS to the number of free cores, or give the server its own",
+                WATCHED_BATCHES,
+                self._time_s / max(self._worked_s, 1e-9),
+            )
+        self._num_batches, self._time_s, self._worked_s = 0, 0.0, 0.0
 
 
 RowLogits = list[float] | NunatakError

@@ -290,14 +290,19 @@ class Engine:
             between_layers = partial(self._preempt_or_fail, loop, plan, preempted)
         started, begun = self._clock(), self._stopwatch()
         computed = compute_rows(compute, plan.batch, between_layers)
+        worked_s = self._stopwatch() - begun
         self.time_model = self.time_model.after(
             work=plan.work,
             asked_tokens=plan.asked_tokens,
-            seconds=self._stopwatch() - begun - preempted.seconds,
+            seconds=worked_s - preempted.seconds,
             token_cost=plan.batch[0].token_cost,
         )
         report = report_of(
-            plan, number=next(self._numbers), started_at=started, compute_s=self._clock() - started
+            plan,
+            number=next(self._numbers),
+            started_at=started,
+            compute_s=self._clock() - started,
+            worked_s=worked_s,
         )
         for observe in self._observers:
             observe(report)

@@ -41,6 +41,8 @@ class JudgedText(Parameters):
 
 # Every part of a long text is judged, whatever the task does with long texts elsewhere.
 OPTIONS: Final = JudgedText(on_long=OnLong.WINDOWS)
+LATE: Final = ("deadline_exceeded", "deadline_too_short")
+"""Codes of failures for want of time."""
 
 
 def handling_for(policy: Policy, handling: Handling) -> Handling:
@@ -91,20 +93,29 @@ class Judgement:
 
     @property
     def message(self) -> str | None:
-        """The message of the first rule with the decided action; None if it has none."""
+        """The message of the first rule with the decided action, or the tasks that gave no answer.
+
+        None if no rule has a message and all tasks answered.
+        """
         decided = self.decided
         rules = (found.rule for it in self.decisions for found in it.applied)
-        return next((it.message for it in rules if it.action is decided and it.message), None)
+        said = next((it.message for it in rules if it.action is decided and it.message), None)
+        if said is not None or not self.is_by_failure:
+            return said
+        is_late = all(it.error.code in LATE for it in self.failures)
+        failed = ", ".join(it.reference for it in self.failures)
+        return f"no answer{' in time' if is_late else ''} from {failed}"
 
 
 def reason_of(judgement: Judgement) -> str:
     """Return the reason of a decision for a person: the message, or the names of the rules."""
-    if judgement.message is not None:
-        return judgement.message
     name = judgement.published.document.name
-    if judgement.is_by_failure:
-        failed = ", ".join(it.reference for it in judgement.failures)
-        return f"policy {name!r}: no answer from {failed}"
+    if judgement.message is not None:
+        return (
+            f"policy {name!r}: {judgement.message}"
+            if judgement.is_by_failure
+            else judgement.message
+        )
     rules = (found.rule for it in judgement.decisions for found in it.applied)
     names = dict.fromkeys(it.name for it in rules if it.action is judgement.decided)
     return f"policy {name!r}: {', '.join(names) or 'no rule applies'}"

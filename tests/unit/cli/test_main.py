@@ -1,5 +1,6 @@
 """Laws of the command as a whole."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,20 @@ def test_no_process_waits_for_what_it_may_never_use(package: str) -> None:
     slow = {"torch._dynamo", "sympy", "transformers", "huggingface_hub", "scipy.stats"}
 
     assert imported_by(f"import {package}").isdisjoint(slow)
+
+
+def test_waiting_threads_of_torch_let_other_programs_have_the_cores() -> None:
+    code = "import os; from nunatak_cli.main import start; start(); print(os.environ['{}'])"
+    for given, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
+        environment = {k: v for k, v in os.environ.items() if k != "GOMP_SPINCOUNT"} | given
+        done = subprocess.run(  # noqa: S603 - our own interpreter
+            [sys.executable, "-c", code.format("GOMP_SPINCOUNT")],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        assert done.stdout.strip() == expected
 
 
 def test_misspelt_command_is_a_usage_error() -> None:

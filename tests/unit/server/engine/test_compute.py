@@ -15,7 +15,13 @@ from nunatak_model import (
     convert_branch,
     forward,
 )
-from nunatak_server.engine.compute import BatchCompute, device_failure
+from nunatak_server.engine.compute import (
+    WATCHED_BATCHES,
+    BatchCompute,
+    BatchReport,
+    Contention,
+    device_failure,
+)
 from nunatak_server.errors import EngineFailedError, OutOfMemoryError
 
 
@@ -210,3 +216,28 @@ def test_rows_that_fail_on_every_kernel_leave_the_fast_ones_in_use(
     assert compute.fast_kernels == served.fast_kernels
     assert caplog.records == []
     assert len(compute(grouped_rows(served))) == 2
+
+
+@pytest.mark.parametrize(
+    ("worked_s", "num_warnings"), [(0.02, 1), (0.05, 0)], ids=["waits", "computes"]
+)
+def test_batches_that_wait_for_cores_are_reported_once(
+    caplog: pytest.LogCaptureFixture, worked_s: float, num_warnings: int
+) -> None:
+    contention = Contention()
+    report = BatchReport(
+        number=1,
+        num_rows=1,
+        num_tokens=8,
+        num_tasks=1,
+        num_shared_rows=0,
+        num_padding_saved=0,
+        started_at=0.0,
+        compute_s=0.1,
+        worked_s=worked_s,
+    )
+
+    for _ in range(2 * WATCHED_BATCHES):
+        contention.observe_batch(report)
+
+    assert caplog.text.count("5.0 times their CPU time") == num_warnings

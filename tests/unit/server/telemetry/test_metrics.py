@@ -91,6 +91,7 @@ def test_batches_and_memory_are_shown() -> None:
         num_padding_saved=30,
         started_at=0.0,
         compute_s=0.002,
+        worked_s=0.002,
     )
 
     metrics.observe_batch(report)

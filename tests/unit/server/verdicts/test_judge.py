@@ -121,6 +121,7 @@ async def test_a_broken_task_decides_by_on_failure(make: Make, on_failure: OnFai
     assert found.action.value == on_failure.value
     assert found.is_by_failure
     assert [(it.reference, it.error.code) for it in found.failures] == [("attack", "out_of_memory")]
+    assert found.message == "no answer from attack"
 
 
 @pytest.mark.parametrize("on_failure", OnFailure)
@@ -134,6 +135,7 @@ async def test_a_late_request_decides_by_on_failure(make: Make, on_failure: OnFa
     assert found.action.value == on_failure.value
     assert {it.error.code for it in found.failures} <= {"deadline_exceeded", "deadline_too_short"}
     assert len(found.failures) == 2
+    assert found.message == "no answer in time from attack, tone"
 
 
 async def test_the_deadline_of_a_request_goes_before_that_of_its_policy(make: Make) -> None:
