@@ -31,7 +31,7 @@ from nunatak_cli.options import (
     TextColumnOption,
     row_format,
 )
-from nunatak_cli.output import console, error_console, print_json, print_json_line
+from nunatak_cli.output import console, error_console, plain_table, print_json, print_json_line
 from nunatak_contract.enums import AggregationStrategy, OnLong
 from nunatak_contract.errors import NunatakError
 from nunatak_contract.inputs import Input, Query, Question
@@ -263,7 +263,7 @@ def _print_stream(answers: "Iterable[TaskResult]", *, as_json: bool) -> bool:
 
 def _answers_table(answers: "Iterable[TaskResult]") -> Table:
     """Return one row per task."""
-    table = Table(box=None, header_style="bold")
+    table = plain_table()
     table.add_column("task", style="cyan", no_wrap=True)
     for heading in ("version", "score"):
         table.add_column(heading, justify="right")

@@ -8,8 +8,9 @@ import typer
 from rich.table import Table
 
 from nunatak_cli.options import JsonOption, RevisionOption, group
-from nunatak_cli.output import print_outcome
+from nunatak_cli.output import plain_table, print_outcome
 from nunatak_contract.errors import needs_extra
+from nunatak_contract.names import DEFAULT_BACKBONE
 
 if TYPE_CHECKING:
     from nunatak_exchange.backbones import AddedBackbone
@@ -53,17 +54,19 @@ def add(
 
 
 def list_(*, as_json: JsonOption = False) -> None:
-    """List the added backbones."""
+    """List the added backbones, and name the built-in one."""
     with needs_extra("model"):
         from nunatak_exchange.backbones import list_backbones
     found = list_backbones()
-    table = Table("name", "architecture", "layers", "width", "tokens", "digest", box=None)
+    table = plain_table("name", "architecture", "layers", "width", "tokens", "digest")
     for it in found:
         numbers = (it.num_layers, it.hidden_width, it.max_tokens)
         table.add_row(it.name, it.model_type, *map(str, numbers), it.digest[:12])
     print_outcome(
         {"backbones": found},
-        table if found else "no backbone was added; `nunatak backbone add` adds one",
+        table,
+        f"built in: {DEFAULT_BACKBONE} (all-MiniLM-L6-v2, English); "
+        "`nunatak backbone add` adds others",
         as_json=as_json,
     )
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from nunatak_cli.options import JsonOption, RegistryOption, group
-from nunatak_cli.output import print_json, print_outcome
+from nunatak_cli.output import plain_table, print_json, print_outcome
 from nunatak_cli.registry.documents import (
     FileArgument,
     VersionOption,
@@ -43,7 +42,7 @@ def list_policies(*, registry: RegistryOption = None, as_json: JsonOption = Fals
     """List the policies with their newest versions."""
     with existing_registry(registry) as opened:
         policies = opened.policies.newest()
-    table = Table("policy", "version", "mode", "on failure", "rules", "tasks", box=None)
+    table = plain_table("policy", "version", "mode", "on failure", "rules", "tasks")
     for it in policies:
         policy = it.document
         cells = (policy.name, str(it.version), policy.mode.value, policy.on_failure.value)
@@ -86,7 +85,7 @@ def check(
         for it in rule.conditions
         for label in it.labels
     ]
-    table = Table("rule", "task", "label", "threshold", "dev examples", "caught", "right", box=None)
+    table = plain_table("rule", "task", "label", "threshold", "dev examples", "caught", "right")
     for row in rows:
         table.add_row(*("-" if it is None else str(it) for it in row.values()))
     line = f"{policy.name}: its tasks can decide every condition"
@@ -121,7 +120,7 @@ def history(
     """List all versions of a policy, the newest first."""
     with existing_registry(registry) as opened:
         versions = opened.policies.history(name)
-    table = Table("version", "published", "by", "mode", "rules", box=None)
+    table = plain_table("version", "published", "by", "mode", "rules")
     for it in versions:
         at = it.published_at.isoformat(sep=" ", timespec="seconds")
         table.add_row(str(it.version), at, it.by, it.document.mode.value, _rules_text(it.document))

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from nunatak_cli.failures import print_failure
 from nunatak_cli.options import CreateOption, JsonOption, RegistryOption, group
-from nunatak_cli.output import console, print_outcome
+from nunatak_cli.output import console, plain_table, print_outcome
 from nunatak_contract.errors import NunatakError
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ def wait_for_replicas(registry: "Registry", seconds: float) -> str:
 
 
 def _replicas_table(listing: "ReplicaListing") -> Table:
-    table = Table("replica", "address", "release", "seen", "serves", "lease", "load", "memory")
+    table = plain_table(
+        "replica", "address", "release", "seen", "serves", "lease", "load", "memory"
+    )
     for it in listing.replicas:
         load = it.load
         table.add_row(

@@ -230,7 +230,7 @@ def _comparison_table(
     left: "TaskManifest", right: "TaskManifest", rows: "Iterable[Compared]"
 ) -> Table:
     """Return one row per property; equal properties are dim."""
-    table = Table(box=None, header_style="bold")
+    table = plain_table()
     table.add_column("")
     table.add_column(left.reference, overflow="fold")
     table.add_column(right.reference, overflow="fold")

@@ -5,6 +5,7 @@ The files `task_*.py` hold the other commands of the group.
 
 # ruff: noqa: PLC0415 - a command imports the registry when it runs, not for --help
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -188,7 +189,7 @@ def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
     """Return one row per task, about the version that the bare name serves."""
     from nunatak_contract.cards import shared_text
 
-    table = Table(box=None, header_style="bold")
+    table = plain_table()
     table.add_column("task", style="cyan", no_wrap=True)
     for heading in ("version", "aliases", "method", "shared", "dev score"):
         table.add_column(heading, no_wrap=True)
@@ -199,7 +200,7 @@ def _tasks_table(tasks: "Iterable[ListedTask]") -> Table:
         table.add_row(
             task.name,
             f"{manifest.version} of {len(task.versions)}",
-            _aliases(task.aliases),
+            _aliases(task),
             manifest.method.text,
             shared_text(manifest),
             score_of(manifest),
@@ -246,8 +247,13 @@ def _event_json(event: "AliasEvent") -> dict[str, object]:
     return PastMove.model_validate(event).model_dump(mode="json")
 
 
-def _aliases(aliases: dict[str, int]) -> str:
-    return ", ".join(f"{alias} = {version}" for alias, version in aliases.items()) or "-"
+def _aliases(task: "ListedTask") -> str:
+    """Return each alias with its version and its candidates, as `prod = 3 (canary 4: 20%)`."""
+    beside = defaultdict[str, str](str)
+    for it in task.candidates:
+        beside[it.alias] += f" ({it.role} {it.version}: {it.share:.0%})"
+    found = (f"{alias} = {version}{beside[alias]}" for alias, version in task.aliases.items())
+    return ", ".join(found) or "-"
 
 
 PURPOSE = "Look at tasks and versions, move aliases, exchange, check, delete and clean."

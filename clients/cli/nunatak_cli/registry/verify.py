@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from nunatak_cli.options import BackboneOption, JsonOption, RegistryOption
-from nunatak_cli.output import print_outcome
+from nunatak_cli.output import plain_table, print_outcome
 from nunatak_cli.registry.registries import existing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 
@@ -122,7 +122,7 @@ def _check_of(finding: "Finding") -> Check:
 
 def _check_table(checks: Iterable[Check]) -> Table:
     """Return one row per finding; a finding that is no error is dim."""
-    table = Table(box=None, header_style="bold")
+    table = plain_table()
     table.add_column("where", no_wrap=True, max_width=40)
     table.add_column("what", no_wrap=True)
     table.add_column("message")

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 from pydantic import JsonValue
-from rich.table import Table
 
 from nunatak_cli.options import JsonOption, RegistryOption, assignments, group
-from nunatak_cli.output import console, print_outcome
+from nunatak_cli.output import console, plain_table, print_outcome
 from nunatak_contract.errors import needs_extra
 from nunatak_contract.plain_text import visible
 
@@ -115,7 +114,7 @@ def status(*, on: ClusterOption = "ray", as_json: JsonOption = False) -> None:
         from nunatak_cluster.session import joined
     with joined(on):
         found = states_of()
-    table = Table("application", "status", "replicas", "message", box=None)
+    table = plain_table("application", "status", "replicas", "message")
     for it in found:
         counts = ", ".join(f"{count} {state.lower()}" for state, count in it.replicas.items())
         table.add_row(it.name, it.status.lower(), counts, visible(it.message))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from nunatak_cli.options import JsonOption, group
-from nunatak_cli.output import console, error_console, print_outcome, print_text
+from nunatak_cli.output import console, error_console, plain_table, print_outcome, print_text
 from nunatak_contract.errors import NunatakError, needs_extra
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _create_key(file: Path, **members: object) -> str:
 
 def _keys_table(keys: Sequence["KeyRecord"]) -> Table:
     """Return one row per key, with only the start of its digest."""
-    table = Table("name", "scopes", "tasks", "weight", "created", "expires", "sha256")
+    table = plain_table("name", "scopes", "tasks", "weight", "created", "expires", "sha256")
     for key in keys:
         table.add_row(
             key.name,

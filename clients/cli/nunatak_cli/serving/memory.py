@@ -5,10 +5,11 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.filesize import decimal
 from rich.table import Table
 
 from nunatak_cli.options import JsonOption, ReferenceArgument, ServerOption, group
-from nunatak_cli.output import console, print_outcome
+from nunatak_cli.output import console, plain_table, print_outcome
 
 if TYPE_CHECKING:
     from nunatak_client import MemoryReport
@@ -26,11 +27,12 @@ def show(*, server: ServerOption, as_json: JsonOption = False) -> None:
         report = client.memory()
     device, host = report.tiers.device, report.tiers.host
     budgets = (
-        f"{device.bytes} of {device.budget_bytes} bytes on the device, "
-        f"{device.pinned_bytes} of them pinned; {host.bytes} of {host.budget_bytes} in host memory"
+        f"{decimal(device.bytes)} of {decimal(device.budget_bytes)} on the device, "
+        f"{decimal(device.pinned_bytes)} of them pinned; {decimal(host.bytes)} of "
+        f"{decimal(host.budget_bytes)} in host memory"
     )
-    document = report.model_dump(mode="json")
-    print_outcome(document, _report_table(report), budgets, as_json=as_json)
+    document, lines = report.model_dump(mode="json"), (budgets, saved_line(report))
+    print_outcome(document, _report_table(report), *lines, as_json=as_json)
 
 
 def preload(reference: ReferenceArgument, *, server: ServerOption) -> None:
@@ -39,7 +41,7 @@ def preload(reference: ReferenceArgument, *, server: ServerOption) -> None:
 
     with Client(server) as client:
         held = client.preload(reference)
-    console().print(f"{held.task}/{held.version} is in memory ({held.bytes} bytes)")
+    console().print(f"{held.task}/{held.version} is in memory ({decimal(held.bytes)})")
 
 
 def pin(reference: ReferenceArgument, *, server: ServerOption) -> None:
@@ -48,7 +50,7 @@ def pin(reference: ReferenceArgument, *, server: ServerOption) -> None:
 
     with Client(server) as client:
         held = client.pin(reference)
-    console().print(f"{held.task}/{held.version} is pinned ({held.bytes} bytes)")
+    console().print(f"{held.task}/{held.version} is pinned ({decimal(held.bytes)})")
 
 
 def unpin(reference: NameArgument, *, server: ServerOption) -> None:
@@ -77,11 +79,22 @@ def _changed(what: str, task: str, versions: tuple[int, ...]) -> str:
     return names and f"{what}: {names}"
 
 
+def saved_line(report: "MemoryReport") -> str:
+    """Return what the versions in memory save, compared with one full model for each."""
+    pss = report.process.pss_bytes
+    return (
+        f"the server holds {len(report.tasks)} task versions: {decimal(report.shared_bytes)} of "
+        f"parameters in place of {decimal(report.dedicated_bytes)}, {report.saved_share:.1%} saved "
+        f"(formula {report.saved_share_formula:.1%})"
+        + ("" if pss is None else f"; the whole process has {decimal(pss)} (PSS)")
+    )
+
+
 def _report_table(report: "MemoryReport") -> Table:
-    table = Table("version", "method", "bytes", "pinned")
+    table = plain_table("version", "method", "size", "pinned")
     for task in report.tasks:
         pinned = "yes" if task.pinned else ""
-        table.add_row(f"{task.task}/{task.version}", task.method, f"{task.bytes}", pinned)
+        table.add_row(f"{task.task}/{task.version}", task.method, decimal(task.bytes), pinned)
     return table
 
 

@@ -8,7 +8,8 @@ import typer
 from rich.table import Table
 
 from nunatak_cli.options import BackboneOption, JsonOption
-from nunatak_cli.output import print_outcome
+from nunatak_cli.output import plain_table, print_outcome
+from nunatak_cli.serving.memory import saved_line
 from nunatak_contract.enums import HeadKind, Pooling
 from nunatak_contract.errors import needs_extra
 
@@ -30,13 +31,14 @@ def savings(
     """Show what T tasks save at every number of own layers, compared with T full models."""
     with needs_extra("model"):
         from nunatak_model import DEFAULT_BACKBONE
-    found = _by_formula(backbone or DEFAULT_BACKBONE, tasks)
+    found, lines = _by_formula(backbone or DEFAULT_BACKBONE, tasks), list[str]()
     if server is not None:
         from nunatak_client import Client
 
         with Client(server) as client:
-            found["server"] = client.memory().model_dump(mode="json")
-    lines = [_server_line(found["server"])] if server is not None else []
+            report = client.memory()
+        found["server"] = report.model_dump(mode="json")
+        lines.append(saved_line(report))
     print_outcome(found, _table(found), *lines, as_json=as_json)
 
 
@@ -72,20 +74,9 @@ def _by_formula(backbone: str, num_tasks: int) -> dict[str, Any]:
 
 def _table(found: dict[str, Any]) -> Table:
     full = f"{found['tasks']} full models, MB"
-    table = Table("own layers", "own MB a task", f"{found['tasks']} tasks, MB", full, "saved")
+    table = plain_table("own layers", "own MB a task", f"{found['tasks']} tasks, MB", full, "saved")
     for row in found["by_own_layers"]:
         numbers = (row["task_bytes"], row["shared_bytes"], found["dedicated_bytes"])
         shown = (f"{number / 1e6:,.1f}" for number in numbers)
         table.add_row(str(row["own_layers"]), *shown, f"{row['saved_share']:.1%}")
     return table
-
-
-def _server_line(memory: dict[str, Any]) -> str:
-    pss = memory["process"]["pss_bytes"]
-    return (
-        f"the server holds {len(memory['tasks'])} task versions: "
-        f"{memory['shared_bytes'] / 1e6:,.1f} MB of parameters in place of "
-        f"{memory['dedicated_bytes'] / 1e6:,.1f} MB, {memory['saved_share']:.1%} saved (formula "
-        f"{memory['saved_share_formula']:.1%})"
-        + ("" if pss is None else f"; the whole process has {pss / 1e6:,.1f} MB (PSS)")
-    )

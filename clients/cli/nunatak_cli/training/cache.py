@@ -8,7 +8,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from nunatak_cli.options import JsonOption, group
-from nunatak_cli.output import console, print_outcome
+from nunatak_cli.output import console, plain_table, print_outcome
 from nunatak_contract.errors import needs_extra
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def clear() -> None:
 
 def _contents_table(contents: "CacheContents") -> Table:
     """Return one row per file, the least recently used first."""
-    table = Table("what", "backbone", "depth", "texts", "tokens", "size", "last used", box=None)
+    table = plain_table("what", "backbone", "depth", "texts", "tokens", "size", "last used")
     for stored in contents.states:
         facts = stored.facts
         counts = (str(facts.depth), f"{facts.num_inputs:,}", f"{facts.num_tokens:,}")

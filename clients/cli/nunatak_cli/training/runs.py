@@ -21,7 +21,7 @@ from rich.text import Text
 
 from nunatak_cli.failures import named_place
 from nunatak_cli.options import DeviceName, OnBadRow, labelled_format
-from nunatak_cli.output import error_console, facts_table
+from nunatak_cli.output import error_console, facts_table, plain_table
 from nunatak_cli.registry.registries import moved_line, promote, published_line
 from nunatak_cli.registry.show import SHOWN_LABELS
 from nunatak_contract.cards import facts
@@ -75,7 +75,8 @@ def published_text(outcome: TrainOutcome) -> str:
 
 def warnings_table(warnings: Sequence[DataWarning], task: str) -> Table:
     title = Text(f"warnings about the data of {task}")
-    table = Table("problem", "found", "what to do", title=title, title_justify="left")
+    table = plain_table("problem", "found", "what to do")
+    table.title, table.title_justify = title, "left"
     for warning in warnings:
         table.add_row(Text(warning.problem), Text(warning.found), Text(warning.advice))
     return table
@@ -324,7 +325,7 @@ def _merged(shared: SharedSettings, task: TaskSettings, folder: Path) -> TaskSet
 
 
 def results_table(results: Sequence[TaskResult]) -> Table:
-    table = Table("task", "version", "dev score", "time", box=None)
+    table = plain_table("task", "version", "dev score", "time")
     for run, found in results:
         if isinstance(found, NunatakError):
             table.add_row(run.task, f"failed [{found.code}]", "", "")

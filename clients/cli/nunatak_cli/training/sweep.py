@@ -22,7 +22,7 @@ from nunatak_cli.options import (
     file_set_option,
     group,
 )
-from nunatak_cli.output import console, error_console, print_outcome, print_text
+from nunatak_cli.output import console, error_console, plain_table, print_outcome, print_text
 from nunatak_cli.registry.registries import publishing_registry
 from nunatak_contract.errors import NunatakError, needs_extra
 from nunatak_contract.names import check_alias_name
@@ -185,7 +185,7 @@ def publish(  # noqa: PLR0913 - one parameter per option is how typer works
 def _cost_table(records: "Iterable[RunRecord]") -> Table:
     from nunatak_training.sweeps import Finished, run_text
 
-    table = Table("run", "score", "time", "CPU time", "node", box=None)
+    table = plain_table("run", "score", "time", "CPU time", "node")
     for record in records:
         outcome = record.outcome
         score = (

@@ -20,6 +20,12 @@ def test_list_shows_what_the_bare_name_serves(place: tuple[str, str]) -> None:
     assert "prod = 2" in ran.stdout
 
 
+def test_list_shows_the_candidates_next_to_their_alias(place: tuple[str, str]) -> None:
+    nunatak("task", "canary", "intent", "--version", "3", "--share", "0.2", "--unprobed", *place)
+
+    assert "prod = 2 (canary 3: 20%)" in nunatak("task", "list", *place).stdout
+
+
 def test_list_as_json_has_the_shape_of_the_server(place: tuple[str, str]) -> None:
     assert nunatak("task", "list", "--json", *place).json() == {
         "tasks": [
