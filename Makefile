@@ -86,10 +86,12 @@ client: $(VENV)/.dev  ## make the blocking client from the asyncio client
 
 bench: $(VENV)/.dev  ## race the mixed forward against its rivals, half an hour
 	$(BIN)/python -m benchmarks.forward.fanout
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.forward.fanout --part integers --rounds 5
 	$(BIN)/python -m benchmarks.forward.trunk_cache
 	$(BIN)/python -m benchmarks.forward.ragged
 	$(BIN)/python -m benchmarks.forward.flat
 	$(BIN)/python -m benchmarks.forward.int8
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.forward.int8 --part layer --rounds 5
 
 race: $(VENV)/.dev  ## race five classifiers on one trunk against five full models; DATA=folder: with F1
 	$(BIN)/python -m benchmarks.savings.five --rounds $(or $(ROUNDS),2)
