@@ -71,4 +71,4 @@ def test_the_node_of_the_compatibility_page_is_the_oldest_of_the_package() -> No
     package = json.loads((ROOT / "clients" / "typescript" / "package.json").read_text())
     (node,) = re.findall(r"^\| Node (\d+) \|", COMPATIBILITY, flags=re.MULTILINE)
 
-    assert package["engines"]["node"].startswith(f">={node}")
+    assert package["engines"]["node"] == f">={node}"
