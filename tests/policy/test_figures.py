@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 
 from benchmarks.harness.recording import FIGURES, ROOT, latest
-from benchmarks.papers.figures import read_memory
+from benchmarks.papers.elsa_memory import read_memory
 from benchmarks.papers.lines import LINES
 from benchmarks.render_figures import write
 
@@ -102,7 +102,9 @@ def is_ours(system: str) -> bool:
     return system.startswith("nunatak") and system != "nunatak_full"
 
 
-def test_the_committed_pages_and_plots_are_those_that_the_committed_figures_make(tmp_path: Path) -> None:
+def test_the_committed_pages_are_those_that_the_committed_figures_make(
+    tmp_path: Path,
+) -> None:
     write(NEWEST, tmp_path)
 
     stale = [
